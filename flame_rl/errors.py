@@ -1,0 +1,19 @@
+"""The two ways in which a run ends early, apart from an interrupt."""
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done; the message names the field, cause and remedy.
+
+    The command line answers it with exit code 2 and no traceback.
+    """
+
+
+class RunError(Exception):
+    """A run that began could not go on; the message says what was tried.
+
+    The command line answers it with exit code 1, after saving what was learned.
+    """
+
+
+class Interrupted(Exception):  # noqa: N818 - it is no error
+    """The user asked the run to stop, by Ctrl-C or SIGTERM."""

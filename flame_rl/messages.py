@@ -1,0 +1,156 @@
+"""What travels between the learner and the actors.
+
+Everything here is frozen and holds only NumPy arrays and plain values; `flame_rl.wire` turns it
+to bytes and back. In the shapes, D is the width of an observation, A of an action, T the number
+of steps of an episode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec:
+    """What the learner must know of an environment, read from its spaces.
+
+    Attributes:
+        env_id: the Gymnasium id, `module:Name-v0` for a user's own.
+        observation_dim: D, after flattening.
+        action_dim: A for continuous actions, the number of choices for discrete ones.
+        continuous: whether actions are real vectors.
+        action_low, action_high: float32 [A], the bounds of continuous actions; empty otherwise.
+    """
+
+    env_id: str
+    observation_dim: int
+    action_dim: int
+    continuous: bool
+    action_low: np.ndarray
+    action_high: np.ndarray
+
+
+@dataclass(frozen=True)
+class PolicySnapshot:
+    """The acting part of a policy: a fully connected network and how to sample from its output.
+
+    Attributes:
+        version: the number of updates that these weights have had; actors refuse any other
+            version than the one that the request names.
+        activation: a name in `flame_rl.actor.policy.ACTIVATIONS`, used between layers.
+        weights: one float32 [inputs, outputs] per layer.
+        biases: one float32 [outputs] per layer.
+        log_std: float32 [A], the logarithm of the Gaussian's standard deviation; None for a
+            categorical policy, whose network yields logits.
+    """
+
+    version: int
+    activation: str
+    weights: tuple[np.ndarray, ...]
+    biases: tuple[np.ndarray, ...]
+    log_std: np.ndarray | None
+
+    @property
+    def observation_dim(self) -> int:
+        return self.weights[0].shape[0]
+
+    @property
+    def action_dim(self) -> int:
+        return self.weights[-1].shape[1]
+
+    @property
+    def continuous(self) -> bool:
+        return self.log_std is not None
+
+
+@dataclass(frozen=True)
+class CollectRequest:
+    """Which episodes are wanted. With the snapshot, it determines every bit of the answer.
+
+    Attributes:
+        env_id: the Gymnasium id.
+        max_episode_steps: a time limit in steps that replaces the environment's own, or None.
+        run_seed: the seed of the whole run.
+        iteration: of the training loop, from 0.
+        indices: which episodes of that iteration.
+        policy_version: the snapshot that must act.
+    """
+
+    env_id: str
+    max_episode_steps: int | None
+    run_seed: int
+    iteration: int
+    indices: tuple[int, ...]
+    policy_version: int
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One complete episode.
+
+    Attributes:
+        index: its place in the iteration.
+        observations: float32 [T+1, D], as the policy saw them; the last one was not acted on.
+        actions: float32 [T, A] as sampled, before clipping to the bounds; int32 [T] if discrete.
+        rewards: float64 [T].
+        terminated: the environment ended it: nothing follows the last step.
+        truncated: a time limit cut it: it would have gone on from `observations[-1]`.
+    """
+
+    index: int
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    terminated: bool
+    truncated: bool
+
+    @property
+    def length(self) -> int:
+        return len(self.rewards)
+
+
+FailureKind = Literal[
+    "environment",  # it cannot be made: unknown, not importable, a space that cannot be learned
+    "invalid",  # it returned NaN, infinity or the wrong shape
+    "simulator",  # it raised
+    "crash",  # the worker process died
+    "timeout",  # the worker process did not answer in time
+    "stale",  # the worker holds another version of the weights
+    "transport",  # what carries tasks to workers failed
+]
+
+
+@dataclass(frozen=True)
+class CollectFailure:
+    """Why episodes did not come back: a value, because exceptions do not survive every transport.
+
+    Attributes:
+        kind: see `FailureKind`.
+        message: one sentence with the cause and, where there is one, the remedy.
+        env_id: which environment.
+        iteration, index, step: where, as far as known.
+        seed: the environment's reset seed in that episode, if known.
+        traceback: the simulator's own, or the last words of a dead worker; may be empty.
+    """
+
+    kind: FailureKind
+    message: str
+    env_id: str
+    iteration: int | None = None
+    index: int | None = None
+    step: int | None = None
+    seed: int | None = None
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        where = [f"environment {self.env_id}"]
+        for name in ("iteration", "index", "step", "seed"):
+            value = getattr(self, name)
+            if value is not None:
+                label = "episode" if name == "index" else name
+                where.append(f"{label} {value}")
+        text = f"{self.message} ({', '.join(where)})"
+        return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text

@@ -1,0 +1,313 @@
+"""Messages to bytes and back: safetensors for the arrays, JSON for the rest, everything checked.
+
+A message is `MAGIC`, the length of a JSON header (uint32, little-endian), the header, and a
+safetensors block. Bytes from elsewhere are not trusted: sizes, types, shapes and finiteness are
+checked before anything is used, nothing is unpickled, and whatever is wrong raises `WireError`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any, get_args
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from flame_rl.messages import (
+    CollectFailure,
+    CollectRequest,
+    EnvironmentSpec,
+    Episode,
+    FailureKind,
+    PolicySnapshot,
+)
+
+MAGIC = b"flameRL1"
+MAX_HEADER_BYTES = 1 << 20
+MAX_TEXT_CHARACTERS = 100_000
+_LENGTH = struct.Struct("<I")
+
+
+class WireError(ValueError):
+    """Bytes that are not a well-formed message of the expected kind."""
+
+
+def encode_snapshot(snapshot: PolicySnapshot) -> bytes:
+    arrays = {f"weight_{i}": w for i, w in enumerate(snapshot.weights)}
+    arrays |= {f"bias_{i}": b for i, b in enumerate(snapshot.biases)}
+    if snapshot.log_std is not None:
+        arrays["log_std"] = snapshot.log_std
+    header = {
+        "version": snapshot.version,
+        "activation": snapshot.activation,
+        "layers": len(snapshot.weights),
+        "continuous": snapshot.continuous,
+    }
+    return _pack("snapshot", header, arrays)
+
+
+def decode_snapshot(data: bytes | memoryview) -> PolicySnapshot:
+    header, arrays = _unpack(data, "snapshot")
+    layers = _integer(header, "layers", 1, 64)
+    weights, biases = [], []
+    inputs = None
+    for i in range(layers):
+        weight = _array(arrays, f"weight_{i}", np.float32, (inputs, None))
+        inputs = weight.shape[1]
+        weights.append(weight)
+        biases.append(_array(arrays, f"bias_{i}", np.float32, (inputs,)))
+    continuous = _boolean(header, "continuous")
+    log_std = _array(arrays, "log_std", np.float32, (inputs,)) if continuous else None
+    _nothing_left(arrays)
+    return PolicySnapshot(
+        version=_integer(header, "version"),
+        activation=_text(header, "activation"),
+        weights=tuple(weights),
+        biases=tuple(biases),
+        log_std=log_std,
+    )
+
+
+def encode_request(request: CollectRequest) -> bytes:
+    header = asdict(request)
+    indices = np.asarray(header.pop("indices"), np.int64)
+    return _pack("request", header, {"indices": indices})
+
+
+def decode_request(data: bytes | memoryview) -> CollectRequest:
+    header, arrays = _unpack(data, "request")
+    limit = header.get("max_episode_steps")
+    indices = _array(arrays, "indices", np.int64, (None,))
+    if len(indices) == 0 or indices.min() < 0:
+        raise WireError("indices: at least one, and none below 0")
+    _nothing_left(arrays)
+    return CollectRequest(
+        env_id=_text(header, "env_id"),
+        max_episode_steps=None if limit is None else _integer(header, "max_episode_steps", 1),
+        run_seed=_integer(header, "run_seed"),
+        iteration=_integer(header, "iteration"),
+        indices=tuple(indices.tolist()),
+        policy_version=_integer(header, "policy_version"),
+    )
+
+
+def encode_episodes(episodes: Sequence[Episode]) -> bytes:
+    """All episodes in one block: their arrays one after another, and the length of each."""
+    arrays = {
+        "index": np.array([e.index for e in episodes], np.int64),
+        "length": np.array([e.length for e in episodes], np.int64),
+        "terminated": np.array([e.terminated for e in episodes], np.uint8),
+        "truncated": np.array([e.truncated for e in episodes], np.uint8),
+        "observations": np.concatenate([e.observations for e in episodes]),
+        "actions": np.concatenate([e.actions for e in episodes]),
+        "rewards": np.concatenate([e.rewards for e in episodes]),
+    }
+    return _pack("episodes", {}, arrays)
+
+
+def encode_failure(failure: CollectFailure) -> bytes:
+    header = asdict(failure)
+    for name in ("message", "traceback"):
+        header[name] = header[name][-MAX_TEXT_CHARACTERS:]
+    return _pack("failure", header, {})
+
+
+def decode_result(
+    data: bytes | memoryview, snapshot: PolicySnapshot, request: CollectRequest
+) -> list[Episode] | CollectFailure:
+    """The answer to `request`: its episodes, all of them and no others, or why they are missing.
+
+    The returned arrays are views of `data`'s copy; shapes are checked against the snapshot.
+    """
+    if message_type(data) == "failure":
+        return _decode_failure(data)
+    _, arrays = _unpack(data, "episodes")
+    index = _array(arrays, "index", np.int64, (None,))
+    count = len(index)
+    length = _array(arrays, "length", np.int64, (count,))
+    terminated = _array(arrays, "terminated", np.uint8, (count,))
+    truncated = _array(arrays, "truncated", np.uint8, (count,))
+    if sorted(index.tolist()) != sorted(request.indices):
+        raise WireError(f"index: not the episodes that were asked for: {index.tolist()[:20]}")
+    if length.min() < 1 or length.max() > 1 << 40:
+        raise WireError("length: an episode has at least one step")
+    if ((terminated > 1) | (truncated > 1) | (terminated + truncated == 0)).any():
+        raise WireError("terminated, truncated: 0 or 1, and an episode ends by one of them")
+    steps = int(length.sum())
+    observations = _array(
+        arrays, "observations", np.float32, (steps + count, snapshot.observation_dim)
+    )
+    rewards = _array(arrays, "rewards", np.float64, (steps,))
+    if snapshot.continuous:
+        actions = _array(arrays, "actions", np.float32, (steps, snapshot.action_dim))
+    else:
+        actions = _array(arrays, "actions", np.int32, (steps,))
+        if actions.min() < 0 or actions.max() >= snapshot.action_dim:
+            raise WireError(f"actions: outside 0..{snapshot.action_dim - 1}")
+    _nothing_left(arrays)
+
+    episodes = []
+    start = 0
+    for i in range(count):
+        stop = start + int(length[i])
+        episodes.append(
+            Episode(
+                index=int(index[i]),
+                observations=observations[start + i : stop + i + 1],
+                actions=actions[start:stop],
+                rewards=rewards[start:stop],
+                terminated=bool(terminated[i]),
+                truncated=bool(truncated[i]),
+            )
+        )
+        start = stop
+    return episodes
+
+
+def encode_describe(env_id: str, max_episode_steps: int | None) -> bytes:
+    """The question that `decode_description` reads the answer of."""
+    return _pack("describe", {"env_id": env_id, "max_episode_steps": max_episode_steps}, {})
+
+
+def decode_describe(data: bytes | memoryview) -> tuple[str, int | None]:
+    header, arrays = _unpack(data, "describe")
+    _nothing_left(arrays)
+    limit = header.get("max_episode_steps")
+    return (
+        _text(header, "env_id"),
+        None if limit is None else _integer(header, "max_episode_steps", 1),
+    )
+
+
+def encode_description(spec: EnvironmentSpec) -> bytes:
+    header = asdict(spec)
+    low, high = header.pop("action_low"), header.pop("action_high")
+    # Unbounded actions are legitimate, so these two travel as JSON, where infinity is no error.
+    return _pack("description", header | {"low": low.tolist(), "high": high.tolist()}, {})
+
+
+def decode_description(data: bytes | memoryview) -> EnvironmentSpec | CollectFailure:
+    if message_type(data) == "failure":
+        return _decode_failure(data)
+    header, arrays = _unpack(data, "description")
+    _nothing_left(arrays)
+    action_dim = _integer(header, "action_dim", 1)
+    continuous = _boolean(header, "continuous")
+    bounds = []
+    for name in ("low", "high"):
+        values = header.get(name)
+        expected = action_dim if continuous else 0
+        if not isinstance(values, list) or len(values) != expected:
+            raise WireError(f"{name}: a list of {expected} numbers")
+        if not all(isinstance(value, float) for value in values):
+            raise WireError(f"{name}: not numbers")
+        bounds.append(np.array(values, np.float32))
+    return EnvironmentSpec(
+        env_id=_text(header, "env_id"),
+        observation_dim=_integer(header, "observation_dim", 1),
+        action_dim=action_dim,
+        continuous=continuous,
+        action_low=bounds[0],
+        action_high=bounds[1],
+    )
+
+
+def _decode_failure(data: bytes | memoryview) -> CollectFailure:
+    header, arrays = _unpack(data, "failure")
+    _nothing_left(arrays)
+    values: dict[str, Any] = {}
+    for field in fields(CollectFailure):
+        value = header.get(field.name)
+        if field.name in ("iteration", "index", "step", "seed"):
+            values[field.name] = None if value is None else _integer(header, field.name)
+        else:
+            values[field.name] = _text(header, field.name)
+    if values["kind"] not in get_args(FailureKind):
+        raise WireError(f"kind: unknown failure {values['kind'][:40]!r}")
+    return CollectFailure(**values)
+
+
+def _pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+    text = json.dumps({"type": kind} | header).encode()
+    body = safetensors.numpy.save({k: np.ascontiguousarray(a) for k, a in arrays.items()})
+    return b"".join((MAGIC, _LENGTH.pack(len(text)), text, body))
+
+
+def _header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
+    """The JSON header and where the arrays begin."""
+    start = len(MAGIC) + _LENGTH.size
+    if len(data) < start or bytes(data[: len(MAGIC)]) != MAGIC:
+        raise WireError("not a message: it does not begin as one")
+    (size,) = _LENGTH.unpack(data[len(MAGIC) : start])
+    if size > MAX_HEADER_BYTES or start + size > len(data):
+        raise WireError(f"header: {size} bytes are announced, more than there may be or are")
+    try:
+        header = json.loads(bytes(data[start : start + size]))
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"header: not JSON: {error}") from error
+    if not isinstance(header, dict) or not isinstance(header.get("type"), str):
+        raise WireError("header: not a JSON object with a type")
+    return header, start + size
+
+
+def message_type(data: bytes | memoryview) -> str:
+    """Which decoder a message is for. Raises WireError if it is none."""
+    return _header(data)[0]["type"]
+
+
+def _unpack(data: bytes | memoryview, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    header, start = _header(data)
+    if header["type"] != kind:
+        raise WireError(f"type: {header['type'][:40]!r} where {kind!r} is expected")
+    try:
+        return header, safetensors.numpy.load(bytes(data[start:]))
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise WireError(f"arrays: {error}") from error
+
+
+def _array(
+    arrays: dict[str, np.ndarray], name: str, dtype: type, shape: tuple[int | None, ...]
+) -> np.ndarray:
+    """Take one array out of the message; None in `shape` stands for any size of at least 0."""
+    array = arrays.pop(name, None)
+    if array is None:
+        raise WireError(f"{name}: missing")
+    if array.dtype != dtype:
+        raise WireError(f"{name}: {array.dtype} where {np.dtype(dtype)} is expected")
+    if array.ndim != len(shape) or any(
+        want is not None and have != want for have, want in zip(array.shape, shape, strict=True)
+    ):
+        raise WireError(f"{name}: shape {array.shape} where {shape} is expected")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise WireError(f"{name}: not finite")
+    return array
+
+
+def _nothing_left(arrays: dict[str, np.ndarray]) -> None:
+    if arrays:
+        raise WireError(f"arrays that nothing expects: {sorted(arrays)[:10]}")
+
+
+def _integer(header: dict[str, Any], name: str, low: int = 0, high: int = (1 << 63) - 1) -> int:
+    value = header.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise WireError(f"{name}: not an integer from {low} to {high}: {str(value)[:40]}")
+    return value
+
+
+def _boolean(header: dict[str, Any], name: str) -> bool:
+    value = header.get(name)
+    if type(value) is not bool:
+        raise WireError(f"{name}: not true or false: {str(value)[:40]}")
+    return value
+
+
+def _text(header: dict[str, Any], name: str) -> str:
+    value = header.get(name)
+    if type(value) is not str or len(value) > MAX_TEXT_CHARACTERS:
+        raise WireError(f"{name}: not a text of at most {MAX_TEXT_CHARACTERS} characters")
+    return value

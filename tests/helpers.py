@@ -1,0 +1,82 @@
+"""What several tests need."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def environment_id(name: str) -> str:
+    """The id of one of the test environments."""
+    return f"tests.environments:{name}-v0"
+
+
+def random_snapshot(
+    observation_dim: int,
+    action_dim: int,
+    continuous: bool,
+    hidden: tuple[int, ...] = (64, 64),
+    activation: str = "tanh",
+    version: int = 0,
+    seed: int = 0,
+) -> PolicySnapshot:
+    rng = np.random.default_rng(seed)
+    sizes = (observation_dim, *hidden, action_dim)
+    pairs = list(pairwise(sizes))
+    return PolicySnapshot(
+        version=version,
+        activation=activation,
+        weights=tuple(
+            (rng.standard_normal(pair) / np.sqrt(pair[0])).astype(np.float32) for pair in pairs
+        ),
+        biases=tuple(rng.standard_normal(pair[1]).astype(np.float32) * 0.1 for pair in pairs),
+        log_std=np.full(action_dim, -0.5, np.float32) if continuous else None,
+    )
+
+
+def snapshot_for(spec: EnvironmentSpec, **options) -> PolicySnapshot:
+    return random_snapshot(spec.observation_dim, spec.action_dim, spec.continuous, **options)
+
+
+def request_for(env_id: str, indices=(0, 1, 2), version: int = 0, **options) -> CollectRequest:
+    values = {"max_episode_steps": None, "run_seed": 3, "iteration": 2} | options
+    return CollectRequest(env_id=env_id, indices=tuple(indices), policy_version=version, **values)
+
+
+def assert_same_episodes(left, right) -> None:
+    """Equal to the bit."""
+    assert [e.index for e in left] == [e.index for e in right]
+    for a, b in zip(left, right, strict=True):
+        for name in ("observations", "actions", "rewards"):
+            x, y = getattr(a, name), getattr(b, name)
+            assert x.dtype == y.dtype and x.shape == y.shape
+            assert x.tobytes() == y.tobytes(), f"episode {a.index}: {name}"
+        assert (a.terminated, a.truncated) == (b.terminated, b.truncated)
+
+
+def run_main(
+    *arguments: str, cwd: Path, timeout: float = 120, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """main.py as a user runs it, without any Flame configuration of this machine."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "main.py"), *arguments],
+        cwd=cwd,
+        env=clean_environment(cwd) | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def clean_environment(home: Path) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("FLAME")}
+    return inherited | {"HOME": str(home), "PYTHONPATH": str(ROOT), "COLUMNS": "100"}

@@ -1,0 +1,194 @@
+"""Round trips, and bytes that must be refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pickle
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flame_rl import wire
+from flame_rl.messages import CollectFailure, EnvironmentSpec, Episode
+from tests.helpers import assert_same_episodes, random_snapshot, request_for
+
+REQUEST = request_for("CartPole-v1", indices=(4, 9))
+CATEGORICAL = random_snapshot(3, 2, continuous=False)
+GAUSSIAN = random_snapshot(3, 2, continuous=True)
+
+
+def episode(index: int, steps: int, continuous: bool) -> Episode:
+    rng = np.random.default_rng(index)
+    return Episode(
+        index=index,
+        observations=rng.standard_normal((steps + 1, 3)).astype(np.float32),
+        actions=rng.standard_normal((steps, 2)).astype(np.float32)
+        if continuous
+        else rng.integers(0, 2, steps).astype(np.int32),
+        rewards=rng.standard_normal(steps),
+        terminated=index % 2 == 0,
+        truncated=index % 2 == 1,
+    )
+
+
+@pytest.mark.parametrize("snapshot", [CATEGORICAL, GAUSSIAN])
+def test_snapshot_round_trip(snapshot):
+    decoded = wire.decode_snapshot(wire.encode_snapshot(snapshot))
+    assert (decoded.version, decoded.activation) == (snapshot.version, snapshot.activation)
+    for a, b in zip(
+        decoded.weights + decoded.biases, snapshot.weights + snapshot.biases, strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+    assert decoded.continuous == snapshot.continuous
+
+
+def test_request_round_trip():
+    for request in (REQUEST, dataclasses.replace(REQUEST, max_episode_steps=17)):
+        assert wire.decode_request(wire.encode_request(request)) == request
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+def test_episodes_round_trip(continuous):
+    episodes = [episode(9, 5, continuous), episode(4, 1, continuous)]
+    data = wire.encode_episodes(episodes)
+    decoded = wire.decode_result(data, GAUSSIAN if continuous else CATEGORICAL, REQUEST)
+    assert_same_episodes(decoded, episodes)
+
+
+def test_failure_and_description_round_trip():
+    failure = CollectFailure("invalid", "NaN", "X-v0", 1, 4, 7, 99, "Traceback: …")
+    assert wire.decode_result(wire.encode_failure(failure), CATEGORICAL, REQUEST) == failure
+    spec = EnvironmentSpec(
+        "X-v0", 3, 2, True, np.array([-1, -np.inf], np.float32), np.array([1, np.inf], np.float32)
+    )
+    decoded = wire.decode_description(wire.encode_description(spec))
+    assert (decoded.env_id, decoded.observation_dim, decoded.action_dim) == ("X-v0", 3, 2)
+    np.testing.assert_array_equal(decoded.action_low, spec.action_low)
+    np.testing.assert_array_equal(decoded.action_high, spec.action_high)
+
+
+def altered(**changes) -> bytes:
+    """Two well-formed episodes, but for one field."""
+    good = [episode(4, 3, False), episode(9, 2, False)]
+    arrays = {
+        "index": np.array([4, 9]),
+        "length": np.array([3, 2]),
+        "terminated": np.array([1, 0], np.uint8),
+        "truncated": np.array([0, 1], np.uint8),
+        "observations": np.concatenate([e.observations for e in good]),
+        "actions": np.concatenate([e.actions for e in good]),
+        "rewards": np.concatenate([e.rewards for e in good]),
+    } | changes
+    return wire._pack("episodes", {}, {k: v for k, v in arrays.items() if v is not None})
+
+
+def test_the_unaltered_episodes_are_fine():
+    assert len(wire.decode_result(altered(), CATEGORICAL, REQUEST)) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("index", np.array([4, 8])),  # not asked for
+        ("index", np.array([4, 4])),  # one twice, one missing
+        ("length", np.array([3, 3])),  # more steps than there are
+        ("length", np.array([5, 0])),
+        ("length", np.array([1 << 62, 1 << 62])),  # the sum overflows
+        ("length", np.array([-3, 8])),
+        ("terminated", np.array([2, 0], np.uint8)),
+        ("terminated", np.array([0, 0], np.uint8)),  # an episode that never ended
+        ("observations", np.zeros((7, 4), np.float32)),
+        ("observations", np.zeros((7, 3), np.float64)),
+        ("observations", np.full((7, 3), np.nan, np.float32)),
+        ("observations", None),
+        ("actions", np.array([0, 1, 2, 0, 0], np.int32)),  # there are only two
+        ("actions", np.zeros((5, 2), np.float32)),
+        ("rewards", np.array([0, 0, np.inf, 0, 0])),
+        ("surprise", np.zeros(3)),
+    ],
+)
+def test_a_wrong_field_is_refused(field, value):
+    with pytest.raises(wire.WireError, match=f"{field}|observations"):
+        wire.decode_result(altered(**{field: value}), CATEGORICAL, REQUEST)
+
+
+def test_a_snapshot_whose_layers_do_not_fit_is_refused():
+    wrong = dataclasses.replace(GAUSSIAN, weights=GAUSSIAN.weights[::-1])
+    with pytest.raises(wire.WireError, match=r"weight_1|bias_0"):
+        wire.decode_snapshot(wire.encode_snapshot(wrong))
+
+
+class Bomb:
+    def __reduce__(self):
+        return (pytest.fail, ("a pickle was executed",))
+
+
+HOSTILE = {
+    "empty": b"",
+    "pickle": pickle.dumps(Bomb()),
+    "magic alone": wire.MAGIC,
+    "header of gigabytes": wire.MAGIC + struct.pack("<I", 0xFFFFFFFF) + b"{}",
+    "not JSON": wire.MAGIC + struct.pack("<I", 3) + b"abc",
+    "a list": wire.MAGIC + struct.pack("<I", 2) + b"[]",
+    "deep JSON": wire.MAGIC + struct.pack("<I", 200_000) + b"[" * 200_000,
+    "safetensors header of gigabytes": wire.MAGIC
+    + struct.pack("<I", 19)
+    + json.dumps({"type": "episodes"}, separators=(",", ":")).encode()
+    + struct.pack("<Q", 1 << 40)
+    + b"{}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bytes_are_refused_without_memory(name):
+    tracemalloc.start()
+    with pytest.raises(wire.WireError):
+        wire.decode_result(HOSTILE[name], CATEGORICAL, REQUEST)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000_000
+
+
+GOOD = altered()
+
+
+def decodes_or_refuses(data: bytes) -> None:
+    for decode in (
+        lambda: wire.decode_result(data, CATEGORICAL, REQUEST),
+        lambda: wire.decode_snapshot(data),
+        lambda: wire.decode_request(data),
+        lambda: wire.decode_describe(data),
+        lambda: wire.decode_description(data),
+    ):
+        with contextlib.suppress(wire.WireError):
+            decode()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
+def test_one_changed_byte(position, value):
+    decodes_or_refuses(GOOD[:position] + bytes([value]) + GOOD[position + 1 :])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, len(GOOD) - 1), st.binary(max_size=40))
+def test_truncated_with_a_tail(position, tail):
+    decodes_or_refuses(GOOD[:position] + tail)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["version", "layers", "continuous", "activation", "env_id", "iteration"]),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    ),
+    st.sampled_from(["snapshot", "request", "failure", "describe", "description"]),
+)
+def test_headers_of_any_content(header, kind):
+    decodes_or_refuses(wire._pack(kind, header, {}))
