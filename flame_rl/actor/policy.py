@@ -1,0 +1,93 @@
+"""A policy's forward pass and sampling in NumPy.
+
+Law of this file: an observation's action must not depend on which other observations share the
+batch. A float64 matrix product over rows padded to a fixed multiple of `ROW_BLOCK` gives each row
+the same bits at any such width and any position, as long as BLAS runs one thread; float32 and odd
+widths do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from flame_rl.messages import PolicySnapshot
+
+ROW_BLOCK = 8
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    # tanh form: no overflow for large negative x, unlike 1 / (1 + exp(-x)).
+    return 0.5 * x * (1.0 + np.tanh(0.5 * x))
+
+
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0.0),
+    "silu": _silu,
+}
+
+
+class ActingPolicy:
+    """A snapshot ready to act: its layers in float64.
+
+    Attributes:
+        noise_dim: how many random numbers one action takes.
+    """
+
+    def __init__(self, snapshot: PolicySnapshot) -> None:
+        self.version = snapshot.version
+        self.observation_dim = snapshot.observation_dim
+        self._activation = ACTIVATIONS[snapshot.activation]
+        self._layers = [
+            (weight.astype(np.float64), bias.astype(np.float64))
+            for weight, bias in zip(snapshot.weights, snapshot.biases, strict=True)
+        ]
+        self.continuous = snapshot.continuous
+        self.action_dim = snapshot.action_dim
+        self._std = None
+        if snapshot.log_std is not None:
+            self._std = np.exp(snapshot.log_std.astype(np.float64))
+        self.noise_dim = self.action_dim if self.continuous else 1
+
+    def forward(self, observations: np.ndarray) -> np.ndarray:
+        """Logits, or the mean of the actions.
+
+        Args:
+            observations: float32 [B, D], B a multiple of `ROW_BLOCK`.
+
+        Returns:
+            float64 [B, A].
+        """
+        if len(observations) % ROW_BLOCK:
+            raise ValueError(f"observations: {len(observations)} rows, no multiple of {ROW_BLOCK}")
+        x = observations.astype(np.float64)
+        for weight, bias in self._layers[:-1]:
+            x = self._activation(x @ weight + bias)
+        weight, bias = self._layers[-1]
+        return x @ weight + bias
+
+    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Sample one action for each row.
+
+        Args:
+            observations: float32 [B, D], B a multiple of `ROW_BLOCK`.
+            noise: float64 [B, noise_dim]; standard normal if continuous, else uniform in [0, 1).
+
+        Returns:
+            float32 [B, A], or int32 [B] if discrete.
+        """
+        output = self.forward(observations)
+        if self._std is not None:
+            return (output + self._std * noise).astype(np.float32)
+        # Inverse transform sampling of softmax(output).
+        cumulative = np.cumsum(np.exp(output - output.max(axis=1, keepdims=True)), axis=1)
+        threshold = noise * cumulative[:, -1:]
+        return np.sum(cumulative[:, :-1] <= threshold, axis=1, dtype=np.int32)
+
+    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
+        """The next `steps` rows of noise, float64 [steps, noise_dim]."""
+        if self.continuous:
+            return generator.standard_normal((steps, self.noise_dim))
+        return generator.random((steps, self.noise_dim))

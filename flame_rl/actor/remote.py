@@ -1,0 +1,68 @@
+"""What a Flame executor runs: one `Collector` an executor, with the simulator in a child process.
+
+The executor's own process must not die (Flame would lose the executor) and an exception would
+arrive without its text, so nothing here raises: failures are values. Answers are arrays of bytes
+because those cross Flame's object cache without being pickled.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+
+import numpy as np
+
+from flame_rl import wire
+from flame_rl.actor.worker import Worker
+from flame_rl.messages import CollectFailure
+
+
+def versions() -> dict[str, str]:
+    """What decides the bits of an episode besides weights and seeds."""
+    packages = ("numpy", "gymnasium", "mujoco", "safetensors")
+    return {"python": f"{sys.version_info.major}.{sys.version_info.minor}"} | {
+        name: importlib.metadata.version(name) for name in packages
+    }
+
+
+class Collector:
+    """The service's execution object; Flame makes one in each executor and calls its methods."""
+
+    def __init__(self) -> None:
+        self._worker = Worker()
+
+    def versions(self) -> np.ndarray:
+        """JSON of `versions()` as uint8."""
+        return _array(json.dumps(versions()).encode())
+
+    def collect(self, snapshot: np.ndarray, request: bytes, deadline: float) -> np.ndarray:
+        """Collect in this executor's child.
+
+        Args:
+            snapshot: encoded, as uint8; Flame resolves it from the object cache. Empty: the
+                learner has given up this iteration, and the answer does not matter.
+            request: encoded.
+            deadline: seconds.
+
+        Returns:
+            Encoded episodes or an encoded failure, as uint8.
+        """
+        env_id = ""
+        try:
+            env_id = wire.decode_request(request).env_id
+            if len(snapshot) == 0:
+                return _failure("stale", "the learner has withdrawn this task", env_id)
+            data = snapshot.tobytes()
+            version = wire.decode_snapshot(data).version
+            return _array(self._worker.collect(data, version, request, deadline))
+        except Exception as error:
+            return _failure("transport", f"{type(error).__name__}: {error}", env_id)
+
+
+def _array(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)
+
+
+def _failure(kind: str, message: str, env_id: str) -> np.ndarray:
+    return _array(wire.encode_failure(CollectFailure(kind, message, env_id)))

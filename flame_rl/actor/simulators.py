@@ -1,0 +1,251 @@
+"""Simulators: `SLOTS` episodes side by side, stepped together, written into shared arrays.
+
+`PlainSimulator` holds one Gymnasium environment per slot and works for any of them. Simulators are
+not trusted: what they return is checked here, and whatever is wrong raises `SimulatorError`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from flame_rl.messages import EnvironmentSpec, FailureKind
+
+# A multiple of policy.ROW_BLOCK. One forward pass serves all slots.
+SLOTS = 8
+
+
+class SimulatorError(Exception):
+    """A simulator did what it must not.
+
+    Attributes:
+        kind: as in `CollectFailure`.
+        slot: which slot is to blame; None where no episode runs yet.
+        cause: the simulator's own traceback, or "".
+    """
+
+    def __init__(
+        self, kind: FailureKind, message: str, slot: int | None = None, cause: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.kind: FailureKind = kind
+        self.slot = slot
+        self.cause = cause
+
+
+def make_environment(env_id: str, max_episode_steps: int | None) -> gymnasium.Env:
+    """A Gymnasium environment with flat observations.
+
+    Args:
+        env_id: a registered id, or `module:Name-v0`, which imports `module` first.
+        max_episode_steps: a time limit that replaces the registered one, or None.
+
+    Raises:
+        SimulatorError: of kind "environment".
+    """
+    try:
+        with _quiet_about_own_models(env_id):
+            env = gymnasium.make(
+                env_id, max_episode_steps=max_episode_steps, disable_env_checker=True
+            )
+    except Exception as error:
+        raise _explain(env_id, error) from error
+    _check_spaces(env_id, env)
+    if isinstance(env.observation_space, spaces.Discrete) or env.observation_space.shape == ():
+        return gymnasium.wrappers.FlattenObservation(env)  # one-hot
+    if len(env.observation_space.shape) != 1:
+        return gymnasium.wrappers.FlattenObservation(env)
+    return env
+
+
+def describe_environment(env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
+    """Read the dimensions and the kind of action from the environment's spaces."""
+    env = make_environment(env_id, max_episode_steps)
+    try:
+        space = env.action_space
+        continuous = isinstance(space, spaces.Box)
+        bounds = (space.low.ravel(), space.high.ravel()) if continuous else ((), ())
+        return EnvironmentSpec(
+            env_id=env_id,
+            observation_dim=int(np.prod(env.observation_space.shape)),
+            action_dim=int(np.prod(space.shape)) if continuous else int(space.n),
+            continuous=continuous,
+            action_low=np.asarray(bounds[0], np.float32),
+            action_high=np.asarray(bounds[1], np.float32),
+        )
+    finally:
+        env.close()
+
+
+class PlainSimulator:
+    """`SLOTS` Gymnasium environments, one step at a time.
+
+    Attributes:
+        observations: float32 [SLOTS, D], what each slot shows now.
+        rewards: float64 [SLOTS], of the last step.
+        terminated, truncated: bool [SLOTS], after the last step.
+    """
+
+    def __init__(self, env_id: str, max_episode_steps: int | None) -> None:
+        self._make = lambda: make_environment(env_id, max_episode_steps)
+        self._envs = [self._make()]
+        env = self._envs[0]
+        self._observation_shape = env.observation_space.shape
+        self._action_space = env.action_space
+        (width,) = self._observation_shape
+        self.observations = np.zeros((SLOTS, width), np.float32)
+        self.rewards = np.zeros(SLOTS, np.float64)
+        self.terminated = np.zeros(SLOTS, bool)
+        self.truncated = np.zeros(SLOTS, bool)
+
+    def reset(self, slot: int, seed: int) -> None:
+        """Begin an episode in `slot`; `seed` determines it."""
+        while len(self._envs) <= slot:
+            self._envs.append(self._make())
+        try:
+            observation, _ = self._envs[slot].reset(seed=seed)
+        except Exception as error:
+            raise SimulatorError(
+                "simulator", f"reset raised {_summary(error)}", slot, traceback.format_exc()
+            ) from error
+        self._write_observation(slot, observation, "reset")
+
+    def step(self, actions: np.ndarray, slots: Sequence[int]) -> None:
+        """One step in each of `slots`.
+
+        Args:
+            actions: float32 [SLOTS, A] (clipped to the bounds here) or int32 [SLOTS].
+            slots: those with a running episode; the other rows of `actions` are ignored.
+        """
+        space = self._action_space
+        if isinstance(space, spaces.Box):
+            batch = np.clip(actions, space.low.ravel(), space.high.ravel())
+            chosen = batch.reshape(-1, *space.shape).astype(space.dtype, copy=False)
+        else:
+            chosen = (actions + space.start).tolist()
+        for slot in slots:
+            try:
+                observation, reward, terminated, truncated, _ = self._envs[slot].step(chosen[slot])
+            except Exception as error:
+                raise SimulatorError(
+                    "simulator", f"step raised {_summary(error)}", slot, traceback.format_exc()
+                ) from error
+            self._write_observation(slot, observation, "step")
+            try:
+                self.rewards[slot] = reward
+            except (TypeError, ValueError) as error:
+                raise SimulatorError(
+                    "invalid", f"reward: {reward!r:.80} is not a number", slot
+                ) from error
+            self.terminated[slot] = terminated
+            self.truncated[slot] = truncated
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    def _write_observation(self, slot: int, observation: object, source: str) -> None:
+        array = np.asarray(observation)
+        if array.shape != self._observation_shape:
+            raise SimulatorError(
+                "invalid",
+                f"observation: {source} returned shape {array.shape} where the observation space "
+                f"promises {self._observation_shape}",
+                slot,
+            )
+        try:
+            # A value beyond float32 becomes infinite here and is reported as such later.
+            with np.errstate(over="ignore"):
+                self.observations[slot] = array
+        except (TypeError, ValueError) as error:
+            raise SimulatorError(
+                "invalid", f"observation: {source} returned {array.dtype}, not numbers", slot
+            ) from error
+
+
+def _check_spaces(env_id: str, env: gymnasium.Env) -> None:
+    observation, action = env.observation_space, env.action_space
+    number = isinstance(observation, spaces.Box) and observation.dtype.kind in "fiu"
+    if not (number or isinstance(observation, spaces.Discrete)):
+        raise SimulatorError(
+            "environment",
+            f"the observation space of {env_id} cannot be learned from: {observation}; "
+            "a Box of numbers or a Discrete can (a wrapper of gymnasium.wrappers may make one)",
+        )
+    if isinstance(action, spaces.Box) and action.dtype.kind == "f" and action.shape != (0,):
+        return
+    if not isinstance(action, spaces.Discrete):
+        raise SimulatorError(
+            "environment",
+            f"the action space of {env_id} cannot be learned: {action}; "
+            "a Discrete or a Box of real numbers can",
+        )
+
+
+def _summary(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _explain(env_id: str, error: Exception) -> SimulatorError:
+    """Turn what `gymnasium.make` raised into one sentence with a remedy."""
+    if isinstance(error, gymnasium.error.DependencyNotInstalled):
+        return SimulatorError(
+            "environment", f"{env_id} needs a package that is not installed: {error}"
+        )
+    if isinstance(error, gymnasium.error.Error):
+        name = (env_id.partition(":")[2] or env_id).lower()
+        # Ids by their lower-case name without version; of several versions the newest stays.
+        known = {known.lower().rpartition("-v")[0]: known for known in gymnasium.registry}
+        near = difflib.get_close_matches(name.partition("-v")[0], known, n=4)
+        hint = f"; nearest names: {', '.join(known[n] for n in near)}" if near else ""
+        return SimulatorError("environment", f"unknown environment {env_id}: {error}{hint}")
+    module = env_id.rpartition(":")[0].partition(".")[0]
+    if module and importlib.util.find_spec(module) is None:
+        return SimulatorError(
+            "environment",
+            f"module {module!r} of environment {env_id} is not found; it must lie in the folder of "
+            "main.py, on PYTHONPATH, or be installed",
+        )
+    return SimulatorError(
+        "environment",
+        f"environment {env_id} cannot be made: {_summary(error)}",
+        cause="".join(traceback.format_exception(error)),
+    )
+
+
+class _quiet_about_own_models:  # noqa: N801 - reads as a statement
+    """MuJoCo's deprecation warnings about Gymnasium's own model files are nobody's to act on.
+
+    With a handler installed, MuJoCo also writes no MUJOCO_LOG.TXT into the working directory.
+    Other warnings, and those about a user's model, go to standard error.
+    """
+
+    def __init__(self, env_id: str) -> None:
+        # An id without a module that is already registered comes with Gymnasium.
+        spec = gymnasium.registry.get(env_id)
+        entry_point = str(getattr(spec, "entry_point", ""))
+        self._own = entry_point.startswith("gymnasium.")
+        self._mujoco = entry_point.startswith("gymnasium.envs.mujoco") or ":" in env_id
+
+    def __enter__(self) -> None:
+        if not self._mujoco:
+            return
+        try:
+            import mujoco
+        except ImportError:  # gymnasium.make explains it better
+            return
+        mujoco.set_mju_user_warning(self._warn)
+
+    def __exit__(self, *exception: object) -> None:
+        self._own = False
+
+    def _warn(self, message: str) -> None:
+        if not (self._own and "deprecated" in message):
+            print(f"MuJoCo: {message}", file=sys.stderr)

@@ -1,0 +1,264 @@
+"""A child process around `collect_episodes`, and the handle that supervises it.
+
+A simulator may crash, hang or leak. It runs in a child, so that its death is a value: whoever holds
+the `Worker` gets a `CollectFailure` and, with the next call, a new child. The two talk over the
+child's standard input and output in frames (uint64 length, message of `flame_rl.wire`).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from typing import BinaryIO
+
+from flame_rl import wire
+from flame_rl.messages import CollectFailure, FailureKind
+
+_LENGTH = struct.Struct("<Q")
+# Far above any real answer; a child that announces more is not answering.
+MAX_FRAME_BYTES = 1 << 34
+
+# One thread each: workers are as many as cores, and more BLAS threads change bits.
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "VECLIB_MAXIMUM_THREADS": "1",
+}
+
+
+class Worker:
+    """Supervises one child. `start` is optional and lets the child import while others work."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._last_words: BinaryIO | None = None
+        self._sent_version: int | None = None
+        self._closed = False
+        self._calling = threading.RLock()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None while there is none."""
+        child = self._child
+        return child.pid if child else None
+
+    def start(self) -> None:
+        """Start the child unless it runs. Raises BrokenPipeError after `close`."""
+        with self._calling:
+            if self._closed:
+                raise BrokenPipeError("this worker is closed")
+            if self._child is not None and self._child.poll() is None:
+                return
+            self._forget()
+            self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 - lives as the child does
+            path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "flame_rl.actor.worker", str(self._last_words.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=os.environ | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(path)},
+                pass_fds=[self._last_words.fileno()],
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
+            )
+            if self._closed:  # while the child was being started
+                self._child.kill()
+
+    def describe(self, env_id: str, max_episode_steps: int | None, deadline: float) -> bytes:
+        """An encoded `EnvironmentSpec` or `CollectFailure`."""
+        question = wire.encode_describe(env_id, max_episode_steps)
+        with self._calling:
+            return self._call([question], env_id, deadline)
+
+    def collect(self, snapshot: bytes, version: int, request: bytes, deadline: float) -> bytes:
+        """Let the child collect.
+
+        Args:
+            snapshot: encoded; sent only to a child that does not hold this version yet.
+            version: the snapshot's.
+            request: encoded.
+            deadline: seconds after which a silent child is killed.
+
+        Returns:
+            Encoded episodes, or an encoded `CollectFailure`: never raises for what the child does.
+        """
+        env_id = wire.decode_request(request).env_id
+        with self._calling:
+            alive = self._child is not None and self._child.poll() is None
+            holds_it = alive and self._sent_version == version
+            answer = self._call([request] if holds_it else [snapshot, request], env_id, deadline)
+            self._sent_version = version if self._child is not None else None
+            return answer
+
+    def close(self) -> None:
+        """Kill the child, for good, even in the middle of another thread's call."""
+        self._closed = True
+        child = self._child
+        if child is not None:
+            child.kill()
+        with self._calling:
+            if self._child is not None:
+                self._child.wait()
+            self._forget()
+
+    def _call(self, frames: list[bytes], env_id: str, deadline: float) -> bytes:
+        kind: FailureKind = "crash"
+        message = ""
+        try:
+            self.start()
+            limit = time.monotonic() + deadline
+            for frame in frames:
+                _write(self._child.stdin, frame)
+            return _read(self._child.stdout, limit)
+        except TimeoutError:
+            kind = "timeout"
+            message = f"the worker process gave no answer within {deadline:.0f} s and was killed"
+        except OSError as error:
+            message = f"the worker process {self._ending(error)}"
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+        last_words = self._read_last_words()
+        self._forget()
+        return wire.encode_failure(
+            CollectFailure(kind=kind, message=message, env_id=env_id, traceback=last_words)
+        )
+
+    def _ending(self, error: OSError) -> str:
+        if self._child is None:
+            return f"could not be started: {error}"
+        try:
+            # A pipe breaks a moment before its process is gone.
+            code = self._child.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return f"broke off: {error}"
+        return f"died by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+    def _forget(self) -> None:
+        if self._child is not None:
+            self._child.stdin.close()
+            self._child.stdout.close()
+        if self._last_words is not None:
+            self._last_words.close()
+        self._child = self._last_words = self._sent_version = None
+
+    def _read_last_words(self) -> str:
+        if self._last_words is None:
+            return ""
+        self._last_words.seek(0)
+        return self._last_words.read(20_000).decode(errors="replace")
+
+
+def main(last_words_fd: int) -> None:
+    """The child: read frames, answer requests, until standard input closes."""
+    faulthandler.enable(os.fdopen(last_words_fd, "w"))
+    questions = os.fdopen(os.dup(0), "rb", buffering=0)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    # What a simulator prints must not end up between the frames.
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    parent = os.getppid()
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+
+    from flame_rl.actor.collect import collect_episodes
+    from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
+
+    snapshot = None
+    simulators: dict[tuple[str, int | None], PlainSimulator] = {}
+    while True:
+        try:
+            frame = _read(questions)
+        except OSError:
+            return
+        env_id = ""
+        try:
+            kind = wire.message_type(frame)
+            if kind == "snapshot":
+                snapshot = wire.decode_snapshot(frame)
+                continue
+            if kind == "describe":
+                env_id, max_episode_steps = wire.decode_describe(frame)
+                spec = describe_environment(env_id, max_episode_steps)
+                answer = wire.encode_description(spec)
+            else:
+                request = wire.decode_request(frame)
+                env_id = request.env_id
+                key = (env_id, request.max_episode_steps)
+                if key not in simulators:
+                    simulators[key] = PlainSimulator(*key)
+                result = collect_episodes(snapshot, request, simulators[key])
+                answer = (
+                    wire.encode_failure(result)
+                    if isinstance(result, CollectFailure)
+                    else wire.encode_episodes(result)
+                )
+        except SimulatorError as error:
+            answer = wire.encode_failure(
+                CollectFailure(error.kind, str(error), env_id, traceback=error.cause)
+            )
+        except Exception as error:
+            answer = wire.encode_failure(
+                CollectFailure(
+                    "simulator",
+                    f"the collector raised {type(error).__name__}: {error}",
+                    env_id,
+                    traceback=traceback.format_exc(),
+                )
+            )
+        _write(answers, answer)
+
+
+def _die_with(parent: int) -> None:
+    """End this process when its parent is gone, whatever the simulator is doing."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def _write(pipe: BinaryIO, frame: bytes) -> None:
+    view = memoryview(_LENGTH.pack(len(frame)) + frame)
+    while view:
+        view = view[pipe.write(view) :]
+
+
+def _read(pipe: BinaryIO, limit: float | None = None) -> bytes:
+    """One frame. Raises TimeoutError at `limit` (monotonic seconds), OSError at the end."""
+    (size,) = _LENGTH.unpack(_read_exactly(pipe, _LENGTH.size, limit))
+    if size > MAX_FRAME_BYTES:
+        raise OSError(f"a frame of {size} bytes is announced")
+    return _read_exactly(pipe, size, limit)
+
+
+def _read_exactly(pipe: BinaryIO, size: int, limit: float | None) -> bytes:
+    buffer = bytearray()
+    while len(buffer) < size:
+        if limit is not None:
+            ready, _, _ = select.select([pipe], [], [], max(0.0, limit - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+        chunk = pipe.read(min(size - len(buffer), 1 << 20))
+        if not chunk:
+            raise BrokenPipeError("the other side is gone")
+        buffer += chunk
+    return bytes(buffer)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

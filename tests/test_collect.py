@@ -1,0 +1,225 @@
+"""Collection against a plain loop over Gymnasium, and what misbehaving simulators lead to."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+
+from flame_rl.actor.collect import NOISE_STEPS, collect_episodes, episode_randomness
+from flame_rl.actor.policy import ActingPolicy
+from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
+from flame_rl.messages import CollectFailure
+from tests.helpers import (
+    ROOT,
+    assert_same_episodes,
+    environment_id,
+    random_snapshot,
+    request_for,
+    snapshot_for,
+)
+
+
+def collect(env_id: str, indices=(0, 1, 2), snapshot=None, **options):
+    limit = options.get("max_episode_steps")
+    snapshot = snapshot or snapshot_for(describe_environment(env_id, limit))
+    simulator = PlainSimulator(env_id, limit)
+    try:
+        return collect_episodes(snapshot, request_for(env_id, indices, **options), simulator)
+    finally:
+        simulator.close()
+
+
+def plain_episode(env: gymnasium.Env, snapshot, request, index: int):
+    """One environment, one step at a time, one row of the policy at a time."""
+    policy = ActingPolicy(snapshot)
+    seed, generator = episode_randomness(request.run_seed, request.iteration, index)
+    observation, _ = env.reset(seed=seed)
+    observations, actions, rewards = [], [], []
+    done = False
+    while not done:
+        if len(rewards) % NOISE_STEPS == 0:
+            noise = policy.draw_noise(generator, NOISE_STEPS)
+        row = np.zeros((8, len(observation)), np.float32)
+        row[0] = observation
+        row_noise = np.zeros((8, policy.noise_dim))
+        row_noise[0] = noise[len(rewards) % NOISE_STEPS]
+        action = policy.act(row, row_noise)[0]
+        observations.append(row[0].copy())
+        actions.append(action)
+        if snapshot.continuous:
+            action = np.clip(action, env.action_space.low, env.action_space.high)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        rewards.append(float(reward))
+        done = terminated or truncated
+    observations.append(np.asarray(observation, np.float32))
+    return np.array(observations), np.array(actions), np.array(rewards), terminated, truncated
+
+
+@pytest.mark.parametrize(
+    "env_id", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "Hopper-v5", "Ant-v5", "HalfCheetah-v5"]
+)
+def test_equals_gymnasium_one_step_at_a_time(env_id):
+    limit = 120
+    spec = describe_environment(env_id, limit)
+    snapshot = snapshot_for(spec)
+    indices = (5, 0, 3, 11, 7, 2, 8, 1, 30, 12)  # more than slots
+    episodes = collect(env_id, indices, snapshot, max_episode_steps=limit)
+    request = request_for(env_id, indices, max_episode_steps=limit)
+    env = gymnasium.make(env_id, max_episode_steps=limit)
+    for index, episode in zip(indices, episodes, strict=True):
+        expected = plain_episode(env, snapshot, request, index)
+        assert episode.index == index
+        assert episode.observations.tobytes() == expected[0].tobytes()
+        assert episode.actions.tobytes() == expected[1].tobytes()
+        assert episode.rewards.tobytes() == expected[2].tobytes()
+        assert (episode.terminated, episode.truncated) == expected[3:]
+    env.close()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Hopper-v5"])
+def test_neighbours_order_and_history_change_no_bit(env_id):
+    snapshot = snapshot_for(describe_environment(env_id, None))
+    together = collect(env_id, range(20), snapshot)
+    simulator = PlainSimulator(env_id, None)
+    for part in ([19], [3, 4], list(range(10, 0, -1))):
+        alone = collect_episodes(snapshot, request_for(env_id, part), simulator)
+        assert_same_episodes(alone, [together[i] for i in part])
+    simulator.close()
+
+
+def test_another_seed_iteration_or_index_is_another_episode():
+    seen = set()
+    for seed in range(3):
+        for iteration in range(3):
+            for index in range(3):
+                reset_seed, generator = episode_randomness(seed, iteration, index)
+                seen.add((reset_seed, generator.random()))
+    assert len(seen) == 27
+
+
+def test_terminated_and_truncated_are_kept_apart():
+    (cut,) = collect(environment_id("Endless"), [0])
+    assert (cut.length, cut.terminated, cut.truncated) == (7, False, True)
+    assert len(cut.observations) == 8
+    (ended,) = collect(environment_id("DelayedReward"), [0])
+    assert (ended.length, ended.terminated, ended.truncated) == (2, True, False)
+    (both,) = collect(environment_id("DelayedReward"), [0], max_episode_steps=2)
+    assert both.terminated and both.truncated
+    np.testing.assert_array_equal(ended.observations, [[1], [1], [2]])
+
+
+def test_long_episodes_outgrow_the_first_buffers():
+    (episode,) = collect(environment_id("Endless"), [0], max_episode_steps=1500)
+    assert episode.length == 1500 and episode.rewards.sum() == 1500
+
+
+def test_actions_are_clipped_for_the_environment_only():
+    """The environment asserts its bounds; what is recorded is the unclipped sample."""
+    spec = describe_environment(environment_id("Target"), None)
+    episodes = collect(environment_id("Target"), range(50), snapshot_for(spec, seed=4))
+    actions = np.concatenate([e.actions for e in episodes])
+    assert np.abs(actions).max() > 1
+
+
+def test_discrete_observations_and_shifted_actions():
+    spec = describe_environment(environment_id("DiscreteObservation"), None)
+    assert (spec.observation_dim, spec.action_dim, spec.continuous) == (3, 2, False)
+    (episode,) = collect(environment_id("DiscreteObservation"), [0])
+    np.testing.assert_array_equal(
+        episode.observations, [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]]
+    )
+    assert set(episode.actions) <= {0, 1} and set(episode.rewards) <= {5.0, 6.0}
+
+
+def test_other_shapes_are_flattened():
+    (episode,) = collect(environment_id("Picture"), [0])
+    np.testing.assert_array_equal(episode.observations[0], [0, 1, 2, 3, 4, 5])
+
+
+def test_description_reads_the_spaces():
+    spec = describe_environment("Pendulum-v1", None)
+    assert (spec.observation_dim, spec.action_dim, spec.continuous) == (3, 1, True)
+    assert (spec.action_low[0], spec.action_high[0]) == (-2, 2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("Raise", "simulator", "the robot fell over"),
+        ("NanObservation", "invalid", "observation: step returned NaN"),
+        ("NanReward", "invalid", "reward: step returned NaN"),
+        ("Infinity", "invalid", "observation: step returned NaN or infinity"),
+        ("Shape", "invalid", r"observation: step returned shape \(2,\)"),
+        ("Text", "invalid", "reward: 'much'"),
+    ],
+)
+def test_faults_name_environment_episode_and_step(fault, kind, words):
+    env_id = environment_id(f"{fault}Fault")
+    failure = collect(env_id, [6, 7], snapshot=random_snapshot(1, 2, False))
+    assert isinstance(failure, CollectFailure)
+    assert failure.kind == kind
+    assert (failure.env_id, failure.iteration, failure.index, failure.step) == (env_id, 2, 6, 2)
+    assert failure.seed == episode_randomness(3, 2, 6)[0]
+    assert re.search(words, str(failure))
+    if fault == "Raise":
+        assert "in step" in failure.traceback and "environments.py" in failure.traceback
+
+
+def test_other_weights_than_asked_for_are_refused():
+    failure = collect("CartPole-v1", [0], random_snapshot(4, 2, False, version=1), version=2)
+    assert failure.kind == "stale" and "version 2" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        ("HalfCheeta-v5", "HalfCheetah-v5"),
+        ("cartpol", "CartPole-v1"),
+        ("no_such_module:Thing-v0", "no_such_module.*not found"),
+        (environment_id("Nothing"), "unknown environment"),
+        (environment_id("DictSpace"), r"observation space.*Dict\("),
+        (environment_id("MultiBinaryActions"), r"action space.*MultiBinary\(3\)"),
+    ],
+)
+def test_environments_that_cannot_be_used(env_id, words):
+    with pytest.raises(SimulatorError, match=words) as caught:
+        describe_environment(env_id, None)
+    assert caught.value.kind == "environment"
+
+
+def test_collects_where_torch_cannot_be_imported():
+    code = """
+import sys
+sys.modules["torch"] = None
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.simulators import PlainSimulator
+import flame_rl.actor.remote, flame_rl.actor.worker
+from tests.helpers import random_snapshot, request_for
+episodes = collect_episodes(
+    random_snapshot(4, 2, False), request_for("CartPole-v1"), PlainSimulator("CartPole-v1", None)
+)
+print(len(episodes), [m for m in sys.modules if m.startswith(("flame_rl.learner", "tyro", "rich"))])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "3 []\n"
+
+
+def test_mujoco_leaves_no_log_and_no_warning(tmp_path):
+    code = "from flame_rl.actor.simulators import make_environment as m; m('HalfCheetah-v5', None)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,145 @@
+"""The supervised child: it may die, hang and chatter; its supervisor only ever returns values."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from flame_rl import wire
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.simulators import PlainSimulator
+from flame_rl.actor.worker import Worker
+from flame_rl.messages import CollectFailure, EnvironmentSpec
+from tests.helpers import (
+    ROOT,
+    assert_same_episodes,
+    environment_id,
+    random_snapshot,
+    request_for,
+)
+
+SNAPSHOT = random_snapshot(1, 2, False)
+
+
+@pytest.fixture
+def worker():
+    worker = Worker()
+    yield worker
+    worker.close()
+
+
+def collect(worker, request, snapshot=SNAPSHOT, deadline=60.0):
+    data = worker.collect(
+        wire.encode_snapshot(snapshot), snapshot.version, wire.encode_request(request), deadline
+    )
+    return wire.decode_result(data, snapshot, request)
+
+
+def test_equals_collecting_in_this_process(worker):
+    snapshot = random_snapshot(4, 2, False)
+    request = request_for("CartPole-v1", range(12))
+    expected = collect_episodes(snapshot, request, PlainSimulator("CartPole-v1", None))
+    assert_same_episodes(collect(worker, request, snapshot), expected)
+    pid = worker.pid
+    newer = random_snapshot(4, 2, False, version=1, seed=1)
+    request = request_for("CartPole-v1", range(3), version=1)
+    expected = collect_episodes(newer, request, PlainSimulator("CartPole-v1", None))
+    assert_same_episodes(collect(worker, request, newer), expected)
+    assert worker.pid == pid
+
+
+def test_describes(worker):
+    spec = wire.decode_description(worker.describe("Pendulum-v1", None, 60))
+    assert isinstance(spec, EnvironmentSpec) and spec.observation_dim == 3
+
+
+def test_what_a_simulator_prints_does_not_get_between_the_frames(worker):
+    episodes = collect(worker, request_for(environment_id("Chatty"), range(20)))
+    assert len(episodes) == 20
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("Kill", "crash", "SIGKILL"),
+        ("Segfault", "crash", "SIGSEGV"),
+        ("Exit", "crash", "exit code 3"),
+        ("Hang", "timeout", "within 3 s"),
+        ("Raise", "simulator", "the robot fell over"),
+    ],
+)
+def test_a_fault_is_a_value_and_the_next_call_works(worker, fault, kind, words):
+    failure = collect(worker, request_for(environment_id(f"{fault}Fault")), deadline=3.0)
+    assert isinstance(failure, CollectFailure)
+    assert failure.kind == kind and words in failure.message
+    if fault == "Segfault":
+        assert "environments.py" in failure.traceback  # where it happened
+    assert len(collect(worker, request_for(environment_id("ActionReward")))) == 3
+
+
+def test_a_module_that_cannot_be_imported_shows_its_own_traceback(worker, tmp_path, monkeypatch):
+    (tmp_path / "broken_env.py").write_text("import does_not_exist_anywhere\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    failure = wire.decode_description(worker.describe("broken_env:Mine-v0", None, 60))
+    assert failure.kind == "environment"
+    assert "broken_env.py" in failure.traceback and "does_not_exist_anywhere" in failure.traceback
+
+
+def test_garbage_from_a_request_is_answered(worker):
+    request = request_for("CartPole-v1")
+    failure = wire.decode_result(
+        worker.collect(b"garbage", 0, wire.encode_request(request), 60), SNAPSHOT, request
+    )
+    assert isinstance(failure, CollectFailure) and "WireError" in failure.message
+
+
+def test_close_in_the_middle_of_a_call_ends_the_child():
+    worker = Worker()
+    answers = []
+    request = request_for(environment_id("HangFault"))
+    thread = threading.Thread(target=lambda: answers.append(collect(worker, request)))
+    thread.start()
+    time.sleep(2)
+    child = psutil.Process(worker.pid)
+    began = time.monotonic()
+    worker.close()
+    thread.join(5)
+    assert time.monotonic() - began < 2
+    assert not child.is_running() and answers[0].kind == "crash"
+    assert worker.pid is None
+
+
+def test_a_killed_child_between_calls_is_replaced(worker):
+    request = request_for(environment_id("ActionReward"))
+    collect(worker, request)
+    os.kill(worker.pid, 9)
+    time.sleep(0.2)
+    answer = collect(worker, request)
+    assert not isinstance(answer, CollectFailure)
+
+
+def test_a_child_does_not_outlive_its_parent():
+    code = f"""
+import os, threading
+from flame_rl import wire
+from flame_rl.actor.worker import Worker
+from tests.helpers import *
+from tests.test_worker import collect
+worker = Worker()
+worker.start()
+print(worker.pid, flush=True)
+threading.Timer(3, lambda: os.kill(os.getpid(), 9)).start()
+collect(worker, request_for({environment_id("HangFault")!r}))
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.wait(30)
+    child.wait(5)
