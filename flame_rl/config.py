@@ -1,0 +1,114 @@
+"""The configuration of a run: the command line, the Python API and config.json in one dataclass.
+
+Imports nothing heavy, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from flame_rl.errors import UsageError
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a policy with REINFORCE: a learner here, episodes collected in parallel elsewhere.
+
+    Episodes are collected on a Flame cluster where one is configured (FLAME_ENDPOINT, or
+    ~/.flame/flame.yaml), and otherwise on the cores of this machine.
+    """
+
+    env: str = "cartpole"
+    """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id (Pendulum-v1), or
+    your own as module:EnvId."""
+
+    local: bool = False
+    """Collect on this machine even where a Flame cluster is configured."""
+
+    iterations: int = 100
+    """Training iterations: updates of the policy."""
+
+    episodes_per_iter: int = 100
+    """Complete episodes collected for each iteration."""
+
+    plot: bool = False
+    """Draw curve.png at the end, and show it where there is a display."""
+
+    seed: int = 0
+    """Seed of everything random. The same seed gives the same metrics.csv."""
+
+    workers: int | None = None
+    """Local worker processes; default: all cores; 0: collect in this process, so that a breakpoint
+    in the collector works."""
+
+    output: Path | None = None
+    """Run folder; default: runs/<env>-<algorithm>-<time>."""
+
+    learning_rate: float = 1e-2
+    """Step size of Adam."""
+
+    gamma: float = 0.99
+    """Discount of future rewards per step, 0 to 1. At 1 a return is the plain sum to the episode's
+    end, and a time limit counts as that end."""
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Widths of the policy's hidden layers."""
+
+    activation: Literal["tanh", "relu", "silu"] = "tanh"
+    """Nonlinearity between the layers."""
+
+    initial_log_std: float = -0.5
+    """Logarithm of the standard deviation with which continuous actions begin to explore."""
+
+    entropy_coefficient: float = 0.0
+    """Weight of the policy's entropy in the objective; above 0 it keeps exploring longer."""
+
+    max_grad_norm: float = 1.0
+    """Gradients of a greater norm are scaled down to it."""
+
+    max_episode_steps: int | None = None
+    """A time limit in steps that replaces the environment's own."""
+
+    task_timeout: float = 600.0
+    """Seconds after which a worker that gives no answer is killed and its episodes are collected
+    again."""
+
+    def __post_init__(self) -> None:
+        def check(name: str, good: bool, expected: str) -> None:
+            if not good:
+                flag = "--" + name.replace("_", "-")
+                raise UsageError(f"{flag}: {expected}, not {getattr(self, name)}")
+
+        check("env", bool(self.env.strip()), "a name or Gymnasium id")
+        check("iterations", self.iterations >= 1, "at least 1")
+        check("episodes_per_iter", self.episodes_per_iter >= 1, "at least 1")
+        check("seed", 0 <= self.seed < 1 << 63, "an integer from 0 up")
+        check("workers", self.workers is None or self.workers >= 0, "0 or more")
+        check("learning_rate", 0 < self.learning_rate < float("inf"), "above 0")
+        check("gamma", 0 <= self.gamma <= 1, "from 0 to 1")
+        check("hidden_sizes", all(size >= 1 for size in self.hidden_sizes), "widths of at least 1")
+        check("initial_log_std", -20 <= self.initial_log_std <= 5, "from -20 to 5")
+        check("entropy_coefficient", 0 <= self.entropy_coefficient < float("inf"), "0 or more")
+        check("max_grad_norm", self.max_grad_norm > 0, "above 0")
+        limit = self.max_episode_steps
+        check("max_episode_steps", limit is None or limit >= 1, "at least 1")
+        check("task_timeout", self.task_timeout > 0, "above 0")
+
+    def to_json(self) -> str:
+        """For config.json."""
+        return json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> TrainConfig:
+        """The inverse of `to_json`. Raises UsageError if the text is no configuration."""
+        try:
+            values = json.loads(text)
+            values["hidden_sizes"] = tuple(values["hidden_sizes"])
+            values["output"] = None if values["output"] is None else Path(values["output"])
+            return cls(**values)
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(f"config.json: not the configuration of a run: {error}") from error

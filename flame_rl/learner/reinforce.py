@@ -1,0 +1,103 @@
+"""REINFORCE (Williams 1992; Sutton and Barto 2018, section 13.3).
+
+Complete episodes, discounted returns normalised over the whole batch, one gradient step:
+
+    maximise  mean_t [ log pi(a_t | s_t) * G_t ]  +  entropy_coefficient * mean_t [ H(pi(. | s_t)) ]
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flame_rl.config import TrainConfig
+from flame_rl.learner.adam import Adam
+from flame_rl.learner.returns import constant_value, discounted_returns, normalize
+from flame_rl.messages import Episode, PolicySnapshot
+
+# Gradients are accumulated over slices of the batch, so that memory does not grow with it.
+SLICE_STEPS = 8192
+
+
+class Reinforce:
+    """The learner: a policy and what Adam remembers."""
+
+    name = "reinforce"
+
+    def __init__(self, config: TrainConfig, policy: nn.Module) -> None:
+        """Take over `policy`, a module as in model.py, and update it in place."""
+        self._config = config
+        self._policy = policy
+        self._adam = Adam(policy, config.learning_rate)
+        self._updates = 0
+
+    def snapshot(self) -> PolicySnapshot:
+        """The weights for the actors; the version is the number of updates so far."""
+        return self._policy.snapshot(self._updates)
+
+    def update(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """One gradient step over all steps of all episodes.
+
+        Args:
+            episodes: complete ones, collected with the latest snapshot, sorted by index.
+
+        Returns:
+            loss, gradient_norm (before clipping) and policy_entropy (in nats).
+        """
+        advantages = torch.from_numpy(self._advantages(episodes))
+        observations = torch.from_numpy(np.concatenate([e.observations[:-1] for e in episodes]))
+        actions = torch.from_numpy(np.concatenate([e.actions for e in episodes]))
+        if not actions.is_floating_point():
+            actions = actions.long()
+        steps = len(advantages)
+        self._policy.zero_grad()
+        loss = entropy = 0.0
+        for start in range(0, steps, SLICE_STEPS):
+            part = slice(start, start + SLICE_STEPS)
+            log_probs, entropies = self._policy.log_prob_and_entropy(
+                observations[part], actions[part]
+            )
+            gain = (log_probs * advantages[part]).sum() / steps
+            slice_entropy = entropies.sum() / steps
+            slice_loss = -gain - self._config.entropy_coefficient * slice_entropy
+            slice_loss.backward()
+            loss += slice_loss.item()
+            entropy += slice_entropy.item()
+        norm = nn.utils.clip_grad_norm_(self._policy.parameters(), self._config.max_grad_norm)
+        self._adam.step()
+        self._updates += 1
+        return {"loss": loss, "gradient_norm": norm.item(), "policy_entropy": entropy}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The policy's weights by name."""
+        return dict(self._policy.state_dict())
+
+    def weights_digest(self) -> str:
+        """SHA-256 over names, types, shapes and bytes of all weights."""
+        return tensors_digest(self._policy.state_dict())
+
+    def _advantages(self, episodes: Sequence[Episode]) -> np.ndarray:
+        """Normalised returns, float32 [N]."""
+        rewards = np.concatenate([e.rewards for e in episodes])
+        lengths = np.array([e.length for e in episodes])
+        # An episode that terminated in the very step of its time limit has really ended.
+        cut = np.array([e.truncated and not e.terminated for e in episodes])
+        discount = self._config.gamma
+        value = constant_value(rewards, lengths, cut, discount)
+        returns = discounted_returns(rewards, lengths, discount, np.where(cut, value, 0.0))
+        return normalize(returns).astype(np.float32)
+
+
+def tensors_digest(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 in hexadecimal over names, types, shapes and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        array = tensors[name].detach().numpy()
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
