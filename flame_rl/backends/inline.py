@@ -1,0 +1,56 @@
+"""Collect in this process: slow, and a breakpoint in a simulator or the collector works."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import threadpoolctl
+
+from flame_rl import wire
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.simulators import (
+    SLOTS,
+    PlainSimulator,
+    SimulatorError,
+    describe_environment,
+)
+from flame_rl.backends.dispatch import Collected, explain, gather
+from flame_rl.errors import UsageError
+from flame_rl.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
+
+
+class InlineBackend:
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._simulator: PlainSimulator | None = None
+        self._threads = threadpoolctl.ThreadpoolController()
+
+    def describe(self, env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
+        try:
+            spec = describe_environment(env_id, max_episode_steps)
+            self._simulator = PlainSimulator(env_id, max_episode_steps)
+            return spec
+        except SimulatorError as error:
+            failure = CollectFailure(error.kind, str(error), env_id, traceback=error.cause)
+            raise UsageError(explain(failure)) from error
+
+    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+        def submit(data: bytes) -> Future[bytes]:
+            result = collect_episodes(snapshot, wire.decode_request(data), self._simulator)
+            future: Future[bytes] = Future()
+            future.set_result(
+                wire.encode_failure(result)
+                if isinstance(result, CollectFailure)
+                else wire.encode_episodes(result)
+            )
+            return future
+
+        # More BLAS threads than the workers' one would change bits in wide layers.
+        with self._threads.limit(limits=1, user_api="blas"):
+            return gather(snapshot, request, submit, task_size=SLOTS, in_flight=1, stop=self._stop)
+
+    def close(self) -> None:
+        if self._simulator is not None:
+            self._simulator.close()
+            self._simulator = None

@@ -1,0 +1,94 @@
+"""What is shipped to a cluster: the actor's code and the user's environment modules, nothing else.
+
+The package is a staging folder made for the run. What lies around main.py (runs, checkpoints,
+.env files, data) never travels, and neither does torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from flame_rl.actor.remote import versions
+from flame_rl.errors import UsageError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_SHIPPED = ("__init__.py", "messages.py", "wire.py", "actor")
+_IGNORED = shutil.ignore_patterns("__pycache__", ".*", "*.pyc")
+
+
+@dataclass(frozen=True)
+class Package:
+    """What an application on the cluster is made of.
+
+    Attributes:
+        dependencies: pinned requirements, the learner's own versions.
+        digest: 12 hexadecimal digits over every shipped file and the dependencies.
+    """
+
+    dependencies: list[str]
+    digest: str
+
+
+def stage_package(folder: Path, env_id: str) -> Package:
+    """Fill `folder` with what an executor needs to collect episodes of `env_id`.
+
+    A module named in `module:Name-v0` is copied if it is the user's own file or folder; if it
+    came with an installed package, that package becomes a dependency.
+
+    Raises:
+        UsageError: the module cannot be found.
+    """
+    target = folder / _PACKAGE.name
+    target.mkdir()
+    for name in _SHIPPED:
+        source = _PACKAGE / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=_IGNORED)
+        else:
+            shutil.copy(source, target / name)
+    dependencies = [
+        f"{name}=={version}" for name, version in versions().items() if name != "python"
+    ]
+    module, separator, _ = env_id.rpartition(":")
+    if separator:
+        dependencies += _ship_module(module.partition(".")[0], folder)
+    return Package(sorted(dependencies), _digest(folder, dependencies))
+
+
+def _ship_module(name: str, folder: Path) -> list[str]:
+    """Copy the module into `folder`, or return the requirement that provides it."""
+    installed = importlib.metadata.packages_distributions().get(name)
+    if installed:
+        return [f"{dist}=={importlib.metadata.version(dist)}" for dist in sorted(set(installed))]
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        raise UsageError(
+            f"--env: module {name!r} is not found, so it cannot be sent to the cluster; "
+            "it must lie in the folder of main.py, on PYTHONPATH, or be installed"
+        )
+    source = Path(found.origin)
+    if source.name != "__init__.py":
+        shutil.copy(source, folder / source.name)
+        return []
+    for path in source.parent.rglob("*"):
+        if path.is_symlink():
+            raise UsageError(
+                f"--env: {path} is a symbolic link; it could lead to files that must not leave "
+                "this machine, so a package that holds one is not sent to the cluster"
+            )
+    shutil.copytree(source.parent, folder / name, ignore=_IGNORED)
+    return []
+
+
+def _digest(folder: Path, dependencies: list[str]) -> str:
+    digest = hashlib.sha256("\n".join(sorted(dependencies)).encode())
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(f"\0{path.relative_to(folder)}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

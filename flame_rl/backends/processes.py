@@ -1,0 +1,60 @@
+"""Collect in supervised worker processes on this machine."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from flame_rl import wire
+from flame_rl.actor.worker import Worker
+from flame_rl.backends.dispatch import Collected, gather, read_description
+from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
+
+# Enough tasks that a worker which drew short episodes takes over from one that drew long ones.
+TASKS_PER_WORKER = 4
+
+
+class ProcessBackend:
+    def __init__(self, workers: int, deadline: float, stop: threading.Event) -> None:
+        """Start `workers` processes at once; they import while the learner does."""
+        self._deadline = deadline
+        self._stop = stop
+        self._workers = [Worker() for _ in range(workers)]
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            worker.start()
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
+
+    def describe(self, env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
+        answer = self._workers[0].describe(env_id, max_episode_steps, self._deadline)
+        return read_description(answer)
+
+    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+        encoded = wire.encode_snapshot(snapshot)
+
+        def run(data: bytes) -> bytes:
+            worker = self._idle.get()
+            try:
+                return worker.collect(encoded, snapshot.version, data, self._deadline)
+            finally:
+                self._idle.put(worker)
+
+        def submit(data: bytes) -> Future[bytes]:
+            return self._threads.submit(run, data)
+
+        workers = len(self._workers)
+        return gather(
+            snapshot,
+            request,
+            submit,
+            task_size=max(1, len(request.indices) // (TASKS_PER_WORKER * workers)),
+            in_flight=workers + 1,
+            stop=self._stop,
+        )
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+        self._threads.shutdown(cancel_futures=True)

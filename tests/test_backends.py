@@ -1,0 +1,183 @@
+"""Dispatch: splitting, retrying, refusing; and that local backends agree."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+
+import psutil
+import pytest
+
+from flame_rl import wire
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.simulators import PlainSimulator
+from flame_rl.backends.dispatch import MAX_ATTEMPTS, gather
+from flame_rl.backends.inline import InlineBackend
+from flame_rl.backends.processes import ProcessBackend
+from flame_rl.errors import Interrupted, RunError, UsageError
+from flame_rl.messages import CollectFailure
+from tests.helpers import assert_same_episodes, environment_id, random_snapshot, request_for
+
+SNAPSHOT = random_snapshot(4, 2, False)
+REQUEST = request_for("CartPole-v1", range(11))
+
+
+def answer(data: bytes) -> bytes:
+    request = wire.decode_request(data)
+    simulator = PlainSimulator(request.env_id, None)
+    return wire.encode_episodes(collect_episodes(SNAPSHOT, request, simulator))
+
+
+def done(value: bytes | Exception) -> Future:
+    future: Future = Future()
+    if isinstance(value, Exception):
+        future.set_exception(value)
+    else:
+        future.set_result(value)
+    return future
+
+
+def gather_with(submit, task_size=3, in_flight=2, stop=None):
+    return gather(
+        SNAPSHOT,
+        REQUEST,
+        submit,
+        task_size=task_size,
+        in_flight=in_flight,
+        stop=stop or threading.Event(),
+    )
+
+
+EXPECTED = gather_with(lambda data: done(answer(data)), task_size=11).episodes
+
+
+@pytest.mark.parametrize("task_size", [1, 2, 3, 7, 11, 100])
+def test_task_size_changes_no_bit_and_episodes_are_sorted(task_size):
+    collected = gather_with(lambda data: done(answer(data)), task_size, in_flight=3)
+    assert_same_episodes(collected.episodes, EXPECTED)
+    assert [e.index for e in collected.episodes] == list(range(11))
+    assert collected.retries == 0 and collected.bytes_in > 0 and collected.bytes_out > 0
+
+
+def test_no_more_in_flight_than_allowed():
+    running = []
+    most = 0
+
+    def submit(data):
+        nonlocal most
+        future = Future()
+        running.append(future)
+        most = max(most, sum(not f.done() for f in running))
+        threading.Timer(0.02, lambda: future.set_result(answer(data))).start()
+        return future
+
+    gather_with(submit, task_size=1, in_flight=4)
+    assert most == 4 and len(running) == 11
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ConnectionError("Stream removed"),
+        b"garbage",
+        wire.encode_failure(CollectFailure("crash", "died", "CartPole-v1")),
+        wire.encode_failure(CollectFailure("invalid", "NaN", "CartPole-v1")),
+        wire.encode_episodes(EXPECTED[9:]),  # late, doubled or another run's
+    ],
+)
+def test_a_failed_task_is_asked_for_again(fault):
+    requests = []
+
+    def submit(data):
+        requests.append(data)
+        failed = requests.count(data) < MAX_ATTEMPTS and wire.decode_request(data).indices[0] == 3
+        return done(fault if failed else answer(data))
+
+    collected = gather_with(submit)
+    assert_same_episodes(collected.episodes, EXPECTED)
+    assert collected.retries == MAX_ATTEMPTS - 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "attempts"),
+    [
+        ("crash", RunError, 3),
+        ("timeout", RunError, 3),
+        ("invalid", UsageError, 3),
+        ("simulator", UsageError, 3),
+        ("environment", UsageError, 1),
+    ],
+)
+def test_what_keeps_failing_ends_the_run_with_its_message(kind, error, attempts):
+    requests = []
+
+    def submit(data):
+        requests.append(data)
+        return done(wire.encode_failure(CollectFailure(kind, "the cause", "CartPole-v1")))
+
+    with pytest.raises(error, match="the cause"):
+        gather_with(submit, task_size=11)
+    assert len(requests) == attempts
+
+
+def test_stop_interrupts_the_wait():
+    stop = threading.Event()
+    threading.Timer(0.3, stop.set).start()
+    began = time.monotonic()
+    with pytest.raises(Interrupted):
+        gather_with(lambda data: Future(), stop=stop)
+    assert time.monotonic() - began < 1
+
+
+def test_backends_agree_to_the_bit():
+    spec_id = "InvertedPendulum-v5"
+    request = request_for(spec_id, range(13))
+    collected = []
+    for make in (
+        InlineBackend,
+        lambda stop: ProcessBackend(1, 60, stop),
+        lambda stop: ProcessBackend(3, 60, stop),
+    ):
+        backend = make(threading.Event())
+        spec = backend.describe(spec_id, None)
+        snapshot = random_snapshot(spec.observation_dim, spec.action_dim, spec.continuous)
+        collected.append(backend.collect(snapshot, request).episodes)
+        backend.close()
+        backend.close()
+    assert_same_episodes(collected[1], collected[0])
+    assert_same_episodes(collected[2], collected[0])
+
+
+def test_a_crash_costs_a_retry_and_no_bit(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULT_MARKER", str(tmp_path / "marker"))
+    env_id = environment_id("KillFault")
+    request = request_for(env_id, range(6))
+    snapshot = random_snapshot(1, 2, False)
+    backend = ProcessBackend(2, 60, threading.Event())
+    try:
+        first = backend.collect(snapshot, request)
+        again = backend.collect(snapshot, request)
+    finally:
+        backend.close()
+    assert first.retries >= 1 and again.retries == 0
+    assert_same_episodes(first.episodes, again.episodes)
+
+
+def test_close_leaves_no_process():
+    backend = ProcessBackend(2, 60, threading.Event())
+    backend.describe("CartPole-v1", None)
+    children = psutil.Process().children(recursive=True)
+    assert len(children) == 2
+    backend.close()
+    assert psutil.wait_procs(children, timeout=3)[1] == []
+
+
+@pytest.mark.parametrize("make", [InlineBackend, lambda stop: ProcessBackend(1, 60, stop)])
+def test_an_unknown_environment_is_the_users_to_correct(make):
+    backend = make(threading.Event())
+    try:
+        with pytest.raises(UsageError, match="nearest names: CartPole-v1"):
+            backend.describe("CartPoll-v1", None)
+    finally:
+        backend.close()
