@@ -1,0 +1,103 @@
+"""What a run prints: a header, a line every ten iterations, a summary; a bar on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from flame_rl.config import TrainConfig
+from flame_rl.messages import EnvironmentSpec
+from flame_rl.train import IterationResult
+
+RULE = "=" * 60
+LINE_EVERY = 10
+
+
+class ConsoleReporter:
+    """Prints to standard output; the clock of its summary starts when it is made."""
+
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, distributed: bool) -> None:
+        """Print the header."""
+        self._config = config
+        self._began = time.perf_counter()
+        self._last: IterationResult | None = None
+        self._retries = 0
+        self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._progress: Progress | None = None
+        mode = "distributed" if distributed else "local"
+        self._print(
+            f"{RULE}\n"
+            f"{mode.title()} REINFORCE on {spec.env_id}"
+            f"{' using Flame Runner' if distributed else ''}\n"
+            f"{RULE}\n"
+            "\n"
+            "Configuration:\n"
+            f"  Environment: {spec.env_id}\n"
+            f"  Observation dim: {spec.observation_dim}\n"
+            f"  Action dim: {spec.action_dim}\n"
+            f"  Continuous actions: {spec.continuous}\n"
+            f"  Training iterations: {config.iterations}\n"
+            f"  Episodes per iteration: {config.episodes_per_iter}\n"
+            f"  Total episodes: {config.iterations * config.episodes_per_iter}\n"
+            "\n"
+            f"Starting {mode} training..."
+        )
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("Iteration"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("reward {task.fields[reward]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._progress.add_task("", total=config.iterations, reward="")
+            self._progress.start()
+
+    def report(self, result: IterationResult) -> None:
+        self._last = result
+        self._retries += result.timing.retries
+        if self._progress is not None:
+            self._progress.update(
+                self._progress.task_ids[0], advance=1, reward=f"{result.reward_mean:.1f}"
+            )
+        last = result.iteration == self._config.iterations - 1
+        if result.iteration % LINE_EVERY == 0 or last:
+            self._print(
+                f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f} | "
+                f"Loss: {result.losses['loss']:.4f}"
+            )
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def summary(self, interrupted: bool) -> None:
+        """The closing lines; after an interrupt, over what was done until then."""
+        seconds = time.perf_counter() - self._began
+        episodes = self._last.episodes if self._last else 0
+        lines = [
+            "",
+            RULE,
+            "Training Interrupted!" if interrupted else "Training Complete!",
+            f"  Total time: {seconds:.2f}s",
+            f"  Episodes: {episodes} ({episodes / seconds:.1f} episodes/sec)",
+        ]
+        if self._retries:
+            lines.append(f"  Tasks sent again: {self._retries}")
+        if self._last:
+            lines.append(f"  Final Mean Reward: {self._last.reward_mean:.1f}")
+        self._print("\n".join([*lines, RULE]))
+
+    def _print(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.console.print(text)
+        else:
+            # Plain, so that a pipe gets exactly this text, line by line.
+            print(text, file=sys.stdout, flush=True)

@@ -1,0 +1,88 @@
+"""metrics.csv, which a rerun reproduces to the byte, and timing.csv, which it does not."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from flame_rl.train import IterationResult
+
+METRICS_NAME = "metrics.csv"
+TIMING_NAME = "timing.csv"
+
+
+class MetricsReporter:
+    """One row an iteration, on disk before the next begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self._rows = _Rows(folder / METRICS_NAME)
+
+    def report(self, result: IterationResult) -> None:
+        self._rows.write(
+            {
+                "iteration": result.iteration,
+                "episodes": result.episodes,
+                "env_steps": result.env_steps,
+                "reward_mean": result.reward_mean,
+                "reward_std": result.reward_std,
+                "reward_min": result.reward_min,
+                "reward_max": result.reward_max,
+                "length_mean": result.length_mean,
+                **result.losses,
+                "weights_digest": result.weights_digest,
+            }
+        )
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class TimingReporter:
+    """Where the time went, one row an iteration."""
+
+    def __init__(self, folder: Path) -> None:
+        self._rows = _Rows(folder / TIMING_NAME)
+
+    def report(self, result: IterationResult) -> None:
+        timing = result.timing
+        self._rows.write(
+            {
+                "iteration": result.iteration,
+                "collecting_seconds": f"{timing.collecting:.6f}",
+                "updating_seconds": f"{timing.updating:.6f}",
+                "waiting_seconds": f"{timing.waiting:.6f}",
+                "env_steps_per_second": f"{timing.env_steps_per_second:.1f}",
+                "bytes_out": timing.bytes_out,
+                "bytes_in": timing.bytes_in,
+                "retries": timing.retries,
+            }
+        )
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+def read_metrics(folder: Path) -> dict[str, list[float]]:
+    """The numeric columns of a run's metrics.csv."""
+    with (folder / METRICS_NAME).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [name for name in (rows[0] if rows else {}) if name != "weights_digest"]
+    return {name: [float(row[name]) for row in rows] for name in names}
+
+
+class _Rows:
+    """A CSV file whose header is the first row's keys."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", newline="")
+        self._writer: csv.DictWriter[str] | None = None
+
+    def write(self, row: dict[str, object]) -> None:
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, row, lineterminator="\n")
+            self._writer.writeheader()
+        self._writer.writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,135 @@
+"""The training loop: collect, update, yield. It prints nothing and writes nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from flame_rl.backends import Backend
+from flame_rl.config import TrainConfig
+from flame_rl.messages import CollectRequest, Episode, PolicySnapshot
+
+
+class Learner(Protocol):
+    """What the loop knows of an algorithm."""
+
+    name: str
+
+    def snapshot(self) -> PolicySnapshot: ...
+
+    def update(self, episodes: Sequence[Episode]) -> dict[str, float]: ...
+
+    def weights_digest(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the time of an iteration went: measured, so it differs from run to run.
+
+    Attributes:
+        collecting: seconds from publishing the weights to having all episodes.
+        updating: seconds of the learner's update.
+        waiting: of `collecting`, the seconds in which this process had nothing to do.
+        env_steps_per_second: steps of all workers together, over `collecting`.
+        bytes_out, bytes_in: to the workers and from them.
+        retries: tasks that had to be sent again.
+    """
+
+    collecting: float
+    updating: float
+    waiting: float
+    env_steps_per_second: float
+    bytes_out: int
+    bytes_in: int
+    retries: int
+
+
+@dataclass(frozen=True)
+class IterationResult:
+    """One iteration. All but `timing` is a function of the configuration.
+
+    Attributes:
+        iteration: from 0.
+        episodes, env_steps: totals since the start.
+        reward_mean, reward_std, reward_min, reward_max: of the undiscounted sums of this
+            iteration's episodes.
+        length_mean: steps per episode.
+        losses: what the algorithm reports: loss, gradient_norm, policy_entropy.
+        weights_digest: SHA-256 over the learner's weights after the update.
+        timing: see `Timing`.
+    """
+
+    iteration: int
+    episodes: int
+    env_steps: int
+    reward_mean: float
+    reward_std: float
+    reward_min: float
+    reward_max: float
+    length_mean: float
+    losses: dict[str, float]
+    weights_digest: str
+    timing: Timing
+
+
+def train(
+    config: TrainConfig, env_id: str, learner: Learner, backend: Backend, stop: threading.Event
+) -> Iterator[IterationResult]:
+    """Yield one result after another, `config.iterations` of them, or fewer once `stop` is set.
+
+    Args:
+        config: seed, iterations and episodes per iteration.
+        env_id: the Gymnasium id.
+        learner: updated in place.
+        backend: where episodes are collected; it changes no result.
+        stop: looked at between iterations; the backend looks at it while it waits.
+    """
+    total_episodes = total_steps = 0
+    for iteration in range(config.iterations):
+        if stop.is_set():
+            return
+        snapshot = learner.snapshot()
+        request = CollectRequest(
+            env_id=env_id,
+            max_episode_steps=config.max_episode_steps,
+            run_seed=config.seed,
+            iteration=iteration,
+            indices=tuple(range(config.episodes_per_iter)),
+            policy_version=snapshot.version,
+        )
+        began = time.perf_counter()
+        collected = backend.collect(snapshot, request)
+        arrived = time.perf_counter()
+        losses = learner.update(collected.episodes)
+        updated = time.perf_counter()
+
+        rewards = np.array([episode.rewards.sum() for episode in collected.episodes])
+        steps = sum(episode.length for episode in collected.episodes)
+        total_episodes += len(collected.episodes)
+        total_steps += steps
+        yield IterationResult(
+            iteration=iteration,
+            episodes=total_episodes,
+            env_steps=total_steps,
+            reward_mean=float(rewards.mean()),
+            reward_std=float(rewards.std()),
+            reward_min=float(rewards.min()),
+            reward_max=float(rewards.max()),
+            length_mean=steps / len(collected.episodes),
+            losses=losses,
+            weights_digest=learner.weights_digest(),
+            timing=Timing(
+                collecting=arrived - began,
+                updating=updated - arrived,
+                waiting=collected.waiting_seconds,
+                env_steps_per_second=steps / (arrived - began),
+                bytes_out=collected.bytes_out,
+                bytes_in=collected.bytes_in,
+                retries=collected.retries,
+            ),
+        )

@@ -1,0 +1,76 @@
+"""Train a policy: `uv run main.py --env ant`. `--help` lists every flag."""
+
+from __future__ import annotations
+
+import sys
+
+import tyro
+
+from flame_rl.config import TrainConfig
+from flame_rl.errors import Interrupted, RunError, UsageError
+from flame_rl.interrupt import StopSignal, stop_on_signals
+
+
+def main() -> int:
+    """The command line. Returns the exit code: 0, 1 for a run that failed, 2 for bad input, 130
+    after Ctrl-C, 143 after SIGTERM."""
+    try:
+        config = tyro.cli(TrainConfig)
+        with stop_on_signals() as stop:
+            train_command(config, stop)
+            return stop.exit_code
+    except (UsageError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def train_command(config: TrainConfig, stop: StopSignal) -> None:
+    """Construct everything, in one place, and run the loop."""
+    # Here and not above, so that --help and mistakes are answered at once.
+    from flame_rl.backends.choose import flame_is_configured, local_workers, make_backend
+    from flame_rl.run_folder import choose_folder, make_folder
+
+    folder = choose_folder(config, algorithm="reinforce")
+    distributed = not config.local and flame_is_configured()
+    if not distributed and not config.local:
+        workers = local_workers(config)
+        where = f"with {workers} local workers" if workers else "in this process"
+        print(f"No Flame cluster is configured; collecting {where}.\n", flush=True)
+    # Before torch is imported: workers and executors start in the meantime.
+    backend = make_backend(config, distributed, stop)
+    try:
+        import model
+        from flame_rl.checkpoint import save_weights
+        from flame_rl.learner.reinforce import Reinforce
+        from flame_rl.report import Reporters
+        from flame_rl.report.console import ConsoleReporter
+        from flame_rl.report.files import MetricsReporter, TimingReporter
+        from flame_rl.train import train
+
+        env_id = model.ENVIRONMENTS.get(config.env.lower(), config.env)
+        spec = backend.describe(env_id, config.max_episode_steps)
+        learner = Reinforce(config, model.make_policy(spec, config))
+        make_folder(folder, config)
+        console = ConsoleReporter(config, spec, distributed)
+        reporters = Reporters([MetricsReporter(folder), TimingReporter(folder), console])
+        try:
+            for result in train(config, env_id, learner, backend, stop):
+                reporters.report(result)
+        except Interrupted:
+            pass
+        finally:
+            reporters.close()
+            save_weights(folder, learner.state_dict())
+            backend.close()
+        console.summary(interrupted=stop.is_set())
+        if config.plot:
+            from flame_rl.report.plot import plot_curve
+
+            plot_curve(folder, title=f"REINFORCE on {env_id}")
+        print(f"Run folder: {folder}")
+    finally:
+        backend.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
