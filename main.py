@@ -39,6 +39,8 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
     # Before torch is imported: workers and executors start in the meantime.
     backend = make_backend(config, distributed, stop)
     try:
+        import torch
+
         import model
         from flame_rl.checkpoint import save_weights
         from flame_rl.learner.reinforce import Reinforce
@@ -47,6 +49,9 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
         from flame_rl.report.files import MetricsReporter, TimingReporter
         from flame_rl.train import train
 
+        # Sums that torch divides among cores would make bits depend on how many there are; the
+        # learner uses them all in its own way (learner/slices.py).
+        torch.set_num_threads(1)
         env_id = model.ENVIRONMENTS.get(config.env.lower(), config.env)
         spec = backend.describe(env_id, config.max_episode_steps)
         learner = Reinforce(config, model.make_policy(spec, config))

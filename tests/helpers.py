@@ -63,18 +63,32 @@ def assert_same_episodes(left, right) -> None:
         assert (a.terminated, a.truncated) == (b.terminated, b.truncated)
 
 
-def run_main(
-    *arguments: str, cwd: Path, timeout: float = 120, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def start_main(
+    *arguments: str, cwd: Path, environment: dict[str, str] | None = None, **pipes
+) -> subprocess.Popen[str]:
     """main.py as a user runs it, without any Flame configuration of this machine."""
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, str(ROOT / "main.py"), *arguments],
         cwd=cwd,
         env=clean_environment(cwd) | (environment or {}),
-        capture_output=True,
         text=True,
-        timeout=timeout,
+        **pipes,
     )
+
+
+def run_main(
+    *arguments: str, cwd: Path, timeout: float = 120, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`start_main`, and wait for its end."""
+    process = start_main(
+        *arguments,
+        cwd=cwd,
+        environment=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    output, errors = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def clean_environment(home: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ import torch
 
 import model
 from flame_rl.config import TrainConfig
-from flame_rl.learner import reinforce
+from flame_rl.learner import slices
 from flame_rl.learner.adam import Adam
 from flame_rl.learner.reinforce import Reinforce
 from flame_rl.messages import EnvironmentSpec, Episode
@@ -80,7 +80,7 @@ def oracle_loss(policy, episodes, gamma, entropy_coefficient):
 @pytest.mark.parametrize("continuous", [True, False])
 @pytest.mark.parametrize("slice_steps", [8192, 5, 1])
 def test_loss_and_gradient(continuous, slice_steps, monkeypatch):
-    monkeypatch.setattr(reinforce, "SLICE_STEPS", slice_steps)
+    monkeypatch.setattr(slices, "SLICE_STEPS", slice_steps)
     learner = make_learner(continuous, gamma=0.9, entropy_coefficient=0.1)
     policy = copy.deepcopy(learner._policy)
     expected = oracle_loss(policy, random_episodes(continuous), 0.9, 0.1)
@@ -91,6 +91,17 @@ def test_loss_and_gradient(continuous, slice_steps, monkeypatch):
     assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
     for ours, theirs in zip(learner._policy.parameters(), policy.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_number_of_cores_changes_no_bit(monkeypatch):
+    monkeypatch.setattr(slices, "SLICE_STEPS", 3)
+    digests = set()
+    for cores in (1, 2, 7):
+        monkeypatch.setattr(slices.os, "cpu_count", lambda cores=cores: cores)
+        learner = make_learner(True)
+        metrics = [learner.update(random_episodes(True)) for _ in range(3)]
+        digests.add((learner.weights_digest(), str(metrics)))
+    assert len(digests) == 1
 
 
 def test_adam_equals_torch():

@@ -197,7 +197,9 @@ def _explain(env_id: str, error: Exception) -> SimulatorError:
     """Turn what `gymnasium.make` raised into one sentence with a remedy."""
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return SimulatorError(
-            "environment", f"{env_id} needs a package that is not installed: {error}"
+            "environment",
+            f"{env_id} needs a package that is not installed: {error} "
+            "(with uv: `uv add` in place of `pip install`)",
         )
     if isinstance(error, gymnasium.error.Error):
         name = (env_id.partition(":")[2] or env_id).lower()

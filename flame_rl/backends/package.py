@@ -57,7 +57,22 @@ def stage_package(folder: Path, env_id: str) -> Package:
     module, separator, _ = env_id.rpartition(":")
     if separator:
         dependencies += _ship_module(module.partition(".")[0], folder)
+    elif (extra := _gymnasium_extra(env_id)) is not None:
+        dependencies.append(f"gymnasium[{extra}]=={versions()['gymnasium']}")
     return Package(sorted(dependencies), _digest(folder, dependencies))
+
+
+def _gymnasium_extra(env_id: str) -> str | None:
+    """The extra that an environment of Gymnasium's own needs besides MuJoCo, for LunarLander say.
+
+    Gymnasium names its extras as it names the folders of its environments.
+    """
+    import gymnasium
+
+    spec = gymnasium.registry.get(env_id)
+    if spec is None or not str(spec.entry_point).startswith("gymnasium.envs.box2d"):
+        return None
+    return "box2d"
 
 
 def _ship_module(name: str, folder: Path) -> list[str]:

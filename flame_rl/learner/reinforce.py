@@ -18,10 +18,8 @@ from torch import Tensor, nn
 from flame_rl.config import TrainConfig
 from flame_rl.learner.adam import Adam
 from flame_rl.learner.returns import constant_value, discounted_returns, normalize
+from flame_rl.learner.slices import accumulate_gradients
 from flame_rl.messages import Episode, PolicySnapshot
-
-# Gradients are accumulated over slices of the batch, so that memory does not grow with it.
-SLICE_STEPS = 8192
 
 
 class Reinforce:
@@ -55,20 +53,18 @@ class Reinforce:
         if not actions.is_floating_point():
             actions = actions.long()
         steps = len(advantages)
-        self._policy.zero_grad()
-        loss = entropy = 0.0
-        for start in range(0, steps, SLICE_STEPS):
-            part = slice(start, start + SLICE_STEPS)
+
+        def loss_of(part: slice) -> tuple[Tensor, Tensor]:
             log_probs, entropies = self._policy.log_prob_and_entropy(
                 observations[part], actions[part]
             )
             gain = (log_probs * advantages[part]).sum() / steps
-            slice_entropy = entropies.sum() / steps
-            slice_loss = -gain - self._config.entropy_coefficient * slice_entropy
-            slice_loss.backward()
-            loss += slice_loss.item()
-            entropy += slice_entropy.item()
-        norm = nn.utils.clip_grad_norm_(self._policy.parameters(), self._config.max_grad_norm)
+            entropy = entropies.sum() / steps
+            return -gain - self._config.entropy_coefficient * entropy, entropy
+
+        parameters = list(self._policy.parameters())
+        loss, entropy = accumulate_gradients(parameters, steps, loss_of)
+        norm = nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm)
         self._adam.step()
         self._updates += 1
         return {"loss": loss, "gradient_norm": norm.item(), "policy_entropy": entropy}

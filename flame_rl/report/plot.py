@@ -26,8 +26,7 @@ def plot_curve(folder: Path, title: str) -> Path:
     Returns:
         The path of the picture.
     """
-    show = _has_display()
-    if not show:
+    if not _has_display():
         matplotlib.use("Agg")
     metrics = {name: np.array(values) for name, values in read_metrics(folder).items()}
     steps, mean, std = metrics["env_steps"], metrics["reward_mean"], metrics["reward_std"]
@@ -52,7 +51,8 @@ def plot_curve(folder: Path, title: str) -> Path:
     axes.legend(loc="best", framealpha=0.9)
     path = folder / "curve.png"
     figure.savefig(path, dpi=150)
-    if show:
+    # Without a window toolkit, matplotlib falls back to drawing files only.
+    if matplotlib.get_backend().lower() != "agg":
         plt.show()
     plt.close(figure)
     return path

@@ -1,0 +1,51 @@
+"""A batch's gradient, slice by slice: bounded memory, all cores, and the same bits on any number.
+
+torch's own threads divide a sum among the cores, so that its last bits depend on how many there are.
+With those set to one (main.py does), every slice is computed by one thread here, several slices at a
+time, and the slices are added in their order.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+# Small enough to fit in a cache a few times over, large enough that Python costs nothing.
+SLICE_STEPS = 4096
+
+
+def accumulate_gradients(
+    parameters: Sequence[torch.nn.Parameter],
+    steps: int,
+    loss_of: Callable[[slice], tuple[Tensor, ...]],
+) -> list[float]:
+    """Set every parameter's `.grad` to that of the whole batch's loss.
+
+    Args:
+        parameters: to differentiate by; each must take part in the loss.
+        steps: the size of the batch.
+        loss_of: of a slice of the batch, its share of the loss, then any shares of metrics. Shares
+            are added up, so a mean must already be divided by `steps`.
+
+    Returns:
+        The sums: the loss, then the metrics.
+    """
+
+    def differentiate(start: int) -> tuple[tuple[Tensor, ...], list[float]]:
+        shares = loss_of(slice(start, start + SLICE_STEPS))
+        return torch.autograd.grad(shares[0], parameters), [share.item() for share in shares]
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        parts = threads.map(differentiate, range(0, steps, SLICE_STEPS))
+        gradients, totals = next(parts)
+        for more_gradients, more in parts:
+            for total, part in zip(gradients, more_gradients, strict=True):
+                total.add_(part)
+            totals = [total + part for total, part in zip(totals, more, strict=True)]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    return totals

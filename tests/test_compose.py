@@ -1,0 +1,241 @@
+"""The compose file and Flame's two configurations: that they agree, and keep what they promise."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from graphlib import TopologicalSorter
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urlparse
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPOSE_FILE = ROOT / "docker-compose.yaml"
+COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())
+CLUSTER = yaml.safe_load((ROOT / "flame" / "flame-cluster.yaml").read_text())
+CLIENT = yaml.safe_load((ROOT / "flame" / "flame.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+SERVERS = ["flame-session-manager", "flame-object-cache", "flame-executor-manager"]
+CONSOLE = SERVICES["flame-console"]
+EXECUTOR_MANAGER = SERVICES["flame-executor-manager"]
+HERE = PurePosixPath("/opt/examples/rl")
+UV_CACHE = "/usr/local/flame/data/cache"
+
+
+def mounts(service: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A service's mounts by their target, short and long syntax alike."""
+    found = {}
+    for mount in service.get("volumes", []):
+        if isinstance(mount, str):
+            source, target, *mode = mount.split(":")
+            named = not source.startswith((".", "/", "~"))
+            mount = {
+                "type": "volume" if named else "bind",
+                "source": source,
+                "target": target,
+                "read_only": mode == ["ro"],
+            }
+        found[mount["target"]] = mount
+    return found
+
+
+def test_the_four_roles_are_there_and_no_other() -> None:
+    assert set(SERVICES) == {*SERVERS, "flame-console"}
+    for name, service in SERVICES.items():
+        assert re.fullmatch(rf"xflops/{name}:v[\d.]+", service["image"]), name
+        assert "build" not in service, name
+
+
+def test_flames_version_stands_in_one_block_and_is_flamepys() -> None:
+    tags = {service["image"].partition(":")[2] for service in SERVICES.values()}
+    assert len(tags) == 1
+    (tag,) = tags
+    text = COMPOSE_FILE.read_text()
+    block = re.search(r"^x-images:\n((?:  .*\n)+)", text, re.MULTILINE)
+    assert block is not None
+    assert len(block[1].splitlines()) == block[1].count(tag) == text.count(tag) == len(SERVICES)
+
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    flamepy = re.search(r"flamepy\s*[=~>]=\s*(\d+\.\d+)", " ".join(dependencies))
+    assert flamepy is not None
+    assert tag.startswith(f"v{flamepy[1]}.")
+
+
+def test_ports_are_open_on_this_machine_only() -> None:
+    ports = [str(port) for service in SERVICES.values() for port in service.get("ports", [])]
+    assert ports
+    assert all(port.startswith("127.0.0.1:") for port in ports), ports
+    # 8081 hands out tasks to executors; nobody outside is one.
+    assert {port.rpartition(":")[2] for port in ports} == {"8080", "9090"}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_nothing_is_privileged(name: str) -> None:
+    service = SERVICES[name]
+    assert "docker.sock" not in yaml.safe_dump(service)
+    assert not {"privileged", "network_mode", "pid", "ipc", "cap_add"} & service.keys()
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_service_stops_at_once(name: str) -> None:
+    assert SERVICES[name]["init"] is True
+
+
+def test_one_private_network() -> None:
+    # Exactly one for each service: it is eth0, and `hostname -i` is one address.
+    (network,) = COMPOSE["networks"]
+    assert all(service["networks"] == [network] for service in SERVICES.values())
+    assert not (COMPOSE["networks"][network] or {}).get("external")
+    assert CLUSTER["cache"]["network_interface"] == "eth0"
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_servers_are_checked_without_extra_tools(name: str) -> None:
+    kind, program, *arguments = SERVICES[name]["healthcheck"]["test"]
+    assert kind == "CMD"
+    assert program in ("bash", "grep")
+    # A single $ would be compose's own variable.
+    assert "$" not in " ".join(arguments).replace("$$", "")
+
+
+def test_health_checks_ask_the_configured_ports() -> None:
+    client = urlparse(CLUSTER["cluster"]["endpoint"]).port
+    cache = urlparse(CLUSTER["cache"]["endpoint"]).port
+    assert client is not None
+    checks = {name: " ".join(SERVICES[name]["healthcheck"]["test"]) for name in SERVERS}
+    assert f"/dev/tcp/127.0.0.1/{client} " in checks["flame-session-manager"]
+    assert checks["flame-session-manager"].endswith(f"/dev/tcp/127.0.0.1/{client + 1}")
+    assert checks["flame-object-cache"].endswith(f"/dev/tcp/$$(hostname -i)/{cache}")
+    assert f":{client + 1:04X} 01 " in checks["flame-executor-manager"]
+
+
+def test_services_start_in_order() -> None:
+    order = {name: service.get("depends_on", {}) for name, service in SERVICES.items()}
+    for name, needs in order.items():
+        for other, condition in needs.items():
+            assert condition == {"condition": "service_healthy"}, (name, other)
+            assert "healthcheck" in SERVICES[other], (name, other)
+    list(TopologicalSorter(order).static_order())  # Raises CycleError.
+    assert set(order["flame-executor-manager"]) == {"flame-session-manager", "flame-object-cache"}
+    assert set(order["flame-console"]) == set(SERVERS)
+
+
+def test_one_executor_manager_under_one_name() -> None:
+    assert sum("executor-manager" in service["image"] for service in SERVICES.values()) == 1
+    assert re.fullmatch(r"[a-z][a-z0-9-]*", EXECUTOR_MANAGER["hostname"])
+    assert not {"deploy", "scale"} & EXECUTOR_MANAGER.keys()
+
+
+def test_the_executor_manager_is_not_restarted_by_docker() -> None:
+    # Within 30 s of its end it would hang the run.
+    assert EXECUTOR_MANAGER["restart"] == "no"
+    # And no `always`: after a reboot all four wait for `up`, in its order.
+    assert {service.get("restart", "no") for service in SERVICES.values()} <= {"no", "on-failure"}
+
+
+def test_volumes_are_named_and_declared() -> None:
+    used = {
+        mount["source"]
+        for service in SERVICES.values()
+        for mount in mounts(service).values()
+        if mount["type"] == "volume"
+    }
+    assert used == set(COMPOSE["volumes"])
+
+
+def test_mounted_files_exist_and_are_read_only() -> None:
+    for name, service in SERVICES.items():
+        for mount in mounts(service).values():
+            if mount["type"] == "bind" and mount["source"] != ".":
+                assert (ROOT / mount["source"]).is_file(), (name, mount)
+                assert mount["read_only"], (name, mount)
+
+
+def test_each_role_reads_its_configuration() -> None:
+    for name in SERVERS:
+        mount = mounts(SERVICES[name])["/root/.flame/flame-cluster.yaml"]
+        assert mount["source"] == "./flame/flame-cluster.yaml"
+    assert mounts(CONSOLE)["/root/.flame/flame.yaml"]["source"] == "./flame/flame.yaml"
+
+
+def test_uvs_cache_is_shared_and_not_copied_into() -> None:
+    for service in (CONSOLE, EXECUTOR_MANAGER):
+        mount = mounts(service)[UV_CACHE]
+        assert mount["source"] == "uv-cache"
+        assert mount["volume"]["nocopy"] is True
+    # The executor manager's own place, which is not configurable.
+    assert CONSOLE["environment"]["UV_CACHE_DIR"] == f"{UV_CACHE}/uv"
+
+
+def test_objects_outlive_their_server_and_sessions_do_not_outlive_down() -> None:
+    stored = urlparse(CLUSTER["cache"]["storage"]).path
+    assert mounts(SERVICES["flame-object-cache"])[stored]["type"] == "volume"
+    sessions = PurePosixPath(urlparse(CLUSTER["cluster"]["storage"]).path)
+    for target in mounts(SERVICES["flame-session-manager"]):
+        assert not sessions.is_relative_to(target), target
+
+
+def test_the_console_runs_this_folder() -> None:
+    assert CONSOLE["working_dir"] == str(HERE)
+    folder = mounts(CONSOLE)[str(HERE)]
+    assert (folder["source"], folder["read_only"]) == (".", False)
+    assert CONSOLE["command"] == ["sleep", "infinity"]
+
+
+def test_the_consoles_environment_is_on_its_own_volume() -> None:
+    place = PurePosixPath(CONSOLE["environment"]["UV_PROJECT_ENVIRONMENT"])
+    assert not place.is_relative_to(HERE)
+    holders = [m for target, m in mounts(CONSOLE).items() if place.is_relative_to(target)]
+    assert [holder["type"] for holder in holders] == ["volume"]
+    assert holders[0]["source"] != mounts(CONSOLE)[UV_CACHE]["source"]
+
+
+def test_environment_variables() -> None:
+    for name in SERVERS:
+        assert SERVICES[name]["environment"]["RUST_LOG"] == "warn"
+    environment = CONSOLE["environment"]
+    assert "RUST_LOG" not in environment  # uv obeys it.
+    assert environment["UV_LINK_MODE"] == "copy"
+    assert environment["UV_PYTHON"] == "3.12"
+
+
+def test_endpoints_name_services_and_their_ports() -> None:
+    (context,) = [c for c in CLIENT["contexts"] if c["name"] == CLIENT["current-context"]]
+    for part, scheme in (("cluster", "http"), ("cache", "grpc")):
+        assert context[part]["endpoint"] == CLUSTER[part]["endpoint"]
+        endpoint = urlparse(CLUSTER[part]["endpoint"])
+        assert endpoint.scheme == scheme
+        ports = SERVICES[endpoint.hostname or ""]["ports"]
+        assert f"127.0.0.1:{endpoint.port}:{endpoint.port}" in ports
+
+
+def test_the_clusters_settings() -> None:
+    cluster = CLUSTER["cluster"]
+    assert cluster["policies"] == ["priority", "drf", "gang"]
+    assert cluster["resreq"] == "cpu=1,mem=2g"
+    assert cluster["storage"] == "fs:///var/lib/flame/sessions"
+    assert cluster["schedule_interval"] == 100
+    assert CLUSTER["cache"]["eviction"]["policy"] == "lru"
+    assert re.fullmatch(r"\d+[MG]", CLUSTER["cache"]["eviction"]["max_memory"])
+
+
+def test_compose_accepts_the_file() -> None:
+    v2 = ["docker", "compose"]
+    if (
+        shutil.which("docker")
+        and not subprocess.run([*v2, "version"], capture_output=True).returncode
+    ):
+        command = v2
+    elif shutil.which("docker-compose"):
+        command = ["docker-compose"]
+    else:
+        pytest.skip("neither `docker compose` nor `docker-compose` is on this machine")
+    result = subprocess.run(
+        [*command, "-f", str(COMPOSE_FILE), "config", "-q"], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr

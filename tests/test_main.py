@@ -1,0 +1,342 @@
+"""main.py as a user runs it: flags, output, files, mistakes, interrupts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from flame_rl.config import TrainConfig
+from tests.helpers import ROOT, environment_id, run_main, start_main
+
+QUICK = ("--env", "cartpole", "--iterations", "12", "--episodes-per-iter", "10", "--seed", "5")
+
+METRICS = (
+    "iteration,episodes,env_steps,reward_mean,reward_std,reward_min,reward_max,length_mean,"
+    "loss,gradient_norm,policy_entropy,weights_digest"
+)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run with a plot: (process, run folder)."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = run_main(*QUICK, "--workers", "2", "--plot", "--output", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done, folder / "run"
+
+
+def test_help_is_quick_and_complete_without_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch must not be imported')\n")
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        done = run_main("--help", cwd=tmp_path, environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+        seconds.append(time.perf_counter() - began)
+        assert done.returncode == 0, done.stderr
+    assert min(seconds) < 0.5
+    flags = "env local iterations episodes-per-iter plot seed workers output learning-rate gamma"
+    for flag in [*flags.split(" "), "hidden-sizes"]:
+        assert f"--{flag}" in done.stdout
+    for default in ("cartpole", "100", "0.99", "64 64"):
+        assert f"(default: {default})" in done.stdout
+
+
+def test_prints_what_the_documentation_shows(finished):
+    done, _ = finished
+    lines = done.stdout.splitlines()
+    rule = "=" * 60
+    assert lines[0].startswith("No Flame cluster is configured; collecting with 2 local workers")
+    assert lines[2:17] == [
+        rule,
+        "Local REINFORCE on CartPole-v1",
+        rule,
+        "",
+        "Configuration:",
+        "  Environment: CartPole-v1",
+        "  Observation dim: 4",
+        "  Action dim: 2",
+        "  Continuous actions: False",
+        "  Training iterations: 12",
+        "  Episodes per iteration: 10",
+        "  Total episodes: 120",
+        "",
+        "Starting local training...",
+        lines[16],
+    ]
+    progress = [line for line in lines if line.startswith("Iteration")]
+    assert len(progress) == 3
+    for line, iteration in zip(progress, (0, 10, 11), strict=True):
+        pattern = rf"Iteration +{iteration} \| Mean Reward: +-?\d+\.\d \| Loss: -?\d+\.\d{{4}}"
+        assert re.fullmatch(pattern, line)
+    end = lines.index("Training Complete!")
+    assert re.fullmatch(r"  Total time: \d+\.\d\ds", lines[end + 1])
+    assert re.fullmatch(r"  Episodes: 120 \(\d+\.\d episodes/sec\)", lines[end + 2])
+    assert re.fullmatch(r"  Final Mean Reward: \d+\.\d", lines[end + 3])
+    assert lines[end + 4] == rule
+    assert done.stderr == "" and "\x1b" not in done.stdout
+
+
+def test_writes_the_run_folder(finished):
+    _, folder = finished
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "metrics.csv",
+        "timing.csv",
+        "weights.safetensors",
+        "curve.png",
+    }
+    config = TrainConfig.from_json((folder / "config.json").read_text())
+    assert (config.env, config.seed, config.iterations) == ("cartpole", 5, 12)
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert ",".join(rows[0]) == METRICS and len(rows) == 12
+    assert [int(row["episodes"]) for row in rows] == list(range(10, 130, 10))
+    for row, previous in zip(rows[1:], rows, strict=False):
+        steps = int(row["env_steps"]) - int(previous["env_steps"])
+        assert steps == pytest.approx(float(row["length_mean"]) * 10)
+        assert float(row["reward_mean"]) == pytest.approx(float(row["length_mean"]))
+        assert float(row["reward_min"]) <= float(row["reward_mean"]) <= float(row["reward_max"])
+    assert len({row["weights_digest"] for row in rows}) == 12
+    with (folder / "timing.csv").open() as file:
+        timing = list(csv.DictReader(file))
+    assert len(timing) == 12
+    assert all(float(row["collecting_seconds"]) > 0 for row in timing)
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_saved_weights_are_those_of_the_last_row(finished):
+    from flame_rl.checkpoint import load_weights
+    from flame_rl.learner.reinforce import tensors_digest
+
+    _, folder = finished
+    last = (folder / "metrics.csv").read_text().splitlines()[-1]
+    assert last.endswith(tensors_digest(load_weights(folder)))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_any_number_of_workers_writes_the_same_metrics(finished, workers, tmp_path):
+    _, folder = finished
+    done = run_main(*QUICK, "--local", "--workers", str(workers), "--output", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "No Flame cluster" not in done.stdout
+    same = (tmp_path / "run" / "metrics.csv").read_bytes()
+    assert same == (folder / "metrics.csv").read_bytes()
+
+
+def test_the_default_folder_names_environment_and_algorithm(tmp_path):
+    done = run_main(
+        *("--env", environment_id("Target"), "--iterations", "1", "--episodes-per-iter", "1"),
+        *("--workers", "0"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"tests.environments-Target-v0-reinforce-\d{8}-\d{6}", folder.name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--iterations", "0"], "--iterations: at least 1, not 0"),
+        (["--episodes-per-iter", "-5"], "--episodes-per-iter: at least 1"),
+        (["--workers", "-1"], "--workers: 0 or more"),
+        (["--gamma", "1.01"], "--gamma: from 0 to 1"),
+        (["--learning-rate", "0"], "--learning-rate: above 0"),
+        (["--learning-rate", "nan"], "--learning-rate: above 0"),
+        (["--hidden-sizes", "64", "0"], "--hidden-sizes"),
+        (["--seed", "-1"], "--seed"),
+        (["--max-grad-norm", "0"], "--max-grad-norm"),
+        (["--iterations", "many"], "--iterations"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--env", "hoper"], "nearest names: Hopper-v5"),
+        (["--env", "nowhere:Thing-v0"], "module 'nowhere'"),
+        (["--env", environment_id("DictSpace")], "Dict("),
+        (["--env", environment_id("MultiBinaryActions")], "MultiBinary(3)"),
+        (["--env", environment_id("ShapeFault")], "episode 0, step 2"),
+        (["--env", environment_id("NanRewardFault")], "reward: step returned NaN"),
+        (["--output", "occupied"], "occupied holds another run"),
+        (["--output", "a_file"], "a_file is a file"),
+        (["--output", "a_file/below"], "cannot write to a_file/below"),
+    ],
+)
+def test_mistakes_get_a_clear_error(arguments, words, tmp_path):
+    (tmp_path / "occupied").mkdir()
+    (tmp_path / "occupied" / "config.json").write_text("{}")
+    (tmp_path / "a_file").touch()
+    done = run_main("--workers", "1", "--iterations", "1", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_an_environment_that_fails_to_import_shows_its_own_traceback(tmp_path):
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    done = run_main(
+        *("--env", "broken:Mine-v0", "--workers", "1"),
+        cwd=tmp_path,
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert done.returncode == 2
+    assert "broken.py" in done.stderr and "ZeroDivisionError" in done.stderr
+    assert "main.py" not in done.stderr
+
+
+def test_a_missing_optional_package_is_named(tmp_path):
+    blocker = tmp_path / "Box2D"
+    blocker.mkdir()
+    (blocker / "__init__.py").write_text("raise ImportError('not here')\n")
+    done = run_main(
+        *("--env", "LunarLander-v3", "--workers", "1"),
+        cwd=tmp_path,
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert done.returncode == 2
+    assert "LunarLander-v3 needs a package that is not installed" in done.stderr
+
+
+def test_a_simulator_that_always_crashes_ends_the_run_but_not_in_silence(tmp_path):
+    done = run_main(
+        *("--env", environment_id("KillFault"), "--workers", "1", "--episodes-per-iter", "2"),
+        *("--output", "run"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "3 attempts" in done.stderr and "SIGKILL" in done.stderr
+    assert (tmp_path / "run" / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+def test_one_signal_saves_and_leaves_nothing(number, code, tmp_path):
+    process = start_main(
+        *("--env", environment_id("Slow"), "--workers", "2", "--output", "run"),
+        *("--iterations", "1000", "--episodes-per-iter", "8"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_for(lambda: (tmp_path / "run" / "metrics.csv").exists() and rows(tmp_path) >= 2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == 2
+    began = time.monotonic()
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=10)
+    assert time.monotonic() - began < 5
+    assert process.returncode == code, errors
+    assert psutil.wait_procs(children, timeout=1)[1] == []
+    assert "Training Interrupted!" in output and "Final Mean Reward" in output
+    from flame_rl.checkpoint import load_weights
+    from flame_rl.learner.reinforce import tensors_digest
+
+    last = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[-1]
+    assert last.endswith(tensors_digest(load_weights(tmp_path / "run")))
+
+
+def test_a_second_signal_ends_at_once_and_the_workers_follow(tmp_path):
+    process = start_main(
+        *("--env", environment_id("HangFault"), "--workers", "0", "--output", "run"),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+    )
+    wait_for((tmp_path / "run" / "config.json").exists)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(2) == 130
+
+
+def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path):
+    leader, follower = pty.openpty()
+    process = start_main(
+        *QUICK,
+        *("--workers", "1", "--output", "run"),
+        cwd=tmp_path,
+        environment={"TERM": "xterm-256color"},
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(leader, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        shown += chunk
+    assert process.wait(30) == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert "━" in text and "/12" in text
+    assert re.search(r"Iteration  10 \| Mean Reward: +\d+\.\d \| Loss: ", text)
+    assert "Training Complete!" in text
+
+
+def test_a_full_disk_costs_the_report_and_not_the_run(tmp_path):
+    """/dev/full refuses every write."""
+    from flame_rl.report import Reporters
+    from flame_rl.report.files import _Rows
+
+    class FullDisk:
+        def __init__(self):
+            self.rows = _Rows(tmp_path / "full.csv")
+            os.dup2(os.open("/dev/full", os.O_WRONLY), self.rows._file.fileno())
+
+        def report(self, result):
+            self.rows.write({"iteration": result})
+
+        def close(self):
+            self.rows.close()
+
+    class Sound(list):
+        report = list.append
+
+        def close(self):
+            pass
+
+    sound = Sound()
+    reporters = Reporters([FullDisk(), sound])
+    for result in range(3):
+        reporters.report(result)
+    reporters.close()
+    assert sound == [0, 1, 2]
+
+
+def test_config_round_trip():
+    config = TrainConfig(env="ant", hidden_sizes=(3, 4, 5), output=None, workers=3)
+    assert TrainConfig.from_json(config.to_json()) == config
+    assert json.loads(config.to_json())["hidden_sizes"] == [3, 4, 5]
+
+
+def test_a_moving_average_and_spread_are_drawn_for_short_and_long_runs(tmp_path):
+    from flame_rl.report.plot import plot_curve
+
+    for count in (1, 2, 50):
+        rows = ["env_steps,reward_mean,reward_std,weights_digest"]
+        rows += [f"{100 * i},{np.sqrt(i)},1.0,abc" for i in range(1, count + 1)]
+        (tmp_path / "metrics.csv").write_text("\n".join(rows) + "\n")
+        assert plot_curve(tmp_path, "title").stat().st_size > 5000
+
+
+def rows(folder) -> int:
+    return len((folder / "run" / "metrics.csv").read_text().splitlines())
+
+
+def wait_for(condition, seconds: float = 40) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.05)

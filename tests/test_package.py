@@ -1,0 +1,132 @@
+"""What is shipped to a cluster, and what is not."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+from flame_rl.backends.package import stage_package
+from flame_rl.errors import UsageError
+
+CORE = {
+    "flame_rl/__init__.py",
+    "flame_rl/messages.py",
+    "flame_rl/wire.py",
+    "flame_rl/actor/__init__.py",
+    "flame_rl/actor/collect.py",
+    "flame_rl/actor/policy.py",
+    "flame_rl/actor/remote.py",
+    "flame_rl/actor/simulators.py",
+    "flame_rl/actor/worker.py",
+}
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """A folder of the user's, on the path, full of what must not travel."""
+    user = tmp_path / "user"
+    (user / "runs" / "a").mkdir(parents=True)
+    (user / "runs" / "a" / "weights.safetensors").touch()
+    (user / ".env").write_text("SECRET=1")
+    (user / "id_rsa").write_text("secret")
+    (user / "big.bin").write_bytes(bytes(1_000_000))
+    (user / "link").symlink_to("/etc/passwd")
+    (user / "my_env.py").write_text("x = 1\n")
+    package = user / "my_envs"
+    (package / "assets").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "robot.py").touch()
+    (package / "assets" / "robot.xml").touch()
+    (package / ".env").write_text("SECRET=2")
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "robot.pyc").touch()
+    monkeypatch.syspath_prepend(str(user))
+    monkeypatch.chdir(user)
+    importlib.invalidate_caches()
+    return user
+
+
+def staged(tmp_path, env_id: str, name: str = "staging"):
+    folder = tmp_path / name
+    folder.mkdir()
+    package = stage_package(folder, env_id)
+    return package, {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def test_only_the_actor_travels(beside, tmp_path):
+    package, files = staged(tmp_path, "ant")
+    assert files == CORE
+    pinned = dict(requirement.split("==") for requirement in package.dependencies)
+    assert pinned.keys() == {"gymnasium", "mujoco", "numpy", "safetensors"}
+    for name, version in pinned.items():
+        assert version == importlib.metadata.version(name)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "more"),
+    [
+        ("my_env:Mine-v0", {"my_env.py"}),
+        (
+            "my_envs.robot:Mine-v0",
+            {"my_envs/__init__.py", "my_envs/robot.py", "my_envs/assets/robot.xml"},
+        ),
+    ],
+)
+def test_the_users_module_travels_when_named(beside, tmp_path, env_id, more):
+    _, files = staged(tmp_path, env_id)
+    assert files == CORE | more
+
+
+def test_a_module_of_an_installed_package_becomes_a_dependency(tmp_path):
+    package, files = staged(tmp_path, "psutil:Mine-v0")
+    assert f"psutil=={importlib.metadata.version('psutil')}" in package.dependencies
+    assert files == CORE
+
+
+def test_box2d_environments_ask_for_their_extra(tmp_path):
+    package, _ = staged(tmp_path, "LunarLander-v3")
+    assert any(d.startswith("gymnasium[box2d]==") for d in package.dependencies)
+
+
+def test_a_link_in_the_users_package_is_refused(beside, tmp_path):
+    (beside / "my_envs" / "data").symlink_to("/etc")
+    with pytest.raises(UsageError, match="symbolic link"):
+        staged(tmp_path, "my_envs:Mine-v0")
+
+
+def test_a_module_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="module 'nowhere'"):
+        staged(tmp_path, "nowhere:Mine-v0")
+
+
+def test_the_digest_follows_the_content(beside, tmp_path):
+    first, _ = staged(tmp_path, "my_env:Mine-v0", "1")
+    again, _ = staged(tmp_path, "my_env:Mine-v0", "2")
+    (beside / "my_env.py").write_text("x = 2\n")
+    changed, _ = staged(tmp_path, "my_env:Mine-v0", "3")
+    assert first.digest == again.digest != changed.digest
+
+
+def test_what_is_shipped_is_enough(tmp_path):
+    """Imported from the staging folder alone, where the rest of the project and torch are not."""
+    staged(tmp_path, "ant")
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import flame_rl.actor.remote as r, flame_rl.actor.collect\n"
+        "print(r.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path / "staging",
+        env={},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(str(tmp_path / "staging"))
