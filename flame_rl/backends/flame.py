@@ -63,8 +63,12 @@ class FlameBackend:
         self._outstanding: set[Future] = set()
         self._weights: flamepy.core.cache.ObjectRef | None = None
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
-        check_reachable(FlameContext())
-        self._executors = _count_executors()
+        context = FlameContext()
+        check_reachable(context)
+        try:
+            self._executors = _count_executors()
+        except Exception as error:
+            raise _unreachable("session manager", context.endpoint, str(error)) from error
         self._runner, self._service = _deploy(env_id)
         # Asked at once, so that executors start while the learner imports torch.
         self._their_versions: Future[bytes] | None = self._track(self._service.versions())

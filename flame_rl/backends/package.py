@@ -13,6 +13,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import gymnasium
+
 from flame_rl.actor.remote import versions
 from flame_rl.errors import UsageError
 
@@ -51,35 +53,30 @@ def stage_package(folder: Path, env_id: str) -> Package:
             shutil.copytree(source, target / name, ignore=_IGNORED)
         else:
             shutil.copy(source, target / name)
-    dependencies = [
-        f"{name}=={version}" for name, version in versions().items() if name != "python"
-    ]
+    pinned = {name: version for name, version in versions().items() if name != "python"}
     module, separator, _ = env_id.rpartition(":")
+    # Gymnasium's MuJoCo environments import more than MuJoCo; its extra knows what.
+    pinned[f"gymnasium[{_gymnasium_extras(env_id)}]"] = pinned.pop("gymnasium")
     if separator:
-        dependencies += _ship_module(module.partition(".")[0], folder)
-    elif (extra := _gymnasium_extra(env_id)) is not None:
-        dependencies.append(f"gymnasium[{extra}]=={versions()['gymnasium']}")
-    return Package(sorted(dependencies), _digest(folder, dependencies))
+        pinned |= _ship_module(module.partition(".")[0], folder)
+    dependencies = sorted(f"{name}=={version}" for name, version in pinned.items())
+    return Package(dependencies, _digest(folder, dependencies))
 
 
-def _gymnasium_extra(env_id: str) -> str | None:
-    """The extra that an environment of Gymnasium's own needs besides MuJoCo, for LunarLander say.
-
-    Gymnasium names its extras as it names the folders of its environments.
-    """
-    import gymnasium
-
+def _gymnasium_extras(env_id: str) -> str:
+    """The extras of Gymnasium that its own environments need: LunarLander needs Box2D, say."""
     spec = gymnasium.registry.get(env_id)
-    if spec is None or not str(spec.entry_point).startswith("gymnasium.envs.box2d"):
-        return None
-    return "box2d"
+    box2d = spec is not None and str(spec.entry_point).startswith("gymnasium.envs.box2d")
+    return "box2d,mujoco" if box2d else "mujoco"
 
 
-def _ship_module(name: str, folder: Path) -> list[str]:
-    """Copy the module into `folder`, or return the requirement that provides it."""
+def _ship_module(name: str, folder: Path) -> dict[str, str]:
+    """Copy the module into `folder`, or return the distributions that provide it, with versions."""
     installed = importlib.metadata.packages_distributions().get(name)
     if installed:
-        return [f"{dist}=={importlib.metadata.version(dist)}" for dist in sorted(set(installed))]
+        return {
+            distribution: importlib.metadata.version(distribution) for distribution in installed
+        }
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
         raise UsageError(
@@ -89,7 +86,7 @@ def _ship_module(name: str, folder: Path) -> list[str]:
     source = Path(found.origin)
     if source.name != "__init__.py":
         shutil.copy(source, folder / source.name)
-        return []
+        return {}
     for path in source.parent.rglob("*"):
         if path.is_symlink():
             raise UsageError(
@@ -97,11 +94,11 @@ def _ship_module(name: str, folder: Path) -> list[str]:
                 "this machine, so a package that holds one is not sent to the cluster"
             )
     shutil.copytree(source.parent, folder / name, ignore=_IGNORED)
-    return []
+    return {}
 
 
 def _digest(folder: Path, dependencies: list[str]) -> str:
-    digest = hashlib.sha256("\n".join(sorted(dependencies)).encode())
+    digest = hashlib.sha256("\n".join(dependencies).encode())
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             digest.update(f"\0{path.relative_to(folder)}\0".encode())
