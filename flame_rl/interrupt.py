@@ -6,11 +6,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 _SHOW_CURSOR = "\x1b[?25h"
+# `uv run` passes on a signal that the terminal has already sent to everyone: that is still one.
+_ONE_SIGNAL_SECONDS = 0.3
 
 
 class StopSignal(threading.Event):
@@ -30,9 +33,14 @@ def stop_on_signals() -> Iterator[StopSignal]:
     Workers notice on their own that this process is gone.
     """
     stop = StopSignal()
+    received_at = 0.0
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
+        nonlocal received_at
+        now = time.monotonic()
+        if not stop.is_set():
+            received_at = now
+        elif now - received_at > _ONE_SIGNAL_SECONDS:
             if sys.stdout.isatty():
                 os.write(1, _SHOW_CURSOR.encode())
             os._exit(128 + number)

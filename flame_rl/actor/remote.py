@@ -36,14 +36,18 @@ class Collector:
         """JSON of `versions()` as uint8."""
         return _array(json.dumps(versions()).encode())
 
-    def collect(self, snapshot: np.ndarray, request: bytes, deadline: float) -> np.ndarray:
+    def collect(
+        self, snapshot: np.ndarray, request: bytes, deadline: float, weights: str
+    ) -> np.ndarray:
         """Collect in this executor's child.
 
         Args:
             snapshot: encoded, as uint8; Flame resolves it from the object cache. Empty: the
-                learner has given up this iteration, and the answer does not matter.
+                learner has stopped, and the answer does not matter.
             request: encoded.
             deadline: seconds.
+            weights: JSON of the reference that `snapshot` was resolved from, to look whether the
+                learner has stopped in the meantime.
 
         Returns:
             Encoded episodes or an encoded failure, as uint8.
@@ -55,9 +59,22 @@ class Collector:
                 return _failure("stale", "the learner has withdrawn this task", env_id)
             data = snapshot.tobytes()
             version = wire.decode_snapshot(data).version
-            return _array(self._worker.collect(data, version, request, deadline))
+            answer = self._worker.collect(
+                data, version, request, deadline, lambda: _withdrawn(weights)
+            )
+            return _array(answer)
         except Exception as error:
             return _failure("transport", f"{type(error).__name__}: {error}", env_id)
+
+
+def _withdrawn(weights: str) -> bool:
+    # Here and not above: Flame's client is on every executor, but not in every actor.
+    from flamepy.core import ObjectRef, get_object
+
+    try:
+        return len(get_object(ObjectRef(**json.loads(weights)))) == 0
+    except Exception:
+        return False  # the cache may be away for a moment; the deadline still holds
 
 
 def _array(data: bytes) -> np.ndarray:

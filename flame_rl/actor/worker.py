@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import BinaryIO
 
 from flame_rl import wire
@@ -78,9 +79,16 @@ class Worker:
         """An encoded `EnvironmentSpec` or `CollectFailure`."""
         question = wire.encode_describe(env_id, max_episode_steps)
         with self._calling:
-            return self._call([question], env_id, deadline)
+            return self._call([question], env_id, deadline, withdrawn=lambda: False)
 
-    def collect(self, snapshot: bytes, version: int, request: bytes, deadline: float) -> bytes:
+    def collect(
+        self,
+        snapshot: bytes,
+        version: int,
+        request: bytes,
+        deadline: float,
+        withdrawn: Callable[[], bool] = lambda: False,
+    ) -> bytes:
         """Let the child collect.
 
         Args:
@@ -88,6 +96,8 @@ class Worker:
             version: the snapshot's.
             request: encoded.
             deadline: seconds after which a silent child is killed.
+            withdrawn: asked about once a second; true when nobody wants the answer any more, and
+                the child is killed.
 
         Returns:
             Encoded episodes, or an encoded `CollectFailure`: never raises for what the child does.
@@ -96,7 +106,8 @@ class Worker:
         with self._calling:
             alive = self._child is not None and self._child.poll() is None
             holds_it = alive and self._sent_version == version
-            answer = self._call([request] if holds_it else [snapshot, request], env_id, deadline)
+            frames = [request] if holds_it else [snapshot, request]
+            answer = self._call(frames, env_id, deadline, withdrawn)
             self._sent_version = version if self._child is not None else None
             return answer
 
@@ -111,18 +122,27 @@ class Worker:
                 self._child.wait()
             self._forget()
 
-    def _call(self, frames: list[bytes], env_id: str, deadline: float) -> bytes:
+    def _call(
+        self, frames: list[bytes], env_id: str, deadline: float, withdrawn: Callable[[], bool]
+    ) -> bytes:
         kind: FailureKind = "crash"
-        message = ""
         try:
             self.start()
             limit = time.monotonic() + deadline
             for frame in frames:
                 _write(self._child.stdin, frame)
+            while not _readable(self._child.stdout, min(1.0, limit - time.monotonic())):
+                if time.monotonic() >= limit:
+                    raise TimeoutError
+                if withdrawn():
+                    raise InterruptedError
             return _read(self._child.stdout, limit)
         except TimeoutError:
             kind = "timeout"
             message = f"the worker process gave no answer within {deadline:.0f} s and was killed"
+        except InterruptedError:
+            kind = "stale"
+            message = "the learner has withdrawn this task"
         except OSError as error:
             message = f"the worker process {self._ending(error)}"
         if self._child is not None:
@@ -242,15 +262,17 @@ def _read(pipe: BinaryIO, limit: float | None = None) -> bytes:
 def _read_exactly(pipe: BinaryIO, size: int, limit: float | None) -> bytes:
     buffer = bytearray()
     while len(buffer) < size:
-        if limit is not None:
-            ready, _, _ = select.select([pipe], [], [], max(0.0, limit - time.monotonic()))
-            if not ready:
-                raise TimeoutError
+        if limit is not None and not _readable(pipe, limit - time.monotonic()):
+            raise TimeoutError
         chunk = pipe.read(min(size - len(buffer), 1 << 20))
         if not chunk:
             raise BrokenPipeError("the other side is gone")
         buffer += chunk
     return bytes(buffer)
+
+
+def _readable(pipe: BinaryIO, seconds: float) -> bool:
+    return bool(select.select([pipe], [], [], max(0.0, seconds))[0])
 
 
 def _signal_name(number: int) -> str:

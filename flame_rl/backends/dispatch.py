@@ -61,11 +61,13 @@ def gather(
     task_size: int,
     in_flight: int,
     stop: threading.Event,
+    check: Callable[[], None] = lambda: None,
 ) -> Collected:
     """Collect all of `request`, at most `in_flight` tasks of `task_size` episodes at a time.
 
     How it is split changes no result: every episode is a function of its index, and a failed task
-    is sent again with the same indices, at most `MAX_ATTEMPTS` times.
+    is sent again with the same indices, at most `MAX_ATTEMPTS` times. `check` is called while
+    nothing arrives, and may raise.
 
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect`. Tasks may then still be in flight.
@@ -91,6 +93,8 @@ def gather(
         waiting += time.perf_counter() - began
         if stop.is_set():
             raise Interrupted
+        if not done:
+            check()
         for future in done:
             task = running.pop(future)
             answer, size = _read_answer(future, snapshot, task.request)

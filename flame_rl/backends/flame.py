@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import secrets
 import socket
 import sys
@@ -16,7 +17,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -24,7 +25,7 @@ import flamepy.core.cache
 import flamepy.core.client
 import grpc
 import numpy as np
-from flamepy.core.types import FlameContext
+from flamepy.core.types import FlameContext, FlameError
 from flamepy.runner import Runner
 from flamepy.runner.runner import ObjectFuture
 
@@ -46,6 +47,9 @@ CONNECT_SECONDS = 3.0
 # packages this takes as long as downloading MuJoCo does.
 STARTUP_SECONDS = 300.0
 DRAIN_SECONDS = 3.5
+CHECK_SECONDS = 2.0
+# "Session retry limit reached": Flame will not try to start another executor.
+GAVE_UP_EVENT = 1002
 TASKS_PER_EXECUTOR = 4
 
 
@@ -69,7 +73,8 @@ class FlameBackend:
             self._executors = _count_executors()
         except Exception as error:
             raise _unreachable("session manager", context.endpoint, str(error)) from error
-        self._runner, self._service = _deploy(env_id)
+        self._checked_at = 0.0
+        self._runner, self._service, self._dependencies = _deploy(env_id)
         # Asked at once, so that executors start while the learner imports torch.
         self._their_versions: Future[bytes] | None = self._track(self._service.versions())
 
@@ -87,9 +92,10 @@ class FlameBackend:
             self._their_versions = None
         encoded = wire.encode_snapshot(snapshot)
         self._publish(encoded)
+        weights = json.dumps(asdict(self._weights))
 
         def submit(data: bytes) -> Future[bytes]:
-            return self._track(self._service.collect(self._weights, data, self._deadline))
+            return self._track(self._service.collect(self._weights, data, self._deadline, weights))
 
         collected = gather(
             snapshot,
@@ -98,32 +104,43 @@ class FlameBackend:
             task_size=max(1, len(request.indices) // (TASKS_PER_EXECUTOR * self._executors)),
             in_flight=2 * self._executors,
             stop=self._stop,
+            check=self._check_session,
         )
         return replace(collected, bytes_out=collected.bytes_out + len(encoded))
 
     def close(self) -> None:
         """Close the session, unregister the application and delete its objects.
 
-        Flame refuses to close a session with unfinished tasks, so those not begun are withdrawn
-        (they find no weights and return at once) and those begun are waited for.
+        Closing a session cancels the tasks that have not begun. Flame refuses while others run;
+        their executors notice within about a second that the weights are gone, and end them.
         """
         if self._runner is None:
             return
-        with contextlib.suppress(Exception):
-            if self._weights is not None and self._outstanding:
+        if self._weights is not None and self._outstanding:
+            with contextlib.suppress(Exception):
                 self._publish(b"")
-        wait(self._outstanding, timeout=DRAIN_SECONDS)
-        session = self._service._session.id
+        limit = time.monotonic() + DRAIN_SECONDS
+        while not self._session_closes() and time.monotonic() < limit:
+            time.sleep(0.2)
+        session, application = self._service._session.id, self._runner._name
+        left = not self._session_closes()
         self._runner.close()
         self._runner = None
-        if self._outstanding:
-            # Or the threads that watch these tasks would keep this process alive.
+        if left:
+            # Or the threads that watch its tasks would keep this process alive.
             flamepy.core.client.ConnectionInstance.instance()._channel.close()
             print(
-                f"Flame session {session} still runs {len(self._outstanding)} task(s), so Flame "
-                f"refuses to close it. When they are done: flmctl close -s {session}",
+                f"Flame session {session} still runs tasks, so Flame refuses to close it. When "
+                f"they have ended: flmctl close -s {session}; flmctl unregister -a {application}",
                 file=sys.stderr,
             )
+
+    def _session_closes(self) -> bool:
+        try:
+            self._service.close()
+        except Exception:
+            return False
+        return True
 
     def _publish(self, encoded: bytes) -> None:
         """Put the weights where executors find them; an update replaces them in place."""
@@ -163,6 +180,7 @@ class FlameBackend:
             wait([future], timeout=STOP_POLL_SECONDS)
             if self._stop.is_set():
                 raise Interrupted
+            self._check_session()
             if time.monotonic() - began > STARTUP_SECONDS:
                 raise RunError(
                     f"no executor of the cluster became ready within {STARTUP_SECONDS:.0f} s. "
@@ -188,14 +206,33 @@ class FlameBackend:
             f"The same seed would not give the same result; {remedy}"
         )
 
+    def _check_session(self) -> None:
+        """Raises RunError once Flame has given up starting executors; asks every other second."""
+        now = time.monotonic()
+        if now - self._checked_at < CHECK_SECONDS:
+            return
+        self._checked_at = now
+        with contextlib.suppress(FlameError):
+            events = flamepy.core.client.get_session(self._service._session.id).events
+            if any(event.code == GAVE_UP_EVENT for event in events):
+                raise RunError(
+                    f"the cluster's executors cannot start. {self._session_events()}. The package "
+                    f"asks for {', '.join(self._dependencies)}: those versions must be available "
+                    f"to the executors, and exist for their Python; here it is "
+                    f"{versions()['python']}"
+                )
+
     def _session_events(self) -> str:
         try:
             events = flamepy.core.client.get_session(self._service._session.id).events
-        except Exception as error:
+        except FlameError as error:
             return f"Flame does not say why ({error})."
-        if not events:
-            return "Flame reports no event; see the logs of its executor manager."
-        return "Flame reports: " + "; ".join(str(event.message) for event in events[-5:])
+        # The same for every executor and attempt, but for their ids.
+        messages = {re.sub(r"<[^>]*>", "<…>", str(event.message)): event for event in events}
+        if not messages:
+            return "Flame reports no event; see the logs of its executor manager"
+        reported = "; ".join(str(event.message).rstrip(".") for event in messages.values())
+        return f"Flame reports: {reported}"
 
 
 def check_reachable(context: FlameContext) -> None:
@@ -205,21 +242,19 @@ def check_reachable(context: FlameContext) -> None:
         ("object cache", context.cache.endpoint, 9090),
     ):
         parsed = urlparse(endpoint or "")
+        address = (parsed.hostname or "", parsed.port or port)
         try:
-            host = parsed.hostname or ""
-            socket.create_connection((host, parsed.port or port), CONNECT_SECONDS).close()
+            socket.create_connection(address, CONNECT_SECONDS).close()
         except (OSError, ValueError) as error:
             raise _unreachable(name, endpoint, str(error)) from error
-    # Something listens; is it Flame? Only a plain channel is asked: TLS fails by itself at once.
-    if not context.endpoint.startswith("https"):
-        parsed = urlparse(context.endpoint)
-        with grpc.insecure_channel(f"{parsed.hostname}:{parsed.port or 8080}") as channel:
+        # Something listens; is it Flame? Over TLS a wrong answer shows by itself at once.
+        if parsed.scheme in ("https", "grpcs"):
+            continue
+        with grpc.insecure_channel("{}:{}".format(*address)) as channel:
             try:
                 grpc.channel_ready_future(channel).result(timeout=CONNECT_SECONDS)
             except grpc.FutureTimeoutError as error:
-                raise _unreachable(
-                    "session manager", context.endpoint, "what listens there does not speak gRPC"
-                ) from error
+                raise _unreachable(name, endpoint, "what listens does not speak gRPC") from error
 
 
 def _unreachable(name: str, endpoint: str | None, reason: str) -> UsageError:
@@ -252,7 +287,7 @@ def _deploy(env_id: str):
             except Exception as error:
                 raise RunError(f"Flame did not accept the application {name}: {error}") from error
     try:
-        return runner, runner.service(Collector)
+        return runner, runner.service(Collector), package.dependencies
     except Exception as error:
         runner.close()
         raise RunError(f"Flame did not open a session for {name}: {error}") from error

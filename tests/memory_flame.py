@@ -1,0 +1,666 @@
+"""Flame's servers in one process, for tests: the same protocols, nothing kept on disk.
+
+An unmodified flamepy 0.6 talks to it, and its executors run the unmodified worker of Flame Runner,
+`python -m flamepy.runner.runpy`. What is imitated is Flame v0.6.0's session manager, object cache
+and executor manager, as far as a program on Flame Runner meets them, with their rough edges:
+an executor whose worker died fails every further task, a session with a running task cannot be
+closed, a failed task arrives without its message. Workers find what their application declares as
+dependencies and nothing else, but as links to this Python's packages, not downloaded. Not
+imitated: patches and Arrow tables in the cache, delays, resources other than cores.
+
+By hand: `python -m tests.memory_flame --executors 2`.
+"""
+# ruff: noqa: N802 - gRPC names the methods
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+import tomllib
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlparse
+
+import bson
+import grpc
+import psutil
+import pyarrow as pa
+import pyarrow.flight as flight
+from flamepy.proto import frontend_pb2_grpc, shim_pb2, shim_pb2_grpc
+from flamepy.proto import types_pb2 as pb
+from packaging.requirements import Requirement
+
+_FINISHED = (pb.TaskState.Succeed, pb.TaskState.Failed, pb.TaskState.Cancelled)
+_BINDING_ATTEMPTS = 5
+_BINDING_FAILED = 1001  # the code of a session's event
+_TEMPLATES = ("flmrun", "flmexec", "flmping")
+
+
+class ObjectCache(flight.FlightServerBase):
+    """Flame's object cache: keys `app/session/id`, a version that every put raises by one."""
+
+    _RESPONSE = pa.schema([("version", pa.uint64()), ("kind", pa.utf8()), ("data", pa.binary())])
+
+    def __init__(self) -> None:
+        super().__init__("grpc://127.0.0.1:0")
+        self.endpoint = f"grpc://127.0.0.1:{self.port}"
+        self.objects: dict[str, bytes] = {}
+        self.packages: dict[str, list[str]] = {}
+        self._versions: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def do_put(self, context, descriptor, reader, writer) -> None:
+        """A prefix gets a new key; a full key is replaced. A file comes in several rows."""
+        if not descriptor.path:
+            raise flight.FlightServerError("patches are not imitated")
+        schema = reader.schema
+        if (schema.metadata or {}).get(b"flame.cache.format") == b"arrow-table-v1":
+            raise flight.FlightServerError("Arrow tables are not imitated")
+        key = descriptor.path[0].decode()
+        if key.count("/") == 1:
+            key = f"{key}/{uuid.uuid4()}"
+        data = b"".join(reader.read_all()["data"].to_pylist())
+        with self._lock:
+            self.objects[key] = data
+            version = self._versions[key] = self._versions.get(key, 0) + 1
+            if key.endswith(".tar.gz"):
+                self.packages[key] = _open_package(data).getnames()
+        answer = {"endpoint": self.endpoint, "key": key, "version": version}
+        writer.write(pa.py_buffer(bson.encode(answer)))
+
+    def do_get(self, context, ticket) -> flight.RecordBatchStream:
+        """The ticket is `key:version`; no row if that is the version here."""
+        key, _, known = ticket.ticket.decode().partition(":")
+        with self._lock:
+            if key not in self.objects:
+                raise KeyError(f"object <{key}> not found")
+            data, version = self.objects[key], self._versions[key]
+        rows = [] if int(known or 0) == version else [(version, "base", data)]
+        columns = [[row[i] for row in rows] for i in range(3)]
+        return flight.RecordBatchStream(pa.table(columns, schema=self._RESPONSE))
+
+    def do_action(self, context, action) -> list[bytes]:
+        """DELETE of a key, of `app/session` or of `app/*`; deleting nothing is fine too."""
+        if action.type != "DELETE":
+            raise flight.FlightServerError(f"Unknown action type: {action.type}")
+        key = action.body.to_pybytes().decode()
+        prefix = key.removesuffix("*") if key.endswith("/*") else key + "/"
+        with self._lock:
+            for name in [n for n in self.objects if n == key or n.startswith(prefix)]:
+                del self.objects[name], self._versions[name]
+        return [b"OK"]
+
+    def list_flights(self, context, criteria) -> Iterator[flight.FlightInfo]:
+        with self._lock:
+            sizes = {key: len(data) for key, data in self.objects.items()}
+        for key, size in sizes.items():
+            descriptor = flight.FlightDescriptor.for_path(key)
+            yield flight.FlightInfo(self._RESPONSE, descriptor, [], -1, size)
+
+
+@dataclass
+class Task:
+    """One task; `events` are seen by GetTask only, as in Flame."""
+
+    message: pb.Task
+    events: list[pb.Event] = field(default_factory=list)
+
+    @property
+    def state(self) -> int:
+        return self.message.status.state
+
+
+@dataclass
+class Session:
+    """One session and its tasks, numbered from 1."""
+
+    message: pb.Session
+    tasks: dict[str, Task] = field(default_factory=dict)
+    failed_bindings: int = 0
+
+    @property
+    def id(self) -> str:
+        return self.message.metadata.id
+
+    @property
+    def open(self) -> bool:
+        return self.message.status.state == pb.SessionState.Open
+
+    def counts(self) -> Counter[str]:
+        """How many tasks are in each state, by its name."""
+        return Counter(pb.TaskState.Name(task.state) for task in self.tasks.values())
+
+    def view(self) -> pb.Session:
+        """The message with the counts of now."""
+        view = pb.Session()
+        view.CopyFrom(self.message)
+        for state, count in self.counts().items():
+            setattr(view.status, state.lower(), count)
+        return view
+
+
+class SessionManager(frontend_pb2_grpc.FrontendServicer):
+    """Flame's session manager with the answers of its file-system storage.
+
+    `changed` guards all state and is notified of every change of it.
+    """
+
+    def __init__(self, executors: int) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.applications = {name: self._template(name) for name in _TEMPLATES}
+        self.sessions: dict[str, Session] = {}
+        self.executors: list[Executor] = []
+        self.finished: Counter[str] = Counter()
+        self.stopping = False
+        self.on_pending: Callable[[], None] = lambda: None
+        self._cores = executors
+
+    # Applications
+
+    def RegisterApplication(self, request, context) -> pb.Result:
+        with self.changed:
+            if request.name in self.applications:
+                text = f"Application '{request.name}' already exists"
+                return pb.Result(return_code=-1, message=text)
+            self.applications[request.name] = pb.Application(
+                metadata=pb.Metadata(id=request.name, name=request.name),
+                spec=request.application,
+                status=pb.ApplicationStatus(creation_time=_now()),
+            )
+        return pb.Result()
+
+    def UnregisterApplication(self, request, context) -> pb.Result:
+        """Refused while a session is open; forgets the closed ones."""
+        with self.changed:
+            if request.name not in self.applications:
+                text = f"Failed to delete application '{request.name}': No such file or directory"
+                return pb.Result(return_code=-1, message=text)
+            every = self.sessions.values()
+            sessions = [s for s in every if s.message.spec.application == request.name]
+            if any(session.open for session in sessions):
+                text = f"Cannot unregister application '{request.name}': has open sessions"
+                return pb.Result(return_code=-1, message=text)
+            del self.applications[request.name]
+            for session in sessions:
+                del self.sessions[session.id]
+        return pb.Result()
+
+    def GetApplication(self, request, context) -> pb.Application:
+        with self.changed:
+            if request.name not in self.applications:
+                text = f"Application {request.name} not found"
+                context.abort(grpc.StatusCode.NOT_FOUND, text)
+            return self.applications[request.name]
+
+    def ListApplication(self, request, context) -> pb.ApplicationList:
+        with self.changed:
+            return pb.ApplicationList(applications=self.applications.values())
+
+    # Nodes and executors
+
+    def ListNodes(self, request, context) -> pb.NodeList:
+        """One node, with a core for each executor."""
+        room = pb.ResourceRequirement(cpu=self._cores, memory=self._cores << 31)
+        status = pb.NodeStatus(state=pb.NodeState.Ready, capacity=room, allocatable=room)
+        metadata = pb.Metadata(id="memory", name="memory")
+        spec = pb.NodeSpec(hostname="memory")
+        return pb.NodeList(nodes=[pb.Node(metadata=metadata, spec=spec, status=status)])
+
+    def ListExecutor(self, request, context) -> pb.ExecutorList:
+        with self.changed:
+            return pb.ExecutorList(executors=[executor.view() for executor in self.executors])
+
+    # Sessions
+
+    def CreateSession(self, request, context) -> pb.Session:
+        with self.changed:
+            if request.session_id in self.sessions:
+                text = f"Session '{request.session_id}' already exists"
+                context.abort(grpc.StatusCode.ALREADY_EXISTS, text)
+            if request.session.application not in self.applications:
+                text = f"Application {request.session.application} not found"
+                context.abort(grpc.StatusCode.NOT_FOUND, text)
+            metadata = pb.Metadata(id=request.session_id, name=request.session_id)
+            status = pb.SessionStatus(creation_time=_now())
+            session = Session(pb.Session(metadata=metadata, spec=request.session, status=status))
+            self.sessions[session.id] = session
+            return session.view()
+
+    def OpenSession(self, request, context) -> pb.Session:
+        """The session of that name, or a new one if the request says what kind."""
+        with self.changed:
+            if request.session_id not in self.sessions and request.HasField("session"):
+                return self.CreateSession(request, context)
+            session = self._session(request.session_id, context)
+            if not session.open:
+                text = f"Session {session.id} is not open"
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            return session.view()
+
+    def CloseSession(self, request, context) -> pb.Session:
+        """Refused while a task runs; pending ones are cancelled."""
+        with self.changed:
+            session = self._session(request.session_id, context)
+            if session.counts()["Running"]:
+                text = "Cannot close session with running tasks"
+                context.abort(grpc.StatusCode.INTERNAL, text)
+            for task in session.tasks.values():
+                if task.state == pb.TaskState.Pending:
+                    self._set_state(task, pb.TaskState.Cancelled, "The session was closed")
+            session.message.status.state = pb.SessionState.Closed
+            session.message.status.completion_time = _now()
+            self.changed.notify_all()
+            return session.view()
+
+    def GetSession(self, request, context) -> pb.Session:
+        with self.changed:
+            return self._session(request.session_id, context).view()
+
+    def ListSession(self, request, context) -> pb.SessionList:
+        with self.changed:
+            return pb.SessionList(sessions=[session.view() for session in self.sessions.values()])
+
+    # Tasks
+
+    def CreateTask(self, request, context) -> pb.Task:
+        with self.changed:
+            session = self._session(request.task.session_id, context)
+            if not session.open:
+                text = "Cannot create task in closed session"
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+            name = str(len(session.tasks) + 1)
+            task = Task(pb.Task(metadata=pb.Metadata(id=name, name=name), spec=request.task))
+            task.message.status.creation_time = _now()
+            session.tasks[name] = task
+            self._set_state(task, pb.TaskState.Pending, "Task was created with state <Pending>")
+            self.on_pending()
+            return _copy(task.message)
+
+    def GetTask(self, request, context) -> pb.Task:
+        with self.changed:
+            task = self._session(request.session_id, context).tasks.get(request.task_id)
+            if task is None:
+                context.abort(grpc.StatusCode.NOT_FOUND, request.task_id)
+            message = _copy(task.message)
+            message.status.events.extend(task.events)
+            return message
+
+    def ListTask(self, request, context) -> Iterator[pb.Task]:
+        with self.changed:
+            tasks = self._session(request.session_id, context).tasks.values()
+            return iter([_copy(task.message) for task in tasks])
+
+    def WatchTask(self, request, context) -> Iterator[pb.Task]:
+        """Every change of state from now on, without events; at once if it is finished.
+
+        Of a task that does not exist nothing is said: the stream just ends.
+        """
+        context.add_callback(self.notify)  # a client that is gone need not be waited for
+        with self.changed:
+            session = self.sessions.get(request.session_id)
+            task = session.tasks.get(request.task_id) if session else None
+            seen = task.state if task else None
+        while seen is not None:
+            with self.changed:
+                while task.state == seen and seen not in _FINISHED:
+                    if self.stopping or not context.is_active():
+                        context.abort(grpc.StatusCode.UNAVAILABLE, "Stream removed")
+                    self.changed.wait()
+                message = _copy(task.message)
+            yield message
+            seen = None if message.status.state in _FINISHED else message.status.state
+
+    # For the executors
+
+    def next_task(self, session: Session) -> Task | None:
+        """Wait for a pending task and set it running; None once the session is closed."""
+        with self.changed:
+            while session.open and not self.stopping:
+                for task in session.tasks.values():
+                    if task.state == pb.TaskState.Pending:
+                        self._set_state(task, pb.TaskState.Running, "Running task on host <memory>")
+                        return task
+                self.changed.wait()
+        return None
+
+    def finish(self, task: Task, state: int, message: str, output: bytes | None = None) -> None:
+        with self.changed:
+            if output is not None:
+                task.message.spec.output = output
+            task.message.status.completion_time = _now()
+            self._set_state(task, state, message)
+            self.finished[pb.TaskState.Name(state)] += 1
+
+    def binding_failed(self, session: Session, message: str) -> None:
+        """Tried five times; the client's tasks stay pending and only the session's events tell."""
+        with self.changed:
+            session.failed_bindings += 1
+            session.message.status.events.append(_event(_BINDING_FAILED, message))
+
+    def notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def _set_state(self, task: Task, state: int, message: str) -> None:
+        task.message.status.state = state
+        task.events.append(_event(state, message))
+        self.changed.notify_all()
+
+    def _session(self, name: str, context: grpc.ServicerContext) -> Session:
+        if name not in self.sessions:
+            context.abort(grpc.StatusCode.NOT_FOUND, name)
+        return self.sessions[name]
+
+    @staticmethod
+    def _template(name: str) -> pb.Application:
+        spec = pb.ApplicationSpec(max_instances=1_000_000, delay_release=60, installer="python")
+        return pb.Application(metadata=pb.Metadata(id=name, name=name), spec=spec)
+
+
+class Executor(threading.Thread):
+    """One executor: bound to a session until that closes, with a worker process of its own."""
+
+    def __init__(self, flame: MemoryFlame, session: Session, application: pb.Application) -> None:
+        super().__init__(daemon=True)
+        self.id = str(uuid.uuid4())
+        self.state = pb.ExecutorState.ExecutorBinding
+        self.session = session
+        self.worker: subprocess.Popen[bytes] | None = None
+        self._flame = flame
+        self._application = application
+        self._folder = flame.folder / "executors" / self.id[:8]
+
+    def view(self) -> pb.Executor:
+        status = pb.ExecutorStatus(state=self.state, session_id=self.session.id)
+        return pb.Executor(metadata=pb.Metadata(id=self.id, name=self.id), status=status)
+
+    def run(self) -> None:
+        manager = self._flame.manager
+        with grpc.insecure_channel(f"unix:{self._folder / 'socket'}") as channel:
+            worker = shim_pb2_grpc.InstanceStub(channel)
+            try:
+                self._bind(worker, channel)
+            except Exception as error:
+                self._end_worker()
+                manager.binding_failed(self.session, f"{type(error).__name__}: {error}")
+                self._flame.release(self)
+                return
+            self.state = pb.ExecutorState.ExecutorBound
+            while (task := manager.next_task(self.session)) is not None:
+                self._invoke(worker, task)
+            self.state = pb.ExecutorState.ExecutorUnbinding
+            try:
+                worker.OnSessionLeave(pb.EmptyRequest())
+            except grpc.RpcError:
+                return  # as in Flame: it unbinds for ever, and its slot is lost
+            finally:
+                self._end_worker()
+        self._flame.release(self)
+
+    def _bind(self, worker: shim_pb2_grpc.InstanceStub, channel: grpc.Channel) -> None:
+        """Install the application, start the worker and let it enter the session."""
+        self._start_worker(self._flame.install(self._application))
+        ready = grpc.channel_ready_future(channel)
+        while not ready.done():
+            if self.worker.poll() is not None:
+                raise RuntimeError(f"the worker ended:\n{(self._folder / 'log').read_text()}")
+            with contextlib.suppress(grpc.FutureTimeoutError):
+                ready.result(timeout=0.2)
+        spec = self._application.spec
+        application = shim_pb2.ApplicationContext(name=self._application.metadata.name)
+        application.url = spec.url
+        context = shim_pb2.SessionContext(session_id=self.session.id, application=application)
+        context.common_data = self.session.message.spec.common_data
+        result = worker.OnSessionEnter(context)
+        if result.return_code != 0:
+            raise RuntimeError(f"on_session_enter failed: {result.message}")
+
+    def _start_worker(self, source: Path) -> None:
+        """In a folder and a process group of its own, as Flame does; HOME leads nowhere, so that
+        no ~/.flame of the machine is read."""
+        (self._folder / "tmp").mkdir(parents=True)
+        path = [*self._flame.worker_path, source.with_name("deps"), source]
+        own = ("FLAME", "PYTHON")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(own)}
+        environment |= self._flame.environment | {
+            "FLAME_INSTANCE_ENDPOINT": str(self._folder / "socket"),
+            "HOME": str(self._folder),
+            "TMPDIR": str(self._folder / "tmp"),
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+        }
+        with self._flame.manager.changed, (self._folder / "log").open("wb") as log:
+            if self._flame.manager.stopping:
+                raise RuntimeError("the cluster is being shut down")
+            self.worker = subprocess.Popen(
+                # Not the virtual environment's, and without its own packages.
+                [sys._base_executable, "-S", "-m", "flamepy.runner.runpy"],
+                cwd=self._folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
+            )
+            self._flame.started_workers.append(self.worker.pid)
+
+    def _invoke(self, worker: shim_pb2_grpc.InstanceStub, task: Task) -> None:
+        """Once the worker is dead every call fails at once: the executor is a black hole."""
+        context = shim_pb2.TaskContext(
+            task_id=task.message.metadata.id,
+            session_id=self.session.id,
+            input=task.message.spec.input,
+        )
+        try:
+            result = worker.OnTaskInvoke(context)
+        except grpc.RpcError as error:
+            self._flame.manager.finish(task, pb.TaskState.Failed, error.details())
+            return
+        if result.return_code != 0:
+            self._flame.manager.finish(task, pb.TaskState.Failed, result.message)
+        else:
+            text = "Task completed successfully on host <memory>."
+            self._flame.manager.finish(task, pb.TaskState.Succeed, text, result.output)
+
+    def _end_worker(self) -> None:
+        """SIGTERM to the group, which its own children in other groups do not get."""
+        if self.worker is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.worker.pid, signal.SIGTERM)
+            self.worker.wait()
+
+
+class MemoryFlame:
+    """A Flame cluster of one node on free ports of 127.0.0.1, for the length of a `with` block.
+
+    Attributes:
+        environment: what a program needs to find it.
+        manager, cache: its servers with all their state.
+        started_workers: the process ids of all workers ever started.
+    """
+
+    def __init__(self, executors: int = 2, worker_path: list[Path] | None = None) -> None:
+        """
+        Args:
+            executors: how many there are room for; they start when tasks are pending.
+            worker_path: folders that workers find modules in before all others.
+        """
+        self.worker_path = worker_path or []
+        self.manager = SessionManager(executors)
+        self.started_workers: list[int] = []
+        self._room = executors
+        self._installing = threading.Lock()
+
+    def __enter__(self) -> MemoryFlame:
+        self.folder = Path(tempfile.mkdtemp(prefix="memory-flame-"))
+        self.cache = ObjectCache()
+        self.manager.on_pending = self._schedule
+        # A thread for each watched task, of which a client watches ten at a time.
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=128))
+        frontend_pb2_grpc.add_FrontendServicer_to_server(self.manager, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+        self.environment = {
+            "FLAME_ENDPOINT": f"http://127.0.0.1:{port}",
+            "FLAME_CACHE_ENDPOINT": self.cache.endpoint,
+        }
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process and thread and remove every file. May be called twice."""
+        with self.manager.changed:
+            if self.manager.stopping:
+                return
+            self.manager.stopping = True
+            self.manager.changed.notify_all()
+            executors = list(self.manager.executors)
+        for pid in self.worker_pids():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker = psutil.Process(pid)
+                for process in [worker, *worker.children(recursive=True)]:
+                    process.kill()
+        for executor in executors:
+            executor.join()
+        self._server.stop(grace=1).wait()
+        self.cache.shutdown()
+        shutil.rmtree(self.folder)
+
+    @property
+    def applications(self) -> list[str]:
+        """Names, without the templates that every cluster has."""
+        with self.manager.changed:
+            return [name for name in self.manager.applications if name not in _TEMPLATES]
+
+    @property
+    def sessions(self) -> dict[str, Session]:
+        with self.manager.changed:
+            return dict(self.manager.sessions)
+
+    @property
+    def objects(self) -> dict[str, bytes]:
+        return dict(self.cache.objects)
+
+    @property
+    def finished_tasks(self) -> Counter[str]:
+        """How many tasks ended, by state, since the start."""
+        with self.manager.changed:
+            return Counter(self.manager.finished)
+
+    def uploaded_package(self) -> list[str]:
+        """What the last uploaded package holds, even if it is deleted since."""
+        return sorted(list(self.cache.packages.values())[-1])
+
+    def worker_pids(self) -> list[int]:
+        """The workers that run now."""
+        with self.manager.changed:
+            workers = [executor.worker for executor in self.manager.executors]
+        return [worker.pid for worker in workers if worker and worker.poll() is None]
+
+    def install(self, application: pb.Application) -> Path:
+        """Unpack the application's package and provide what it depends on, once."""
+        source = self.folder / "apps" / application.metadata.name / "src"
+        with self._installing:
+            if not source.exists():
+                package = self.cache.objects[urlparse(application.spec.url).path.lstrip("/")]
+                _open_package(package).extractall(source, filter="data")
+                project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+                # Flame brings flamepy itself.
+                _link_packages([*project["dependencies"], "flamepy"], source.with_name("deps"))
+        return source
+
+    def release(self, executor: Executor) -> None:
+        """Its slot is free for whoever waits."""
+        with self.manager.changed:
+            self.manager.executors.remove(executor)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        """Start an executor for each unfinished task that has none, while there is room."""
+        with self.manager.changed:
+            executors = self.manager.executors
+            for session in self.manager.sessions.values():
+                if not session.open or session.failed_bindings >= _BINDING_ATTEMPTS:
+                    continue
+                wanted = sum(task.state not in _FINISHED for task in session.tasks.values())
+                bound = sum(executor.session is session for executor in executors)
+                for _ in range(min(wanted - bound, self._room - len(executors))):
+                    if self.manager.stopping:
+                        return
+                    application = self.manager.applications[session.message.spec.application]
+                    executors.append(Executor(self, session, application))
+                    executors[-1].start()
+
+
+def _link_packages(requirements: list[str], folder: Path) -> None:
+    """What `uv pip install --target` would put there, with all that it depends on in turn."""
+    folder.mkdir()
+    waiting = [Requirement(text) for text in requirements]
+    seen: set[str] = set()
+    while waiting:
+        wanted = waiting.pop()
+        if str(wanted) in seen:
+            continue
+        seen.add(str(wanted))
+        package = importlib.metadata.distribution(wanted.name)
+        if not wanted.specifier.contains(package.version):
+            raise RuntimeError(f"{wanted} is required, but {package.version} is installed here")
+        for needed in map(Requirement, package.requires or []):
+            extras = ("", *wanted.extras)
+            if not needed.marker or any(needed.marker.evaluate({"extra": e}) for e in extras):
+                waiting.append(needed)
+        for name in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
+            if not (folder / name).exists():
+                (folder / name).symlink_to(package.locate_file(name))
+
+
+def _open_package(data: bytes) -> tarfile.TarFile:
+    return tarfile.open(fileobj=io.BytesIO(data))
+
+
+def _copy(message: pb.Task) -> pb.Task:
+    """Frozen as it is now: an answer is serialized after the lock is released."""
+    copy = pb.Task()
+    copy.CopyFrom(message)
+    return copy
+
+
+def _event(code: int, message: str) -> pb.Event:
+    return pb.Event(code=code, message=message, creation_time=_now())
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Serve an in-memory Flame until Ctrl-C.")
+    parser.add_argument("--executors", type=int, default=2)
+    arguments = parser.parse_args()
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with MemoryFlame(arguments.executors) as flame:
+        for name, value in flame.environment.items():
+            print(f"export {name}={value}", flush=True)
+        ended.wait()
+
+
+if __name__ == "__main__":
+    main()

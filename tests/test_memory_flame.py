@@ -1,0 +1,165 @@
+"""The in-memory Flame answers flamepy as Flame v0.6.0 does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlparse
+
+import flamepy.core.cache as cache
+import flamepy.core.client as client
+import numpy as np
+import psutil
+import pytest
+from flamepy.core.types import FlameError
+from flamepy.proto.types_pb2 import ExecutorState
+from flamepy.runner import Runner
+from flamepy.runner.runner import RunnerService
+
+from tests.memory_flame import MemoryFlame
+
+JOB = """
+import os, time
+
+def nap(seconds):
+    time.sleep(seconds)
+    return os.getpid()
+"""
+
+
+@pytest.fixture
+def flame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFlame]:
+    """One executor, and flamepy of this process connected to it; the current folder is a package
+    with the module `job`."""
+    (tmp_path / "job.py").write_text(JOB)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with MemoryFlame(executors=1) as flame:
+        for name, value in flame.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(client.ConnectionInstance, "_connection", None)
+        monkeypatch.setattr(cache, "_context_cache", None)
+        yield flame
+        if client.ConnectionInstance._connection is not None:
+            client.ConnectionInstance._connection.close()
+
+
+def deploy() -> tuple[Runner, RunnerService]:
+    import job
+
+    runner = Runner("test-app", fail_if_exists=True, dependencies=[])
+    return runner, runner.service(job.nap)
+
+
+def wait_until(condition, seconds: float = 10.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_objects_are_put_updated_fetched_and_deleted(flame: MemoryFlame) -> None:
+    old = np.arange(5)
+    ref = cache.put_object("app/shared", old)
+    assert (ref.version, ref.endpoint) == (1, flame.environment["FLAME_CACHE_ENDPOINT"])
+    np.testing.assert_array_equal(cache.get_object(ref), old)
+    assert cache._fetch_object_data(ref, cached_version=1) is None  # not modified
+
+    updated = cache.update_object(ref, old + 1)
+    assert (updated.key, updated.version) == (ref.key, 2)
+    np.testing.assert_array_equal(cache.get_object(ref), old + 1)
+
+    other = cache.put_object("app/other", b"bytes")
+    cache.delete_objects(ref.key)
+    assert list(flame.objects) == [other.key]
+    with pytest.raises(KeyError, match=f"object <{ref.key}> not found"):
+        cache.get_object(ref)
+    cache.delete_objects("app/*")
+    assert flame.objects == {}
+
+
+def test_files_travel_in_several_chunks(flame: MemoryFlame, tmp_path: Path) -> None:
+    data = os.urandom(2_500_000)
+    (tmp_path / "file").write_bytes(data)
+    assert cache.upload_object("app/pkg/file", str(tmp_path / "file")).version == 1
+    assert flame.objects == {"app/pkg/file": data}
+
+
+def test_service_refuses_to_close_while_a_task_runs(flame: MemoryFlame) -> None:
+    assert client.get_application("test-app") is None
+    runner, nap = deploy()
+    assert nap(0).get() == flame.worker_pids()[0]
+    assert {"job.py", "pyproject.toml"} <= set(flame.uploaded_package())
+
+    running, pending = nap(1.0), nap(0)
+    session = nap._session
+    wait_until(lambda: client.get_session(session.id).running == 1)
+    with pytest.raises(FlameError, match="Cannot close session with running tasks"):
+        session.close()
+    with pytest.raises(FlameError, match="has open sessions"):
+        client.unregister_application("test-app")
+    assert running.get() == pending.get()
+
+    with pytest.raises(FlameError, match="Task failed without error message"):
+        nap("not a number").get()
+    assert "'str' object" in session.get_task("4").events[-1].message
+    assert flame.finished_tasks == {"Succeed": 3, "Failed": 1}
+
+    runner.close()
+    assert (flame.applications, flame.sessions, flame.objects) == ([], {}, {})
+    wait_until(lambda: not flame.worker_pids())
+
+
+def test_executor_with_a_dead_worker_is_a_black_hole(flame: MemoryFlame) -> None:
+    runner, nap = deploy()
+    nap(0).get()
+    task = nap(30)
+    wait_until(lambda: client.get_session(nap._session.id).running == 1)
+    os.kill(flame.worker_pids()[0], signal.SIGKILL)
+    began = time.monotonic()
+    for failed in (task, nap(0), nap(0)):
+        with pytest.raises(FlameError, match="Task failed without error message"):
+            failed.get()
+    assert time.monotonic() - began < 2
+    wait_until(lambda: not flame.worker_pids())
+    runner.close()
+    # Its slot is lost: it unbinds for ever.
+    wait_until(
+        lambda: (
+            [e.status.state for e in client.list_executors()] == [ExecutorState.ExecutorUnbinding]
+        )
+    )
+
+
+def test_package_that_cannot_start_leaves_tasks_pending_and_an_event(flame: MemoryFlame) -> None:
+    Path("job.py").write_text(JOB + "\nif 'FLAME_INSTANCE_ENDPOINT' in os.environ: 1 / 0\n")
+    runner, nap = deploy()
+    nap(0)
+    session = nap._session.id
+    wait_until(lambda: client.get_session(session).events)
+    seen = client.get_session(session)
+    assert "division by zero" in seen.events[0].message
+    assert seen.pending == 1
+    runner.close()
+    assert flame.finished_tasks == {}
+
+
+def test_nothing_is_left_after_exit(flame: MemoryFlame) -> None:
+    """Not even of a session that its client forgot with a task running."""
+    _, nap = deploy()
+    task = nap(30)
+    wait_until(lambda: client.get_session(nap._session.id).running == 1)
+    (pid,) = flame.worker_pids()
+    flame.close()
+    with pytest.raises(FlameError):
+        task.get()
+    assert not psutil.pid_exists(pid)
+    assert not flame.folder.exists()
+    for endpoint in flame.environment.values():
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", urlparse(endpoint).port), 1)
