@@ -9,6 +9,7 @@ import tyro
 from flame_rl.config import TrainConfig
 from flame_rl.errors import Interrupted, RunError, UsageError
 from flame_rl.interrupt import StopSignal, stop_on_signals
+from flame_rl.run_folder import choose_folder, make_folder, resumed_config
 
 
 def main() -> int:
@@ -16,11 +17,15 @@ def main() -> int:
     after Ctrl-C, 143 after SIGTERM."""
     try:
         config = tyro.cli(TrainConfig)
+        if config.resume is not None:
+            config = resumed_config(
+                config.resume, lambda default: tyro.cli(TrainConfig, default=default)
+            )
         with stop_on_signals() as stop:
             train_command(config, stop)
             return stop.exit_code
     except (UsageError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
 
 
@@ -28,10 +33,9 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
     """Construct everything, in one place, and run the loop."""
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.backends.choose import flame_is_configured, local_workers, make_backend
-    from flame_rl.run_folder import choose_folder, make_folder
 
     folder = choose_folder(config, algorithm="reinforce")
-    distributed = not config.local and flame_is_configured()
+    distributed = not config.local and flame_is_configured() and config.reproduce is None
     if not distributed and not config.local:
         workers = local_workers(config)
         where = f"with {workers} local workers" if workers else "in this process"
@@ -42,12 +46,12 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
         import torch
 
         import model
-        from flame_rl.checkpoint import save_weights
+        from flame_rl.checkpoint import Checkpointer, restore, save_weights
         from flame_rl.learner.reinforce import Reinforce
         from flame_rl.report import Reporters
         from flame_rl.report.console import ConsoleReporter
         from flame_rl.report.files import MetricsReporter, TimingReporter
-        from flame_rl.train import train
+        from flame_rl.train import reproduce, train
 
         # Sums that torch divides among cores would make bits depend on how many there are; the
         # learner uses them all in its own way (learner/slices.py).
@@ -55,17 +59,37 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
         env_id = model.ENVIRONMENTS.get(config.env.lower(), config.env)
         spec = backend.describe(env_id, config.max_episode_steps)
         learner = Reinforce(config, model.make_policy(spec, config))
+        done, warnings = restore(config, learner)
+        for warning in warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        if config.reproduce is not None:
+            episode = reproduce(config, env_id, learner, backend, done)
+            print(f"Reward {episode.rewards.sum()} in {episode.length} steps; nothing failed.")
+            return
         make_folder(folder, config)
-        console = ConsoleReporter(config, spec, distributed)
-        reporters = Reporters([MetricsReporter(folder), TimingReporter(folder), console])
+        rows = done.iterations
+        console = ConsoleReporter(config, spec, distributed, done)
+        reporters = Reporters(
+            [MetricsReporter(folder, rows), TimingReporter(folder, rows), console]
+        )
+        checkpoints = Checkpointer(folder, config, learner)
         try:
-            for result in train(config, env_id, learner, backend, stop):
+            for result in train(config, env_id, learner, backend, stop, done):
                 reporters.report(result)
+                checkpoints.report(result)
         except Interrupted:
             pass
+        except RunError as error:
+            if error.episode is not None:
+                error.add_note(
+                    "This command collects that episode alone, in one process:\n"
+                    f"  uv run main.py --resume {folder} --reproduce {error.episode}"
+                )
+            raise
         finally:
             reporters.close()
-            save_weights(folder, learner.state_dict())
+            checkpoints.save()
+            save_weights(folder, learner.policy_state())
             backend.close()
         console.summary(interrupted=stop.is_set())
         if config.plot:

@@ -73,9 +73,30 @@ class TrainConfig:
     max_episode_steps: int | None = None
     """A time limit in steps that replaces the environment's own."""
 
-    task_timeout: float = 600.0
+    task_timeout: float | None = None
     """Seconds after which a worker that gives no answer is killed and its episodes are collected
-    again."""
+    again; default: ten times the longest task so far, but at least a minute; 600 at first."""
+
+    worker_episodes: int = 100_000
+    """A worker process is replaced after so many episodes."""
+
+    worker_megabytes: int = 4096
+    """A worker process that has taken more memory than this is replaced."""
+
+    cluster_patience: float = 120.0
+    """Seconds without any result after which a cluster that fails to answer ends the run."""
+
+    checkpoint_every: int = 10
+    """Iterations between two checkpoints; the last state is saved in any case."""
+
+    keep_checkpoints: int = 3
+    """How many of the latest checkpoints stay, besides the best."""
+
+    resume: Path | None = None
+    """Go on with the run in this folder. It needs no other flag."""
+
+    reproduce: int | None = None
+    """With --resume: collect only this episode of the next iteration, in this process."""
 
     def __post_init__(self) -> None:
         def check(name: str, good: bool, expected: str) -> None:
@@ -96,7 +117,15 @@ class TrainConfig:
         check("max_grad_norm", self.max_grad_norm > 0, "above 0")
         limit = self.max_episode_steps
         check("max_episode_steps", limit is None or limit >= 1, "at least 1")
-        check("task_timeout", self.task_timeout > 0, "above 0")
+        check("task_timeout", self.task_timeout is None or self.task_timeout > 0, "above 0")
+        check("worker_episodes", self.worker_episodes >= 1, "at least 1")
+        check("worker_megabytes", self.worker_megabytes >= 1, "at least 1")
+        check("cluster_patience", self.cluster_patience > 0, "above 0")
+        check("checkpoint_every", self.checkpoint_every >= 1, "at least 1")
+        check("keep_checkpoints", self.keep_checkpoints >= 1, "at least 1")
+        episode = self.reproduce
+        within = episode is None or (self.resume and 0 <= episode < self.episodes_per_iter)
+        check("reproduce", bool(within), "with --resume, an episode of an iteration")
 
     def to_json(self) -> str:
         """For config.json."""
@@ -108,7 +137,8 @@ class TrainConfig:
         try:
             values = json.loads(text)
             values["hidden_sizes"] = tuple(values["hidden_sizes"])
-            values["output"] = None if values["output"] is None else Path(values["output"])
+            for name in ("output", "resume"):
+                values[name] = None if values[name] is None else Path(values[name])
             return cls(**values)
         except (ValueError, TypeError, KeyError) as error:
             raise UsageError(f"config.json: not the configuration of a run: {error}") from error

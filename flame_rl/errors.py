@@ -12,7 +12,14 @@ class RunError(Exception):
     """A run that began could not go on; the message says what was tried.
 
     The command line answers it with exit code 1, after saving what was learned.
+
+    Attributes:
+        episode: the index of the one episode that is to blame, if there is one.
     """
+
+    def __init__(self, message: str, episode: int | None = None) -> None:
+        super().__init__(message)
+        self.episode = episode
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error

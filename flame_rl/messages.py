@@ -119,6 +119,7 @@ FailureKind = Literal[
     "crash",  # the worker process died
     "timeout",  # the worker process did not answer in time
     "stale",  # the worker holds another version of the weights
+    "garbled",  # the answer is not one to the request
     "transport",  # what carries tasks to workers failed
 ]
 

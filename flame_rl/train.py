@@ -6,13 +6,16 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from flame_rl.backends import Backend
 from flame_rl.config import TrainConfig
 from flame_rl.messages import CollectRequest, Episode, PolicySnapshot
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Learner(Protocol):
@@ -26,6 +29,23 @@ class Learner(Protocol):
 
     def weights_digest(self) -> str: ...
 
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What of a run is done.
+
+    Attributes:
+        iterations, episodes, env_steps: totals since the start.
+    """
+
+    iterations: int = 0
+    episodes: int = 0
+    env_steps: int = 0
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -38,6 +58,7 @@ class Timing:
         env_steps_per_second: steps of all workers together, over `collecting`.
         bytes_out, bytes_in: to the workers and from them.
         retries: tasks that had to be sent again.
+        dropped: answers that came when nobody waited for them any more.
     """
 
     collecting: float
@@ -47,6 +68,7 @@ class Timing:
     bytes_out: int
     bytes_in: int
     retries: int
+    dropped: int
 
 
 @dataclass(frozen=True)
@@ -78,9 +100,14 @@ class IterationResult:
 
 
 def train(
-    config: TrainConfig, env_id: str, learner: Learner, backend: Backend, stop: threading.Event
+    config: TrainConfig,
+    env_id: str,
+    learner: Learner,
+    backend: Backend,
+    stop: threading.Event,
+    done: Totals,
 ) -> Iterator[IterationResult]:
-    """Yield one result after another, `config.iterations` of them, or fewer once `stop` is set.
+    """Yield one result after another, up to `config.iterations`, or fewer once `stop` is set.
 
     Args:
         config: seed, iterations and episodes per iteration.
@@ -88,20 +115,15 @@ def train(
         learner: updated in place.
         backend: where episodes are collected; it changes no result.
         stop: looked at between iterations; the backend looks at it while it waits.
+        done: what was done before, by the same learner.
     """
-    total_episodes = total_steps = 0
-    for iteration in range(config.iterations):
+    total_episodes, total_steps = done.episodes, done.env_steps
+    for iteration in range(done.iterations, config.iterations):
         if stop.is_set():
             return
         snapshot = learner.snapshot()
-        request = CollectRequest(
-            env_id=env_id,
-            max_episode_steps=config.max_episode_steps,
-            run_seed=config.seed,
-            iteration=iteration,
-            indices=tuple(range(config.episodes_per_iter)),
-            policy_version=snapshot.version,
-        )
+        indices = tuple(range(config.episodes_per_iter))
+        request = make_request(config, env_id, iteration, indices, snapshot)
         began = time.perf_counter()
         collected = backend.collect(snapshot, request)
         arrived = time.perf_counter()
@@ -131,5 +153,34 @@ def train(
                 bytes_out=collected.bytes_out,
                 bytes_in=collected.bytes_in,
                 retries=collected.retries,
+                dropped=collected.dropped,
             ),
         )
+
+
+def reproduce(
+    config: TrainConfig, env_id: str, learner: Learner, backend: Backend, done: Totals
+) -> Episode:
+    """Collect only the episode `config.reproduce` of the iteration that comes after `done`."""
+    snapshot = learner.snapshot()
+    request = make_request(config, env_id, done.iterations, (config.reproduce,), snapshot)
+    (episode,) = backend.collect(snapshot, request).episodes
+    return episode
+
+
+def make_request(
+    config: TrainConfig,
+    env_id: str,
+    iteration: int,
+    indices: tuple[int, ...],
+    snapshot: PolicySnapshot,
+) -> CollectRequest:
+    """The request that, with the snapshot, determines these episodes of an iteration."""
+    return CollectRequest(
+        env_id=env_id,
+        max_episode_steps=config.max_episode_steps,
+        run_seed=config.seed,
+        iteration=iteration,
+        indices=indices,
+        policy_version=snapshot.version,
+    )

@@ -47,11 +47,11 @@ def encode_snapshot(snapshot: PolicySnapshot) -> bytes:
         "layers": len(snapshot.weights),
         "continuous": snapshot.continuous,
     }
-    return _pack("snapshot", header, arrays)
+    return pack("snapshot", header, arrays)
 
 
 def decode_snapshot(data: bytes | memoryview) -> PolicySnapshot:
-    header, arrays = _unpack(data, "snapshot")
+    header, arrays = unpack(data, "snapshot")
     layers = _integer(header, "layers", 1, 64)
     weights, biases = [], []
     inputs = None
@@ -75,11 +75,11 @@ def decode_snapshot(data: bytes | memoryview) -> PolicySnapshot:
 def encode_request(request: CollectRequest) -> bytes:
     header = asdict(request)
     indices = np.asarray(header.pop("indices"), np.int64)
-    return _pack("request", header, {"indices": indices})
+    return pack("request", header, {"indices": indices})
 
 
 def decode_request(data: bytes | memoryview) -> CollectRequest:
-    header, arrays = _unpack(data, "request")
+    header, arrays = unpack(data, "request")
     limit = header.get("max_episode_steps")
     indices = _array(arrays, "indices", np.int64, (None,))
     if len(indices) == 0 or indices.min() < 0:
@@ -106,14 +106,14 @@ def encode_episodes(episodes: Sequence[Episode]) -> bytes:
         "actions": np.concatenate([e.actions for e in episodes]),
         "rewards": np.concatenate([e.rewards for e in episodes]),
     }
-    return _pack("episodes", {}, arrays)
+    return pack("episodes", {}, arrays)
 
 
 def encode_failure(failure: CollectFailure) -> bytes:
     header = asdict(failure)
     for name in ("message", "traceback"):
         header[name] = header[name][-MAX_TEXT_CHARACTERS:]
-    return _pack("failure", header, {})
+    return pack("failure", header, {})
 
 
 def decode_result(
@@ -125,7 +125,7 @@ def decode_result(
     """
     if message_type(data) == "failure":
         return _decode_failure(data)
-    _, arrays = _unpack(data, "episodes")
+    _, arrays = unpack(data, "episodes")
     index = _array(arrays, "index", np.int64, (None,))
     count = len(index)
     length = _array(arrays, "length", np.int64, (count,))
@@ -170,11 +170,11 @@ def decode_result(
 
 def encode_describe(env_id: str, max_episode_steps: int | None) -> bytes:
     """The question that `decode_description` reads the answer of."""
-    return _pack("describe", {"env_id": env_id, "max_episode_steps": max_episode_steps}, {})
+    return pack("describe", {"env_id": env_id, "max_episode_steps": max_episode_steps}, {})
 
 
 def decode_describe(data: bytes | memoryview) -> tuple[str, int | None]:
-    header, arrays = _unpack(data, "describe")
+    header, arrays = unpack(data, "describe")
     _nothing_left(arrays)
     limit = header.get("max_episode_steps")
     return (
@@ -187,13 +187,13 @@ def encode_description(spec: EnvironmentSpec) -> bytes:
     header = asdict(spec)
     low, high = header.pop("action_low"), header.pop("action_high")
     # Unbounded actions are legitimate, so these two travel as JSON, where infinity is no error.
-    return _pack("description", header | {"low": low.tolist(), "high": high.tolist()}, {})
+    return pack("description", header | {"low": low.tolist(), "high": high.tolist()}, {})
 
 
 def decode_description(data: bytes | memoryview) -> EnvironmentSpec | CollectFailure:
     if message_type(data) == "failure":
         return _decode_failure(data)
-    header, arrays = _unpack(data, "description")
+    header, arrays = unpack(data, "description")
     _nothing_left(arrays)
     action_dim = _integer(header, "action_dim", 1)
     continuous = _boolean(header, "continuous")
@@ -217,7 +217,7 @@ def decode_description(data: bytes | memoryview) -> EnvironmentSpec | CollectFai
 
 
 def _decode_failure(data: bytes | memoryview) -> CollectFailure:
-    header, arrays = _unpack(data, "failure")
+    header, arrays = unpack(data, "failure")
     _nothing_left(arrays)
     values: dict[str, Any] = {}
     for field in fields(CollectFailure):
@@ -231,7 +231,8 @@ def _decode_failure(data: bytes | memoryview) -> CollectFailure:
     return CollectFailure(**values)
 
 
-def _pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+def pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+    """A message of any kind: what all encoders here are made of, and checkpoints."""
     text = json.dumps({"type": kind} | header).encode()
     body = safetensors.numpy.save({k: np.ascontiguousarray(a) for k, a in arrays.items()})
     return b"".join((MAGIC, _LENGTH.pack(len(text)), text, body))
@@ -240,7 +241,7 @@ def _pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> b
 def _header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
     """The JSON header and where the arrays begin."""
     start = len(MAGIC) + _LENGTH.size
-    if len(data) < start or bytes(data[: len(MAGIC)]) != MAGIC:
+    if len(data) < start or not is_message(data):
         raise WireError("not a message: it does not begin as one")
     (size,) = _LENGTH.unpack(data[len(MAGIC) : start])
     if size > MAX_HEADER_BYTES or start + size > len(data):
@@ -254,12 +255,18 @@ def _header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
     return header, start + size
 
 
+def is_message(data: bytes | memoryview) -> bool:
+    """Whether the bytes at least begin as a message."""
+    return bytes(data[: len(MAGIC)]) == MAGIC
+
+
 def message_type(data: bytes | memoryview) -> str:
     """Which decoder a message is for. Raises WireError if it is none."""
     return _header(data)[0]["type"]
 
 
-def _unpack(data: bytes | memoryview, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def unpack(data: bytes | memoryview, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The inverse of `pack`; the content of header and arrays is still to be checked."""
     header, start = _header(data)
     if header["type"] != kind:
         raise WireError(f"type: {header['type'][:40]!r} where {kind!r} is expected")

@@ -10,15 +10,17 @@ import psutil
 import pytest
 
 from flame_rl import wire
-from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.collect import collect_episodes, episode_randomness
 from flame_rl.actor.simulators import PlainSimulator
 from flame_rl.backends.dispatch import MAX_ATTEMPTS, gather
 from flame_rl.backends.inline import InlineBackend
+from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
 from flame_rl.errors import Interrupted, RunError, UsageError
 from flame_rl.messages import CollectFailure
 from tests.helpers import assert_same_episodes, environment_id, random_snapshot, request_for
 
+PATIENCE = Patience(60, episodes=100_000, megabytes=4096)
 SNAPSHOT = random_snapshot(4, 2, False)
 REQUEST = request_for("CartPole-v1", range(11))
 
@@ -90,13 +92,16 @@ def test_a_failed_task_is_asked_for_again(fault):
     requests = []
 
     def submit(data):
-        requests.append(data)
-        failed = requests.count(data) < MAX_ATTEMPTS and wire.decode_request(data).indices[0] == 3
+        indices = wire.decode_request(data).indices
+        requests.append(indices)
+        failed = 4 in indices and sum(4 in sent for sent in requests) < MAX_ATTEMPTS
         return done(fault if failed else answer(data))
 
     collected = gather_with(submit)
     assert_same_episodes(collected.episodes, EXPECTED)
     assert collected.retries == MAX_ATTEMPTS - 1
+    # After the first failure, episode by episode.
+    assert requests.count((4,)) == MAX_ATTEMPTS - 1 and (3,) in requests and (5,) in requests
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_a_failed_task_is_asked_for_again(fault):
         ("crash", RunError, 3),
         ("timeout", RunError, 3),
         ("invalid", UsageError, 3),
-        ("simulator", UsageError, 3),
+        ("simulator", RunError, 3),
         ("environment", UsageError, 1),
     ],
 )
@@ -117,8 +122,41 @@ def test_what_keeps_failing_ends_the_run_with_its_message(kind, error, attempts)
         return done(wire.encode_failure(CollectFailure(kind, "the cause", "CartPole-v1")))
 
     with pytest.raises(error, match="the cause"):
-        gather_with(submit, task_size=11)
+        gather_with(submit, task_size=1, in_flight=1)
     assert len(requests) == attempts
+
+
+def test_a_final_failure_names_the_one_episode_and_its_seed():
+    def submit(data):
+        bad = 7 in wire.decode_request(data).indices
+        failure = CollectFailure("crash", "the worker process died", "CartPole-v1")
+        return done(wire.encode_failure(failure) if bad else answer(data))
+
+    with pytest.raises(RunError) as caught:
+        gather_with(submit)
+    assert caught.value.episode == 7
+    seed, _ = episode_randomness(REQUEST.run_seed, REQUEST.iteration, 7)
+    for words in ("3 attempts", "iteration 2", "episode 7", f"seed {seed}"):
+        assert words in str(caught.value)
+
+
+def test_what_fails_on_the_way_is_not_held_against_the_episodes():
+    told = []
+
+    def submit(data):
+        return done(ConnectionError("Stream removed") if len(told) < 8 else answer(data))
+
+    collected = gather(
+        SNAPSHOT,
+        REQUEST,
+        submit,
+        task_size=3,
+        in_flight=2,
+        stop=threading.Event(),
+        transport_failed=told.append,
+    )
+    assert_same_episodes(collected.episodes, EXPECTED)
+    assert collected.retries == len(told) >= 8
 
 
 def test_stop_interrupts_the_wait():
@@ -136,8 +174,8 @@ def test_backends_agree_to_the_bit():
     collected = []
     for make in (
         InlineBackend,
-        lambda stop: ProcessBackend(1, 60, stop),
-        lambda stop: ProcessBackend(3, 60, stop),
+        lambda stop: ProcessBackend(1, PATIENCE, stop),
+        lambda stop: ProcessBackend(3, PATIENCE, stop),
     ):
         backend = make(threading.Event())
         spec = backend.describe(spec_id, None)
@@ -154,7 +192,7 @@ def test_a_crash_costs_a_retry_and_no_bit(tmp_path, monkeypatch):
     env_id = environment_id("KillFault")
     request = request_for(env_id, range(6))
     snapshot = random_snapshot(1, 2, False)
-    backend = ProcessBackend(2, 60, threading.Event())
+    backend = ProcessBackend(2, PATIENCE, threading.Event())
     try:
         first = backend.collect(snapshot, request)
         again = backend.collect(snapshot, request)
@@ -165,7 +203,7 @@ def test_a_crash_costs_a_retry_and_no_bit(tmp_path, monkeypatch):
 
 
 def test_close_leaves_no_process():
-    backend = ProcessBackend(2, 60, threading.Event())
+    backend = ProcessBackend(2, PATIENCE, threading.Event())
     backend.describe("CartPole-v1", None)
     children = psutil.Process().children(recursive=True)
     assert len(children) == 2
@@ -173,7 +211,7 @@ def test_close_leaves_no_process():
     assert psutil.wait_procs(children, timeout=3)[1] == []
 
 
-@pytest.mark.parametrize("make", [InlineBackend, lambda stop: ProcessBackend(1, 60, stop)])
+@pytest.mark.parametrize("make", [InlineBackend, lambda stop: ProcessBackend(1, PATIENCE, stop)])
 def test_an_unknown_environment_is_the_users_to_correct(make):
     backend = make(threading.Event())
     try:

@@ -93,6 +93,7 @@ def test_writes_the_run_folder(finished):
         "metrics.csv",
         "timing.csv",
         "weights.safetensors",
+        "checkpoints",
         "curve.png",
     }
     config = TrainConfig.from_json((folder / "config.json").read_text())
@@ -292,7 +293,7 @@ def test_a_full_disk_costs_the_report_and_not_the_run(tmp_path):
 
     class FullDisk:
         def __init__(self):
-            self.rows = _Rows(tmp_path / "full.csv")
+            self.rows = _Rows(tmp_path / "full.csv", keep=0)
             os.dup2(os.open("/dev/full", os.O_WRONLY), self.rows._file.fileno())
 
         def report(self, result):

@@ -12,7 +12,7 @@ from flame_rl.actor.policy import ActingPolicy
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.config import TrainConfig
 from flame_rl.learner.reinforce import Reinforce
-from flame_rl.train import train
+from flame_rl.train import Totals, train
 from tests.helpers import environment_id
 
 
@@ -22,7 +22,7 @@ def solve(name: str, **options):
     stop = threading.Event()
     backend = InlineBackend(stop)
     learner = Reinforce(config, model.make_policy(backend.describe(config.env, None), config))
-    results = list(train(config, config.env, learner, backend, stop))
+    results = list(train(config, config.env, learner, backend, stop, Totals()))
     backend.close()
     return results, learner
 

@@ -85,7 +85,7 @@ def altered(**changes) -> bytes:
         "actions": np.concatenate([e.actions for e in good]),
         "rewards": np.concatenate([e.rewards for e in good]),
     } | changes
-    return wire._pack("episodes", {}, {k: v for k, v in arrays.items() if v is not None})
+    return wire.pack("episodes", {}, {k: v for k, v in arrays.items() if v is not None})
 
 
 def test_the_unaltered_episodes_are_fine():
@@ -191,4 +191,4 @@ def test_truncated_with_a_tail(position, tail):
     st.sampled_from(["snapshot", "request", "failure", "describe", "description"]),
 )
 def test_headers_of_any_content(header, kind):
-    decodes_or_refuses(wire._pack(kind, header, {}))
+    decodes_or_refuses(wire.pack(kind, header, {}))

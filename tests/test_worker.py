@@ -14,7 +14,7 @@ import pytest
 from flame_rl import wire
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.simulators import PlainSimulator
-from flame_rl.actor.worker import Worker
+from flame_rl.actor.worker import Limits, Worker
 from flame_rl.messages import CollectFailure, EnvironmentSpec
 from tests.helpers import (
     ROOT,
@@ -34,9 +34,12 @@ def worker():
     worker.close()
 
 
-def collect(worker, request, snapshot=SNAPSHOT, deadline=60.0):
+def collect(worker, request, snapshot=SNAPSHOT, deadline=60.0, episodes=100_000, megabytes=4096):
     data = worker.collect(
-        wire.encode_snapshot(snapshot), snapshot.version, wire.encode_request(request), deadline
+        wire.encode_snapshot(snapshot),
+        snapshot.version,
+        wire.encode_request(request),
+        Limits(deadline, episodes, megabytes),
     )
     return wire.decode_result(data, snapshot, request)
 
@@ -94,7 +97,9 @@ def test_a_module_that_cannot_be_imported_shows_its_own_traceback(worker, tmp_pa
 def test_garbage_from_a_request_is_answered(worker):
     request = request_for("CartPole-v1")
     failure = wire.decode_result(
-        worker.collect(b"garbage", 0, wire.encode_request(request), 60), SNAPSHOT, request
+        worker.collect(b"garbage", 0, wire.encode_request(request), Limits(60, 9, 4096)),
+        SNAPSHOT,
+        request,
     )
     assert isinstance(failure, CollectFailure) and "WireError" in failure.message
 
@@ -128,7 +133,7 @@ def test_a_child_does_not_outlive_its_parent():
     code = f"""
 import os, threading
 from flame_rl import wire
-from flame_rl.actor.worker import Worker
+from flame_rl.actor.worker import Limits, Worker
 from tests.helpers import *
 from tests.test_worker import collect
 worker = Worker()

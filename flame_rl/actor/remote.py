@@ -14,7 +14,7 @@ import sys
 import numpy as np
 
 from flame_rl import wire
-from flame_rl.actor.worker import Worker
+from flame_rl.actor.worker import Limits, Worker
 from flame_rl.messages import CollectFailure
 
 
@@ -37,7 +37,11 @@ class Collector:
         return _array(json.dumps(versions()).encode())
 
     def collect(
-        self, snapshot: np.ndarray, request: bytes, deadline: float, weights: str
+        self,
+        snapshot: np.ndarray,
+        request: bytes,
+        limits: tuple[float, int, int],
+        weights: str,
     ) -> np.ndarray:
         """Collect in this executor's child.
 
@@ -45,7 +49,7 @@ class Collector:
             snapshot: encoded, as uint8; Flame resolves it from the object cache. Empty: the
                 learner has stopped, and the answer does not matter.
             request: encoded.
-            deadline: seconds.
+            limits: the child's `Limits`.
             weights: JSON of the reference that `snapshot` was resolved from, to look whether the
                 learner has stopped in the meantime.
 
@@ -60,11 +64,11 @@ class Collector:
             data = snapshot.tobytes()
             version = wire.decode_snapshot(data).version
             answer = self._worker.collect(
-                data, version, request, deadline, lambda: _withdrawn(weights)
+                data, version, request, Limits(*limits), lambda: _withdrawn(weights)
             )
             return _array(answer)
         except Exception as error:
-            return _failure("transport", f"{type(error).__name__}: {error}", env_id)
+            return _failure("garbled", f"{type(error).__name__}: {error}", env_id)
 
 
 def _withdrawn(weights: str) -> bool:

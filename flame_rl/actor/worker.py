@@ -2,13 +2,15 @@
 
 A simulator may crash, hang or leak. It runs in a child, so that its death is a value: whoever holds
 the `Worker` gets a `CollectFailure` and, with the next call, a new child. The two talk over the
-child's standard input and output in frames (uint64 length, message of `flame_rl.wire`).
+child's standard input and output in frames, each a message of `flame_rl.wire`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
+import resource
 import select
 import signal
 import struct
@@ -19,12 +21,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from flame_rl import wire
 from flame_rl.messages import CollectFailure, FailureKind
 
-_LENGTH = struct.Struct("<Q")
+# A frame's size, and the most memory that its sender has taken so far, both in bytes.
+_HEAD = struct.Struct("<QQ")
 # Far above any real answer; a child that announces more is not answering.
 MAX_FRAME_BYTES = 1 << 34
 
@@ -37,6 +40,20 @@ _ONE_THREAD = {
 }
 
 
+class Limits(NamedTuple):
+    """When a child is killed or replaced.
+
+    Attributes:
+        deadline: seconds that one answer may take.
+        episodes: a child that has played so many is replaced.
+        megabytes: one that has taken more memory is replaced.
+    """
+
+    deadline: float
+    episodes: int
+    megabytes: int
+
+
 class Worker:
     """Supervises one child. `start` is optional and lets the child import while others work."""
 
@@ -44,6 +61,8 @@ class Worker:
         self._child: subprocess.Popen[bytes] | None = None
         self._last_words: BinaryIO | None = None
         self._sent_version: int | None = None
+        self._episodes = 0
+        self._memory_bytes = 0
         self._closed = False
         self._calling = threading.RLock()
 
@@ -86,7 +105,7 @@ class Worker:
         snapshot: bytes,
         version: int,
         request: bytes,
-        deadline: float,
+        limits: Limits,
         withdrawn: Callable[[], bool] = lambda: False,
     ) -> bytes:
         """Let the child collect.
@@ -95,20 +114,27 @@ class Worker:
             snapshot: encoded; sent only to a child that does not hold this version yet.
             version: the snapshot's.
             request: encoded.
-            deadline: seconds after which a silent child is killed.
+            limits: when the child is killed or replaced.
             withdrawn: asked about once a second; true when nobody wants the answer any more, and
                 the child is killed.
 
         Returns:
             Encoded episodes, or an encoded `CollectFailure`: never raises for what the child does.
         """
-        env_id = wire.decode_request(request).env_id
+        decoded = wire.decode_request(request)
         with self._calling:
             alive = self._child is not None and self._child.poll() is None
             holds_it = alive and self._sent_version == version
             frames = [request] if holds_it else [snapshot, request]
-            answer = self._call(frames, env_id, deadline, withdrawn)
-            self._sent_version = version if self._child is not None else None
+            answer = self._call(frames, decoded.env_id, limits.deadline, withdrawn)
+            if self._child is not None:
+                self._sent_version = version
+                self._episodes += len(decoded.indices)
+                if (
+                    self._episodes >= limits.episodes
+                    or self._memory_bytes > limits.megabytes * 1_000_000
+                ):
+                    self._replace()
             return answer
 
     def close(self) -> None:
@@ -118,9 +144,7 @@ class Worker:
         if child is not None:
             child.kill()
         with self._calling:
-            if self._child is not None:
-                self._child.wait()
-            self._forget()
+            self._end_child()
 
     def _call(
         self, frames: list[bytes], env_id: str, deadline: float, withdrawn: Callable[[], bool]
@@ -136,7 +160,8 @@ class Worker:
                     raise TimeoutError
                 if withdrawn():
                     raise InterruptedError
-            return _read(self._child.stdout, limit)
+            answer, self._memory_bytes = _read(self._child.stdout, limit)
+            return answer
         except TimeoutError:
             kind = "timeout"
             message = f"the worker process gave no answer within {deadline:.0f} s and was killed"
@@ -145,14 +170,22 @@ class Worker:
             message = "the learner has withdrawn this task"
         except OSError as error:
             message = f"the worker process {self._ending(error)}"
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
         last_words = self._read_last_words()
-        self._forget()
+        self._end_child()
         return wire.encode_failure(
             CollectFailure(kind=kind, message=message, env_id=env_id, traceback=last_words)
         )
+
+    def _replace(self) -> None:
+        self._end_child()
+        with contextlib.suppress(OSError):  # closed, or for the next call to report
+            self.start()
+
+    def _end_child(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+        self._forget()
 
     def _ending(self, error: OSError) -> str:
         if self._child is None:
@@ -171,6 +204,7 @@ class Worker:
         if self._last_words is not None:
             self._last_words.close()
         self._child = self._last_words = self._sent_version = None
+        self._episodes = self._memory_bytes = 0
 
     def _read_last_words(self) -> str:
         if self._last_words is None:
@@ -197,7 +231,7 @@ def main(last_words_fd: int) -> None:
     simulators: dict[tuple[str, int | None], PlainSimulator] = {}
     while True:
         try:
-            frame = _read(questions)
+            frame, _ = _read(questions)
         except OSError:
             return
         env_id = ""
@@ -246,17 +280,24 @@ def _die_with(parent: int) -> None:
 
 
 def _write(pipe: BinaryIO, frame: bytes) -> None:
-    view = memoryview(_LENGTH.pack(len(frame)) + frame)
-    while view:
-        view = view[pipe.write(view) :]
+    for part in (_HEAD.pack(len(frame), _peak_memory()), frame):
+        view = memoryview(part)
+        while view:
+            view = view[pipe.write(view) :]
 
 
-def _read(pipe: BinaryIO, limit: float | None = None) -> bytes:
-    """One frame. Raises TimeoutError at `limit` (monotonic seconds), OSError at the end."""
-    (size,) = _LENGTH.unpack(_read_exactly(pipe, _LENGTH.size, limit))
+def _read(pipe: BinaryIO, limit: float | None = None) -> tuple[bytes, int]:
+    """A frame and its sender's memory in bytes. Raises TimeoutError at `limit` (monotonic seconds),
+    OSError at the end."""
+    size, memory = _HEAD.unpack(_read_exactly(pipe, _HEAD.size, limit))
     if size > MAX_FRAME_BYTES:
         raise OSError(f"a frame of {size} bytes is announced")
-    return _read_exactly(pipe, size, limit)
+    return _read_exactly(pipe, size, limit), memory
+
+
+def _peak_memory() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _read_exactly(pipe: BinaryIO, size: int, limit: float | None) -> bytes:

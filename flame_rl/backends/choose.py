@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 from flame_rl.backends import Backend
+from flame_rl.backends.patience import Patience
 from flame_rl.config import TrainConfig
 
 
@@ -24,11 +25,12 @@ def make_backend(config: TrainConfig, distributed: bool, stop: threading.Event) 
         distributed: whether to collect on the Flame cluster.
         stop: set from outside when the user asks to stop.
     """
+    patience = Patience(config.task_timeout, config.worker_episodes, config.worker_megabytes)
     # Imported here because each is heavy and a run needs one: flamepy takes a second.
     if distributed:
         from flame_rl.backends.flame import FlameBackend
 
-        return FlameBackend(config.env, config.task_timeout, stop)
+        return FlameBackend(config.env, patience, config.cluster_patience, stop)
     workers = local_workers(config)
     if workers == 0:
         from flame_rl.backends.inline import InlineBackend
@@ -36,11 +38,13 @@ def make_backend(config: TrainConfig, distributed: bool, stop: threading.Event) 
         return InlineBackend(stop)
     from flame_rl.backends.processes import ProcessBackend
 
-    return ProcessBackend(workers, config.task_timeout, stop)
+    return ProcessBackend(workers, patience, stop)
 
 
 def local_workers(config: TrainConfig) -> int:
     """The number of worker processes on this machine: what was asked for, or one per core."""
+    if config.reproduce is not None:
+        return 0
     if config.workers is not None:
         return config.workers
     # The cores this process may use, which in a container are fewer than the machine has.

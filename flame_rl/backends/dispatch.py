@@ -13,20 +13,19 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
 from flame_rl import wire
+from flame_rl.actor.collect import episode_randomness
 from flame_rl.errors import Interrupted, RunError, UsageError
 from flame_rl.messages import (
     CollectFailure,
     CollectRequest,
     EnvironmentSpec,
     Episode,
+    FailureKind,
     PolicySnapshot,
 )
 
 MAX_ATTEMPTS = 3
 STOP_POLL_SECONDS = 0.1
-
-# The environment's own doing, as opposed to the machinery's.
-_ENVIRONMENT_KINDS = ("environment", "invalid", "simulator")
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,7 @@ class Collected:
         bytes_out, bytes_in: what went to the workers and came back.
         waiting_seconds: how long the learner's process had nothing to do but wait for episodes.
         retries: how many tasks had to be sent again.
+        dropped: how many answers came that nobody waited for any more.
     """
 
     episodes: list[Episode]
@@ -45,6 +45,7 @@ class Collected:
     bytes_in: int
     waiting_seconds: float
     retries: int
+    dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,21 @@ def gather(
     in_flight: int,
     stop: threading.Event,
     check: Callable[[], None] = lambda: None,
+    transport_failed: Callable[[CollectFailure], None] | None = None,
 ) -> Collected:
     """Collect all of `request`, at most `in_flight` tasks of `task_size` episodes at a time.
 
-    How it is split changes no result: every episode is a function of its index, and a failed task
-    is sent again with the same indices, at most `MAX_ATTEMPTS` times. `check` is called while
-    nothing arrives, and may raise.
+    How it is split changes no result: every episode is a function of its index, and what a failed
+    task was to collect is asked for again, episode by episode, at most `MAX_ATTEMPTS` times.
+
+    Args:
+        snapshot: what acts; the answers' shapes are checked against it.
+        request: all episodes that are wanted.
+        submit: sends one encoded request, gives the future of an encoded answer.
+        task_size, in_flight, stop: see above; a set `stop` ends the wait.
+        check: called again and again while waiting; may raise.
+        transport_failed: told when not the worker but the way to it failed, which is then not
+            counted against the episodes; None where there is no such way.
 
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect`. Tasks may then still be in flight.
@@ -93,8 +103,7 @@ def gather(
         waiting += time.perf_counter() - began
         if stop.is_set():
             raise Interrupted
-        if not done:
-            check()
+        check()
         for future in done:
             task = running.pop(future)
             answer, size = _read_answer(future, snapshot, task.request)
@@ -102,12 +111,35 @@ def gather(
             if not isinstance(answer, CollectFailure):
                 episodes += answer
                 continue
-            if answer.kind == "environment" or task.attempt >= MAX_ATTEMPTS:
-                raise _final_error(answer, task)
             retries += 1
-            pending.append(replace(task, attempt=task.attempt + 1))
+            if transport_failed is not None and answer.kind in ("transport", "stale"):
+                transport_failed(answer)
+                pending.append(task)
+            else:
+                pending += _second_chance(task, answer)
     episodes.sort(key=lambda episode: episode.index)
     return Collected(episodes, bytes_out, bytes_in, waiting, retries)
+
+
+def _second_chance(task: _Task, failure: CollectFailure) -> list[_Task]:
+    """What to send instead of a failed task: its episodes one by one, so that a bad one is found.
+
+    Raises:
+        UsageError, RunError: there is no point in trying again.
+    """
+    if failure.kind == "environment":
+        raise UsageError(explain(failure))
+    if task.attempt < MAX_ATTEMPTS:
+        return [
+            _Task(replace(task.request, indices=(index,)), task.attempt + 1)
+            for index in reversed(task.request.indices)
+        ]
+    (index,) = task.request.indices
+    seed, _ = episode_randomness(task.request.run_seed, task.request.iteration, index)
+    named = replace(failure, iteration=task.request.iteration, index=index, seed=seed)
+    if failure.kind == "invalid":
+        raise UsageError(explain(named))
+    raise RunError(f"an episode failed in {task.attempt} attempts: {explain(named)}", index)
 
 
 def read_description(data: bytes) -> EnvironmentSpec:
@@ -130,27 +162,12 @@ def explain(failure: CollectFailure) -> str:
 def _read_answer(
     future: Future[bytes], snapshot: PolicySnapshot, request: CollectRequest
 ) -> tuple[list[Episode] | CollectFailure, int]:
+    kind: FailureKind = "transport"
     try:
         data = future.result()
+        kind = "garbled"
         return wire.decode_result(data, snapshot, request), len(data)
     except Exception as error:
         # Whatever a transport raises is a failure of that task, to be tried again.
-        return (
-            CollectFailure(
-                "transport",
-                f"{type(error).__name__}: {error}",
-                request.env_id,
-                iteration=request.iteration,
-            ),
-            0,
-        )
-
-
-def _final_error(failure: CollectFailure, task: _Task) -> UsageError | RunError:
-    if failure.kind in _ENVIRONMENT_KINDS:
-        return UsageError(explain(failure))
-    first, last = task.request.indices[0], task.request.indices[-1]
-    return RunError(
-        f"iteration {task.request.iteration}, episodes {first} to {last} could not be collected "
-        f"in {task.attempt} attempts: {failure}"
-    )
+        message = f"{type(error).__name__}: {error}"
+        return CollectFailure(kind, message, request.env_id, iteration=request.iteration), 0

@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 from flame_rl import wire
 from flame_rl.actor.worker import Worker
 from flame_rl.backends.dispatch import Collected, gather, read_description
+from flame_rl.backends.patience import Patience
 from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
 
 # Enough tasks that a worker which drew short episodes takes over from one that drew long ones.
@@ -16,9 +18,9 @@ TASKS_PER_WORKER = 4
 
 
 class ProcessBackend:
-    def __init__(self, workers: int, deadline: float, stop: threading.Event) -> None:
+    def __init__(self, workers: int, patience: Patience, stop: threading.Event) -> None:
         """Start `workers` processes at once; they import while the learner does."""
-        self._deadline = deadline
+        self._patience = patience
         self._stop = stop
         self._workers = [Worker() for _ in range(workers)]
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
@@ -28,7 +30,8 @@ class ProcessBackend:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
 
     def describe(self, env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
-        answer = self._workers[0].describe(env_id, max_episode_steps, self._deadline)
+        deadline = self._patience.limits().deadline
+        answer = self._workers[0].describe(env_id, max_episode_steps, deadline)
         return read_description(answer)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
@@ -37,7 +40,8 @@ class ProcessBackend:
         def run(data: bytes) -> bytes:
             worker = self._idle.get()
             try:
-                return worker.collect(encoded, snapshot.version, data, self._deadline)
+                with self._patience.measure():
+                    return worker.collect(encoded, snapshot.version, data, self._patience.limits())
             finally:
                 self._idle.put(worker)
 
@@ -45,7 +49,7 @@ class ProcessBackend:
             return self._threads.submit(run, data)
 
         workers = len(self._workers)
-        return gather(
+        collected = gather(
             snapshot,
             request,
             submit,
@@ -53,6 +57,8 @@ class ProcessBackend:
             in_flight=workers + 1,
             stop=self._stop,
         )
+        # Each worker is sent the weights once.
+        return replace(collected, bytes_out=collected.bytes_out + workers * len(encoded))
 
     def close(self) -> None:
         for worker in self._workers:

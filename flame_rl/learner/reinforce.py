@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from flame_rl.config import TrainConfig
 from flame_rl.learner.adam import Adam
+from flame_rl.learner.guard import refused_unless_finite
 from flame_rl.learner.returns import constant_value, discounted_returns, normalize
 from flame_rl.learner.slices import accumulate_gradients
 from flame_rl.messages import Episode, PolicySnapshot
@@ -64,14 +64,32 @@ class Reinforce:
 
         parameters = list(self._policy.parameters())
         loss, entropy = accumulate_gradients(parameters, steps, loss_of)
-        norm = nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm)
-        self._adam.step()
+        norm = nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm).item()
+        with refused_unless_finite(self, {"loss": loss, "gradient norm": norm}):
+            self._adam.step()
         self._updates += 1
-        return {"loss": loss, "gradient_norm": norm.item(), "policy_entropy": entropy}
+        return {"loss": loss, "gradient_norm": norm, "policy_entropy": entropy}
 
-    def state_dict(self) -> dict[str, Any]:
+    def policy_state(self) -> dict[str, Tensor]:
         """The policy's weights by name."""
-        return dict(self._policy.state_dict())
+        return self._policy.state_dict()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that the next update depends on, by name."""
+        state = {f"policy.{name}": tensor for name, tensor in self.policy_state().items()}
+        state |= {f"adam.{name}": tensor for name, tensor in self._adam.state_dict().items()}
+        return state | {"updates": torch.tensor(self._updates)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state_dict`. Raises KeyError or RuntimeError if it does not fit."""
+        parts: dict[str, dict[str, Tensor]] = {"policy": {}, "adam": {}}
+        for name, tensor in state.items():
+            part, _, rest = name.partition(".")
+            if part in parts:
+                parts[part][rest] = tensor
+        self._policy.load_state_dict(parts["policy"])
+        self._adam.load_state_dict(parts["adam"])
+        self._updates = int(state["updates"])
 
     def weights_digest(self) -> str:
         """SHA-256 over names, types, shapes and bytes of all weights."""

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flame_rl.config import TrainConfig
 from flame_rl.messages import EnvironmentSpec
-from flame_rl.train import IterationResult
+from flame_rl.train import IterationResult, Totals
 
 RULE = "=" * 60
 LINE_EVERY = 10
@@ -19,8 +19,15 @@ LINE_EVERY = 10
 class ConsoleReporter:
     """Prints to standard output; the clock of its summary starts when it is made."""
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, distributed: bool) -> None:
-        """Print the header."""
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: EnvironmentSpec,
+        distributed: bool,
+        done: Totals,
+    ) -> None:
+        """Print the header; `done` is what a resumed run had done before."""
+        self._done = done
         self._config = config
         self._began = time.perf_counter()
         self._last: IterationResult | None = None
@@ -45,6 +52,8 @@ class ConsoleReporter:
             "\n"
             f"Starting {mode} training..."
         )
+        if done.iterations:
+            self._print(f"Going on after iteration {done.iterations - 1}")
         if self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("Iteration"),
@@ -55,7 +64,9 @@ class ConsoleReporter:
                 console=self._console,
                 transient=True,
             )
-            self._progress.add_task("", total=config.iterations, reward="")
+            self._progress.add_task(
+                "", total=config.iterations, completed=done.iterations, reward=""
+            )
             self._progress.start()
 
     def report(self, result: IterationResult) -> None:
@@ -81,13 +92,14 @@ class ConsoleReporter:
     def summary(self, interrupted: bool) -> None:
         """The closing lines; after an interrupt, over what was done until then."""
         seconds = time.perf_counter() - self._began
-        episodes = self._last.episodes if self._last else 0
+        total = self._last.episodes if self._last else self._done.episodes
+        rate = (total - self._done.episodes) / seconds
         lines = [
             "",
             RULE,
             "Training Interrupted!" if interrupted else "Training Complete!",
             f"  Total time: {seconds:.2f}s",
-            f"  Episodes: {episodes} ({episodes / seconds:.1f} episodes/sec)",
+            f"  Episodes: {total} ({rate:.1f} episodes/sec)",
         ]
         if self._retries:
             lines.append(f"  Tasks sent again: {self._retries}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+from flame_rl.files import write_atomically
 from flame_rl.train import IterationResult
 
 METRICS_NAME = "metrics.csv"
@@ -14,8 +15,9 @@ TIMING_NAME = "timing.csv"
 class MetricsReporter:
     """One row an iteration, on disk before the next begins."""
 
-    def __init__(self, folder: Path) -> None:
-        self._rows = _Rows(folder / METRICS_NAME)
+    def __init__(self, folder: Path, keep: int = 0) -> None:
+        """Begin the file, or go on after its first `keep` rows."""
+        self._rows = _Rows(folder / METRICS_NAME, keep)
 
     def report(self, result: IterationResult) -> None:
         self._rows.write(
@@ -40,8 +42,9 @@ class MetricsReporter:
 class TimingReporter:
     """Where the time went, one row an iteration."""
 
-    def __init__(self, folder: Path) -> None:
-        self._rows = _Rows(folder / TIMING_NAME)
+    def __init__(self, folder: Path, keep: int = 0) -> None:
+        """Begin the file, or go on after its first `keep` rows."""
+        self._rows = _Rows(folder / TIMING_NAME, keep)
 
     def report(self, result: IterationResult) -> None:
         timing = result.timing
@@ -55,6 +58,7 @@ class TimingReporter:
                 "bytes_out": timing.bytes_out,
                 "bytes_in": timing.bytes_in,
                 "retries": timing.retries,
+                "dropped": timing.dropped,
             }
         )
 
@@ -73,16 +77,30 @@ def read_metrics(folder: Path) -> dict[str, list[float]]:
 class _Rows:
     """A CSV file whose header is the first row's keys."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", newline="")
+    def __init__(self, path: Path, keep: int) -> None:
         self._writer: csv.DictWriter[str] | None = None
+        kept = _first_rows(path, keep) if keep else b""
+        if kept:
+            # Rows after the last checkpoint are computed again; a torn last line goes, too.
+            write_atomically(path, kept)
+        self._has_header = bool(kept)
+        self._file = path.open("a" if kept else "w", newline="")
 
     def write(self, row: dict[str, object]) -> None:
         if self._writer is None:
             self._writer = csv.DictWriter(self._file, row, lineterminator="\n")
-            self._writer.writeheader()
+            if not self._has_header:
+                self._writer.writeheader()
         self._writer.writerow(row)
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
+
+
+def _first_rows(path: Path, count: int) -> bytes:
+    """The header and the first `count` rows, or as many as are there whole."""
+    if not path.exists():
+        return b""
+    lines = path.read_bytes().splitlines(keepends=True)[: count + 1]
+    return b"".join(line for line in lines if line.endswith(b"\n"))

@@ -1,0 +1,51 @@
+"""How long a worker may take, judged by how long workers have taken."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flame_rl.actor.worker import Limits
+
+# Until a first task is done, nothing is known of the environment.
+FIRST_SECONDS = 600.0
+LEAST_SECONDS = 60.0
+TIMES_THE_LONGEST = 10.0
+
+
+class Patience:
+    """Remembers the longest task so far; used by several threads."""
+
+    def __init__(self, deadline: float | None, episodes: int, megabytes: int) -> None:
+        """With a `deadline` in seconds, that is it; the others are as in `Limits`."""
+        self._fixed = deadline
+        self._episodes = episodes
+        self._megabytes = megabytes
+        self._longest: float | None = None
+        self._lock = threading.Lock()
+
+    def limits(self) -> Limits:
+        """The limits for the next task."""
+        deadline = self._fixed
+        if deadline is None:
+            longest = self._longest
+            deadline = (
+                FIRST_SECONDS
+                if longest is None
+                else max(LEAST_SECONDS, TIMES_THE_LONGEST * longest)
+            )
+        return Limits(deadline, self._episodes, self._megabytes)
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        """Around one task."""
+        began = time.monotonic()
+        yield
+        self.took(time.monotonic() - began)
+
+    def took(self, seconds: float) -> None:
+        """A task took so long."""
+        with self._lock:
+            self._longest = max(seconds, self._longest or 0.0)
