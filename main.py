@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import tyro
@@ -22,9 +23,10 @@ def main() -> int:
                 config.resume, lambda default: tyro.cli(TrainConfig, default=default)
             )
         with stop_on_signals() as stop:
-            train_command(config, stop)
+            with contextlib.suppress(Interrupted):
+                train_command(config, stop)
             return stop.exit_code
-    except (UsageError, RunError) as error:
+    except (UsageError, RunError, OSError) as error:
         print("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
 

@@ -107,9 +107,9 @@ class TrainConfig:
         check("env", bool(self.env.strip()), "a name or Gymnasium id")
         check("iterations", self.iterations >= 1, "at least 1")
         check("episodes_per_iter", self.episodes_per_iter >= 1, "at least 1")
-        check("seed", 0 <= self.seed < 1 << 63, "an integer from 0 up")
+        check("seed", 0 <= self.seed < 1 << 63, "an integer from 0 to 2**63 - 1")
         check("workers", self.workers is None or self.workers >= 0, "0 or more")
-        check("learning_rate", 0 < self.learning_rate < float("inf"), "above 0")
+        check("learning_rate", 0 < self.learning_rate < float("inf"), "above 0, and finite")
         check("gamma", 0 <= self.gamma <= 1, "from 0 to 1")
         check("hidden_sizes", all(size >= 1 for size in self.hidden_sizes), "widths of at least 1")
         check("initial_log_std", -20 <= self.initial_log_std <= 5, "from -20 to 5")
@@ -117,7 +117,8 @@ class TrainConfig:
         check("max_grad_norm", self.max_grad_norm > 0, "above 0")
         limit = self.max_episode_steps
         check("max_episode_steps", limit is None or limit >= 1, "at least 1")
-        check("task_timeout", self.task_timeout is None or self.task_timeout > 0, "above 0")
+        timeout = self.task_timeout
+        check("task_timeout", timeout is None or 0 < timeout <= 1e6, "above 0, up to 1000000")
         check("worker_episodes", self.worker_episodes >= 1, "at least 1")
         check("worker_megabytes", self.worker_megabytes >= 1, "at least 1")
         check("cluster_patience", self.cluster_patience > 0, "above 0")

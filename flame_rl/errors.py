@@ -1,4 +1,4 @@
-"""The two ways in which a run ends early, apart from an interrupt."""
+"""The ways in which a run ends early."""
 
 
 class UsageError(Exception):

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request to stop, not as an exception in the middle of an update."""
+"""Signals as a request to stop, not as an exception in the middle of an update."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StopSignal(threading.Event):
     """Set once the user asks to stop.
 
     Attributes:
-        exit_code: 130 after Ctrl-C, 143 after SIGTERM, 0 before.
+        exit_code: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 0 before.
     """
 
     exit_code = 0
@@ -47,7 +47,7 @@ def stop_on_signals() -> Iterator[StopSignal]:
         stop.exit_code = 128 + number
         stop.set()
 
-    previous = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM)}
+    previous = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield stop
     finally:

@@ -22,15 +22,12 @@ class EnvironmentSpec:
         observation_dim: D, after flattening.
         action_dim: A for continuous actions, the number of choices for discrete ones.
         continuous: whether actions are real vectors.
-        action_low, action_high: float32 [A], the bounds of continuous actions; empty otherwise.
     """
 
     env_id: str
     observation_dim: int
     action_dim: int
     continuous: bool
-    action_low: np.ndarray
-    action_high: np.ndarray
 
 
 @dataclass(frozen=True)

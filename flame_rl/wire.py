@@ -95,8 +95,11 @@ def decode_request(data: bytes | memoryview) -> CollectRequest:
     )
 
 
-def encode_episodes(episodes: Sequence[Episode]) -> bytes:
-    """All episodes in one block: their arrays one after another, and the length of each."""
+def encode_episodes(episodes: Sequence[Episode], request: CollectRequest) -> bytes:
+    """All episodes in one block: their arrays one after another, and the length of each.
+
+    The header says which question they answer, so that none is taken for another's answer.
+    """
     arrays = {
         "index": np.array([e.index for e in episodes], np.int64),
         "length": np.array([e.length for e in episodes], np.int64),
@@ -106,7 +109,16 @@ def encode_episodes(episodes: Sequence[Episode]) -> bytes:
         "actions": np.concatenate([e.actions for e in episodes]),
         "rewards": np.concatenate([e.rewards for e in episodes]),
     }
-    return pack("episodes", {}, arrays)
+    return pack("episodes", _question(request), arrays)
+
+
+def _question(request: CollectRequest) -> dict[str, Any]:
+    return {
+        "env_id": request.env_id,
+        "run_seed": request.run_seed,
+        "iteration": request.iteration,
+        "policy_version": request.policy_version,
+    }
 
 
 def encode_failure(failure: CollectFailure) -> bytes:
@@ -125,7 +137,9 @@ def decode_result(
     """
     if message_type(data) == "failure":
         return _decode_failure(data)
-    _, arrays = unpack(data, "episodes")
+    header, arrays = unpack(data, "episodes")
+    if any(header.get(name) != value for name, value in _question(request).items()):
+        raise WireError("these episodes are of another run, iteration or policy")
     index = _array(arrays, "index", np.int64, (None,))
     count = len(index)
     length = _array(arrays, "length", np.int64, (count,))
@@ -184,10 +198,7 @@ def decode_describe(data: bytes | memoryview) -> tuple[str, int | None]:
 
 
 def encode_description(spec: EnvironmentSpec) -> bytes:
-    header = asdict(spec)
-    low, high = header.pop("action_low"), header.pop("action_high")
-    # Unbounded actions are legitimate, so these two travel as JSON, where infinity is no error.
-    return pack("description", header | {"low": low.tolist(), "high": high.tolist()}, {})
+    return pack("description", asdict(spec), {})
 
 
 def decode_description(data: bytes | memoryview) -> EnvironmentSpec | CollectFailure:
@@ -195,24 +206,11 @@ def decode_description(data: bytes | memoryview) -> EnvironmentSpec | CollectFai
         return _decode_failure(data)
     header, arrays = unpack(data, "description")
     _nothing_left(arrays)
-    action_dim = _integer(header, "action_dim", 1)
-    continuous = _boolean(header, "continuous")
-    bounds = []
-    for name in ("low", "high"):
-        values = header.get(name)
-        expected = action_dim if continuous else 0
-        if not isinstance(values, list) or len(values) != expected:
-            raise WireError(f"{name}: a list of {expected} numbers")
-        if not all(isinstance(value, float) for value in values):
-            raise WireError(f"{name}: not numbers")
-        bounds.append(np.array(values, np.float32))
     return EnvironmentSpec(
         env_id=_text(header, "env_id"),
         observation_dim=_integer(header, "observation_dim", 1),
-        action_dim=action_dim,
-        continuous=continuous,
-        action_low=bounds[0],
-        action_high=bounds[1],
+        action_dim=_integer(header, "action_dim", 1),
+        continuous=_boolean(header, "continuous"),
     )
 
 

@@ -28,7 +28,7 @@ REQUEST = request_for("CartPole-v1", range(11))
 def answer(data: bytes) -> bytes:
     request = wire.decode_request(data)
     simulator = PlainSimulator(request.env_id, None)
-    return wire.encode_episodes(collect_episodes(SNAPSHOT, request, simulator))
+    return wire.encode_episodes(collect_episodes(SNAPSHOT, request, simulator), request)
 
 
 def done(value: bytes | Exception) -> Future:
@@ -85,7 +85,7 @@ def test_no_more_in_flight_than_allowed():
         b"garbage",
         wire.encode_failure(CollectFailure("crash", "died", "CartPole-v1")),
         wire.encode_failure(CollectFailure("invalid", "NaN", "CartPole-v1")),
-        wire.encode_episodes(EXPECTED[9:]),  # late, doubled or another run's
+        wire.encode_episodes(EXPECTED[9:], REQUEST),  # late, doubled or another run's
     ],
 )
 def test_a_failed_task_is_asked_for_again(fault):

@@ -15,8 +15,7 @@ from tests.helpers import random_snapshot
 
 
 def policy_of(continuous: bool, activation: str, hidden=(32, 16)) -> torch.nn.Module:
-    bounds = np.ones(3 * continuous, np.float32)
-    spec = EnvironmentSpec("X-v0", 5, 3, continuous, -bounds, bounds)
+    spec = EnvironmentSpec("X-v0", 5, 3, continuous)
     policy = model.make_policy(spec, TrainConfig(activation=activation, hidden_sizes=hidden))
     with torch.no_grad():  # away from the small first outputs
         for parameter in policy.parameters():

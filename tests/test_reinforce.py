@@ -18,8 +18,7 @@ from flame_rl.messages import EnvironmentSpec, Episode
 
 
 def make_learner(continuous: bool, **options) -> Reinforce:
-    bounds = np.ones(2 * continuous, np.float32)
-    spec = EnvironmentSpec("X-v0", 3, 2, continuous, -bounds, bounds)
+    spec = EnvironmentSpec("X-v0", 3, 2, continuous)
     config = TrainConfig(hidden_sizes=(8,), max_grad_norm=1e9, **options)
     return Reinforce(config, model.make_policy(spec, config))
 
@@ -97,7 +96,7 @@ def test_the_number_of_cores_changes_no_bit(monkeypatch):
     monkeypatch.setattr(slices, "SLICE_STEPS", 3)
     digests = set()
     for cores in (1, 2, 7):
-        monkeypatch.setattr(slices.os, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)
         learner = make_learner(True)
         metrics = [learner.update(random_episodes(True)) for _ in range(3)]
         digests.add((learner.weights_digest(), str(metrics)))

@@ -56,7 +56,7 @@ def test_request_round_trip():
 @pytest.mark.parametrize("continuous", [True, False])
 def test_episodes_round_trip(continuous):
     episodes = [episode(9, 5, continuous), episode(4, 1, continuous)]
-    data = wire.encode_episodes(episodes)
+    data = wire.encode_episodes(episodes, REQUEST)
     decoded = wire.decode_result(data, GAUSSIAN if continuous else CATEGORICAL, REQUEST)
     assert_same_episodes(decoded, episodes)
 
@@ -64,13 +64,19 @@ def test_episodes_round_trip(continuous):
 def test_failure_and_description_round_trip():
     failure = CollectFailure("invalid", "NaN", "X-v0", 1, 4, 7, 99, "Traceback: …")
     assert wire.decode_result(wire.encode_failure(failure), CATEGORICAL, REQUEST) == failure
-    spec = EnvironmentSpec(
-        "X-v0", 3, 2, True, np.array([-1, -np.inf], np.float32), np.array([1, np.inf], np.float32)
+    spec = EnvironmentSpec("X-v0", 3, 2, True)
+    assert wire.decode_description(wire.encode_description(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "other", [{"iteration": 3}, {"run_seed": 4}, {"policy_version": 1}, {"env_id": "Other-v0"}]
+)
+def test_the_answer_to_another_question_is_refused(other):
+    data = wire.encode_episodes(
+        [episode(9, 5, False), episode(4, 1, False)], dataclasses.replace(REQUEST, **other)
     )
-    decoded = wire.decode_description(wire.encode_description(spec))
-    assert (decoded.env_id, decoded.observation_dim, decoded.action_dim) == ("X-v0", 3, 2)
-    np.testing.assert_array_equal(decoded.action_low, spec.action_low)
-    np.testing.assert_array_equal(decoded.action_high, spec.action_high)
+    with pytest.raises(wire.WireError, match="another run, iteration or policy"):
+        wire.decode_result(data, CATEGORICAL, REQUEST)
 
 
 def altered(**changes) -> bytes:
@@ -85,7 +91,9 @@ def altered(**changes) -> bytes:
         "actions": np.concatenate([e.actions for e in good]),
         "rewards": np.concatenate([e.rewards for e in good]),
     } | changes
-    return wire.pack("episodes", {}, {k: v for k, v in arrays.items() if v is not None})
+    return wire.pack(
+        "episodes", wire._question(REQUEST), {k: v for k, v in arrays.items() if v is not None}
+    )
 
 
 def test_the_unaltered_episodes_are_fine():

@@ -6,6 +6,8 @@ of nothing else: not of its neighbours, the worker, the machine or the order of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from flame_rl.actor.policy import ActingPolicy
@@ -28,7 +30,10 @@ def episode_randomness(
 
 
 def collect_episodes(
-    snapshot: PolicySnapshot, request: CollectRequest, simulator: PlainSimulator
+    snapshot: PolicySnapshot,
+    request: CollectRequest,
+    simulator: PlainSimulator,
+    withdrawn: Callable[[], bool] = lambda: False,
 ) -> list[Episode] | CollectFailure:
     """Play the requested episodes, `SLOTS` at a time; a finished slot takes the next one at once.
 
@@ -36,6 +41,7 @@ def collect_episodes(
         snapshot: the policy that acts.
         request: which episodes; its environment must be the simulator's.
         simulator: used from a reset on, so that what it did before is without effect.
+        withdrawn: asked at every step; true when nobody wants the answer any more.
 
     Returns:
         The episodes in the order of `request.indices`, or why they could not be played.
@@ -63,6 +69,8 @@ def collect_episodes(
         for slot in running:
             begin_next(slot)
         while running:
+            if withdrawn():
+                return _failure(request, "stale", "the learner has withdrawn this task")
             for slot in running:
                 noise[slot] = recorders[slot].next_noise()
             actions = policy.act(simulator.observations, noise)

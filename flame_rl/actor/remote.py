@@ -41,17 +41,17 @@ class Collector:
         snapshot: np.ndarray,
         request: bytes,
         limits: tuple[float, int, int],
-        weights: str,
+        snapshot_ref: str,
     ) -> np.ndarray:
         """Collect in this executor's child.
 
         Args:
-            snapshot: encoded, as uint8; Flame resolves it from the object cache. Empty: the
-                learner has stopped, and the answer does not matter.
+            snapshot: encoded, as uint8; Flame resolves it from the object cache. An empty one
+                is how the learner withdraws its tasks: the answer does not matter any more.
             request: encoded.
             limits: the child's `Limits`.
-            weights: JSON of the reference that `snapshot` was resolved from, to look whether the
-                learner has stopped in the meantime.
+            snapshot_ref: JSON of the reference that `snapshot` was resolved from, to look
+                whether it has become empty in the meantime.
 
         Returns:
             Encoded episodes or an encoded failure, as uint8.
@@ -64,19 +64,19 @@ class Collector:
             data = snapshot.tobytes()
             version = wire.decode_snapshot(data).version
             answer = self._worker.collect(
-                data, version, request, Limits(*limits), lambda: _withdrawn(weights)
+                data, version, request, Limits(*limits), lambda: _withdrawn(snapshot_ref)
             )
             return _array(answer)
         except Exception as error:
             return _failure("garbled", f"{type(error).__name__}: {error}", env_id)
 
 
-def _withdrawn(weights: str) -> bool:
+def _withdrawn(snapshot_ref: str) -> bool:
     # Here and not above: Flame's client is on every executor, but not in every actor.
     from flamepy.core import ObjectRef, get_object
 
     try:
-        return len(get_object(ObjectRef(**json.loads(weights)))) == 0
+        return len(get_object(ObjectRef(**json.loads(snapshot_ref)))) == 0
     except Exception:
         return False  # the cache may be away for a moment; the deadline still holds
 

@@ -6,11 +6,12 @@ not trusted: what they return is checked here, and whatever is wrong raises `Sim
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import gymnasium
 import numpy as np
@@ -41,7 +42,7 @@ class SimulatorError(Exception):
 
 
 def make_environment(env_id: str, max_episode_steps: int | None) -> gymnasium.Env:
-    """A Gymnasium environment with flat observations.
+    """A Gymnasium environment whose spaces can be learned.
 
     Args:
         env_id: a registered id, or `module:Name-v0`, which imports `module` first.
@@ -58,10 +59,6 @@ def make_environment(env_id: str, max_episode_steps: int | None) -> gymnasium.En
     except Exception as error:
         raise _explain(env_id, error) from error
     _check_spaces(env_id, env)
-    if isinstance(env.observation_space, spaces.Discrete) or env.observation_space.shape == ():
-        return gymnasium.wrappers.FlattenObservation(env)  # one-hot
-    if len(env.observation_space.shape) != 1:
-        return gymnasium.wrappers.FlattenObservation(env)
     return env
 
 
@@ -71,14 +68,11 @@ def describe_environment(env_id: str, max_episode_steps: int | None) -> Environm
     try:
         space = env.action_space
         continuous = isinstance(space, spaces.Box)
-        bounds = (space.low.ravel(), space.high.ravel()) if continuous else ((), ())
         return EnvironmentSpec(
             env_id=env_id,
-            observation_dim=int(np.prod(env.observation_space.shape)),
+            observation_dim=spaces.flatdim(env.observation_space),
             action_dim=int(np.prod(space.shape)) if continuous else int(space.n),
             continuous=continuous,
-            action_low=np.asarray(bounds[0], np.float32),
-            action_high=np.asarray(bounds[1], np.float32),
         )
     finally:
         env.close()
@@ -96,10 +90,9 @@ class PlainSimulator:
     def __init__(self, env_id: str, max_episode_steps: int | None) -> None:
         self._make = lambda: make_environment(env_id, max_episode_steps)
         self._envs = [self._make()]
-        env = self._envs[0]
-        self._observation_shape = env.observation_space.shape
-        self._action_space = env.action_space
-        (width,) = self._observation_shape
+        self._observation_space = self._envs[0].observation_space
+        self._action_space = self._envs[0].action_space
+        width = spaces.flatdim(self._observation_space)
         self.observations = np.zeros((SLOTS, width), np.float32)
         self.rewards = np.zeros(SLOTS, np.float64)
         self.terminated = np.zeros(SLOTS, bool)
@@ -140,46 +133,54 @@ class PlainSimulator:
             self._write_observation(slot, observation, "step")
             try:
                 self.rewards[slot] = reward
+                self.terminated[slot] = terminated
+                self.truncated[slot] = truncated
             except (TypeError, ValueError) as error:
+                returned = f"{reward!r:.60}, {terminated!r:.60}, {truncated!r:.60}"
                 raise SimulatorError(
-                    "invalid", f"reward: {reward!r:.80} is not a number", slot
+                    "invalid", f"reward, terminated, truncated: step returned {returned}", slot
                 ) from error
-            self.terminated[slot] = terminated
-            self.truncated[slot] = truncated
 
     def close(self) -> None:
         for env in self._envs:
             env.close()
 
     def _write_observation(self, slot: int, observation: object, source: str) -> None:
-        array = np.asarray(observation)
-        if array.shape != self._observation_shape:
-            raise SimulatorError(
-                "invalid",
-                f"observation: {source} returned shape {array.shape} where the observation space "
-                f"promises {self._observation_shape}",
-                slot,
-            )
+        space = self._observation_space
         try:
+            array = np.asarray(observation)
+            if array.shape != space.shape:
+                raise SimulatorError(
+                    "invalid",
+                    f"observation: {source} returned shape {array.shape} where the observation "
+                    f"space promises {space.shape}",
+                    slot,
+                )
+            if isinstance(space, spaces.Discrete):
+                array = spaces.flatten(space, array)  # one-hot
             # A value beyond float32 becomes infinite here and is reported as such later.
             with np.errstate(over="ignore"):
-                self.observations[slot] = array
-        except (TypeError, ValueError) as error:
+                self.observations[slot] = array.ravel()
+        except (TypeError, ValueError, IndexError) as error:
             raise SimulatorError(
-                "invalid", f"observation: {source} returned {array.dtype}, not numbers", slot
+                "invalid", f"observation: {source} returned {observation!r:.80}: {error}", slot
             ) from error
 
 
 def _check_spaces(env_id: str, env: gymnasium.Env) -> None:
     observation, action = env.observation_space, env.action_space
-    number = isinstance(observation, spaces.Box) and observation.dtype.kind in "fiu"
+    number = (
+        isinstance(observation, spaces.Box)
+        and observation.dtype.kind in "fiu"
+        and 0 not in observation.shape
+    )
     if not (number or isinstance(observation, spaces.Discrete)):
         raise SimulatorError(
             "environment",
             f"the observation space of {env_id} cannot be learned from: {observation}; "
             "a Box of numbers or a Discrete can (a wrapper of gymnasium.wrappers may make one)",
         )
-    if isinstance(action, spaces.Box) and action.dtype.kind == "f" and action.shape != (0,):
+    if isinstance(action, spaces.Box) and action.dtype.kind == "f" and 0 not in action.shape:
         return
     if not isinstance(action, spaces.Discrete):
         raise SimulatorError(
@@ -209,6 +210,11 @@ def _explain(env_id: str, error: Exception) -> SimulatorError:
         hint = f"; nearest names: {', '.join(known[n] for n in near)}" if near else ""
         return SimulatorError("environment", f"unknown environment {env_id}: {error}{hint}")
     module = env_id.rpartition(":")[0].partition(".")[0]
+    if isinstance(error, ImportError) and not module:
+        return SimulatorError(
+            "environment",
+            f"{env_id} needs a package that is not installed: {error} (with uv: `uv add PACKAGE`)",
+        )
     if module and importlib.util.find_spec(module) is None:
         return SimulatorError(
             "environment",
@@ -222,32 +228,29 @@ def _explain(env_id: str, error: Exception) -> SimulatorError:
     )
 
 
-class _quiet_about_own_models:  # noqa: N801 - reads as a statement
+@contextlib.contextmanager
+def _quiet_about_own_models(env_id: str) -> Iterator[None]:
     """MuJoCo's deprecation warnings about Gymnasium's own model files are nobody's to act on.
 
-    With a handler installed, MuJoCo also writes no MUJOCO_LOG.TXT into the working directory.
-    Other warnings, and those about a user's model, go to standard error.
+    Other warnings, and those about a user's model, go to standard error, also after the block: with
+    a handler installed, MuJoCo writes no MUJOCO_LOG.TXT into the working directory.
     """
+    spec = gymnasium.registry.get(env_id)
+    entry_point = str(getattr(spec, "entry_point", ""))
+    if not (entry_point.startswith("gymnasium.envs.mujoco") or ":" in env_id):
+        yield
+        return
+    try:
+        import mujoco
+    except ImportError:  # gymnasium.make explains it better
+        yield
+        return
+    making_own = entry_point.startswith("gymnasium.")
 
-    def __init__(self, env_id: str) -> None:
-        # An id without a module that is already registered comes with Gymnasium.
-        spec = gymnasium.registry.get(env_id)
-        entry_point = str(getattr(spec, "entry_point", ""))
-        self._own = entry_point.startswith("gymnasium.")
-        self._mujoco = entry_point.startswith("gymnasium.envs.mujoco") or ":" in env_id
-
-    def __enter__(self) -> None:
-        if not self._mujoco:
-            return
-        try:
-            import mujoco
-        except ImportError:  # gymnasium.make explains it better
-            return
-        mujoco.set_mju_user_warning(self._warn)
-
-    def __exit__(self, *exception: object) -> None:
-        self._own = False
-
-    def _warn(self, message: str) -> None:
-        if not (self._own and "deprecated" in message):
+    def warn(message: str) -> None:
+        if not (making_own and "deprecated" in message):
             print(f"MuJoCo: {message}", file=sys.stderr)
+
+    mujoco.set_mju_user_warning(warn)
+    yield
+    making_own = False

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
 from flame_rl import wire
-from flame_rl.messages import CollectFailure, FailureKind
+from flame_rl.messages import CollectFailure, FailureKind, PolicySnapshot
 
 # A frame's size, and the most memory that its sender has taken so far, both in bytes.
 _HEAD = struct.Struct("<QQ")
@@ -82,23 +82,32 @@ class Worker:
             self._forget()
             self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 - lives as the child does
             path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
+            descriptor = self._last_words.fileno()
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "flame_rl.actor.worker", str(self._last_words.fileno())],
+                # -P: modules are found where the parent finds them, and nowhere else.
+                [sys.executable, "-P", "-m", "flame_rl.actor.worker", str(descriptor)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=os.environ | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(path)},
-                pass_fds=[self._last_words.fileno()],
+                pass_fds=[descriptor],
                 bufsize=0,
                 start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
             )
+            os.set_blocking(self._child.stdin.fileno(), False)
             if self._closed:  # while the child was being started
-                self._child.kill()
+                _kill(self._child)
 
-    def describe(self, env_id: str, max_episode_steps: int | None, deadline: float) -> bytes:
-        """An encoded `EnvironmentSpec` or `CollectFailure`."""
+    def describe(
+        self,
+        env_id: str,
+        max_episode_steps: int | None,
+        deadline: float,
+        withdrawn: Callable[[], bool] = lambda: False,
+    ) -> bytes:
+        """An encoded `EnvironmentSpec` or `CollectFailure`; the rest is as in `collect`."""
         question = wire.encode_describe(env_id, max_episode_steps)
         with self._calling:
-            return self._call([question], env_id, deadline, withdrawn=lambda: False)
+            return self._call([question], env_id, deadline, withdrawn)
 
     def collect(
         self,
@@ -131,7 +140,9 @@ class Worker:
                 self._sent_version = version
                 self._episodes += len(decoded.indices)
                 if (
-                    self._episodes >= limits.episodes
+                    # What made a simulator fail may have left it unfit for more.
+                    wire.message_type(answer) == "failure"
+                    or self._episodes >= limits.episodes
                     or self._memory_bytes > limits.megabytes * 1_000_000
                 ):
                     self._replace()
@@ -142,7 +153,7 @@ class Worker:
         self._closed = True
         child = self._child
         if child is not None:
-            child.kill()
+            _kill(child)
         with self._calling:
             self._end_child()
 
@@ -154,8 +165,8 @@ class Worker:
             self.start()
             limit = time.monotonic() + deadline
             for frame in frames:
-                _write(self._child.stdin, frame)
-            while not _readable(self._child.stdout, min(1.0, limit - time.monotonic())):
+                _write(self._child.stdin, frame, limit)
+            while not _ready(self._child.stdout, select.POLLIN, min(1.0, limit - time.monotonic())):
                 if time.monotonic() >= limit:
                     raise TimeoutError
                 if withdrawn():
@@ -183,7 +194,7 @@ class Worker:
 
     def _end_child(self) -> None:
         if self._child is not None:
-            self._child.kill()
+            _kill(self._child)
             self._child.wait()
         self._forget()
 
@@ -227,7 +238,7 @@ def main(last_words_fd: int) -> None:
     from flame_rl.actor.collect import collect_episodes
     from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
 
-    snapshot = None
+    snapshot: PolicySnapshot | wire.WireError = wire.WireError("no weights have come yet")
     simulators: dict[tuple[str, int | None], PlainSimulator] = {}
     while True:
         try:
@@ -238,7 +249,11 @@ def main(last_words_fd: int) -> None:
         try:
             kind = wire.message_type(frame)
             if kind == "snapshot":
-                snapshot = wire.decode_snapshot(frame)
+                # Nothing is answered to weights; what is wrong with them is said to the request.
+                try:
+                    snapshot = wire.decode_snapshot(frame)
+                except wire.WireError as error:
+                    snapshot = error
                 continue
             if kind == "describe":
                 env_id, max_episode_steps = wire.decode_describe(frame)
@@ -247,6 +262,8 @@ def main(last_words_fd: int) -> None:
             else:
                 request = wire.decode_request(frame)
                 env_id = request.env_id
+                if isinstance(snapshot, wire.WireError):
+                    raise snapshot
                 key = (env_id, request.max_episode_steps)
                 if key not in simulators:
                     simulators[key] = PlainSimulator(*key)
@@ -254,7 +271,7 @@ def main(last_words_fd: int) -> None:
                 answer = (
                     wire.encode_failure(result)
                     if isinstance(result, CollectFailure)
-                    else wire.encode_episodes(result)
+                    else wire.encode_episodes(result, request)
                 )
         except SimulatorError as error:
             answer = wire.encode_failure(
@@ -273,17 +290,22 @@ def main(last_words_fd: int) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """End this process when its parent is gone, whatever the simulator is doing."""
+    """End this process soon after its parent, also while the simulator computes or waits."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
-def _write(pipe: BinaryIO, frame: bytes) -> None:
+def _write(pipe: BinaryIO, frame: bytes, limit: float | None = None) -> None:
+    """Send a frame. Raises TimeoutError at `limit` (monotonic seconds), OSError if nobody reads."""
     for part in (_HEAD.pack(len(frame), _peak_memory()), frame):
         view = memoryview(part)
         while view:
-            view = view[pipe.write(view) :]
+            written = pipe.write(view)
+            if written is not None:
+                view = view[written:]
+            elif not _ready(pipe, select.POLLOUT, limit - time.monotonic()):
+                raise TimeoutError
 
 
 def _read(pipe: BinaryIO, limit: float | None = None) -> tuple[bytes, int]:
@@ -303,7 +325,7 @@ def _peak_memory() -> int:
 def _read_exactly(pipe: BinaryIO, size: int, limit: float | None) -> bytes:
     buffer = bytearray()
     while len(buffer) < size:
-        if limit is not None and not _readable(pipe, limit - time.monotonic()):
+        if limit is not None and not _ready(pipe, select.POLLIN, limit - time.monotonic()):
             raise TimeoutError
         chunk = pipe.read(min(size - len(buffer), 1 << 20))
         if not chunk:
@@ -312,8 +334,17 @@ def _read_exactly(pipe: BinaryIO, size: int, limit: float | None) -> bytes:
     return bytes(buffer)
 
 
-def _readable(pipe: BinaryIO, seconds: float) -> bool:
-    return bool(select.select([pipe], [], [], max(0.0, seconds))[0])
+def _ready(pipe: BinaryIO, event: int, seconds: float) -> bool:
+    """Wait until the pipe can be read (POLLIN) or written (POLLOUT), or is broken."""
+    poll = select.poll()
+    poll.register(pipe, event)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End the child and whatever its simulator has started: they are one group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from flame_rl.backends import Backend
 from flame_rl.backends.patience import Patience
 from flame_rl.config import TrainConfig
+from flame_rl.machine import available_cores
 
 
 def flame_is_configured() -> bool:
@@ -17,7 +18,7 @@ def flame_is_configured() -> bool:
 
 
 def make_backend(config: TrainConfig, distributed: bool, stop: threading.Event) -> Backend:
-    """Start the backend. Raises UsageError if it cannot be reached.
+    """Start the backend. Raises UsageError or RunError if that cannot be done.
 
     Args:
         config: the environment, whose module is sent to a cluster; how many workers on this
@@ -47,7 +48,4 @@ def local_workers(config: TrainConfig) -> int:
         return 0
     if config.workers is not None:
         return config.workers
-    # The cores this process may use, which in a container are fewer than the machine has.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return available_cores()

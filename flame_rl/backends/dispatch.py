@@ -116,6 +116,7 @@ def gather(
                 transport_failed(answer)
                 pending.append(task)
             else:
+                # At once, so that an environment which fails every time is found out soon.
                 pending += _second_chance(task, answer)
     episodes.sort(key=lambda episode: episode.index)
     return Collected(episodes, bytes_out, bytes_in, waiting, retries)
@@ -142,9 +143,12 @@ def _second_chance(task: _Task, failure: CollectFailure) -> list[_Task]:
     raise RunError(f"an episode failed in {task.attempt} attempts: {explain(named)}", index)
 
 
-def read_description(data: bytes) -> EnvironmentSpec:
-    """The environment's description. Raises UsageError if the answer is a failure."""
+def read_description(data: bytes, stop: threading.Event) -> EnvironmentSpec:
+    """The environment's description. Raises UsageError if the answer is a failure, Interrupted if
+    that is because the user asked to stop."""
     answer = wire.decode_description(data)
+    if stop.is_set():
+        raise Interrupted
     if isinstance(answer, CollectFailure):
         raise UsageError(explain(answer))
     return answer

@@ -42,12 +42,13 @@ from flame_rl.backends.dispatch import (
     gather,
     read_description,
 )
-from flame_rl.backends.package import stage_package
+from flame_rl.backends.package import needs, stage_package
 from flame_rl.backends.patience import Patience
 from flame_rl.errors import Interrupted, RunError, UsageError
 from flame_rl.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
 
-CONNECT_SECONDS = 3.0
+CONNECT_SECONDS = 8.0
+PROBE_SECONDS = 3.0
 # An executor installs the package's dependencies before its first task; with a cold cache of
 # packages this takes as long as downloading MuJoCo does.
 STARTUP_SECONDS = 300.0
@@ -87,32 +88,37 @@ class FlameBackend:
         self._stop = stop
         self._checked_at = 0.0
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
-        self._context = FlameContext()
-        check_reachable(self._context)
-        try:
-            self._executors = _count_executors()
-        except Exception as error:
-            raise _unreachable("session manager", self._context.endpoint, str(error)) from error
-        self._janitor = Janitor()
-        self._runner, self._dependencies = _deploy(env_id, self._janitor)
-        self._left: list[_Session] = []
-        try:
-            self._session = _Session(self._runner, self._janitor)
-        except Exception as error:
-            self._runner.close()
-            raise RunError(f"Flame did not open a session: {error}") from error
-        # Asked at once, so that executors start while the learner imports torch.
-        self._their_versions: Future[bytes] | None = self._session.versions()
-        self._closed = False
+        self._context, self._executors = _connect()
+        self._open(env_id)
 
     def describe(self, env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
         """Read the spaces in a process on this machine, where an error shows soonest."""
         worker = Worker()
         try:
-            deadline = self._patience.limits().deadline
-            return read_description(worker.describe(env_id, max_episode_steps, deadline))
+            limits = self._patience.limits()
+            answer = worker.describe(env_id, max_episode_steps, limits.deadline, self._stop.is_set)
+            spec = read_description(answer, self._stop)
         finally:
             worker.close()
+        if needs(env_id) != self._needs:
+            # A name in model.py's table stood for an environment that asks for more.
+            self.close()
+            self._open(env_id)
+        return spec
+
+    def _open(self, env_id: str) -> None:
+        self._needs = needs(env_id)
+        self._left: list[_Session] = []
+        self._janitor = Janitor()
+        self._runner, self._dependencies = _deploy(env_id, self._janitor)
+        try:
+            self._session = _Session(self._runner, self._janitor)
+            # Asked at once, so that executors start while the learner imports torch.
+            self._their_versions: Future[bytes] | None = self._session.versions()
+        except Exception as error:
+            self._runner.close()
+            raise RunError(f"Flame did not open a session: {error}") from error
+        self._closed = False
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         if self._their_versions is not None:
@@ -467,24 +473,61 @@ def _closes(session: str) -> bool:
     return True
 
 
-def check_reachable(context: FlameContext) -> None:
-    """Raises UsageError, within seconds, if the session manager or the cache does not answer."""
-    for name, endpoint, port in (
-        ("session manager", context.endpoint, 8080),
-        ("object cache", context.cache.endpoint, 9090),
-    ):
-        parsed = urlparse(endpoint or "")
-        address = (parsed.hostname or "", parsed.port or port)
+def _connect() -> tuple[FlameContext, int]:
+    """Read the configuration, reach the cluster, and count the executors it has room for.
+
+    Raises:
+        UsageError: within `CONNECT_SECONDS`, if any of that fails.
+    """
+    try:
+        context = FlameContext()
+    except Exception as error:
+        raise UsageError(
+            f"~/.flame/flame.yaml cannot be used: {error}. Correct it, or collect on this machine "
+            "with --local"
+        ) from error
+    answered: Future[int] = Future()
+
+    def ask() -> None:
         try:
-            socket.create_connection(address, CONNECT_SECONDS).close()
+            check_reachable(context)
+            answered.set_result(_count_executors())
+        except Exception as error:
+            answered.set_exception(error)
+
+    # Neither names nor flamepy's calls can be given a time limit: a thread can be left behind.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return context, answered.result(CONNECT_SECONDS)
+    except UsageError:
+        raise
+    except TimeoutError as error:
+        reason = f"no answer within {CONNECT_SECONDS:.0f} s"
+        raise _unreachable("session manager", context.endpoint, reason) from error
+    except Exception as error:
+        raise _unreachable("session manager", context.endpoint, str(error)) from error
+
+
+def check_reachable(context: FlameContext) -> None:
+    """Raises UsageError if the session manager or the object cache does not answer."""
+    for name, endpoint, schemes, port in (
+        ("session manager", context.endpoint, ("http", "https"), 8080),
+        ("object cache", context.cache.endpoint, ("grpc", "grpcs"), 9090),
+    ):
+        try:
+            parsed = urlparse(endpoint or "")
+            address = (parsed.hostname or "", parsed.port or port)
+            if parsed.scheme not in schemes or not parsed.hostname:
+                raise ValueError(f"it must begin with {schemes[0]}:// or {schemes[1]}://")
+            socket.create_connection(address, PROBE_SECONDS).close()
         except (OSError, ValueError) as error:
             raise _unreachable(name, endpoint, str(error)) from error
-        # Something listens; is it Flame? Over TLS a wrong answer shows by itself at once.
-        if parsed.scheme in ("https", "grpcs"):
+        # Something listens; is it Flame? TLS would need certificates to ask.
+        if parsed.scheme == schemes[1]:
             continue
         with grpc.insecure_channel("{}:{}".format(*address)) as channel:
             try:
-                grpc.channel_ready_future(channel).result(timeout=CONNECT_SECONDS)
+                grpc.channel_ready_future(channel).result(timeout=PROBE_SECONDS)
             except grpc.FutureTimeoutError as error:
                 raise _unreachable(name, endpoint, "what listens does not speak gRPC") from error
 

@@ -37,12 +37,13 @@ class InlineBackend:
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         def submit(data: bytes) -> Future[bytes]:
-            result = collect_episodes(snapshot, wire.decode_request(data), self._simulator)
+            part = wire.decode_request(data)
+            result = collect_episodes(snapshot, part, self._simulator, self._stop.is_set)
             future: Future[bytes] = Future()
             future.set_result(
                 wire.encode_failure(result)
                 if isinstance(result, CollectFailure)
-                else wire.encode_episodes(result)
+                else wire.encode_episodes(result, part)
             )
             return future
 

@@ -63,6 +63,11 @@ def stage_package(folder: Path, env_id: str) -> Package:
     return Package(dependencies, _digest(folder, dependencies))
 
 
+def needs(env_id: str) -> tuple[str, str]:
+    """What an environment asks for beyond the actor's code: a module, extras of Gymnasium."""
+    return env_id.rpartition(":")[0], _gymnasium_extras(env_id)
+
+
 def _gymnasium_extras(env_id: str) -> str:
     """The extras of Gymnasium that its own environments need: LunarLander needs Box2D, say."""
     spec = gymnasium.registry.get(env_id)
@@ -72,29 +77,34 @@ def _gymnasium_extras(env_id: str) -> str:
 
 def _ship_module(name: str, folder: Path) -> dict[str, str]:
     """Copy the module into `folder`, or return the distributions that provide it, with versions."""
-    installed = importlib.metadata.packages_distributions().get(name)
-    if installed:
-        return {
-            distribution: importlib.metadata.version(distribution) for distribution in installed
-        }
+    distributions = importlib.metadata.packages_distributions().get(name, [])
+    # One installed from a folder or a repository cannot be installed by name: its files are sent.
+    published = [d for d in distributions if not _has_direct_url(d)]
+    if published:
+        return {d: importlib.metadata.version(d) for d in published}
     found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:
+    places = list(found.submodule_search_locations or []) if found else []
+    if found is None or not (places or Path(found.origin or "").is_file()):
         raise UsageError(
-            f"--env: module {name!r} is not found, so it cannot be sent to the cluster; "
+            f"--env: module {name!r} is not found as files, so it cannot be sent to the cluster; "
             "it must lie in the folder of main.py, on PYTHONPATH, or be installed"
         )
-    source = Path(found.origin)
-    if source.name != "__init__.py":
-        shutil.copy(source, folder / source.name)
+    if not places:
+        shutil.copy(found.origin, folder / Path(found.origin).name)
         return {}
-    for path in source.parent.rglob("*"):
+    source = Path(places[0])
+    for path in source.rglob("*"):
         if path.is_symlink():
             raise UsageError(
                 f"--env: {path} is a symbolic link; it could lead to files that must not leave "
                 "this machine, so a package that holds one is not sent to the cluster"
             )
-    shutil.copytree(source.parent, folder / name, ignore=_IGNORED)
+    shutil.copytree(source, folder / name, ignore=_IGNORED)
     return {}
+
+
+def _has_direct_url(distribution: str) -> bool:
+    return importlib.metadata.distribution(distribution).read_text("direct_url.json") is not None
 
 
 def _digest(folder: Path, dependencies: list[str]) -> str:

@@ -11,6 +11,7 @@ from flame_rl import wire
 from flame_rl.actor.worker import Worker
 from flame_rl.backends.dispatch import Collected, gather, read_description
 from flame_rl.backends.patience import Patience
+from flame_rl.errors import UsageError
 from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
 
 # Enough tasks that a worker which drew short episodes takes over from one that drew long ones.
@@ -24,15 +25,22 @@ class ProcessBackend:
         self._stop = stop
         self._workers = [Worker() for _ in range(workers)]
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in self._workers:
-            worker.start()
-            self._idle.put(worker)
+        try:
+            for worker in self._workers:
+                worker.start()
+                self._idle.put(worker)
+        except OSError as error:
+            for worker in self._workers:
+                worker.close()
+            raise UsageError(
+                f"--workers: {workers} processes cannot be started: {error}"
+            ) from error
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
 
     def describe(self, env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
         deadline = self._patience.limits().deadline
-        answer = self._workers[0].describe(env_id, max_episode_steps, deadline)
-        return read_description(answer)
+        answer = self._workers[0].describe(env_id, max_episode_steps, deadline, self._stop.is_set)
+        return read_description(answer, self._stop)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         encoded = wire.encode_snapshot(snapshot)

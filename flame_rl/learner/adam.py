@@ -45,7 +45,9 @@ class Adam:
             first.lerp_(gradient, 1 - beta1)
             second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
             denominator = (second.sqrt() / math.sqrt(correction2)).add_(self._epsilon)
-            parameter.addcdiv_(first, denominator, value=-self.learning_rate / correction1)
+            # As a tensor, a step beyond float32 becomes infinite and is refused as such.
+            step_size = torch.tensor(self.learning_rate / correction1)
+            parameter.sub_(first / denominator * step_size)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Both moments and the number of steps, as tensors by name."""

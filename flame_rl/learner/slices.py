@@ -7,12 +7,13 @@ at a time, and the slices are added in their order.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
+
+from flame_rl.machine import available_cores
 
 # Small enough to fit in a cache a few times over, large enough that Python costs nothing.
 SLICE_STEPS = 4096
@@ -39,13 +40,17 @@ def accumulate_gradients(
         shares = loss_of(slice(start, start + SLICE_STEPS))
         return torch.autograd.grad(shares[0], parameters), [share.item() for share in shares]
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        parts = threads.map(differentiate, range(0, steps, SLICE_STEPS))
-        gradients, totals = next(parts)
-        for more_gradients, more in parts:
-            for total, part in zip(gradients, more_gradients, strict=True):
-                total.add_(part)
-            totals = [total + part for total, part in zip(totals, more, strict=True)]
+    cores = available_cores()
+    starts = range(0, steps, SLICE_STEPS)
+    gradients = [torch.zeros_like(parameter) for parameter in parameters]
+    totals: list[float] = []
+    with ThreadPoolExecutor(cores) as threads:
+        # As many at a time as there are cores: a finished slice's gradient takes memory, too.
+        for first in range(0, len(starts), cores):
+            for part, more in threads.map(differentiate, starts[first : first + cores]):
+                for total, share in zip(gradients, part, strict=True):
+                    total.add_(share)
+                totals = [a + b for a, b in zip(totals or [0.0] * len(more), more, strict=True)]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     return totals

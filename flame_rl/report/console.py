@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -54,7 +55,7 @@ class ConsoleReporter:
         )
         if done.iterations:
             self._print(f"Going on after iteration {done.iterations - 1}")
-        if self._console.is_terminal:
+        if sys.stdout.isatty():
             self._progress = Progress(
                 TextColumn("Iteration"),
                 BarColumn(),
@@ -80,7 +81,7 @@ class ConsoleReporter:
         if result.iteration % LINE_EVERY == 0 or last:
             self._print(
                 f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f} | "
-                f"Loss: {result.losses['loss']:.4f}"
+                f"Loss: {result.losses['loss']:z.4f}"
             )
 
     def close(self) -> None:
@@ -108,8 +109,12 @@ class ConsoleReporter:
         self._print("\n".join([*lines, RULE]))
 
     def _print(self, text: str) -> None:
-        if self._progress is not None:
-            self._progress.console.print(text)
-        else:
-            # Plain, so that a pipe gets exactly this text, line by line.
-            print(text, file=sys.stdout, flush=True)
+        try:
+            if self._progress is not None:
+                self._progress.console.print(text)
+            else:
+                # Plain, so that a pipe gets exactly this text, line by line.
+                print(text, flush=True)
+        except BrokenPipeError:
+            # Nobody reads any more (`| head`); the training goes on.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,7 +13,7 @@ import numpy as np
 from flame_rl.report.files import read_metrics
 
 
-def plot_curve(folder: Path, title: str) -> Path:
+def plot_curve(folder: Path, title: str) -> Path | None:
     """Draw curve.png from the run's metrics.csv and show it where there is a display.
 
     Mean reward over env steps, its spread (one standard deviation over the iteration's episodes)
@@ -24,11 +24,13 @@ def plot_curve(folder: Path, title: str) -> Path:
         title: above the plot.
 
     Returns:
-        The path of the picture.
+        The path of the picture; None if there is nothing to draw.
     """
     if not _has_display():
         matplotlib.use("Agg")
     metrics = {name: np.array(values) for name, values in read_metrics(folder).items()}
+    if not metrics:
+        return None
     steps, mean, std = metrics["env_steps"], metrics["reward_mean"], metrics["reward_std"]
     window = max(1, len(mean) // 10)
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
