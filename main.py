@@ -10,6 +10,7 @@ import tyro
 from flame_rl.config import TrainConfig
 from flame_rl.errors import Interrupted, RunError, UsageError
 from flame_rl.interrupt import StopSignal, stop_on_signals
+from flame_rl.output import say
 from flame_rl.run_folder import choose_folder, make_folder, resumed_config
 
 
@@ -41,7 +42,7 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
     if not distributed and not config.local:
         workers = local_workers(config)
         where = f"with {workers} local workers" if workers else "in this process"
-        print(f"No Flame cluster is configured; collecting {where}.\n", flush=True)
+        say(f"No Flame cluster is configured; collecting {where}.\n")
     # Before torch is imported: workers and executors start in the meantime.
     backend = make_backend(config, distributed, stop)
     try:
@@ -66,7 +67,7 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
             print(f"warning: {warning}", file=sys.stderr)
         if config.reproduce is not None:
             episode = reproduce(config, env_id, learner, backend, done)
-            print(f"Reward {episode.rewards.sum()} in {episode.length} steps; nothing failed.")
+            say(f"Reward {episode.rewards.sum()} in {episode.length} steps; nothing failed.")
             return
         make_folder(folder, config)
         rows = done.iterations
@@ -98,7 +99,7 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
             from flame_rl.report.plot import plot_curve
 
             plot_curve(folder, title=f"REINFORCE on {env_id}")
-        print(f"Run folder: {folder}")
+        say(f"Run folder: {folder}")
     finally:
         backend.close()
 

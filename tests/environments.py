@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -193,6 +194,173 @@ class Picture(Base):
         return np.arange(6.0).reshape(2, 3)
 
     next_observation = first_observation
+
+
+class Poisoned(ObservationAction):
+    """FAULT_KIND happens in the episode whose reset seed is FAULT_SEED, or in the first one to come
+    if that is "any"; with a FAULT_MARKER file, once. A step takes FAULT_SLEEP seconds."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    horizon = 5
+
+    def reset(self, *, seed=None, options=None):
+        self.factor = np.float32(1)
+        self.poisoned = os.environ.get("FAULT_SEED") in (str(seed), "any")
+        self.sleep = float(os.environ.get("FAULT_SLEEP", "0"))
+        return super().reset(seed=seed, options=options)
+
+    def reward(self, action) -> float:
+        time.sleep(self.sleep)
+        if self.poisoned and self.t == 2:
+            self.poisoned = False
+            marker = os.environ.get("FAULT_MARKER", "")
+            if not marker or not Path(marker).exists():
+                if marker:
+                    Path(marker).touch()
+                self.happen(os.environ.get("FAULT_KIND", ""))
+        return super().reward(action)
+
+    def next_observation(self):
+        return self.factor * self.first_observation()
+
+    def happen(self, kind: str) -> None:
+        match kind:
+            case "raise":
+                raise RuntimeError("the robot fell over")
+            case "hang":
+                time.sleep(3600)
+            case "enormous":
+                self.factor = np.float32(1e30)
+            case "hang in C":  # without giving other threads of the process a chance
+                import ctypes
+
+                ctypes.PyDLL(None).sleep(3600)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "segfault":
+                import ctypes
+
+                ctypes.string_at(0)
+
+
+class Leaking(ObservationAction):
+    """Keeps 20 MB of every episode for ever; says in FAULT_LOG which process played it."""
+
+    def reset(self, *, seed=None, options=None):
+        kept = int(os.environ.get("FAULT_LEAK_MEGABYTES", "20"))
+        _LEAK.append(b"x" * (kept * 1_000_000))
+        if "FAULT_LOG" in os.environ:
+            with Path(os.environ["FAULT_LOG"]).open("a") as file:
+                file.write(f"{os.getpid()}\n")
+        return super().reset(seed=seed, options=options)
+
+
+_LEAK: list[bytes] = []
+
+
+class Wrong(Base):
+    """Returns what `value` makes of each observation or reward, from the third step on."""
+
+    horizon = 5
+
+    def next_observation(self):
+        return self.value(ONE) if self.t == 3 else ONE
+
+    def value(self, observation):
+        return observation
+
+
+class ObjectObservation(Wrong):
+    def value(self, observation):
+        return np.array([object()], object)
+
+
+class ComplexObservation(Wrong):
+    def value(self, observation):
+        return observation + 1j
+
+
+class NumberAsTextObservation(Wrong):
+    def value(self, observation):
+        return np.array(["1.5"])
+
+
+class RaggedObservation(Wrong):
+    def value(self, observation):
+        return [[1.0], [2.0, 3.0]]
+
+
+class NumberAsTextReward(Base):
+    horizon = 5
+
+    def reward(self, action) -> float:
+        return "1.5" if self.t == 2 else 1.0
+
+
+class Family(ObservationAction):
+    """A simulator that is a process of its own, as game engines are."""
+
+    def reset(self, *, seed=None, options=None):
+        if os.environ.get("FAULT_KIND") == "hang":
+            time.sleep(3600)
+        return super().reset(seed=seed, options=options)
+
+    def __init__(self) -> None:
+        self.engine = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
+
+
+class SlowToMake(Base):
+    """Takes a minute to begin."""
+
+    def __init__(self) -> None:
+        time.sleep(60)
+
+
+class NeverMade(Base):
+    """Takes for ever to be made."""
+
+    def __init__(self) -> None:
+        time.sleep(3600)
+
+
+class WrongPicture(Picture):
+    """The right number of numbers in the wrong shape."""
+
+    def next_observation(self):
+        return np.arange(6.0).reshape(3, 2)
+
+
+class Ragged(Base):
+    """No array at all."""
+
+    def next_observation(self):
+        return [1, [2, 3]]
+
+
+class Undecided(Base):
+    """Neither ended nor not."""
+
+    def step(self, action):
+        return ONE, 1.0, np.array([True, False]), False, {}
+
+
+class Nothing(Base):
+    """An observation of no numbers."""
+
+    observation_space = spaces.Box(-1, 1, (0,), np.float32)
+
+
+class Parent(Base):
+    """Starts a process of its own."""
+
+    horizon = 1 << 60
+
+    def __init__(self) -> None:
+        subprocess.Popen(["sleep", "321"])
+
+    def reward(self, action) -> float:
+        time.sleep(0.01)
+        return 1.0
 
 
 def _register() -> None:

@@ -169,6 +169,20 @@ def test_faults_name_environment_episode_and_step(fault, kind, words):
         assert "in step" in failure.traceback and "environments.py" in failure.traceback
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("WrongPicture", r"observation: step returned shape \(3, 2\)"),
+        ("Ragged", "observation: step returned"),
+        ("Undecided", "terminated, truncated: step returned"),
+    ],
+)
+def test_what_is_no_observation_is_refused_at_its_step(name, words):
+    failure = collect(environment_id(name), [6])
+    assert failure.kind == "invalid" and re.search(words, failure.message)
+    assert (failure.index, failure.step) == (6, 0)
+
+
 def test_other_weights_than_asked_for_are_refused():
     failure = collect("CartPole-v1", [0], random_snapshot(4, 2, False, version=1), version=2)
     assert failure.kind == "stale" and "version 2" in failure.message
@@ -180,7 +194,10 @@ def test_other_weights_than_asked_for_are_refused():
         ("HalfCheeta-v5", "HalfCheetah-v5"),
         ("cartpol", "CartPole-v1"),
         ("no_such_module:Thing-v0", "no_such_module.*not found"),
-        (environment_id("Nothing"), "unknown environment"),
+        (environment_id("Absent"), "unknown environment"),
+        (environment_id("Nothing"), r"observation space.*\(0,\)"),
+        (":CartPole-v1", "module"),
+        ("phys2d/CartPole-v1", "needs a package that is not installed.*jax"),
         (environment_id("DictSpace"), r"observation space.*Dict\("),
         (environment_id("MultiBinaryActions"), r"action space.*MultiBinary\(3\)"),
     ],

@@ -245,6 +245,75 @@ def test_one_signal_saves_and_leaves_nothing(number, code, tmp_path):
     assert last.endswith(tensors_digest(load_weights(tmp_path / "run")))
 
 
+@pytest.mark.parametrize(
+    ("name", "workers", "sign"),
+    [("NeverMade", 1, "No Flame"), ("Slow", 0, "Starting"), ("Parent", 1, "Starting")],
+    ids=["while the environment is made", "in this process", "with processes of its own"],
+)
+def test_ctrl_c_is_heard_wherever_it_comes(name, workers, sign, tmp_path):
+    process = start_main(
+        *("--env", environment_id(name), "--workers", str(workers), "--episodes-per-iter", "4000"),
+        *("--output", "run"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    for line in process.stdout:
+        if line.startswith(sign):
+            break
+    time.sleep(4 if name == "NeverMade" else 1)
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    assert name != "Parent" or any(child.name() == "sleep" for child in descendants)
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - began < 5
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert psutil.wait_procs(descendants, timeout=2)[1] == []
+
+
+def test_a_reader_that_leaves_does_not_stop_the_training(tmp_path):
+    process = start_main(
+        *QUICK, *("--workers", "1", "--output", "run"), cwd=tmp_path, stdout=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert rows(tmp_path) == 13
+
+
+def test_a_plot_of_nothing_is_no_error(tmp_path):
+    process = start_main(
+        *("--env", environment_id("Slow"), "--workers", "1", "--episodes-per-iter", "4000"),
+        *("--output", "run", "--plot"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+    )
+    wait_for((tmp_path / "run" / "timing.csv").exists)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("variables", "configuration", "words"),
+    [
+        ({"FLAME_ENDPOINT": "127.0.0.1:8080"}, None, "must begin with http://"),
+        ({"FLAME_ENDPOINT": "http://127.0.0.1:99999"}, None, "99999"),
+        ({}, "contexts: [", "flame.yaml cannot be used"),
+        ({}, "", "flame.yaml cannot be used"),
+        ({}, "current-context: nowhere\ncontexts: []\n", "nowhere"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_explained(variables, configuration, words, tmp_path):
+    if configuration is not None:
+        (tmp_path / ".flame").mkdir()
+        (tmp_path / ".flame" / "flame.yaml").write_text(configuration)
+    done = run_main(cwd=tmp_path, environment=variables)
+    assert done.returncode == 2
+    assert words in done.stderr and "--local" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_second_signal_ends_at_once_and_the_workers_follow(tmp_path):
     process = start_main(
         *("--env", environment_id("HangFault"), "--workers", "0", "--output", "run"),

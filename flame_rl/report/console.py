@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
@@ -11,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flame_rl.config import TrainConfig
 from flame_rl.messages import EnvironmentSpec
+from flame_rl.output import say
 from flame_rl.train import IterationResult, Totals
 
 RULE = "=" * 60
@@ -109,12 +109,8 @@ class ConsoleReporter:
         self._print("\n".join([*lines, RULE]))
 
     def _print(self, text: str) -> None:
-        try:
-            if self._progress is not None:
-                self._progress.console.print(text)
-            else:
-                # Plain, so that a pipe gets exactly this text, line by line.
-                print(text, flush=True)
-        except BrokenPipeError:
-            # Nobody reads any more (`| head`); the training goes on.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if self._progress is not None:
+            self._progress.console.print(text)
+        else:
+            # Plain, so that a pipe gets exactly this text, line by line.
+            say(text)
