@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shlex
 import sys
 
 import tyro
@@ -27,6 +29,8 @@ def main() -> int:
             with contextlib.suppress(Interrupted):
                 train_command(config, stop)
             return stop.exit_code
+    except KeyboardInterrupt:
+        return 130
     except (UsageError, RunError, OSError) as error:
         print("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
@@ -46,6 +50,8 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
     # Before torch is imported: workers and executors start in the meantime.
     backend = make_backend(config, distributed, stop)
     try:
+        if stop.is_set():
+            raise Interrupted  # before torch, which takes seconds
         import torch
 
         import model
@@ -86,7 +92,8 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
             if error.episode is not None:
                 error.add_note(
                     "This command collects that episode alone, in one process:\n"
-                    f"  uv run main.py --resume {folder} --reproduce {error.episode}"
+                    f"  uv run main.py --resume {shlex.quote(str(folder))} "
+                    f"--reproduce {error.episode}"
                 )
             raise
         finally:
@@ -105,4 +112,7 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    # Not sys.exit: it would wait for threads that wait for a server which never answers.
+    os._exit(code)

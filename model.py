@@ -65,7 +65,7 @@ class DiscretePolicy(nn.Module):
 
     def forward(self, observation: Tensor) -> Categorical:
         """The distribution over actions: observation float32 [B, D] -> logits [B, actions]."""
-        return Categorical(logits=self.network(observation))
+        return Categorical(logits=self.network(observation), validate_args=False)
 
     def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Of the actions taken: float32 [B, D] and int64 [B] -> two of float32 [B]."""

@@ -26,6 +26,7 @@ from flame_rl import wire
 from flame_rl.config import TrainConfig
 from flame_rl.errors import RunError, UsageError
 from flame_rl.files import write_atomically
+from flame_rl.report.files import rows_on_disk
 from flame_rl.train import IterationResult, Learner, Totals
 
 MAGIC = b"flameCP1"
@@ -91,8 +92,10 @@ class Checkpointer:
             if result.reward_mean > self._best:
                 write_atomically(self._folder / BEST_NAME, data)
                 self._best = result.reward_mean
-            for old in numbered(self._folder)[self._config.keep_checkpoints :]:
-                old.unlink()
+            # Newer ones can only be damaged: this run was taken up from before them.
+            kept = [file for file in numbered(self._folder) if file.name <= path.name]
+            for file in set(numbered(self._folder)) - set(kept[: self._config.keep_checkpoints]):
+                file.unlink()
         except OSError as error:
             raise RunError(
                 f"the checkpoint {path} could not be written: {error}. Earlier checkpoints are "
@@ -119,7 +122,10 @@ def encode(totals: Totals, score: float, learner: dict[str, Tensor], config: Tra
 def load(path: Path) -> Checkpoint:
     """Read one file. Raises CheckpointError if it is torn, altered or something else."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            # Something huge that is no checkpoint is not read.
+            data = file.read(len(MAGIC))
+            data += file.read() if data == MAGIC else b""
     except OSError as error:
         raise CheckpointError(f"{path}: {error}") from error
     start = len(MAGIC) + _HASH_BYTES
@@ -137,8 +143,9 @@ def load(path: Path) -> Checkpoint:
     counts = [header.get(name) for name in ("iterations", "episodes", "env_steps")]
     if any(type(count) is not int or count < 0 for count in counts):
         raise CheckpointError(f"{path}: iterations, episodes, env_steps: not counts: {counts}")
-    if not isinstance(header.get("score"), float):
-        raise CheckpointError(f"{path}: score: not a number")
+    score = header.get("score")
+    if not isinstance(score, float) or not math.isfinite(score):
+        raise CheckpointError(f"{path}: score: not a finite number")
     for name in ("config", "versions"):
         if not isinstance(header.get(name), dict):
             raise CheckpointError(f"{path}: {name}: missing")
@@ -155,14 +162,19 @@ def load(path: Path) -> Checkpoint:
     )
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint of a run, and what is wrong with each newer one."""
+def load_newest(folder: Path, most: float = math.inf) -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound checkpoint of a run with at most so many iterations, and what is wrong with
+    each newer one."""
     damaged = []
     for path in numbered(folder / FOLDER_NAME):
         try:
-            return load(path), damaged
+            checkpoint = load(path)
         except CheckpointError as error:
             damaged.append(str(error))
+            continue
+        if checkpoint.totals.iterations <= most:
+            return checkpoint, damaged
+        damaged.append(f"{path}: metrics.csv has only {most} rows")
     return None, damaged
 
 
@@ -177,13 +189,13 @@ def restore(config: TrainConfig, learner: Learner) -> tuple[Totals, list[str]]:
     """
     if config.resume is None:
         return Totals(), []
-    checkpoint, warnings = load_newest(config.resume)
+    checkpoint, warnings = load_newest(config.resume, rows_on_disk(config.resume))
     warnings = [f"{damage}; an earlier checkpoint is used" for damage in warnings]
     if checkpoint is None:
         return Totals(), [*warnings, "no sound checkpoint: the run begins at the beginning"]
     try:
         learner.load_state_dict(checkpoint.learner)
-    except (KeyError, RuntimeError) as error:
+    except (KeyError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"--resume: the checkpoint in {config.resume} does not fit the network in model.py: "
             f"{error}"

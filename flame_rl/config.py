@@ -125,7 +125,8 @@ class TrainConfig:
         check("checkpoint_every", self.checkpoint_every >= 1, "at least 1")
         check("keep_checkpoints", self.keep_checkpoints >= 1, "at least 1")
         episode = self.reproduce
-        within = episode is None or (self.resume and 0 <= episode < self.episodes_per_iter)
+        # How many there are is known only once the run is read: run_folder.py looks.
+        within = episode is None or (self.resume and episode >= 0)
         check("reproduce", bool(within), "with --resume, an episode of an iteration")
 
     def to_json(self) -> str:
@@ -141,5 +142,5 @@ class TrainConfig:
             for name in ("output", "resume"):
                 values[name] = None if values[name] is None else Path(values[name])
             return cls(**values)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise UsageError(f"config.json: not the configuration of a run: {error}") from error

@@ -35,7 +35,7 @@ def resumed_config(folder: Path, parse: Callable[[TrainConfig], TrainConfig]) ->
     """
     path = folder / CONFIG_NAME
     try:
-        saved = TrainConfig.from_json(path.read_text())
+        saved = TrainConfig.from_json(path.read_text(errors="replace"))
     except OSError as error:
         raise UsageError(f"--resume: {folder} holds no run: {error}") from error
     given = parse(replace(saved, resume=folder, reproduce=None))
@@ -49,6 +49,11 @@ def resumed_config(folder: Path, parse: Callable[[TrainConfig], TrainConfig]) ->
         raise UsageError(
             f"--resume: these flags would make it another run: {'; '.join(different)}. Leave them "
             "out, or begin a new run"
+        )
+    if given.reproduce is not None and given.reproduce >= given.episodes_per_iter:
+        raise UsageError(
+            f"--reproduce: an episode from 0 to {given.episodes_per_iter - 1}, "
+            f"not {given.reproduce}"
         )
     return given
 

@@ -200,11 +200,10 @@ class Poisoned(ObservationAction):
     """FAULT_KIND happens in the episode whose reset seed is FAULT_SEED, or in the first one to come
     if that is "any"; with a FAULT_MARKER file, once. A step takes FAULT_SLEEP seconds."""
 
-    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
     horizon = 5
 
     def reset(self, *, seed=None, options=None):
-        self.factor = np.float32(1)
+        self.enormous = False
         self.poisoned = os.environ.get("FAULT_SEED") in (str(seed), "any")
         self.sleep = float(os.environ.get("FAULT_SLEEP", "0"))
         return super().reset(seed=seed, options=options)
@@ -218,10 +217,7 @@ class Poisoned(ObservationAction):
                 if marker:
                     Path(marker).touch()
                 self.happen(os.environ.get("FAULT_KIND", ""))
-        return super().reward(action)
-
-    def next_observation(self):
-        return self.factor * self.first_observation()
+        return 1.7e308 if self.enormous else super().reward(action)
 
     def happen(self, kind: str) -> None:
         match kind:
@@ -230,7 +226,7 @@ class Poisoned(ObservationAction):
             case "hang":
                 time.sleep(3600)
             case "enormous":
-                self.factor = np.float32(1e30)
+                self.enormous = True
             case "hang in C":  # without giving other threads of the process a chance
                 import ctypes
 

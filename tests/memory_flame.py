@@ -5,8 +5,9 @@ An unmodified flamepy 0.6 talks to it, and its executors run the unmodified work
 and executor manager, as far as a program on Flame Runner meets them, with their rough edges:
 an executor whose worker died fails every further task, a session with a running task cannot be
 closed, a failed task arrives without its message. Workers find what their application declares as
-dependencies and nothing else, but as links to this Python's packages, not downloaded. Not
-imitated: patches and Arrow tables in the cache, delays, resources other than cores.
+dependencies and nothing else, but as links to this Python's packages, not downloaded. Session
+manager and object cache can be stopped and started again; they forget nothing, as with storage on
+disk. Not imitated: patches and Arrow tables in the cache, delays, resources other than cores.
 
 By hand: `python -m tests.memory_flame --executors 2`.
 """
@@ -47,22 +48,28 @@ from packaging.requirements import Requirement
 
 _FINISHED = (pb.TaskState.Succeed, pb.TaskState.Failed, pb.TaskState.Cancelled)
 _BINDING_ATTEMPTS = 5
-_BINDING_FAILED = 1001  # the code of a session's event
+# Codes of a session's events.
+_BINDING_FAILED = 1001
+_GAVE_UP = 1002
 _TEMPLATES = ("flmrun", "flmexec", "flmping")
 
 
 class ObjectCache(flight.FlightServerBase):
-    """Flame's object cache: keys `app/session/id`, a version that every put raises by one."""
+    """Flame's object cache: keys `app/session/id`, a version that every put raises by one.
+
+    `lock` guards all state.
+    """
 
     _RESPONSE = pa.schema([("version", pa.uint64()), ("kind", pa.utf8()), ("data", pa.binary())])
 
-    def __init__(self) -> None:
-        super().__init__("grpc://127.0.0.1:0")
+    def __init__(self, port: int = 0, before: ObjectCache | None = None) -> None:
+        """With the objects of the one `before`, if there was one."""
+        super().__init__(f"grpc://127.0.0.1:{port}")
         self.endpoint = f"grpc://127.0.0.1:{self.port}"
-        self.objects: dict[str, bytes] = {}
-        self.packages: dict[str, list[str]] = {}
-        self._versions: dict[str, int] = {}
-        self._lock = threading.Lock()
+        self.objects: dict[str, bytes] = before.objects if before else {}
+        self.packages: dict[str, list[str]] = before.packages if before else {}
+        self._versions: dict[str, int] = before._versions if before else {}
+        self.lock = threading.Lock()
 
     def do_put(self, context, descriptor, reader, writer) -> None:
         """A prefix gets a new key; a full key is replaced. A file comes in several rows."""
@@ -75,7 +82,7 @@ class ObjectCache(flight.FlightServerBase):
         if key.count("/") == 1:
             key = f"{key}/{uuid.uuid4()}"
         data = b"".join(reader.read_all()["data"].to_pylist())
-        with self._lock:
+        with self.lock:
             self.objects[key] = data
             version = self._versions[key] = self._versions.get(key, 0) + 1
             if key.endswith(".tar.gz"):
@@ -86,7 +93,7 @@ class ObjectCache(flight.FlightServerBase):
     def do_get(self, context, ticket) -> flight.RecordBatchStream:
         """The ticket is `key:version`; no row if that is the version here."""
         key, _, known = ticket.ticket.decode().partition(":")
-        with self._lock:
+        with self.lock:
             if key not in self.objects:
                 raise KeyError(f"object <{key}> not found")
             data, version = self.objects[key], self._versions[key]
@@ -100,13 +107,13 @@ class ObjectCache(flight.FlightServerBase):
             raise flight.FlightServerError(f"Unknown action type: {action.type}")
         key = action.body.to_pybytes().decode()
         prefix = key.removesuffix("*") if key.endswith("/*") else key + "/"
-        with self._lock:
+        with self.lock:
             for name in [n for n in self.objects if n == key or n.startswith(prefix)]:
                 del self.objects[name], self._versions[name]
         return [b"OK"]
 
     def list_flights(self, context, criteria) -> Iterator[flight.FlightInfo]:
-        with self._lock:
+        with self.lock:
             sizes = {key: len(data) for key, data in self.objects.items()}
         for key, size in sizes.items():
             descriptor = flight.FlightDescriptor.for_path(key)
@@ -346,11 +353,23 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             self._set_state(task, state, message)
             self.finished[pb.TaskState.Name(state)] += 1
 
-    def binding_failed(self, session: Session, message: str) -> None:
+    def binding_failed(self, session: Session, executor: str, reason: str) -> None:
         """Tried five times; the client's tasks stay pending and only the session's events tell."""
         with self.changed:
             session.failed_bindings += 1
-            session.message.status.events.append(_event(_BINDING_FAILED, message))
+            events = session.message.status.events
+            message = (
+                f"Executor <{executor}> on node <memory> failed to bind session with "
+                f"return_code <1>: {reason}"
+            )
+            events.append(_event(_BINDING_FAILED, message))
+            if session.failed_bindings == _BINDING_ATTEMPTS:
+                tried = f"{_BINDING_ATTEMPTS}/{_BINDING_ATTEMPTS}"
+                message = (
+                    f"Session retry limit reached after {tried} failed attempts; new executor "
+                    "assignment is paused for this session; existing executors are unchanged."
+                )
+                events.append(_event(_GAVE_UP, message))
 
     def notify(self) -> None:
         with self.changed:
@@ -397,7 +416,8 @@ class Executor(threading.Thread):
                 self._bind(worker, channel)
             except Exception as error:
                 self._end_worker()
-                manager.binding_failed(self.session, f"{type(error).__name__}: {error}")
+                reason = f"{type(error).__name__}: {error}"
+                manager.binding_failed(self.session, self.id, reason)
                 self._flame.release(self)
                 return
             self.state = pb.ExecutorState.ExecutorBound
@@ -473,6 +493,7 @@ class Executor(threading.Thread):
         if result.return_code != 0:
             self._flame.manager.finish(task, pb.TaskState.Failed, result.message)
         else:
+            self._flame.on_result(bson.decode(result.output)["key"])
             text = "Task completed successfully on host <memory>."
             self._flame.manager.finish(task, pb.TaskState.Succeed, text, result.output)
 
@@ -491,6 +512,8 @@ class MemoryFlame:
         environment: what a program needs to find it.
         manager, cache: its servers with all their state.
         started_workers: the process ids of all workers ever started.
+        on_result: called with the key of every task's result before the client hears of it; may
+            take its time and change what the cache holds.
     """
 
     def __init__(self, executors: int = 2, worker_path: list[Path] | None = None) -> None:
@@ -502,6 +525,7 @@ class MemoryFlame:
         self.worker_path = worker_path or []
         self.manager = SessionManager(executors)
         self.started_workers: list[int] = []
+        self.on_result: Callable[[str], None] = lambda key: None
         self._room = executors
         self._installing = threading.Lock()
 
@@ -509,16 +533,32 @@ class MemoryFlame:
         self.folder = Path(tempfile.mkdtemp(prefix="memory-flame-"))
         self.cache = ObjectCache()
         self.manager.on_pending = self._schedule
-        # A thread for each watched task, of which a client watches ten at a time.
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=128))
-        frontend_pb2_grpc.add_FrontendServicer_to_server(self.manager, self._server)
-        port = self._server.add_insecure_port("127.0.0.1:0")
-        self._server.start()
+        self._port = 0
+        self.start("session-manager")
         self.environment = {
-            "FLAME_ENDPOINT": f"http://127.0.0.1:{port}",
+            "FLAME_ENDPOINT": f"http://127.0.0.1:{self._port}",
             "FLAME_CACHE_ENDPOINT": self.cache.endpoint,
         }
         return self
+
+    def stop(self, server: str) -> None:
+        """End the `session-manager`, which breaks every watch, or the `object-cache`. Tasks that
+        run go on."""
+        if server == "session-manager":
+            self._server.stop(grace=None).wait()
+        else:
+            self.cache.shutdown()
+
+    def start(self, server: str) -> None:
+        """Serve again, at the same address, with all that was there."""
+        if server == "object-cache":
+            self.cache = ObjectCache(self.cache.port, self.cache)
+            return
+        # A thread for each watched task, of which a client watches ten at a time.
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=128))
+        frontend_pb2_grpc.add_FrontendServicer_to_server(self.manager, self._server)
+        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self._server.start()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -580,9 +620,13 @@ class MemoryFlame:
             if not source.exists():
                 package = self.cache.objects[urlparse(application.spec.url).path.lstrip("/")]
                 _open_package(package).extractall(source, filter="data")
-                project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
-                # Flame brings flamepy itself.
-                _link_packages([*project["dependencies"], "flamepy"], source.with_name("deps"))
+                try:
+                    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+                    # Flame brings flamepy itself.
+                    _link_packages([*project["dependencies"], "flamepy"], source.with_name("deps"))
+                except Exception:
+                    shutil.rmtree(source.parent)  # to be tried again
+                    raise
         return source
 
     def release(self, executor: Executor) -> None:

@@ -132,6 +132,8 @@ class PlainSimulator:
                 ) from error
             self._write_observation(slot, observation, "step")
             try:
+                if np.asarray(reward).dtype.kind not in "biuf":
+                    raise TypeError
                 self.rewards[slot] = reward
                 self.terminated[slot] = terminated
                 self.truncated[slot] = truncated
@@ -156,6 +158,8 @@ class PlainSimulator:
                     f"space promises {space.shape}",
                     slot,
                 )
+            if array.dtype.kind not in "biuf":
+                raise TypeError(f"{array.dtype} instead of numbers")
             if isinstance(space, spaces.Discrete):
                 array = spaces.flatten(space, array)  # one-hot
             # A value beyond float32 becomes infinite here and is reported as such later.

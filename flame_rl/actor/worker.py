@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import os
 import resource
 import select
@@ -60,6 +61,7 @@ class Worker:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._last_words: BinaryIO | None = None
+        self._lifeline: BinaryIO | None = None
         self._sent_version: int | None = None
         self._episodes = 0
         self._memory_bytes = 0
@@ -82,17 +84,21 @@ class Worker:
             self._forget()
             self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 - lives as the child does
             path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
-            descriptor = self._last_words.fileno()
+            # The child holds the other end and dies when this one closes, with its supervisor.
+            lifeline, held = os.pipe()
+            self._lifeline = os.fdopen(held, "wb", buffering=0)
+            descriptors = [self._last_words.fileno(), lifeline]
             self._child = subprocess.Popen(
                 # -P: modules are found where the parent finds them, and nowhere else.
-                [sys.executable, "-P", "-m", "flame_rl.actor.worker", str(descriptor)],
+                [sys.executable, "-P", "-m", "flame_rl.actor.worker", *map(str, descriptors)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=os.environ | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(path)},
-                pass_fds=[descriptor],
+                pass_fds=descriptors,
                 bufsize=0,
                 start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
             )
+            os.close(lifeline)
             os.set_blocking(self._child.stdin.fileno(), False)
             if self._closed:  # while the child was being started
                 _kill(self._child)
@@ -212,9 +218,10 @@ class Worker:
         if self._child is not None:
             self._child.stdin.close()
             self._child.stdout.close()
-        if self._last_words is not None:
-            self._last_words.close()
-        self._child = self._last_words = self._sent_version = None
+        for file in (self._last_words, self._lifeline):
+            if file is not None:
+                file.close()
+        self._child = self._last_words = self._lifeline = self._sent_version = None
         self._episodes = self._memory_bytes = 0
 
     def _read_last_words(self) -> str:
@@ -224,7 +231,7 @@ class Worker:
         return self._last_words.read(20_000).decode(errors="replace")
 
 
-def main(last_words_fd: int) -> None:
+def main(last_words_fd: int, lifeline: int) -> None:
     """The child: read frames, answer requests, until standard input closes."""
     faulthandler.enable(os.fdopen(last_words_fd, "w"))
     questions = os.fdopen(os.dup(0), "rb", buffering=0)
@@ -232,8 +239,7 @@ def main(last_words_fd: int) -> None:
     # What a simulator prints must not end up between the frames.
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    parent = os.getppid()
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+    _die_with(lifeline)
 
     from flame_rl.actor.collect import collect_episodes
     from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
@@ -289,11 +295,21 @@ def main(last_words_fd: int) -> None:
         _write(answers, answer)
 
 
-def _die_with(parent: int) -> None:
-    """End this process soon after its parent, also while the simulator computes or waits."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
+def _die_with(lifeline: int) -> None:
+    """End this process, and what its simulator has started, when the other end of the pipe closes:
+    the parent is gone, whatever the simulator is doing."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            os.read(lifeline, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    if sys.platform == "linux":
+        # A simulator may compute for long without giving that thread a chance: the kernel itself.
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _write(pipe: BinaryIO, frame: bytes, limit: float | None = None) -> None:
@@ -318,6 +334,11 @@ def _read(pipe: BinaryIO, limit: float | None = None) -> tuple[bytes, int]:
 
 
 def _peak_memory() -> int:
+    # Not getrusage's, which on Linux begins with what the parent had when it forked.
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:  # noqa: PTH123
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
 
@@ -355,4 +376,4 @@ def _signal_name(number: int) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -29,7 +29,7 @@ def make_backend(config: TrainConfig, distributed: bool, stop: threading.Event) 
     patience = Patience(config.task_timeout, config.worker_episodes, config.worker_megabytes)
     # Imported here because each is heavy and a run needs one: flamepy takes a second.
     if distributed:
-        from flame_rl.backends.flame import FlameBackend
+        from flame_rl.backends.flame.backend import FlameBackend
 
         return FlameBackend(config.env, patience, config.cluster_patience, stop)
     workers = local_workers(config)

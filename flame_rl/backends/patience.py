@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from flame_rl.actor.worker import Limits
 
@@ -38,14 +35,7 @@ class Patience:
             )
         return Limits(deadline, self._episodes, self._megabytes)
 
-    @contextmanager
-    def measure(self) -> Iterator[None]:
-        """Around one task."""
-        began = time.monotonic()
-        yield
-        self.took(time.monotonic() - began)
-
     def took(self, seconds: float) -> None:
-        """A task took so long."""
+        """A task that succeeded took so long."""
         with self._lock:
             self._longest = max(seconds, self._longest or 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -48,8 +49,11 @@ class ProcessBackend:
         def run(data: bytes) -> bytes:
             worker = self._idle.get()
             try:
-                with self._patience.measure():
-                    return worker.collect(encoded, snapshot.version, data, self._patience.limits())
+                began = time.monotonic()
+                answer = worker.collect(encoded, snapshot.version, data, self._patience.limits())
+                if wire.message_type(answer) != "failure":
+                    self._patience.took(time.monotonic() - began)
+                return answer
             finally:
                 self._idle.put(worker)
 

@@ -56,8 +56,11 @@ class Adam:
         return state | {"steps": torch.tensor(self._steps)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `state_dict`. Raises KeyError if it is another module's."""
-        for name in self._parameters:
-            self._first[name] = state[f"first.{name}"].clone()
-            self._second[name] = state[f"second.{name}"].clone()
+        """The inverse of `state_dict`. Raises KeyError or ValueError if it is another module's."""
+        for name, parameter in self._parameters.items():
+            for kind, moments in (("first", self._first), ("second", self._second)):
+                tensor = state[f"{kind}.{name}"]
+                if (tensor.shape, tensor.dtype) != (parameter.shape, parameter.dtype):
+                    raise ValueError(f"{kind}.{name}: {tuple(tensor.shape)} of {tensor.dtype}")
+                moments[name] = tensor.clone()
         self._steps = int(state["steps"])

@@ -98,6 +98,12 @@ class _Rows:
         self._file.close()
 
 
+def rows_on_disk(folder: Path) -> int:
+    """How many iterations metrics.csv has whole."""
+    path = folder / METRICS_NAME
+    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
+
+
 def _first_rows(path: Path, count: int) -> bytes:
     """The header and the first `count` rows, or as many as are there whole."""
     if not path.exists():

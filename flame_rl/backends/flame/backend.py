@@ -1,0 +1,236 @@
+"""The backend: collects, leaves a failing session for a new one, gives up without hope."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import threading
+import time
+from concurrent.futures import Future, wait
+from dataclasses import replace
+
+import flamepy.core.client
+from flamepy.core.types import FlameError
+
+from flame_rl import wire
+from flame_rl.actor.remote import versions
+from flame_rl.actor.worker import Worker
+from flame_rl.backends.dispatch import STOP_POLL_SECONDS, Collected, gather, read_description
+from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
+from flame_rl.backends.flame.cluster import check_reachable, connect, deploy
+from flame_rl.backends.flame.session import Session, Tally
+from flame_rl.backends.package import needs
+from flame_rl.backends.patience import Patience
+from flame_rl.errors import Interrupted, RunError, UsageError
+from flame_rl.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
+
+# An executor installs the package's dependencies before its first task; with a cold cache of
+# packages this takes as long as downloading MuJoCo does.
+STARTUP_SECONDS = 300.0
+DRAIN_SECONDS = 3.5
+CHECK_SECONDS = 2.0
+# An executor whose process died fails every task at once; one failure may be anything.
+FAILURES_OF_A_SESSION = 3
+# "Session retry limit reached": Flame will not try to start another executor.
+GAVE_UP_EVENT = 1002
+TASKS_PER_EXECUTOR = 4
+
+
+class FlameBackend:
+    """One application on the cluster, from construction to `close`, and one session at a time.
+
+    A session whose tasks fail on the way (its executor's process died, the session manager was
+    restarted) is left for a new one, and what is missing is asked for again.
+    """
+
+    def __init__(
+        self, env_id: str, patience: Patience, silence: float, stop: threading.Event
+    ) -> None:
+        """Connect, ship the package and open a session.
+
+        Args:
+            env_id: its module is shipped.
+            patience: how long a task may take.
+            silence: seconds without a result after which a failing cluster is given up.
+            stop: set when the user asks to stop.
+
+        Raises:
+            UsageError: no cluster answers, or the environment's module cannot be shipped.
+        """
+        self._patience = patience
+        self._silence = silence
+        self._stop = stop
+        self._checked_at = 0.0
+        self._tally = Tally()
+        logging.getLogger("flamepy").addHandler(logging.NullHandler())
+        self._context, self._executors = connect()
+        self._open(env_id)
+
+    def describe(self, env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
+        """Read the spaces in a process on this machine, where an error shows soonest."""
+        worker = Worker()
+        try:
+            limits = self._patience.limits()
+            answer = worker.describe(env_id, max_episode_steps, limits.deadline, self._stop.is_set)
+            spec = read_description(answer, self._stop)
+        finally:
+            worker.close()
+        if needs(env_id) != self._needs:
+            # A name in model.py's table stood for an environment that asks for more.
+            self.close()
+            self._open(env_id)
+        return spec
+
+    def _open(self, env_id: str) -> None:
+        self._needs = needs(env_id)
+        self._left: list[Session] = []
+        self._janitor = Janitor()
+        self._runner, self._dependencies = deploy(env_id, self._janitor)
+        try:
+            self._session = Session(self._runner, self._janitor, self._tally)
+            # Asked at once, so that executors start while the learner imports torch.
+            self._their_versions: Future[bytes] | None = self._session.versions()
+        except Exception as error:
+            self._runner.close()
+            raise RunError(f"Flame did not open a session: {error}") from error
+        self._closed = False
+
+    def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+        if self._their_versions is not None:
+            self._compare_versions(self._their_versions)
+            self._their_versions = None
+        self._encoded = wire.encode_snapshot(snapshot)
+        self._began = time.monotonic()
+        try:
+            self._session.publish(self._encoded)
+        except Exception as error:
+            self._reopen(f"the weights could not be published: {error}")
+        collected = gather(
+            snapshot,
+            request,
+            lambda data: self._session.collect(data, self._patience),
+            task_size=max(1, len(request.indices) // (TASKS_PER_EXECUTOR * self._executors)),
+            in_flight=2 * self._executors,
+            stop=self._stop,
+            check=self._check,
+            transport_failed=self._transport_failed,
+        )
+        dropped, self._tally.dropped = self._tally.dropped, 0
+        return replace(
+            collected, bytes_out=collected.bytes_out + len(self._encoded), dropped=dropped
+        )
+
+    def close(self) -> None:
+        """Close the sessions, unregister the application and delete its objects."""
+        if self._closed:
+            return
+        self._closed = True
+        clean = self._janitor.clean_up(DRAIN_SECONDS)
+        if clean:
+            self._runner.close()
+            self._janitor.dismiss()
+            return
+        # Or the threads that watch its tasks would keep this process alive.
+        flamepy.core.client.ConnectionInstance.instance()._channel.close()
+        print(
+            f"Flame still runs tasks of application {self._runner._name}, or does not answer; a "
+            f"process in the background goes on trying for {JANITOR_SECONDS:.0f} s to remove it",
+            file=sys.stderr,
+        )
+
+    def _compare_versions(self, future: Future[bytes]) -> None:
+        """Wait for an executor's versions: different ones give different bits, or nonsense."""
+        began = time.monotonic()
+        while not future.done():
+            wait([future], timeout=STOP_POLL_SECONDS)
+            if self._stop.is_set():
+                raise Interrupted
+            self._check_executors_can_start()
+            if time.monotonic() - began > STARTUP_SECONDS:
+                raise RunError(
+                    f"no executor of the cluster became ready within {STARTUP_SECONDS:.0f} s. "
+                    f"{self._session.events()}"
+                )
+        try:
+            theirs = json.loads(future.result())
+        except Exception as error:
+            raise RunError(
+                f"the first task on the cluster failed: {error}. {self._session.events()}"
+            ) from error
+        ours = versions()
+        if theirs == ours:
+            return
+        different = [
+            f"{name} {ours.get(name)} here, {version} there"
+            for name, version in theirs.items()
+            if version != ours.get(name)
+        ]
+        remedy = f"start with `uv run --python {theirs.get('python')} main.py …`, or use --local"
+        raise UsageError(
+            f"the executors run other versions than this machine: {'; '.join(different)}. "
+            f"The same seed would not give the same result; {remedy}"
+        )
+
+    def _check(self) -> None:
+        """Called while waiting: tidies up, and gives up when there is nothing to wait for."""
+        now = time.monotonic()
+        if now - self._checked_at < CHECK_SECONDS:
+            return
+        self._checked_at = now
+        self._left = [s for s in self._left if not (s.closes() and s.settled())]
+        # Every task has a deadline where it runs, so that silence beyond it is the cluster's.
+        self._give_up_after(
+            self._silence + self._patience.limits().deadline, "tasks are sent and none comes back"
+        )
+        self._check_executors_can_start()
+
+    def _check_executors_can_start(self) -> None:
+        """Raises RunError once Flame has given up starting executors."""
+        with contextlib.suppress(FlameError):
+            if GAVE_UP_EVENT in self._session.event_codes():
+                raise RunError(
+                    f"the cluster's executors cannot start. {self._session.events()}. The package "
+                    f"asks for {', '.join(self._dependencies)}: those versions must be available "
+                    f"to the executors, and exist for their Python; here it is "
+                    f"{versions()['python']}"
+                )
+
+    def _transport_failed(self, failure: CollectFailure) -> None:
+        if failure.kind == "transport" and self._session.failures >= FAILURES_OF_A_SESSION:
+            self._reopen(failure.message)
+        else:
+            self._give_up_after(self._silence, failure.message)
+            self._stop.wait(STOP_POLL_SECONDS)
+
+    def _reopen(self, reason: str) -> None:
+        """Leave the session for a new one; keep trying while the cluster may come back."""
+        while True:
+            self._session.abandon()
+            if self._session not in self._left:
+                self._left.append(self._session)
+            self._give_up_after(self._silence, reason)
+            if self._stop.wait(STOP_POLL_SECONDS):
+                raise Interrupted
+            try:
+                self._session = Session(self._runner, self._janitor, self._tally)
+                self._session.publish(self._encoded)
+                return
+            except Exception as error:
+                reason = str(error)
+                self._stop.wait(1.0)
+
+    def _give_up_after(self, seconds: float, reason: str) -> None:
+        last = max(self._began, self._tally.last_result)
+        if time.monotonic() - last < seconds:
+            return
+        try:
+            check_reachable(self._context)
+        except UsageError as error:
+            raise RunError(f"the cluster is lost: {error}. Go on with --resume") from error
+        raise RunError(
+            f"the cluster has given no result for {seconds:.0f} s, though it answers: {reason}. "
+            f"{self._session.events()}. Its executor manager may be stuck: see the README on how "
+            "to restart it, then go on with --resume"
+        )

@@ -1,0 +1,89 @@
+"""Fixtures of the tests that run main.py against Flame."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.flame_fixtures import (
+    EXECUTORS,
+    MY_ENV,
+    PACE_ENV,
+    ROOT,
+    Flame,
+    real_cluster,
+    run,
+)
+from tests.memory_flame import MemoryFlame
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's folder: the program, an environment of their own, and what must not travel."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("main.py", "model.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "flame_rl", folder / "flame_rl", ignore=ignored)
+    (folder / "my_env.py").write_text(MY_ENV.format(marker=str(folder / "died")))
+    (folder / "pace_env.py").write_text(PACE_ENV)
+    (folder / ".env").write_text("PASSWORD=secret")
+    (folder / "flame_rl" / "actor" / ".env").write_text("PASSWORD=secret")
+    (folder / "id_rsa").write_text("secret")
+    (folder / "data.bin").write_bytes(os.urandom(3_000_000))
+    (folder / "runs" / "old").mkdir(parents=True)
+    (folder / "runs" / "old" / "weights.safetensors").write_bytes(b"weights")
+    (folder / "link").symlink_to(Path.home())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def no_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a torch that cannot be imported, as on an executor."""
+    folder = tmp_path_factory.mktemp("no_torch")
+    (folder / "torch.py").write_text("raise ImportError('torch is not for executors')")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def memory(no_torch: Path) -> Iterator[Flame]:
+    with MemoryFlame(EXECUTORS, worker_path=[no_torch]) as memory:
+        flame = Flame(memory.environment, memory)
+        flame.before = flame.contents()
+        yield flame
+
+
+@pytest.fixture(
+    scope="module", params=["memory", pytest.param("cluster", marks=pytest.mark.cluster)]
+)
+def flame(
+    request: pytest.FixtureRequest, memory: Flame, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Flame]:
+    if request.param == "memory":
+        yield memory
+        return
+    with real_cluster(tmp_path_factory.mktemp("cluster")) as environment:
+        flame = Flame(environment)
+        flame.before = flame.contents()
+        yield flame
+
+
+@pytest.fixture(scope="session")
+def local(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., bytes]:
+    """What a run of these flags writes on this machine without workers: the reference."""
+    runs: dict[tuple[str, ...], bytes] = {}
+
+    def metrics(*flags: str) -> bytes:
+        if flags not in runs:
+            folder = tmp_path_factory.mktemp("local")
+            here = {"STEP_SECONDS": "0"}
+            finished = run(project, folder, here, *flags, "--local", "--workers", "0")
+            assert finished.code == 0, finished.err
+            runs[flags] = finished.metrics
+        return runs[flags]
+
+    return metrics

@@ -1,0 +1,412 @@
+"""A cluster to run main.py against: the in-memory Flame or a real one, and how to hurt it."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlparse
+
+import grpc
+import psutil
+import pytest
+from flamepy.core.types import FlameContext
+from flamepy.proto import frontend_pb2 as requests
+from flamepy.proto.frontend_pb2_grpc import FrontendStub
+
+from tests.memory_flame import MemoryFlame
+
+ROOT = Path(__file__).resolve().parent.parent
+EXECUTORS = 3
+
+# A user's own environment; the other ids of the module are this one with a fault.
+MY_ENV = """
+import os
+import signal
+import time
+import gymnasium
+import numpy as np
+from pathlib import Path
+
+MARKER = Path({marker!r})
+
+class Mine(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, fault=""):
+        self.fault = fault
+        self.length = 4000 if fault == "slow" else 20
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.np_random.normal(size=3).astype(np.float32), {{}}
+
+    def step(self, action):
+        self.steps += 1
+        observation = self.np_random.normal(size=3).astype(np.float32)
+        if self.steps == 5 and self.fault == "raises":
+            raise ValueError("broken on purpose")
+        if self.steps == 5 and self.fault == "nan":
+            observation[1] = np.nan
+        if self.steps == 5 and self.fault == "shape":
+            observation = observation[:2]
+        if self.steps == 5 and self.fault == "dies" and not MARKER.exists():
+            MARKER.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.fault == "slow":
+            time.sleep(0.01)
+        ended = self.steps == self.length
+        return observation, float(action == (observation[0] > 0)), ended, False, {{}}
+
+for fault in ("", "raises", "nan", "shape", "dies", "slow"):
+    gymnasium.register("Mine" + fault + "-v0", Mine, kwargs={{"fault": fault}})
+"""
+
+
+# Steps that take time, which changes no result; without it, a reference is quick.
+PACE_ENV = """
+import os
+import time
+import gymnasium
+import numpy as np
+
+class Pace(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, seconds):
+        self.seconds = float(os.environ.get("STEP_SECONDS", seconds))
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 20
+        self.observation = self.np_random.normal(size=3).astype(np.float32)
+        return self.observation, {}
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        reward = float(action == (self.observation[0] > 0))
+        self.observation = self.np_random.normal(size=3).astype(np.float32)
+        self.left -= 1
+        return self.observation, reward, self.left == 0, False, {}
+
+for name, seconds in (("Tiny", 0.0), ("Pace", 0.004), ("Slow", 0.05)):
+    gymnasium.register(name + "-v0", Pace, kwargs={"seconds": seconds})
+"""
+
+CLUSTER = """
+cluster:
+  name: test
+  endpoint: http://127.0.0.1:{port}
+  resreq: cpu=1,mem=1g
+  policies: [priority, drf, gang]
+  storage: fs://{folder}/sessions
+  executors:
+    shim: host
+  limits:
+    max_executors: {executors}
+cache:
+  endpoint: grpc://127.0.0.1:{cache_port}
+  network_interface: lo
+  storage: {folder}/objects
+"""
+
+
+@dataclass
+class Flame:
+    """A cluster to run against.
+
+    Attributes:
+        environment: where it is.
+        memory: the in-memory one itself, None for a real cluster.
+        real: the servers of a real one, if they are ours.
+        before: what was on it at the start, which is not ours.
+    """
+
+    environment: dict[str, str]
+    memory: MemoryFlame | None = None
+    real: RealFlame | None = None
+    before: set[str] = field(default_factory=set)
+
+    def contents(self) -> set[str]:
+        """All applications, sessions and objects, and of the in-memory one all processes."""
+        with self._frontend() as frontend:
+            applications = frontend.ListApplication(requests.ListApplicationRequest()).applications
+            sessions = frontend.ListSession(requests.ListSessionRequest()).sessions
+        cache = urlparse(self.environment["FLAME_CACHE_ENDPOINT"])
+        with grpc.insecure_channel(f"{cache.hostname}:{cache.port}") as channel:
+            # pyarrow refuses what Flame's cache answers; the raw message holds the key.
+            list_flights = channel.unary_stream("/arrow.flight.protocol.FlightService/ListFlights")
+            objects = [message.decode(errors="replace") for message in list_flights(b"")]
+        found = {f"application {application.metadata.name}" for application in applications}
+        found |= {f"session {session.metadata.id}" for session in sessions}
+        found |= {f"object {message}" for message in objects}
+        if self.memory is not None:
+            # Its address is its own, and it is in the environment of learner, workers, children.
+            found |= {f"process {p}" for p in processes_with(self.environment["FLAME_ENDPOINT"])}
+        return found
+
+    def assert_nothing_left(self, seconds: float = 10.0) -> None:
+        """Within seconds: a worker's child notices after one that its parent is gone."""
+        limit = time.monotonic() + seconds
+        while left := self.contents() - self.before:
+            assert time.monotonic() < limit, f"left behind: {sorted(left)}"
+            time.sleep(0.2)
+
+    def sessions(self) -> dict[str, int]:
+        """The tasks that run or wait, by session."""
+        with self._frontend() as frontend:
+            sessions = frontend.ListSession(requests.ListSessionRequest()).sessions
+        return {s.metadata.id: s.status.running + s.status.pending for s in sessions}
+
+    def worker_pids(self) -> list[int]:
+        """The processes in which Flame runs tasks."""
+        if self.memory is not None:
+            return self.memory.worker_pids()
+        return [
+            p.pid
+            for p in self.real.processes_of("executor-manager")
+            if runs(p, "flamepy.runner.runpy")
+        ]
+
+    def collectors(self) -> list[psutil.Process]:
+        """The children of those, in which simulators run."""
+        found = []
+        for pid in self.worker_pids():
+            with contextlib.suppress(psutil.Error):
+                children = psutil.Process(pid).children()
+                found += [child for child in children if runs(child, "flame_rl.actor.worker")]
+        return found
+
+    def stop(self, server: str) -> None:
+        """End `session-manager`, `object-cache` or `executor-manager`; what they keep stays."""
+        if self.memory is not None:
+            self.memory.stop(server)
+        else:
+            self.real.stop(server)
+
+    def start(self, server: str) -> None:
+        """Start it again where it was."""
+        if self.memory is not None:
+            self.memory.start(server)
+        else:
+            self.real.start(server)
+
+    @contextlib.contextmanager
+    def _frontend(self) -> Iterator[FrontendStub]:
+        endpoint = urlparse(self.environment["FLAME_ENDPOINT"])
+        with grpc.insecure_channel(f"{endpoint.hostname}:{endpoint.port}") as channel:
+            yield FrontendStub(channel)
+
+
+@dataclass
+class Finished:
+    """A run of main.py that has ended."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def metrics(self) -> bytes:
+        return (self.folder / "metrics.csv").read_bytes()
+
+    def timing(self, column: str) -> int:
+        """The sum of a column of timing.csv."""
+        with (self.folder / "timing.csv").open(newline="") as file:
+            return sum(int(row[column]) for row in csv.DictReader(file))
+
+
+def start(
+    project: Path, folder: Path, environment: dict[str, str], *flags: str
+) -> subprocess.Popen[str]:
+    """Start main.py in `folder`, which is HOME too, so that no ~/.flame is read."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("FLAME_")}
+    output = () if "--resume" in flags else ("--output", str(folder / "run"))
+    return subprocess.Popen(
+        [sys.executable, str(project / "main.py"), *flags, *output],
+        cwd=folder,
+        env=inherited | environment | {"HOME": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], folder: Path, seconds: float = 120) -> Finished:
+    try:
+        out, err = process.communicate(timeout=seconds)
+    finally:
+        process.kill()
+    return Finished(process.returncode, out, err, folder / "run")
+
+
+def run(project: Path, folder: Path, environment: dict[str, str], *flags: str) -> Finished:
+    return finish(start(project, folder, environment, *flags), folder)
+
+
+def processes_with(value: str) -> list[psutil.Process]:
+    """The processes that have this value in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if value in process.environ().values():
+                found.append(process)
+    return found
+
+
+def runs(process: psutil.Process, module: str) -> bool:
+    """Whether that module is what the process executes, itself and not by another program."""
+    with contextlib.suppress(psutil.Error):
+        command = process.cmdline()
+        return "-m" in command and module in command and "python" in Path(command[0]).name
+    return False
+
+
+# A real cluster
+
+
+@contextlib.contextmanager
+def real_cluster(folder: Path) -> Iterator[dict[str, str]]:
+    """The cluster that is configured, or one of its own from Flame's binaries, or a skip."""
+    configured = Path.home() / ".flame" / "flame.yaml"
+    if "FLAME_ENDPOINT" in os.environ or configured.exists():
+        context = FlameContext()
+        yield {
+            "FLAME_ENDPOINT": context.endpoint,
+            "FLAME_CACHE_ENDPOINT": context.cache.endpoint,
+        }
+        return
+    with RealFlame(folder) as flame:
+        yield flame.environment
+
+
+def flame_home() -> Path | None:
+    """Where Flame is installed."""
+    home = os.environ.get("FLAME_HOME")
+    found = shutil.which("flame-session-manager", path=home and str(Path(home, "bin")))
+    return Path(found).resolve().parent.parent if found else None
+
+
+class RealFlame:
+    """Flame's three servers on free ports, for the length of a `with` block, with all that they
+    write in `folder`. Skips the test where Flame is not installed."""
+
+    def __init__(self, folder: Path, executors: int = EXECUTORS) -> None:
+        home = flame_home()
+        if home is None:
+            pytest.skip(
+                "no Flame cluster: set FLAME_ENDPOINT, write ~/.flame/flame.yaml, or have Flame's "
+                "binaries in $FLAME_HOME/bin or PATH"
+            )
+        self._home, self._folder = home, folder
+        own_home = folder / "home"
+        (own_home / "data").mkdir(parents=True)
+        for name in ("bin", "lib"):
+            (own_home / name).symlink_to(home / name)
+        # Shared, because installing the package from a cold cache of packages takes minutes.
+        (own_home / "data" / "cache").symlink_to(home / "data" / "cache")
+        port, cache_port = free_ports()
+        self._listening = {"object-cache": cache_port, "session-manager": port + 1}
+        self._config = folder / "flame-cluster.yaml"
+        self._config.write_text(
+            CLUSTER.format(port=port, cache_port=cache_port, executors=executors, folder=folder)
+        )
+        self.environment = {
+            "FLAME_ENDPOINT": f"http://127.0.0.1:{port}",
+            "FLAME_CACHE_ENDPOINT": f"grpc://127.0.0.1:{cache_port}",
+        }
+        # Unix sockets have short paths.
+        self._sockets = tempfile.mkdtemp(prefix="flame-")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+        self._environment = inherited | {
+            "FLAME_HOME": str(own_home),
+            "FLAME_SOCKET_DIR": self._sockets,
+            "RUST_LOG": "warn",
+        }
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ending = contextlib.ExitStack()
+
+    def __enter__(self) -> RealFlame:
+        self._ending.callback(shutil.rmtree, self._sockets)
+        for name in ("object-cache", "session-manager", "executor-manager"):
+            self._ending.callback(self.stop, name)
+            self.start(name)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ending.close()
+
+    def start(self, name: str) -> None:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [str(self._home / "bin" / f"flame-{name}"), "--config", str(self._config)],
+                cwd=self._folder,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+            )
+        self._processes[name] = process
+        if name in self._listening:
+            wait_for_port(self._listening[name], process)
+
+    def stop(self, name: str) -> None:
+        """The executor manager does not end its workers, so they are ended here."""
+        process = self._processes.pop(name, None)
+        if process is None:
+            return
+        workers = []
+        if process.poll() is None:
+            workers = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+    def processes_of(self, name: str) -> list[psutil.Process]:
+        """All descendants of a server."""
+        process = self._processes.get(name)
+        return psutil.Process(process.pid).children(recursive=True) if process else []
+
+
+def free_ports() -> tuple[int, int]:
+    """One whose next is free too, as the session manager takes both, and another.
+
+    Below those that the system gives to clients: one that tries again and again to reach a server
+    that is away would in the end get the server's own port, and the server could not come back.
+    """
+    while True:
+        first, other = random.sample(range(20_000, 32_000, 2), 2)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in (first, first + 1, other):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first, other
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    limit = time.monotonic() + 20
+    while True:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        assert process.poll() is None, f"{process.args[0]} ended: {process.returncode}"
+        assert time.monotonic() < limit, f"{process.args[0]} does not listen"
+        time.sleep(0.1)

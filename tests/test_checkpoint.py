@@ -1,0 +1,547 @@
+"""Checkpoints: what is in one, that a torn or hostile one is refused, that a crash tears none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import model
+from flame_rl import wire
+from flame_rl.checkpoint import (
+    BEST_NAME,
+    FOLDER_NAME,
+    MAGIC,
+    Checkpointer,
+    CheckpointError,
+    encode,
+    load,
+    load_newest,
+    numbered,
+)
+from flame_rl.config import TrainConfig
+from flame_rl.errors import RunError
+from flame_rl.learner.reinforce import Reinforce
+from flame_rl.messages import EnvironmentSpec
+from flame_rl.train import Totals
+from tests.helpers import ROOT, clean_environment, environment_id, run_main
+from tests.test_resume import assert_same_run, run_here
+from tests.test_wire import Bomb, decodes_or_refuses
+
+CONFIG = TrainConfig(env="cartpole", hidden_sizes=(3,), seed=5, output=Path("a/b"))
+NAME = r"00000007\.ckpt"
+SPEC = EnvironmentSpec("X-v0", 2, 2, False)
+
+
+def new_learner() -> Reinforce:
+    return Reinforce(CONFIG, model.make_policy(SPEC, CONFIG))
+
+
+def sealed(body: bytes) -> bytes:
+    """With a checksum that is right: whoever alters a file on purpose can compute one, too."""
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+GOOD = encode(Totals(7, 70, 300), 1.5, new_learner().state_dict(), CONFIG)
+BODY = GOOD[len(MAGIC) + 32 :]
+HEADER, ARRAYS = wire.unpack(BODY, "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    """A file to write bytes to."""
+    return tmp_path_factory.mktemp("checkpoint") / "00000007.ckpt"
+
+
+def load_bytes(path: Path, data: bytes):
+    path.write_bytes(data)
+    return load(path)
+
+
+def test_round_trip(path):
+    learner = new_learner()
+    loaded = load_bytes(path, GOOD)
+    assert loaded.totals == Totals(7, 70, 300) and loaded.score == 1.5
+    assert loaded.config == json.loads(CONFIG.to_json())
+    assert TrainConfig.from_json(json.dumps(loaded.config)) == CONFIG
+    assert loaded.versions["numpy"] == np.__version__
+    assert set(loaded.versions) == {
+        *("python", "torch", "numpy", "gymnasium", "mujoco", "safetensors"),
+    }
+    assert set(loaded.learner) == set(learner.state_dict())
+    for name, tensor in learner.state_dict().items():
+        # A number comes back as an array of one.
+        assert torch.equal(loaded.learner[name].reshape(tensor.shape), tensor), name
+        assert loaded.learner[name].dtype == tensor.dtype
+    learner.load_state_dict(loaded.learner)
+    assert load_bytes(path, encode(loaded.totals, 1.5, learner.state_dict(), CONFIG)) is not None
+    assert path.read_bytes() == GOOD
+
+
+def test_what_follows_from_the_seed_is_not_stored():
+    assert not any("random" in name or "generator" in name for name in [*HEADER, *ARRAYS])
+
+
+def test_every_byte_is_guarded(path):
+    for position in range(len(GOOD)):
+        data = bytearray(GOOD)
+        data[position] ^= 1 << position % 8
+        with pytest.raises(CheckpointError, match=NAME):
+            load_bytes(path, data)
+
+
+def test_every_length_but_the_right_one_is_refused(path):
+    for length in range(0, len(GOOD), 3):
+        with pytest.raises(CheckpointError, match=NAME):
+            load_bytes(path, GOOD[:length])
+    for tail in (b"\0", GOOD):
+        with pytest.raises(CheckpointError, match="checksum"):
+            load_bytes(path, GOOD + tail)
+
+
+def with_header(**changes) -> bytes:
+    return sealed(wire.pack("checkpoint", HEADER | changes, ARRAYS))
+
+
+def with_arrays(**changes) -> bytes:
+    return sealed(wire.pack("checkpoint", HEADER, ARRAYS | changes))
+
+
+def with_tensors(header: dict | bytes, content: bytes = b"") -> bytes:
+    """A checkpoint with a safetensors block made by hand."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    start = BODY[: BODY.index(safetensors.numpy.save(ARRAYS))]
+    return sealed(start + struct.pack("<Q", len(text)) + text + content)
+
+
+def tensor(dtype="F32", shape=(2, 2), begin=0, end=16) -> dict:
+    return {"updates": {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}}
+
+
+HOSTILE = {
+    "empty": b"",
+    "a pickle": pickle.dumps(Bomb()),
+    "a pickle, sealed": sealed(pickle.dumps(Bomb())),
+    "a message, not sealed": BODY,
+    "another message": sealed(wire.encode_describe("X-v0", None)),
+    "magic alone": MAGIC,
+    "nothing, sealed": sealed(b""),
+    "a header of gigabytes": sealed(wire.MAGIC + struct.pack("<I", 0xFFFFFFFF) + b"{}"),
+    "deep JSON": sealed(wire.MAGIC + struct.pack("<I", 200_000) + b"[" * 200_000),
+    "tensors of gigabytes": sealed(
+        BODY[: -len(safetensors.numpy.save(ARRAYS))] + struct.pack("<Q", 1 << 40) + b"{}"
+    ),
+    "another format": with_header(format=2),
+    "no format": with_header(format=None),
+    "iterations below 0": with_header(iterations=-1),
+    "iterations of a bool": with_header(iterations=True),
+    "episodes of a fraction": with_header(episodes=1.5),
+    "steps of a text": with_header(env_steps="300"),
+    "a score of a text": with_header(score="1.5"),
+    "no score": with_header(score=None),
+    "a score of NaN": with_header(score=float("nan")),
+    "a config of a list": with_header(config=[]),
+    "versions of a text": with_header(versions="1"),
+    "a weight of NaN": with_arrays(**{"policy.x": np.array([1.0, np.nan], np.float32)}),
+    "a weight of infinity": with_arrays(**{"policy.x": np.array([-np.inf])}),
+    "shapes that lie": with_tensors(tensor(shape=(1 << 31, 1 << 31)), b"\0" * 16),
+    "shapes that overflow": with_tensors(tensor(shape=(1 << 63, 4)), b"\0" * 16),
+    "negative shapes": with_tensors(tensor(shape=(-2, -2)), b"\0" * 16),
+    "shapes of nothing": with_tensors(tensor(shape=(0, 1 << 62), end=0)),
+    "too few bytes": with_tensors(tensor(), b"\0" * 15),
+    "too many bytes": with_tensors(tensor(), b"\0" * 17),
+    "offsets backwards": with_tensors(tensor(begin=16, end=0), b"\0" * 16),
+    "an unknown type": with_tensors(tensor(dtype="PICKLE"), b"\0" * 16),
+    "a type that numpy lacks": with_tensors(tensor(dtype="F8_E4M3", end=4), b"\0" * 4),
+    "tensors that are no JSON": with_tensors(b"{{{{"),
+    "tensors of a list": with_tensors(b"[]"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bytes_are_refused_without_memory(name, path):
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match=NAME):
+        load_bytes(path, HOSTILE[name])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20_000_000
+
+
+def test_something_huge_that_is_no_checkpoint_is_not_read(path):
+    with path.open("wb") as file:
+        file.truncate(300_000_000)
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        load(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    path.unlink()
+    assert peak < 20_000_000
+
+
+def test_what_is_no_file(tmp_path):
+    (tmp_path / "00000001.ckpt").mkdir()
+    for name in ("00000001.ckpt", "missing.ckpt"):
+        with pytest.raises(CheckpointError, match=name):
+            load(tmp_path / name)
+
+
+# Fuzzing: whatever the bytes, a checkpoint comes out whole or CheckpointError, nothing else.
+
+
+def loads_or_refuses(path: Path, data: bytes) -> None:
+    try:
+        loaded = load_bytes(path, data)
+    except CheckpointError as error:
+        assert path.name in str(error)
+    else:
+        for tensor in loaded.learner.values():
+            assert not tensor.is_floating_point() or torch.isfinite(tensor).all()
+
+
+def position_and_change():
+    return st.lists(
+        st.tuples(st.integers(0, len(BODY) - 1), st.integers(1, 255)), min_size=1, max_size=4
+    )
+
+
+def altered(changes: list[tuple[int, int]]) -> bytes:
+    data = bytearray(BODY)
+    for position, change in changes:
+        data[position] ^= change
+    return bytes(data)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+HEADERS = st.dictionaries(st.sampled_from(sorted(HEADER)), JSON, max_size=3)
+DTYPES = "BOOL U8 I8 I16 U16 F16 BF16 I32 U32 F32 F64 I64 U64 F8_E4M3 F8_E5M2 C64 F4 X"
+TENSORS = st.dictionaries(
+    st.sampled_from(["updates", "policy.network.0.weight", "adam.steps", "__metadata__", "index"]),
+    st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from(DTYPES.split()),
+            "shape": st.lists(st.integers(-1, 5) | st.sampled_from([1 << 31, 1 << 62, 1 << 64])),
+            "data_offsets": st.lists(st.integers(0, 40), min_size=2, max_size=2),
+        }
+    )
+    | JSON,
+    max_size=3,
+)
+KINDS = st.sampled_from(["snapshot", "request", "episodes", "failure", "describe", "description"])
+
+
+def by_hand(kind: str, header: dict, tensors: dict, content: bytes) -> bytes:
+    """A message whose safetensors block says what it likes."""
+    first, second = (json.dumps(part).encode() for part in ({"type": kind} | header, tensors))
+    start = wire.MAGIC + struct.pack("<I", len(first)) + first
+    return start + struct.pack("<Q", len(second)) + second + content
+
+
+# The cases of each of the four below.
+FEW, MANY = 150, 2000
+
+
+def fuzz(count: int):
+    return settings(
+        max_examples=count,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
+
+
+def check_bytes(path: Path, count: int) -> None:
+    @fuzz(count)
+    @given(st.binary(max_size=300), st.integers(0, len(GOOD)), st.integers(0, 3))
+    def check(tail, cut, prefix):
+        starts = (b"", GOOD[:cut], MAGIC, sealed(b"")[: cut % 41])
+        loads_or_refuses(path, starts[prefix] + tail)
+        loads_or_refuses(path, sealed(BODY[:cut] + tail))
+        decodes_or_refuses(BODY[:cut] + tail)
+
+    check()
+
+
+def check_altered(path: Path, count: int) -> None:
+    @fuzz(count)
+    @given(position_and_change())
+    def check(changes):
+        loads_or_refuses(path, sealed(altered(changes)))
+
+    check()
+
+
+def check_headers(path: Path, count: int) -> None:
+    @fuzz(count)
+    @given(HEADERS, KINDS)
+    def check(header, kind):
+        loads_or_refuses(path, sealed(wire.pack("checkpoint", HEADER | header, ARRAYS)))
+        decodes_or_refuses(wire.pack(kind, header, ARRAYS))
+
+    check()
+
+
+def check_tensors(path: Path, count: int) -> None:
+    @fuzz(count)
+    @given(TENSORS, st.binary(max_size=48), KINDS)
+    def check(tensors, content, kind):
+        loads_or_refuses(path, sealed(by_hand("checkpoint", HEADER, tensors, content)))
+        decodes_or_refuses(by_hand(kind, {"layers": 1, "continuous": False}, tensors, content))
+
+    check()
+
+
+CHECKS = [check_bytes, check_altered, check_headers, check_tensors]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_fuzz(check, path):
+    check(path, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+def test_fuzz_thousands(check, path):
+    check(path, MANY)
+
+
+# Which checkpoint is used, which ones are kept.
+
+
+def result(iteration: int, score: float) -> SimpleNamespace:
+    """What a Checkpointer reads of an IterationResult."""
+    return SimpleNamespace(
+        iteration=iteration, episodes=10, env_steps=50, reward_mean=score, losses={}
+    )
+
+
+def save_all(folder: Path, scores: list[float], first: int = 0, **options) -> None:
+    config = TrainConfig(hidden_sizes=(3,), checkpoint_every=1, **options)
+    checkpointer = Checkpointer(folder, config, new_learner())
+    for iteration, score in enumerate(scores, first):
+        checkpointer.report(result(iteration, score))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / FOLDER_NAME).iterdir())
+
+
+def test_the_latest_and_the_best_are_kept(tmp_path):
+    save_all(tmp_path, [1.0, 5.0, 2.0, 4.0, 3.0, 3.0], keep_checkpoints=2)
+    assert names(tmp_path) == ["00000005.ckpt", "00000006.ckpt", "best.ckpt"]
+    best = load(tmp_path / FOLDER_NAME / BEST_NAME)
+    assert (best.totals.iterations, best.score) == (2, 5.0)
+    # Taken up again: the best is still the best until something is better.
+    save_all(tmp_path, [4.9], first=6, keep_checkpoints=2)
+    assert load(tmp_path / FOLDER_NAME / BEST_NAME).score == 5.0
+    save_all(tmp_path, [5.1], first=7, keep_checkpoints=2)
+    assert load(tmp_path / FOLDER_NAME / BEST_NAME).totals.iterations == 8
+    assert names(tmp_path) == ["00000007.ckpt", "00000008.ckpt", "best.ckpt"]
+
+
+def test_a_damaged_best_is_replaced(tmp_path):
+    save_all(tmp_path, [9.0])
+    (tmp_path / FOLDER_NAME / BEST_NAME).write_bytes(b"torn")
+    save_all(tmp_path, [1.0], first=1)
+    assert load(tmp_path / FOLDER_NAME / BEST_NAME).score == 1.0
+
+
+def test_saved_every_so_many_iterations_and_at_the_end(tmp_path):
+    config = TrainConfig(hidden_sizes=(3,), checkpoint_every=4)
+    checkpointer = Checkpointer(tmp_path, config, new_learner())
+    checkpointer.save()  # there is nothing yet
+    assert not (tmp_path / FOLDER_NAME).exists()
+    for iteration in range(6):
+        checkpointer.report(result(iteration, 0.0))
+    assert names(tmp_path) == ["00000004.ckpt", "best.ckpt"]
+    checkpointer.save()
+    assert names(tmp_path) == ["00000004.ckpt", "00000006.ckpt", "best.ckpt"]
+
+
+def test_the_newest_sound_one_is_used_and_the_damaged_are_named(tmp_path):
+    assert load_newest(tmp_path) == (None, [])
+    save_all(tmp_path, [0.0, 1.0, 2.0, 3.0], keep_checkpoints=4)
+    newest, before, *_ = numbered(tmp_path / FOLDER_NAME)
+    assert load_newest(tmp_path)[0].totals.iterations == 4
+    newest.write_bytes(newest.read_bytes()[:-1])
+    before.write_bytes(HOSTILE["a weight of NaN"])
+    (tmp_path / FOLDER_NAME / "00000009.ckpt.part").write_bytes(GOOD[:100])
+    checkpoint, damaged = load_newest(tmp_path)
+    assert checkpoint.totals.iterations == 2
+    assert len(damaged) == 2
+    assert "00000004.ckpt" in damaged[0] and "checksum" in damaged[0]
+    assert "00000003.ckpt" in damaged[1] and "not finite" in damaged[1]
+
+
+def test_damaged_ones_do_not_push_out_what_is_saved_after_them(tmp_path):
+    save_all(tmp_path, [0.0], first=8, keep_checkpoints=1)
+    damaged = tmp_path / FOLDER_NAME / "00000009.ckpt"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    save_all(tmp_path, [0.0], first=4, keep_checkpoints=1)  # a run taken up from further back
+    assert load_newest(tmp_path)[0].totals.iterations == 5
+
+
+# Killed while writing.
+
+TORN = """
+import os, signal, sys
+import flame_rl.files
+
+fsync = os.fsync
+
+def torn(descriptor):
+    if os.readlink(f"/proc/self/fd/{descriptor}").endswith("00000008.ckpt.part"):
+        os.ftruncate(descriptor, 700)
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(descriptor)
+
+os.fsync = torn
+import main
+sys.exit(main.main())
+"""
+
+RUN = (
+    *("--env", environment_id("Poisoned"), "--episodes-per-iter", "8", "--workers", "0"),
+    *("--iterations", "12", "--hidden-sizes", "5", "--checkpoint-every", "4", "--output", "run"),
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the fault is injected by way of /proc")
+def test_killed_in_the_middle_of_a_checkpoint(tmp_path):
+    (tmp_path / "clean").mkdir()
+    assert run_here(*RUN, cwd=tmp_path / "clean").returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", TORN, *RUN],
+        cwd=tmp_path,
+        env=clean_environment(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert "00000008.ckpt.part" in names(tmp_path / "run")
+    assert load_newest(tmp_path / "run")[0].totals.iterations == 4
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "Going on after iteration 3" in done.stdout
+    assert_same_run(tmp_path / "run", tmp_path / "clean" / "run")
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_kill_at_any_moment_leaves_the_old_bytes_or_the_new(tmp_path):
+    """Two contents in turn, as fast as it goes, and SIGKILL."""
+    target = tmp_path / "file"
+    code = f"""
+import itertools
+from pathlib import Path
+from flame_rl.files import write_atomically
+for i in itertools.count():
+    write_atomically(Path({str(target)!r}), bytes([65 + i % 2]) * 3_000_000)
+"""
+    random = np.random.default_rng(1)
+    seen = set()
+    for _ in range(12):
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+        while not target.exists():
+            time.sleep(0.01)
+        time.sleep(0.15 + random.uniform(0, 0.1))
+        process.kill()
+        process.wait()
+        data = target.read_bytes()
+        assert len(data) == 3_000_000 and len(set(data)) == 1
+        seen.add(data[:1])
+    assert seen <= {b"A", b"B"}
+
+
+# A full disk.
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """`resize("40k")` gives tmp_path/disk, a tmpfs, that many bytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True)
+        refusal = done.stderr if done.returncode else ""
+    except FileNotFoundError as error:
+        refusal = str(error)
+    if refusal:
+        pytest.skip(f"a tmpfs cannot be mounted here: {refusal}")
+
+    def resize(size: str) -> Path:
+        subprocess.run(["mount", "-o", f"remount,size={size}", folder], check=True)
+        return folder
+
+    yield resize
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_full_disk_costs_metrics_a_warning_and_not_the_run(small_disk, tmp_path):
+    disk = small_disk("8k")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.csv").symlink_to(disk / "metrics.csv")
+    done = run_main(*RUN, "--iterations", "70", cwd=tmp_path)
+    assert done.returncode == 0
+    (warning,) = done.stderr.splitlines()
+    assert "MetricsReporter" in warning and "No space left" in warning
+    assert load_newest(tmp_path / "run")[0].totals.iterations == 70
+    timing = (tmp_path / "run" / "timing.csv").read_text().splitlines()
+    assert len(timing) == 71
+
+
+def test_a_full_disk_ends_the_run_at_a_checkpoint_and_room_lets_it_go_on(small_disk, tmp_path):
+    (tmp_path / "clean").mkdir()
+    arguments = (*RUN, "--checkpoint-every", "3", "--iterations", "30")
+    assert run_here(*arguments, cwd=tmp_path / "clean").returncode == 0
+    disk = small_disk("40k")
+    done = run_here(*arguments, "--keep-checkpoints", "20", cwd=disk)
+    assert done.returncode == 1
+    for words in ("error: the checkpoint run/checkpoints/", "No space left", "--resume"):
+        assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    sound = numbered(disk / "run" / FOLDER_NAME)
+    assert len(sound) >= 2
+    for path in sound:
+        load(path)
+    assert not list(disk.rglob("*.part"))
+    small_disk("4m")
+    done = run_here("--resume", "run", cwd=disk)
+    assert done.returncode == 0, done.stderr
+    assert f"Going on after iteration {int(sound[0].stem) - 1}" in done.stdout
+    assert_same_run(disk / "run", tmp_path / "clean" / "run")
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, monkeypatch):
+    save_all(tmp_path, [1.0])
+    before = (tmp_path / FOLDER_NAME / "00000001.ckpt").read_bytes()
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(RunError, match=r"00000002.ckpt could not be written: .*No space left"):
+        save_all(tmp_path, [2.0], first=1)
+    assert names(tmp_path) == ["00000001.ckpt", "best.ckpt"]
+    assert (tmp_path / FOLDER_NAME / "00000001.ckpt").read_bytes() == before
+    assert load(tmp_path / FOLDER_NAME / BEST_NAME).score == 1.0

@@ -1,0 +1,609 @@
+"""Workers, simulators and updates that fail: what a run does, and that nothing of it is seen."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import model
+from flame_rl import wire
+from flame_rl.actor.collect import episode_randomness
+from flame_rl.actor.worker import Limits, Worker
+from flame_rl.backends import patience as patience_module
+from flame_rl.backends.patience import Patience
+from flame_rl.backends.processes import ProcessBackend
+from flame_rl.checkpoint import load_newest, load_weights
+from flame_rl.config import TrainConfig
+from flame_rl.errors import RunError
+from flame_rl.learner.reinforce import Reinforce
+from flame_rl.messages import EnvironmentSpec, Episode
+from tests.helpers import ROOT, environment_id, random_snapshot, request_for, start_main
+from tests.test_resume import SLOWLY, WHOLE, assert_same_run, rows, run_here, survivors, whole
+
+__all__ = ["whole"]  # a fixture
+
+ITERATIONS = 14
+RUN = (
+    *("--env", environment_id("Poisoned"), "--episodes-per-iter", "16", "--seed", "7"),
+    *("--hidden-sizes", "6", "--checkpoint-every", "4", "--output", "run"),
+    *("--iterations", str(ITERATIONS)),
+)
+# The episode that faults happen in.
+ITERATION, INDEX = 5, 3
+SEED, _ = episode_randomness(7, ITERATION, INDEX)
+
+
+def poison(kind: str, seed: int = SEED) -> dict[str, str]:
+    return {"FAULT_KIND": kind, "FAULT_SEED": str(seed)}
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory) -> Path:
+    """The folder of the run without faults."""
+    folder = tmp_path_factory.mktemp("clean")
+    done = run_here(*RUN, "--workers", "0", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def retries(run: Path) -> int:
+    with (run / "timing.csv").open() as file:
+        return sum(int(row["retries"]) for row in csv.DictReader(file))
+
+
+def wait_until(condition, seconds: float = 60) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.01)
+
+
+# Workers that die, hang, leak.
+
+
+def test_ten_workers_killed_in_a_run(tmp_path):
+    arguments = (*RUN, "--iterations", "26")
+    (tmp_path / "clean").mkdir()
+    assert run_here(*arguments, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
+    process = start_main(
+        *(*arguments, "--workers", "2"),
+        cwd=tmp_path,
+        environment=SLOWLY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    random = np.random.default_rng(3)
+    learner, run = psutil.Process(process.pid), tmp_path / "run"
+    for kill in range(10):
+        # One iteration is whole between two kills, so that none meets one episode three times.
+        count = max(rows(run), 1)
+        wait_until(lambda: rows(run) > count or process.poll() is not None)  # noqa: B023
+        time.sleep(random.uniform(0, 0.15))
+        assert process.poll() is None, f"the run ended before kill {kill}"
+        random.choice(learner.children()).kill()
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert_same_run(run, tmp_path / "clean" / "run")
+    assert retries(run) >= 5  # a worker may have been idle
+    assert f"Tasks sent again: {retries(run)}\n" in output
+
+
+def test_a_hanging_simulator_is_killed_at_the_deadline(clean, tmp_path):
+    began = time.monotonic()
+    done = run_here(
+        *(*RUN, "--workers", "2", "--task-timeout", "4"),
+        cwd=tmp_path,
+        environment=poison("hang") | {"FAULT_MARKER": str(tmp_path / "marker")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert 4 < time.monotonic() - began < 30 and (tmp_path / "marker").exists()
+    assert retries(tmp_path / "run") == 1 and "Tasks sent again: 1\n" in done.stdout
+    assert_same_run(tmp_path / "run", clean)
+
+
+def test_the_deadline_follows_the_longest_task():
+    patience = Patience(None, episodes=5, megabytes=6)
+    assert patience.limits() == Limits(600.0, 5, 6)
+    patience.took(0.5)
+    assert patience.limits().deadline == 60.0
+    patience.took(30.0)
+    patience.took(2.0)
+    assert patience.limits().deadline == 300.0
+    fixed = Patience(3.0, episodes=5, megabytes=6)
+    fixed.took(100.0)
+    assert fixed.limits().deadline == 3.0
+
+
+def test_a_hang_does_not_stretch_the_deadline(tmp_path, monkeypatch):
+    """The longest task is the longest that succeeded: otherwise each hang waits ten times longer
+    than the one before."""
+    monkeypatch.setattr(patience_module, "FIRST_SECONDS", 4.0)
+    monkeypatch.setattr(patience_module, "LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(patience_module, "TIMES_THE_LONGEST", 1.0)
+    for name, value in (poison("hang", seed="any") | {"FAULT_MARKER": str(tmp_path / "m")}).items():
+        monkeypatch.setenv(name, str(value))
+    patience = Patience(None, episodes=1000, megabytes=4096)
+    backend = ProcessBackend(1, patience, threading.Event())
+    try:
+        request = request_for(environment_id("Poisoned"), [0])
+        collected = backend.collect(random_snapshot(1, 2, False), request)
+    finally:
+        backend.close()
+    assert collected.retries == 1
+    assert patience.limits().deadline < 4.0
+
+
+def test_a_worker_is_replaced_after_so_many_episodes(clean, tmp_path):
+    """Also for the tests below: what the log says of every process."""
+    log = tmp_path / "log"
+    arguments = (*RUN, "--env", environment_id("Leaking"), "--iterations", "4")
+    environment = {"FAULT_LOG": str(log), "FAULT_LEAK_MEGABYTES": "0"}
+    done = run_here(
+        *(*arguments, "--workers", "1", "--worker-episodes", "10"),
+        cwd=tmp_path,
+        environment=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    played = Counter(log.read_text().split())
+    assert sum(played.values()) == 4 * 16  # none is lost or played twice
+    task = 4  # of 16 episodes with one worker
+    assert len(played) >= 4 and max(played.values()) < 10 + task
+    assert retries(tmp_path / "run") == 0 and "Tasks sent again" not in done.stdout
+    (tmp_path / "same").mkdir()
+    environment["FAULT_LOG"] = str(tmp_path / "other log")
+    done = run_here(*arguments, "--workers", "0", cwd=tmp_path / "same", environment=environment)
+    assert done.returncode == 0
+    assert_same_run(tmp_path / "run", tmp_path / "same" / "run")
+
+
+def test_a_leaking_worker_is_replaced(tmp_path):
+    """40 episodes leak 1.2 GB in all; a worker may have 400 MB."""
+    arguments = (*RUN, "--env", environment_id("Leaking"), "--iterations", "5")
+    arguments = (*arguments, "--episodes-per-iter", "8")
+    (tmp_path / "clean").mkdir()
+    calm = {"FAULT_LEAK_MEGABYTES": "0"}
+    done = run_here(*arguments, "--workers", "0", cwd=tmp_path / "clean", environment=calm)
+    assert done.returncode == 0
+
+    log, done = tmp_path / "log", threading.Event()
+    environment = {"FAULT_LOG": str(log), "FAULT_LEAK_MEGABYTES": "30"}
+    peak = 0
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.01):
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.Error):
+                    peak = max(peak, child.memory_info().rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        ended = run_here(
+            *(*arguments, "--workers", "1", "--worker-megabytes", "400"),
+            cwd=tmp_path,
+            environment=environment,
+        )
+    finally:
+        done.set()
+        watcher.join()
+    assert ended.returncode == 0, ended.stderr
+    assert_same_run(tmp_path / "run", tmp_path / "clean" / "run")
+    assert retries(tmp_path / "run") == 0
+    assert 300e6 < peak < 550e6
+    assert len(Counter(log.read_text().split())) >= 3
+
+
+def test_a_worker_is_not_charged_with_the_memory_of_its_learner():
+    """What the process that started it had taken is not what the worker has."""
+    ballast = np.ones(60_000_000)
+    worker = Worker()
+    try:
+        snapshot, limits = random_snapshot(1, 2, False), Limits(60, 100_000, 400)
+        pids = set()
+        for _ in range(3):
+            request = wire.encode_request(request_for(environment_id("ActionReward")))
+            worker.collect(wire.encode_snapshot(snapshot), 0, request, limits)
+            pids.add(worker.pid)
+    finally:
+        worker.close()
+    assert ballast.nbytes == 480_000_000 and len(pids) == 1
+
+
+ORPHAN = """
+import os, sys, threading, time
+from flame_rl import wire
+from flame_rl.actor.worker import Limits, Worker
+from tests.helpers import environment_id, random_snapshot, request_for
+
+def collect():
+    snapshot, request = random_snapshot(1, 2, False), request_for(environment_id({name!r}))
+    encoded = wire.encode_snapshot(snapshot), 0, wire.encode_request(request)
+    worker.collect(*encoded, Limits(600, 1000, 4096))
+
+worker = Worker()
+threading.Thread(target=collect, daemon=True).start()
+while worker.pid is None:
+    time.sleep(0.001)
+time.sleep({seconds})
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "seconds"),
+    [
+        ("Poisoned", "hang", 0.05),  # the worker has not begun to look for its parent
+        ("Poisoned", "hang in C", 2),  # no other thread of the worker has a chance
+        ("Family", "hang", 2),  # the simulator has a process of its own
+    ],
+    ids=["early", "in C", "engine"],
+)
+def test_nothing_outlives_a_learner_that_is_killed(name, kind, seconds):
+    tag = uuid.uuid4().hex
+    environment = os.environ | poison(kind, "any") | {"FAULT_TAG": tag}
+    code = ORPHAN.format(name=name, seconds=seconds)
+    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment)
+    assert killed.returncode == -signal.SIGKILL
+    left = survivors(tag)
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def test_the_processes_of_a_simulator_end_with_its_worker(monkeypatch):
+    tag = uuid.uuid4().hex
+    monkeypatch.setenv("FAULT_TAG", tag)
+    backend = ProcessBackend(1, Patience(60, 1000, 4096), threading.Event())
+    try:
+        backend.collect(random_snapshot(1, 2, False), request_for(environment_id("Family")))
+        assert len(survivors(tag, seconds=0)) > 1
+    finally:
+        backend.close()
+    left = survivors(tag, seconds=1)
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+# An episode that fails every time.
+
+
+def fail_on_one_episode(kind: str, index: int, tmp_path: Path, words: list[str]):
+    """Runs into it; gives the flags of the run and of the command that was printed."""
+    seed, _ = episode_randomness(7, ITERATION, index)
+    arguments = (*RUN, "--episodes-per-iter", str(max(16, index + 1)))
+    done = run_here(*arguments, "--workers", "2", cwd=tmp_path, environment=poison(kind, seed))
+    assert done.returncode == 1
+    for word in [
+        "failed in 3 attempts",
+        "environment tests.environments:Poisoned-v0",
+        f"iteration {ITERATION}, episode {index}",
+        f"seed {seed}",
+        *words,
+    ]:
+        assert word in done.stderr, word
+    checkpoint, damaged = load_newest(tmp_path / "run")
+    assert checkpoint.totals.iterations == ITERATION and not damaged
+    assert rows(tmp_path / "run") == 1 + ITERATION
+    (command,) = re.findall(r"^ +uv run main\.py (.*)$", done.stderr, re.MULTILINE)
+    return arguments, shlex.split(command), poison(kind, seed)
+
+
+def mended_goes_on(arguments, tmp_path: Path) -> None:
+    """Without the fault, the run comes to its end as if there had never been one."""
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "clean").mkdir()
+    assert run_here(*arguments, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
+    assert_same_run(tmp_path / "run", tmp_path / "clean" / "run")
+
+
+@pytest.mark.parametrize("index", [INDEX, 120])
+def test_an_episode_that_raises_every_time(index, tmp_path):
+    words = ["Traceback", "environments.py", "RuntimeError: the robot fell over", "step 2"]
+    arguments, command, fault = fail_on_one_episode("raise", index, tmp_path, words)
+    before = (tmp_path / "run" / "metrics.csv").read_bytes()
+    again = run_here(*command, cwd=tmp_path, environment=fault)
+    assert again.returncode == 1
+    for word in [*words, f"iteration {ITERATION}, episode {index}", f"seed {fault['FAULT_SEED']}"]:
+        assert word in again.stderr
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
+    mended = run_here(*command, cwd=tmp_path)
+    assert mended.returncode == 0 and "nothing failed" in mended.stdout
+    mended_goes_on(arguments, tmp_path)
+
+
+def test_an_episode_that_crashes_every_time(tmp_path):
+    words = ["died by SIGSEGV", "Fatal Python error: Segmentation fault", "environments.py"]
+    arguments, command, fault = fail_on_one_episode("segfault", INDEX, tmp_path, words)
+    process = start_main(*command, cwd=tmp_path, environment=fault, stdout=subprocess.DEVNULL)
+    assert process.wait(60) == -signal.SIGSEGV  # in one process: under a debugger, if one likes
+    mended_goes_on(arguments, tmp_path)
+
+
+def test_a_run_folder_with_a_space_can_be_reproduced_from(tmp_path):
+    done = run_here(
+        *(*RUN, "--workers", "0", "--output", "my run"),
+        cwd=tmp_path,
+        environment=poison("raise"),
+    )
+    assert done.returncode == 1
+    (command,) = re.findall(r"^ +uv run main\.py (.*)$", done.stderr, re.MULTILINE)
+    assert shlex.split(command) == ["--resume", "my run", "--reproduce", str(INDEX)]
+
+
+# Values that cannot be learned from.
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "words"),
+    [
+        ("ObjectObservation", "0", "observation: step returned array([<object"),
+        ("ComplexObservation", "0", "observation: step returned array([1.+1.j]"),
+        ("NumberAsTextObservation", "0", "observation: step returned array(['1.5']"),
+        ("RaggedObservation", "0", "observation: step returned [[1.0], [2.0, 3.0]]"),
+        ("RaggedObservation", "1", "observation: step returned [[1.0], [2.0, 3.0]]"),
+        ("NumberAsTextReward", "1", "step returned '1.5', False, False"),
+    ],
+)
+def test_values_of_another_type_are_named(name, workers, words, tmp_path):
+    done = run_here(*RUN, "--env", environment_id(name), "--workers", workers, cwd=tmp_path)
+    assert done.returncode == 2
+    for word in (words, f"environment {environment_id(name)}", "episode 0, step 2"):
+        assert word in done.stderr
+
+
+def episode(observation: float, index: int = 0) -> Episode:
+    actions = np.array([0, 1, 1], np.int32)
+    observations = np.full((4, 1), observation, np.float32)
+    return Episode(index, observations, actions, np.array([0.0, 1.0, 0.5]), True, False)
+
+
+def learner_for(**options) -> Reinforce:
+    config = TrainConfig(hidden_sizes=(6,), activation="relu", **options)
+    spec = EnvironmentSpec("X-v0", 1, 2, False)
+    return Reinforce(config, model.make_policy(spec, config))
+
+
+@pytest.mark.parametrize("rate", [1e-2, 1e37, 3e38])
+def test_an_update_that_would_not_be_finite_changes_nothing(rate):
+    learner = learner_for()
+    for _ in range(3):
+        learner.update([episode(0.7)])
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    learner._adam.learning_rate = rate
+    enormous = episode(1e38 if rate == 1e-2 else 0.7)
+    with pytest.raises(RunError, match=r"the update was refused.* a tenth"):
+        for _ in range(5):
+            kept = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+            learner.update([enormous])
+    after = learner.state_dict()
+    assert all(torch.equal(after[name], kept[name]) for name in after)
+    assert all(torch.isfinite(tensor).all() for tensor in after.values())
+    # And it goes on from there.
+    learner.load_state_dict(before)
+    learner._adam.learning_rate = 1e-2
+    learner.update([episode(0.7)])
+
+
+def test_an_update_that_is_refused_ends_the_run_and_leaves_sound_files(tmp_path):
+    done = run_here(
+        *(*RUN, "--workers", "0"),
+        cwd=tmp_path,
+        environment=poison("enormous"),
+    )
+    assert done.returncode == 1
+    for word in ("the update was refused", "rewards or observations of enormous", "try a tenth"):
+        assert word in done.stderr
+    run = tmp_path / "run"
+    checkpoint, damaged = load_newest(run)
+    assert not damaged and checkpoint.totals.iterations == ITERATION
+    assert rows(run) == 1 + ITERATION
+    assert "nan" not in (run / "metrics.csv").read_text()
+    assert all(torch.isfinite(tensor).all() for tensor in load_weights(run).values())
+    (tmp_path / "clean").mkdir()
+    assert run_here(*RUN, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
+    assert run_here("--resume", "run", cwd=tmp_path).returncode == 0
+    assert_same_run(run, tmp_path / "clean" / "run")
+
+
+@pytest.mark.parametrize("rate", ["1e38", "1e20"])
+def test_an_absurd_learning_rate_ends_in_a_message(rate, tmp_path):
+    done = run_here(*RUN, "--learning-rate", rate, "--workers", "0", cwd=tmp_path)
+    run = tmp_path / "run"
+    if done.returncode == 0:  # enormous, but finite to the end
+        assert rate == "1e20"
+    else:
+        assert done.returncode == 1 and "the update was refused" in done.stderr
+        assert "learning rate" in done.stderr
+    assert all(torch.isfinite(tensor).all() for tensor in load_weights(run).values())
+    assert load_newest(run)[1] == []
+
+
+# Ctrl-C and SIGTERM.
+
+
+def interrupt(tmp_path: Path, number: signal.Signals, moment: int | float) -> None:
+    """One signal, after so many rows if `moment` is an integer, otherwise seconds."""
+    tag = uuid.uuid4().hex
+    process = start_main(
+        *(*WHOLE, "--workers", "2", "--output", "run"),
+        cwd=tmp_path,
+        environment=SLOWLY | {"FAULT_TAG": tag},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    if isinstance(moment, int):
+        wait_until(lambda: rows(tmp_path / "run") >= moment)
+    else:
+        time.sleep(moment)
+    assert process.poll() is None, process.stderr.read()
+    began = time.monotonic()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - began < 5
+    # Before main.py is read, Python itself dies of it, which a shell calls 128 + number, too.
+    assert process.returncode in (128 + number, -number), errors
+    assert process.returncode > 0 or not (tmp_path / "run").exists()
+    assert survivors(tag, seconds=1) == []
+
+
+def finish(tmp_path: Path, whole: Path) -> None:
+    """Whatever the interrupt left is taken up, and is the run that never stopped."""
+    if (tmp_path / "run").exists():
+        done = run_here("--resume", "run", cwd=tmp_path)
+        assert done.returncode == 0
+        # Before the first update there was nothing to save.
+        assert done.stderr == "" or "begins at the beginning" in done.stderr
+        assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGINT, 0.1),
+        (signal.SIGTERM, 0.9),
+        (signal.SIGINT, 2.0),
+        (signal.SIGTERM, 2),
+        (signal.SIGINT, 12),
+    ],
+)
+def test_one_signal_at_any_moment(number, moment, whole, tmp_path):
+    interrupt(tmp_path, number, moment)
+    if isinstance(moment, float):
+        return
+    # Saved to the last row: nothing has to be computed again.
+    assert load_newest(tmp_path / "run")[0].totals.iterations == rows(tmp_path / "run") - 1
+    finish(tmp_path, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_one_signal_at_twenty_random_moments(seed, whole, tmp_path):
+    random = np.random.default_rng(seed)
+    number = (signal.SIGINT, signal.SIGTERM)[seed % 2]
+    moment = random.uniform(0.05, 4.0) if seed % 3 == 0 else int(random.integers(1, 22))
+    interrupt(tmp_path, number, moment)
+    finish(tmp_path, whole)
+
+
+def test_one_signal_while_the_environment_is_being_made(tmp_path):
+    tag = uuid.uuid4().hex
+    process = start_main(
+        *(*RUN, "--env", environment_id("SlowToMake"), "--workers", "1"),
+        cwd=tmp_path,
+        environment={"FAULT_TAG": tag},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    time.sleep(4.5)  # it has imported what it needs, and waits
+    began = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    try:
+        _, errors = process.communicate(timeout=5)
+    finally:
+        process.kill()
+    assert time.monotonic() - began < 5
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert survivors(tag) == []
+
+
+@pytest.mark.parametrize("moment", ["starting", pytest.param("running", marks=pytest.mark.slow)])
+def test_two_signals_end_it_at_once_and_its_workers_follow(moment, tmp_path):
+    tag = uuid.uuid4().hex
+    process = start_main(
+        *(*WHOLE, "--workers", "2", "--output", "run"),
+        cwd=tmp_path,
+        environment=SLOWLY | {"FAULT_TAG": tag},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    learner = psutil.Process(process.pid)
+    wait_until(
+        lambda: (
+            len(learner.children()) == 2 and (moment == "starting" or rows(tmp_path / "run") > 1)
+        )
+    )
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.4)
+    process.send_signal(signal.SIGINT)
+    # Between its last line and its end, Python dies of it, which a shell calls 130, too.
+    assert process.wait(2) in (130, -signal.SIGINT)
+    assert survivors(tag) == []
+
+
+# For a long time.
+
+
+def soak(iterations: int, tmp_path: Path) -> None:
+    """Kills a worker now and then; memory, files, threads and processes of the learner stay."""
+    process = start_main(
+        *("--env", environment_id("Poisoned"), "--episodes-per-iter", "4", "--workers", "2"),
+        *("--hidden-sizes", "4", "--checkpoint-every", "20", "--output", "run"),
+        *("--iterations", str(iterations)),
+        cwd=tmp_path,
+        environment={"FAULT_SLEEP": "0.0005"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    learner, random = psutil.Process(process.pid), np.random.default_rng(5)
+    samples = []
+    kills, next_kill = 0, iterations // 40
+    while process.poll() is None:
+        done = rows(tmp_path / "run") - 1
+        with contextlib.suppress(psutil.Error):
+            children = learner.children()
+            if iterations // 10 < done < iterations - 1:
+                samples.append(
+                    (
+                        done,
+                        learner.memory_info().rss,
+                        learner.num_fds(),
+                        learner.num_threads(),
+                        len(children),
+                    )
+                )
+            if done >= next_kill and children:
+                random.choice(children).kill()
+                kills += 1
+                next_kill = done + max(15, iterations // 20)
+        time.sleep(0.02)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert rows(tmp_path / "run") == 1 + iterations and kills >= 5
+    done, memory, files, threads, children = np.array(samples, float).T
+    assert len(done) > 20
+    growth = np.polyfit(done, memory, 1)[0] * iterations
+    assert growth < 8e6, f"{growth / 1e6:.1f} MB in {iterations} iterations"
+    half = len(done) // 2
+    assert np.median(files[half:]) <= np.median(files[:half]) + 1
+    assert files.max() - np.median(files) <= 6  # a worker being replaced has some for a moment
+    assert np.median(threads[half:]) <= np.median(threads[:half])
+    assert threads.max() - np.median(threads) <= 2
+    assert children.max() <= 2
+
+
+def test_soak_of_150_iterations(tmp_path):
+    soak(150, tmp_path)
+
+
+@pytest.mark.slow
+def test_soak_of_2000_iterations(tmp_path):
+    soak(2000, tmp_path)

@@ -1,0 +1,445 @@
+"""What a run on Flame survives, and how it ends where it cannot: faults in every part of a cluster.
+
+Each test runs `python main.py` in a process of its own, on the in-memory Flame and, marked
+`cluster`, on real servers started for that test alone. Wherever a run ends well, its metrics.csv
+has the bytes of an undisturbed run on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from tests.flame_fixtures import Finished, Flame, RealFlame, finish, processes_with, run, start
+from tests.memory_flame import MemoryFlame
+
+# Two executors have two or three seconds of work in an iteration: time to be hurt in.
+PACE = ("--env", "pace_env:Pace-v0", "--iterations", "5", "--episodes-per-iter", "24")
+# One task takes three seconds: it is still running when something happens.
+SLOW = ("--env", "pace_env:Slow-v0", "--iterations", "2", "--episodes-per-iter", "12")
+
+
+@contextlib.contextmanager
+def cluster(
+    kind: str, folder: Path, executors: int = 2, worker_path: list[Path] | None = None
+) -> Iterator[Flame]:
+    """Of this test alone, because the test breaks it."""
+    if kind == "memory":
+        with MemoryFlame(executors, worker_path=worker_path) as memory:
+            flame = Flame(memory.environment, memory)
+            flame.before = flame.contents()
+            yield flame
+        return
+    folder.mkdir()
+    with RealFlame(folder, executors) as real:
+        flame = Flame(real.environment, real=real)
+        flame.before = flame.contents()
+        yield flame
+
+
+@pytest.fixture(params=["memory", pytest.param("cluster", marks=pytest.mark.cluster)])
+def fragile(request: pytest.FixtureRequest, no_torch: Path, tmp_path: Path) -> Iterator[Flame]:
+    """A cluster that may be broken."""
+    with cluster(request.param, tmp_path / "cluster", worker_path=[no_torch]) as flame:
+        yield flame
+
+
+@pytest.fixture
+def dice(request: pytest.FixtureRequest) -> random.Random:
+    """Chance, a different one each time; what it was is printed if the test fails."""
+    seed = int(os.environ.get("FAULT_SEED", time.time_ns() % 1_000_000))
+    print(f"FAULT_SEED={seed}")
+    return random.Random(seed)
+
+
+def rows(folder: Path) -> int:
+    """How many iterations the run in `folder` has reported."""
+    with contextlib.suppress(FileNotFoundError):
+        return max(0, (folder / "run" / "metrics.csv").read_bytes().count(b"\n") - 1)
+    return 0
+
+
+def wait_for(
+    process: subprocess.Popen[str], condition: Callable[[], object], seconds: float = 90.0
+) -> None:
+    """Until the condition holds; the run must go on meanwhile."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def go_on_here(project: Path, folder: Path) -> Finished:
+    """Resume the run in `folder` on this machine."""
+    flags = ("--resume", "run", "--local", "--workers", "0")
+    return run(project, folder, {"STEP_SECONDS": "0"}, *flags)
+
+
+def assert_undisturbed(finished: Finished, expected: bytes) -> None:
+    assert finished.code == 0, finished.err
+    assert "Training Complete!" in finished.out
+    assert finished.metrics == expected
+
+
+def assert_gone(name: str, seconds: float = 5.0) -> None:
+    """No process of a run whose HOME is `name` is left, soon."""
+    limit = time.monotonic() + seconds
+    while left := processes_with(name):
+        assert time.monotonic() < limit, f"still there: {left}"
+        time.sleep(0.1)
+
+
+# Processes die
+
+
+def test_killed_collectors_cost_tasks_and_nothing_else(
+    fragile: Flame, project: Path, local, tmp_path: Path, dice: random.Random
+) -> None:
+    """Ten times in a run, at most twice in an iteration: an episode has three attempts."""
+    process = start(project, tmp_path, fragile.environment, *PACE)
+    wait_for(process, fragile.collectors)
+    workers = set(fragile.worker_pids())
+    killed: list[int] = []
+    for kill in range(10):
+        wait_for(process, lambda kill=kill: rows(tmp_path) >= kill // 2)
+        time.sleep(dice.uniform(0.1, 0.4))
+        wait_for(process, lambda: [c for c in fragile.collectors() if c.pid not in killed])
+        victim = dice.choice([c for c in fragile.collectors() if c.pid not in killed])
+        killed.append(victim.pid)
+        victim.kill()
+    assert workers <= set(fragile.worker_pids())
+    finished = finish(process, tmp_path)
+    assert_undisturbed(finished, local(*PACE))
+    # One that had no task at that moment costs none.
+    retries = finished.timing("retries")
+    assert 5 <= retries <= 10
+    assert f"\n  Tasks sent again: {retries}\n" in finished.out
+    if fragile.memory is not None:
+        assert fragile.memory.finished_tasks["Failed"] == 0
+    fragile.assert_nothing_left()
+
+
+def test_executor_with_a_dead_worker_is_left_for_a_new_session(
+    fragile: Flame, project: Path, local, tmp_path: Path
+) -> None:
+    process = start(project, tmp_path, fragile.environment, *PACE)
+    wait_for(process, lambda: rows(tmp_path) == 1 and len(fragile.collectors()) == 2)
+    first = set(fragile.sessions())
+    assert len(first) == 1
+    os.kill(fragile.worker_pids()[0], signal.SIGKILL)
+    wait_for(process, lambda: set(fragile.sessions()) - first)
+    finished = finish(process, tmp_path)
+    assert_undisturbed(finished, local(*PACE))
+    assert finished.timing("retries") >= 3
+    fragile.assert_nothing_left()
+
+
+# Servers go away
+
+
+def test_restarted_servers_cost_time_only(
+    fragile: Flame, project: Path, local, tmp_path: Path
+) -> None:
+    process = start(project, tmp_path, fragile.environment, *PACE)
+    for iteration, server in ((1, "session-manager"), (3, "object-cache")):
+        wait_for(process, lambda i=iteration: rows(tmp_path) == i and fragile.collectors())
+        fragile.stop(server)
+        time.sleep(1.0)
+        fragile.start(server)
+    finished = finish(process, tmp_path)
+    assert_undisturbed(finished, local(*PACE))
+    assert finished.timing("retries") >= 2
+    fragile.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_executor_manager_that_was_away_for_more_than_thirty_seconds(
+    project: Path, local, tmp_path: Path
+) -> None:
+    """Sooner, Flame's own wedges; after it, tasks are queued again."""
+    with cluster("cluster", tmp_path / "cluster") as flame:
+        process = start(project, tmp_path, flame.environment, *PACE)
+        wait_for(process, lambda: rows(tmp_path) == 1 and flame.collectors())
+        flame.stop("executor-manager")
+        time.sleep(35)
+        flame.start("executor-manager")
+        finished = finish(process, tmp_path, seconds=240)
+        assert_undisturbed(finished, local(*PACE))
+        flame.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["session-manager", "object-cache"])
+def test_server_that_stays_away_ends_the_run_with_its_name(
+    server: str, fragile: Flame, project: Path, local, tmp_path: Path
+) -> None:
+    impatient = (*PACE, "--cluster-patience", "8")
+    process = start(project, tmp_path, fragile.environment, *impatient)
+    wait_for(process, lambda: rows(tmp_path) == 2)
+    began = time.monotonic()
+    fragile.stop(server)
+    finished = finish(process, tmp_path)
+    assert time.monotonic() - began < 8 + 20
+    assert finished.code == 1
+    assert f"its {server.replace('-', ' ')} at " in finished.err
+    assert "--resume" in finished.err
+    assert "Traceback" not in finished.err
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() in local(*PACE)
+    # The janitor tries on, and what was left is removed when the cluster is back.
+    fragile.start(server)
+    resumed = go_on_here(project, tmp_path)
+    assert_undisturbed(resumed, local(*PACE))
+    fragile.assert_nothing_left(30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["session-manager", "object-cache"])
+def test_server_that_hangs_ends_the_run_with_its_name(
+    server: str, project: Path, local, no_torch: Path, tmp_path: Path
+) -> None:
+    """It accepts connections and answers nothing."""
+    impatient = (*PACE, "--cluster-patience", "8", "--task-timeout", "10")
+    with cluster("memory", tmp_path, worker_path=[no_torch]) as flame:
+        memory = flame.memory
+        process = start(project, tmp_path, flame.environment, *impatient)
+        wait_for(process, lambda: rows(tmp_path) == 2)
+        lock = memory.manager.changed if server == "session-manager" else memory.cache.lock
+        with lock:
+            finished = finish(process, tmp_path, seconds=60)
+        assert finished.code == 1, finished.err
+        assert server.replace("-", " ") in finished.err
+        assert "--resume" in finished.err
+        flame.assert_nothing_left(30)
+
+
+# Executors that cannot start
+
+
+def test_executor_that_cannot_start_is_reported_within_a_minute(
+    fragile: Flame, project: Path, tmp_path: Path
+) -> None:
+    """The environment's package is installed here in a version that exists nowhere else."""
+    (tmp_path / "ghost_env.py").write_text("import pace_env\n")
+    about = tmp_path / "cloudpickle-99.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: cloudpickle\nVersion: 99.0\n")
+    (about / "RECORD").write_text("ghost_env.py,,\n")
+    (about / "top_level.txt").write_text("ghost_env\n")
+    environment = fragile.environment | {"PYTHONPATH": str(tmp_path)}
+    began = time.monotonic()
+    finished = run(project, tmp_path, environment, "--env", "ghost_env:Pace-v0", *PACE[2:])
+    assert time.monotonic() - began < 60
+    assert finished.code == 1
+    assert "executors cannot start" in finished.err
+    assert "Session retry limit reached after 5/5 failed attempts" in finished.err
+    assert "failed to bind session with return_code" in finished.err
+    assert "cloudpickle==99.0" in finished.err
+    assert "Traceback" not in finished.err.partition("Flame reports")[0]
+    fragile.assert_nothing_left()
+
+
+# The user stops it
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        (signal.SIGINT, "start-up"),
+        (signal.SIGTERM, "collecting"),
+        pytest.param(signal.SIGTERM, "start-up", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, "any", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "any", marks=pytest.mark.slow),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_one_signal_saves_cleans_up_and_ends(
+    number: int,
+    moment: str,
+    fragile: Flame,
+    project: Path,
+    local,
+    tmp_path: Path,
+    dice: random.Random,
+) -> None:
+    process = start(project, tmp_path, fragile.environment, *SLOW)
+    if moment == "collecting":
+        wait_for(process, lambda: any(fragile.sessions().values()) and fragile.collectors())
+    time.sleep(
+        dice.uniform(*{"start-up": (0.8, 3.0), "collecting": (0, 2), "any": (0.8, 9)}[moment])
+    )
+    process.send_signal(number)
+    began = time.monotonic()
+    finished = finish(process, tmp_path)
+    assert time.monotonic() - began < 5
+    assert finished.code == 128 + number
+    assert "Traceback" not in finished.err
+    fragile.assert_nothing_left()
+    assert_gone(str(tmp_path))
+    if moment == "collecting":
+        assert "Training Interrupted!" in finished.out
+        resumed = go_on_here(project, tmp_path)
+        assert_undisturbed(resumed, local(*SLOW))
+
+
+@pytest.mark.parametrize(
+    "kill", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["two signals", "SIGKILL"]
+)
+def test_what_a_learner_leaves_behind_is_removed_after_its_end(
+    kill: bool, fragile: Flame, project: Path, local, tmp_path: Path
+) -> None:
+    process = start(project, tmp_path, fragile.environment, *SLOW)
+    wait_for(process, lambda: len(fragile.collectors()) == 2 and rows(tmp_path) == 1)
+    wait_for(process, lambda: any(fragile.sessions().values()))
+    if not kill:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.4)
+        assert process.poll() is None
+    began = time.monotonic()
+    process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+    finished = finish(process, tmp_path)
+    assert time.monotonic() - began < 1
+    assert finished.code == (-signal.SIGKILL if kill else 143)
+    fragile.assert_nothing_left()
+    assert_gone(str(tmp_path))
+    limit = time.monotonic() + 5
+    while left := fragile.collectors():
+        assert time.monotonic() < limit, f"still there: {left}"
+        time.sleep(0.1)
+    if kill:
+        assert_undisturbed(go_on_here(project, tmp_path), local(*SLOW))
+
+
+@pytest.mark.slow
+def test_run_of_this_machine_goes_on_on_a_cluster(
+    fragile: Flame, project: Path, local, tmp_path: Path
+) -> None:
+    flags = (*PACE, "--local", "--workers", "1")
+    process = start(project, tmp_path, {}, *flags)
+    wait_for(process, lambda: rows(tmp_path) == 1)
+    process.kill()
+    finish(process, tmp_path)
+    resumed = run(project, tmp_path, fragile.environment, "--resume", "run", "--no-local")
+    assert "using Flame Runner" in resumed.out
+    assert_undisturbed(resumed, local(*PACE))
+    fragile.assert_nothing_left()
+
+
+# Answers that are not to the question
+
+
+class Postman:
+    """Delivers other results than those that were sent, a few times."""
+
+    def __init__(self, memory: MemoryFlame) -> None:
+        self.wrong = 0
+        self._memory = memory
+        self._kept: list[bytes] = []
+
+    def deliver(self, key: str) -> None:
+        """Of one executor, so of one thread."""
+        data = self._memory.cache.objects[key]
+        if b'"type": "episodes"' not in data:
+            return
+        self._kept.append(data)
+        number = len(self._kept)
+        if number % 4 == 0:
+            other = {
+                0: self._kept[-2],  # what was delivered just now
+                1: self._kept[0],  # what was delivered long ago
+                2: data.replace(b'"run_seed": 0', b'"run_seed": 7'),  # another run's
+            }[self.wrong % 3]
+            assert other != data
+            self._memory.cache.objects[key] = other
+            self.wrong += 1
+
+
+def test_results_of_other_tasks_iterations_and_runs_are_refused(
+    project: Path, local, no_torch: Path, tmp_path: Path
+) -> None:
+    # One task an iteration and the same episodes in each: only what it says of itself tells a
+    # result from another.
+    flags = ("--env", "pace_env:Tiny-v0", "--iterations", "12", "--episodes-per-iter", "1")
+    with cluster("memory", tmp_path, 1, [no_torch]) as flame:
+        postman = Postman(flame.memory)
+        flame.memory.on_result = postman.deliver
+        finished = run(project, tmp_path, flame.environment, *flags)
+        assert_undisturbed(finished, local(*flags))
+        assert postman.wrong >= 3
+        assert finished.timing("retries") == postman.wrong
+        flame.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_late_results_are_dropped_and_counted(
+    project: Path, local, no_torch: Path, tmp_path: Path
+) -> None:
+    """An executor dies; what the other one sends when its session is left comes too late."""
+    with cluster("memory", tmp_path, 2, [no_torch]) as flame:
+        process = start(project, tmp_path, flame.environment, *PACE)
+        wait_for(process, lambda: rows(tmp_path) == 1 and len(flame.collectors()) == 2)
+        first = set(flame.sessions())
+        held: list[str] = []
+
+        def hold_back(key: str) -> None:
+            if any(session in key for session in first):
+                held.append(key)
+                time.sleep(3)
+
+        flame.memory.on_result = hold_back
+        wait_for(process, lambda: held)
+        os.kill(flame.worker_pids()[0], signal.SIGKILL)
+        finished = finish(process, tmp_path)
+        assert_undisturbed(finished, local(*PACE))
+        assert 1 <= finished.timing("dropped") <= len(held)
+        flame.assert_nothing_left()
+
+
+# For hours
+
+
+@pytest.mark.slow
+def test_nothing_grows_in_the_learner_while_collectors_die(
+    project: Path, local, no_torch: Path, tmp_path: Path, dice: random.Random
+) -> None:
+    flags = ("--env", "pace_env:Tiny-v0", "--iterations", "400", "--episodes-per-iter", "4")
+    seen: list[tuple[int, int, int, int]] = []
+    with cluster("memory", tmp_path, 1, [no_torch]) as flame:
+        process = start(project, tmp_path, flame.environment, *flags)
+        wait_for(process, lambda: rows(tmp_path) >= 50)
+        learner = psutil.Process(process.pid)
+        began = rows(tmp_path)
+        while process.poll() is None and rows(tmp_path) < 395:
+            with contextlib.suppress(psutil.Error):
+                seen.append(
+                    (
+                        rows(tmp_path),
+                        learner.memory_info().rss,
+                        learner.num_fds(),
+                        learner.num_threads(),
+                    )
+                )
+            for victim in flame.collectors():
+                victim.kill()
+            time.sleep(dice.uniform(1.5, 2.5))
+        finished = finish(process, tmp_path, seconds=300)
+        assert_undisturbed(finished, local(*flags))
+        flame.assert_nothing_left()
+    assert len(seen) >= 10
+    iterations, memory, fds, threads = np.array(seen, float).T
+    growth = np.polyfit(iterations, memory, 1)[0]
+    assert began >= 50
+    assert growth < 50_000, f"{growth:.0f} bytes an iteration"  # 100 MB in 2,000
+    assert np.ptp(fds) <= 4
+    assert np.ptp(threads) <= 2

@@ -1,0 +1,388 @@
+"""A run that was killed and taken up again is, to the byte, the run that never stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import main
+import model
+from flame_rl import checkpoint
+from flame_rl.config import TrainConfig
+from flame_rl.errors import UsageError
+from flame_rl.learner.reinforce import Reinforce, tensors_digest
+from flame_rl.messages import EnvironmentSpec
+from tests.helpers import clean_environment, environment_id, run_main, start_main
+
+ITERATIONS = 24
+RUN = (
+    *("--env", environment_id("Poisoned"), "--episodes-per-iter", "12", "--seed", "7"),
+    *("--hidden-sizes", "6", "--checkpoint-every", "4"),
+)
+WHOLE = (*RUN, "--iterations", str(ITERATIONS))
+# Slow enough that a moment can be picked: three seconds with two workers.
+SLOWLY = {"FAULT_SLEEP": "0.004"}
+
+
+def run_here(
+    *arguments: str, cwd: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """As `run_main`, but in this process, which has imported torch already."""
+    output, errors = io.StringIO(), io.StringIO()
+    variables = clean_environment(cwd) | (environment or {})
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        mock.patch.dict(os.environ, variables, clear=True),
+        mock.patch.object(sys, "argv", ["main.py", *arguments]),
+    ):
+        try:
+            code = main.main()
+        except SystemExit as error:  # a flag that cannot be parsed
+            code = error.code
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+def survivors(tag: str, seconds: float = 5.0) -> list[psutil.Process]:
+    """The processes started with FAULT_TAG=tag that still run after some seconds at most."""
+    limit = time.monotonic() + seconds
+    while True:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if (
+                    process.environ().get("FAULT_TAG") == tag
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+        if not found or time.monotonic() > limit:
+            return found
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The folder of the run that nothing interrupts."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = run_here(*WHOLE, "--workers", "0", "--output", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory) -> Path:
+    """A run killed after its tenth row: its last checkpoint is that of eight iterations."""
+    folder = tmp_path_factory.mktemp("half")
+    done = run_here(*RUN, "--iterations", "10", "--workers", "0", "--output", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    run = folder / "run"
+    (run / "checkpoints" / "00000010.ckpt").unlink()
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"iterations": ITERATIONS}))
+    return run
+
+
+@pytest.fixture
+def killed(half, tmp_path) -> Path:
+    """A copy of `half` to go on with, as tmp_path/run."""
+    return Path(shutil.copytree(half, tmp_path / "run"))
+
+
+def assert_same_run(run: Path, whole: Path) -> None:
+    assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+    last = (run / "metrics.csv").read_text().splitlines()[-1]
+    assert last.endswith(tensors_digest(checkpoint.load_weights(run)))
+
+
+def kill_and_go_on(tmp_path: Path, moments: list[int | float], workers: int = 2) -> int:
+    """Start `WHOLE`, SIGKILL the learner, go on, SIGKILL again, and so on.
+
+    Args:
+        tmp_path: where the run's folder is, or will be, as "run".
+        moments: when to kill: after so many rows if it is an integer, otherwise seconds.
+        workers: of every start.
+
+    Returns:
+        How many times the run was killed before its end.
+    """
+    kills = 0
+    for moment in moments:
+        tag = uuid.uuid4().hex
+        process = start_main(
+            *begin_or_resume(tmp_path),
+            *("--workers", str(workers)),
+            cwd=tmp_path,
+            environment=SLOWLY | {"FAULT_TAG": tag},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        limit = time.monotonic() + (60 if isinstance(moment, int) else moment)
+        while process.poll() is None and time.monotonic() < limit:
+            if isinstance(moment, int) and rows(tmp_path / "run") >= moment:
+                time.sleep(np.random.default_rng().uniform(0, 0.2))
+                break
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() in (0, -signal.SIGKILL), process.stderr.read()
+        kills += process.returncode != 0
+        process.stderr.close()
+        assert survivors(tag) == [], "a worker outlived its learner"
+    return kills
+
+
+def begin_or_resume(folder: Path) -> tuple[str, ...]:
+    """The flags that bring the run in `folder`, begun or not, to its end."""
+    if (folder / "run" / "config.json").exists():
+        return ("--resume", "run")
+    return (*WHOLE, "--output", "run")
+
+
+def rows(run: Path) -> int:
+    """How many whole rows metrics.csv has, with its header."""
+    path = run / "metrics.csv"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.mark.parametrize("moment", [1, 8, 15])
+def test_killed_and_resumed_is_the_run_that_never_stopped(moment, whole, tmp_path):
+    assert kill_and_go_on(tmp_path, [moment]) == 1
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_killed_at_thirty_random_moments(seed, whole, tmp_path):
+    """Three a run, from the first instructions to the end; what goes on is killed again."""
+    random = np.random.default_rng(seed)
+    moments = [random.uniform(0.1, 4.0), *random.uniform(2.5, 6.0, 2).tolist()]
+    assert kill_and_go_on(tmp_path, moments, workers=int(random.integers(1, 4))) >= 2
+    done = run_here(*begin_or_resume(tmp_path), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_resume_needs_no_other_flag(killed, whole, tmp_path):
+    done = run_main("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "Going on after iteration 7" in done.stdout
+    assert f"Episodes: {ITERATIONS * 12} " in done.stdout
+    assert_same_run(killed, whole)
+
+
+@pytest.mark.parametrize("workers", ["0", "1", "3"])
+def test_on_another_number_of_workers(workers, killed, whole, tmp_path):
+    done = run_here("--resume", "run", "--workers", workers, "--local", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(killed, whole)
+
+
+@pytest.mark.parametrize(
+    ("flags", "difference"),
+    [
+        (["--seed", "8"], "--seed 7 in the run, 8 now"),
+        (["--episodes-per-iter", "13"], "--episodes-per-iter 12 in the run, 13 now"),
+        (["--learning-rate", "0.5"], "--learning-rate 0.01 in the run, 0.5 now"),
+        (["--gamma", "1"], "--gamma 0.99 in the run, 1.0 now"),
+        (["--hidden-sizes", "6", "6"], "--hidden-sizes (6,) in the run, (6, 6) now"),
+        (["--activation", "relu"], "--activation tanh in the run, relu now"),
+        (["--env", "cartpole"], "--env tests.environments:Poisoned-v0 in the run, cartpole now"),
+        (["--entropy-coefficient", "1"], "--entropy-coefficient"),
+        (["--max-grad-norm", "2"], "--max-grad-norm"),
+        (["--initial-log-std", "0"], "--initial-log-std"),
+        (["--max-episode-steps", "3"], "--max-episode-steps None in the run, 3 now"),
+        (["--seed", "8", "--gamma", "1"], "--seed 7 in the run, 8 now; --gamma 0.99"),
+    ],
+)
+def test_flags_that_would_make_it_another_run_are_refused(flags, difference, killed, tmp_path):
+    before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
+    done = run_here("--resume", "run", *flags, cwd=tmp_path)
+    assert done.returncode == 2
+    assert difference in done.stderr
+    assert before == {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
+
+
+def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
+    """A field that is added and forgotten is refused, which is the safe side."""
+    from flame_rl.run_folder import MAY_CHANGE
+
+    fields = set(TrainConfig.__dataclass_fields__)
+    assert fields - MAY_CHANGE == {
+        *("env", "episodes_per_iter", "seed", "learning_rate", "gamma", "hidden_sizes"),
+        *("activation", "initial_log_std", "entropy_coefficient", "max_grad_norm"),
+        "max_episode_steps",
+    }
+    assert fields >= MAY_CHANGE
+
+
+def test_flags_that_change_no_result_are_taken(killed, whole, tmp_path):
+    done = run_here(
+        *("--resume", "run", "--workers", "1", "--local", "--iterations", str(ITERATIONS)),
+        *("--task-timeout", "50", "--worker-episodes", "40", "--worker-megabytes", "3000"),
+        *("--cluster-patience", "9", "--checkpoint-every", "7", "--keep-checkpoints", "1"),
+        *("--seed", "7", "--hidden-sizes", "6"),  # as in the run
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert_same_run(killed, whole)
+    assert TrainConfig.from_json((killed / "config.json").read_text()).checkpoint_every == 7
+
+
+def test_more_iterations_of_a_finished_run_are_one_longer_run(whole, tmp_path):
+    arguments = (*RUN, "--workers", "0", "--output", "run", "--iterations", "9")
+    assert run_here(*arguments, cwd=tmp_path).returncode == 0
+    arguments = ("--resume", "run", "--iterations", str(ITERATIONS))
+    assert run_here(*arguments, cwd=tmp_path).returncode == 0
+    assert_same_run(tmp_path / "run", whole)
+
+
+def test_a_finished_run_has_nothing_left_to_do(whole, tmp_path):
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(run, whole)
+    weights = "weights.safetensors"
+    assert (run / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+def test_a_folder_that_holds_no_run(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    for name in ("empty", "file", "missing"):
+        done = run_here("--resume", name, cwd=tmp_path)
+        assert done.returncode == 2
+        assert f"error: --resume: {name} holds no run" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\x80\xff\x00", b"[]", b"null", b"{}", b'{"env": null}', b"[" * 100_000],
+    ids=["empty", "binary", "list", "null", "no fields", "half", "deep"],
+)
+def test_a_config_that_is_none_is_refused(content, killed, tmp_path):
+    (killed / "config.json").write_bytes(content)
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 2 and "config.json" in done.stderr
+
+
+@pytest.mark.parametrize(("field", "value"), [("env", None), ("seed", "7"), ("gamma", "much")])
+def test_a_config_with_a_field_of_another_type_is_refused(field, value, killed, tmp_path):
+    config = json.loads((killed / "config.json").read_text())
+    (killed / "config.json").write_text(json.dumps(config | {field: value}))
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 2 and "config.json" in done.stderr
+
+
+def test_before_the_first_checkpoint_it_begins_at_the_beginning(killed, whole, tmp_path):
+    shutil.rmtree(killed / "checkpoints")
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "no sound checkpoint: the run begins at the beginning" in done.stderr
+    assert_same_run(killed, whole)
+
+
+@pytest.mark.parametrize("cut", [1, 40, 150])
+def test_a_torn_last_row(cut, killed, whole, tmp_path):
+    for name in ("metrics.csv", "timing.csv"):
+        data = (killed / name).read_bytes()
+        (killed / name).write_bytes(data[: -min(cut, 30 if name == "timing.csv" else cut)])
+    assert run_here("--resume", "run", cwd=tmp_path).returncode == 0
+    assert_same_run(killed, whole)
+    assert_timing_is_complete(killed)
+
+
+def test_rows_that_never_reached_the_disk_are_computed_again(killed, whole, tmp_path):
+    """After a power cut, or a disk that was full for a while, there may be fewer rows than the
+    checkpoint has iterations: a gap in the file would be silent."""
+    lines = (killed / "metrics.csv").read_bytes().splitlines(keepends=True)
+    (killed / "metrics.csv").write_bytes(b"".join(lines[:7]))
+    assert run_here("--resume", "run", cwd=tmp_path).returncode == 0
+    assert_same_run(killed, whole)
+
+
+def test_timing_keeps_its_earlier_rows(killed, tmp_path):
+    before = (killed / "timing.csv").read_bytes().splitlines()
+    assert run_here("--resume", "run", cwd=tmp_path).returncode == 0
+    assert (killed / "timing.csv").read_bytes().splitlines()[:9] == before[:9]
+    assert_timing_is_complete(killed)
+
+
+def assert_timing_is_complete(run: Path) -> None:
+    rows = (run / "timing.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[0] for row in rows] == [str(i) for i in range(ITERATIONS)]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, killed, whole, tmp_path):
+    newest = checkpoint.numbered(killed / "checkpoints")[0]
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 4
+    content = {"flip": data, "cut": data[:900], "empty": b"", "foreign": b"PK\3\4" * 100}
+    newest.write_bytes(content[damage])
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0
+    (warning,) = done.stderr.splitlines()
+    assert "00000008.ckpt" in warning and "an earlier checkpoint is used" in warning
+    assert "Going on after iteration 3" in done.stdout
+    assert_same_run(killed, whole)
+
+
+def test_only_damaged_checkpoints(killed, whole, tmp_path):
+    for path in (killed / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0
+    for words in ("00000008.ckpt", "00000004.ckpt", "begins at the beginning"):
+        assert words in done.stderr
+    assert_same_run(killed, whole)
+
+
+def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
+    now = checkpoint._versions()
+    monkeypatch.setattr(checkpoint, "_versions", lambda: now | {"numpy": "1.0"})
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
+
+
+def learner(hidden: int) -> Reinforce:
+    config = TrainConfig(hidden_sizes=(hidden,))
+    spec = EnvironmentSpec("X-v0", 1, 2, False)
+    return Reinforce(config, model.make_policy(spec, config))
+
+
+@pytest.mark.parametrize("fault", ["another network", "a name", "a moment", "a count"])
+def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
+    state = learner(5 if fault == "another network" else 6).state_dict()
+    if fault == "a name":
+        del state["adam.first.network.0.weight"]
+    if fault == "a moment":
+        state["adam.second.network.0.weight"] = torch.zeros(3, 3)
+    if fault == "a count":
+        state["updates"] = torch.zeros(2)
+    config = TrainConfig(resume=tmp_path, hidden_sizes=(6,))
+    folder = tmp_path / checkpoint.FOLDER_NAME
+    folder.mkdir()
+    data = checkpoint.encode(checkpoint.Totals(3, 36, 99), 1.0, state, config)
+    (folder / "00000003.ckpt").write_bytes(data)
+    (tmp_path / "metrics.csv").write_text("iteration\n0\n1\n2\n")
+    with pytest.raises(UsageError, match="does not fit the network"):
+        checkpoint.restore(config, learner(6))
