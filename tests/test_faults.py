@@ -600,10 +600,6 @@ def soak(iterations: int, tmp_path: Path) -> None:
     assert children.max() <= 2
 
 
-def test_soak_of_150_iterations(tmp_path):
-    soak(150, tmp_path)
-
-
 @pytest.mark.slow
 def test_soak_of_2000_iterations(tmp_path):
     soak(2000, tmp_path)

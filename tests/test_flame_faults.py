@@ -148,6 +148,7 @@ def test_executor_with_a_dead_worker_is_left_for_a_new_session(
 # Servers go away
 
 
+@pytest.mark.slow
 def test_restarted_servers_cost_time_only(
     fragile: Flame, project: Path, local, tmp_path: Path
 ) -> None:
@@ -257,7 +258,7 @@ def test_executor_that_cannot_start_is_reported_within_a_minute(
     ("number", "moment"),
     [
         (signal.SIGINT, "start-up"),
-        (signal.SIGTERM, "collecting"),
+        pytest.param(signal.SIGTERM, "collecting", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "start-up", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "any", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "any", marks=pytest.mark.slow),

@@ -102,9 +102,11 @@ class Reinforce:
         # An episode that terminated in the very step of its time limit has really ended.
         cut = np.array([e.truncated and not e.terminated for e in episodes])
         discount = self._config.gamma
-        value = constant_value(rewards, lengths, cut, discount)
-        returns = discounted_returns(rewards, lengths, discount, np.where(cut, value, 0.0))
-        return normalize(returns).astype(np.float32)
+        # Rewards beyond all bounds become NaN here, and the update is refused.
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = constant_value(rewards, lengths, cut, discount)
+            returns = discounted_returns(rewards, lengths, discount, np.where(cut, value, 0.0))
+            return normalize(returns).astype(np.float32)
 
 
 def tensors_digest(tensors: dict[str, Tensor]) -> str:
