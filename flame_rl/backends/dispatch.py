@@ -97,7 +97,10 @@ def gather(
             task = pending.pop()
             data = wire.encode_request(task.request)
             bytes_out += len(data)
-            running[submit(data)] = task
+            future = submit(data)
+            running[future] = task
+            if future.done():  # refused, it may be: look before sending more
+                break
         began = time.perf_counter()
         done, _ = wait(running, timeout=STOP_POLL_SECONDS, return_when=FIRST_COMPLETED)
         waiting += time.perf_counter() - began

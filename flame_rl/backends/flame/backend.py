@@ -19,7 +19,7 @@ from flame_rl.actor.remote import versions
 from flame_rl.actor.worker import Worker
 from flame_rl.backends.dispatch import STOP_POLL_SECONDS, Collected, gather, read_description
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
-from flame_rl.backends.flame.cluster import check_reachable, connect, deploy
+from flame_rl.backends.flame.cluster import check_answers, connect, deploy
 from flame_rl.backends.flame.session import Session, Tally
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
@@ -226,7 +226,7 @@ class FlameBackend:
         if time.monotonic() - last < seconds:
             return
         try:
-            check_reachable(self._context)
+            check_answers(self._context, self._runner)
         except UsageError as error:
             raise RunError(f"the cluster is lost: {error}. Go on with --resume") from error
         raise RunError(

@@ -11,6 +11,7 @@ from urllib.parse import urlparse
 
 import flamepy.core.client
 import grpc
+import numpy as np
 from flamepy.core.types import FlameContext
 from flamepy.runner import Runner
 
@@ -73,6 +74,19 @@ def check_reachable(context: FlameContext) -> None:
                 grpc.channel_ready_future(channel).result(timeout=PROBE_SECONDS)
             except grpc.FutureTimeoutError as error:
                 raise _unreachable(name, endpoint, "what listens does not speak gRPC") from error
+
+
+def check_answers(context: FlameContext, runner: Runner) -> None:
+    """Raises UsageError if the session manager or the object cache accepts calls but hangs."""
+    check_reachable(context)
+    for name, endpoint, ask in (
+        ("session manager", context.endpoint, flamepy.core.client.list_sessions),
+        ("object cache", context.cache.endpoint, lambda: runner.put_object(np.empty(0, np.uint8))),
+    ):
+        try:
+            within(PROBE_SECONDS, ask)
+        except Exception as error:
+            raise _unreachable(name, endpoint, str(error)) from error
 
 
 def _unreachable(name: str, endpoint: str | None, reason: str) -> UsageError:

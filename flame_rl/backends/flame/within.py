@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-CALL_SECONDS = 10.0
+CALL_SECONDS = 5.0
 
 Result = TypeVar("Result")
 
