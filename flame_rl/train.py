@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 class Learner(Protocol):
     """What the loop knows of an algorithm."""
 
-    name: str
-
     def snapshot(self) -> PolicySnapshot: ...
 
     def update(self, episodes: Sequence[Episode]) -> dict[str, float]: ...

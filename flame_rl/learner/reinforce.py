@@ -25,8 +25,6 @@ from flame_rl.messages import Episode, PolicySnapshot
 class Reinforce:
     """The learner: a policy and what Adam remembers."""
 
-    name = "reinforce"
-
     def __init__(self, config: TrainConfig, policy: nn.Module) -> None:
         """Take over `policy`, a module as in model.py, and update it in place."""
         self._config = config
