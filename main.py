@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import math
 import os
 import shlex
 import sys
@@ -14,6 +16,7 @@ from flame_rl.errors import Interrupted, RunError, UsageError
 from flame_rl.interrupt import StopSignal, stop_on_signals
 from flame_rl.output import say
 from flame_rl.run_folder import choose_folder, make_folder, resumed_config
+from flame_rl.within import within
 
 
 def main() -> int:
@@ -50,8 +53,8 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
     # Before torch is imported: workers and executors start in the meantime.
     backend = make_backend(config, distributed, stop)
     try:
-        if stop.is_set():
-            raise Interrupted  # before torch, which takes seconds
+        # torch takes seconds, for which Ctrl-C must not wait.
+        within(math.inf, lambda: importlib.import_module("model"), stop)
         import torch
 
         import model

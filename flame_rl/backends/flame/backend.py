@@ -65,7 +65,7 @@ class FlameBackend:
         self._checked_at = 0.0
         self._tally = Tally()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
-        self._context, self._executors = connect()
+        self._context, self._executors = connect(stop)
         self._open(env_id)
 
     def describe(self, env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import socket
 import tempfile
+import threading
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -16,20 +17,21 @@ from flamepy.core.types import FlameContext
 from flamepy.runner import Runner
 
 from flame_rl.backends.flame.cleanup import Janitor
-from flame_rl.backends.flame.within import CALL_SECONDS, within
 from flame_rl.backends.package import stage_package
-from flame_rl.errors import RunError, UsageError
+from flame_rl.errors import Interrupted, RunError, UsageError
+from flame_rl.within import CALL_SECONDS, within
 
 CONNECT_SECONDS = 8.0
 PROBE_SECONDS = 3.0
 DEPLOY_SECONDS = 60.0
 
 
-def connect() -> tuple[FlameContext, int]:
+def connect(stop: threading.Event) -> tuple[FlameContext, int]:
     """Read the configuration, reach the cluster, and count the executors it has room for.
 
     Raises:
         UsageError: within `CONNECT_SECONDS`, if any of that fails.
+        Interrupted: `stop` was set.
     """
     try:
         context = FlameContext()
@@ -45,8 +47,8 @@ def connect() -> tuple[FlameContext, int]:
         return _count_executors()
 
     try:
-        return context, within(CONNECT_SECONDS, ask)
-    except UsageError:
+        return context, within(CONNECT_SECONDS, ask, stop)
+    except (UsageError, Interrupted):
         raise
     except Exception as error:
         raise _unreachable("session manager", context.endpoint, str(error)) from error

@@ -20,8 +20,8 @@ from flamepy.runner.runner import ObjectFuture
 from flame_rl import wire
 from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame.cleanup import Janitor, closes
-from flame_rl.backends.flame.within import CALL_SECONDS, within
 from flame_rl.backends.patience import Patience
+from flame_rl.within import CALL_SECONDS, within
 
 
 @dataclass
