@@ -1,9 +1,9 @@
 """A policy's forward pass and sampling in NumPy.
 
 Law of this file: an observation's action must not depend on which other observations share the
-batch. A float64 matrix product over rows padded to a fixed multiple of `ROW_BLOCK` gives each row
-the same bits at any such width and any position, as long as BLAS runs one thread; float32 and odd
-widths do not.
+batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
+`ROW_BLOCK` rows, padded if need be; in float64 and with one BLAS thread, each of them then has the
+same bits at any position and in any company. float32 has not, nor has a product of all rows at once.
 """
 
 from __future__ import annotations
@@ -62,11 +62,12 @@ class ActingPolicy:
         """
         if len(observations) % ROW_BLOCK:
             raise ValueError(f"observations: {len(observations)} rows, no multiple of {ROW_BLOCK}")
-        x = observations.astype(np.float64)
+        # A stack of blocks, for each of which NumPy calls BLAS.
+        x = observations.astype(np.float64).reshape(-1, ROW_BLOCK, self.observation_dim)
         for weight, bias in self._layers[:-1]:
             x = self._activation(x @ weight + bias)
         weight, bias = self._layers[-1]
-        return x @ weight + bias
+        return (x @ weight + bias).reshape(-1, self.action_dim)
 
     def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         """Sample one action for each row.
