@@ -12,9 +12,13 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from flame_rl.actor.remote import versions
+from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.errors import UsageError
 from tests.flame_fixtures import ROOT, Flame, finish, run, start
 from tests.memory_flame import MemoryFlame
@@ -222,12 +226,19 @@ def test_faulty_environment_is_named_with_episode_and_step(
 
 @pytest.mark.parametrize("name", ["python", "numpy"])
 def test_executor_with_other_versions_is_refused(name: str) -> None:
-    from flame_rl.actor.remote import versions
-    from flame_rl.backends.flame.backend import FlameBackend
-
     theirs = versions() | {name: "3.99"}
     answer: Future[bytes] = Future()
     answer.set_result(json.dumps(theirs).encode())
     backend = FlameBackend.__new__(FlameBackend)
     with pytest.raises(UsageError, match=f"{name} {versions()[name]} here, 3.99 there"):
         backend._compare_versions(answer)
+
+
+def test_the_session_is_asked_now_and_then_while_the_first_executor_starts() -> None:
+    backend = FlameBackend.__new__(FlameBackend)
+    backend._checked_at, backend._stop = 0.0, threading.Event()
+    backend._session = SimpleNamespace(event_codes=Mock(return_value=set()))
+    answer: Future[bytes] = Future()
+    threading.Timer(1.0, answer.set_result, [json.dumps(versions()).encode()]).start()
+    backend._compare_versions(answer)
+    assert backend._session.event_codes.call_count == 1

@@ -147,7 +147,8 @@ class FlameBackend:
             wait([future], timeout=STOP_POLL_SECONDS)
             if self._stop.is_set():
                 raise Interrupted
-            self._check_executors_can_start()
+            if self._is_time_to_check():
+                self._check_executors_can_start()
             if time.monotonic() - began > STARTUP_SECONDS:
                 raise RunError(
                     f"no executor of the cluster became ready within {STARTUP_SECONDS:.0f} s. "
@@ -175,16 +176,22 @@ class FlameBackend:
 
     def _check(self) -> None:
         """Called while waiting: tidies up, and gives up when there is nothing to wait for."""
-        now = time.monotonic()
-        if now - self._checked_at < CHECK_SECONDS:
+        if not self._is_time_to_check():
             return
-        self._checked_at = now
         self._left = [s for s in self._left if not (s.closes() and s.settled())]
         # Every task has a deadline where it runs, so that silence beyond it is the cluster's.
         self._give_up_after(
             self._silence + self._patience.limits().deadline, "tasks are sent and none comes back"
         )
         self._check_executors_can_start()
+
+    def _is_time_to_check(self) -> bool:
+        """Whether `CHECK_SECONDS` have passed since it last was."""
+        now = time.monotonic()
+        if now - self._checked_at < CHECK_SECONDS:
+            return False
+        self._checked_at = now
+        return True
 
     def _check_executors_can_start(self) -> None:
         """Raises RunError once Flame has given up starting executors."""
