@@ -216,13 +216,48 @@ def test_server_that_hangs_ends_the_run_with_its_name(
         memory = flame.memory
         process = start(project, tmp_path, flame.environment, *impatient)
         wait_for(process, lambda: rows(tmp_path) == 2)
-        lock = memory.manager.changed if server == "session-manager" else memory.cache.lock
-        with lock:
+        with hanging(memory, server):
             finished = finish(process, tmp_path, seconds=60)
         assert finished.code == 1, finished.err
         assert server.replace("-", " ") in finished.err
         assert "--resume" in finished.err
         flame.assert_nothing_left(30)
+
+
+@contextlib.contextmanager
+def hanging(memory: MemoryFlame, server: str) -> Iterator[None]:
+    """Within the block it accepts connections and answers nothing."""
+    with memory.manager.changed if server == "session-manager" else memory.cache.lock:
+        yield
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("server", ["session-manager", "object-cache"])
+def test_signals_end_a_run_whose_cluster_hangs(
+    server: str, signals: int, project: Path, local, no_torch: Path, tmp_path: Path, dice
+) -> None:
+    """One within seconds, two at once; what is left there is removed when it answers again."""
+    with cluster("memory", tmp_path, worker_path=[no_torch]) as flame:
+        process = start(project, tmp_path, flame.environment, *PACE)
+        wait_for(process, lambda: rows(tmp_path) == 1)
+        with hanging(flame.memory, server):
+            # Into a call that gets no answer, or between two of them.
+            time.sleep(dice.uniform(0, 4))
+            process.send_signal(signal.SIGINT)
+            if signals == 2:
+                time.sleep(0.4)
+                assert process.poll() is None
+                process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            finished = finish(process, tmp_path)
+            assert time.monotonic() - began < (5 if signals == 1 else 1)
+        assert finished.code == 130, finished.err
+        assert "Traceback" not in finished.err
+        flame.assert_nothing_left(30)
+    if signals == 1:
+        assert "Training Interrupted!" in finished.out
+        assert "a process in the background goes on trying" in finished.err
+        assert_undisturbed(go_on_here(project, tmp_path), local(*PACE))
 
 
 # Executors that cannot start

@@ -21,6 +21,7 @@ from flame_rl.backends.dispatch import STOP_POLL_SECONDS, Collected, gather, rea
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import check_answers, connect, deploy
 from flame_rl.backends.flame.session import Session, Tally
+from flame_rl.backends.flame.within import unless_stopped, within
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
 from flame_rl.errors import Interrupted, RunError, UsageError
@@ -98,6 +99,10 @@ class FlameBackend:
         self._closed = False
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+        # The user is heard even while Flame answers nothing.
+        return unless_stopped(self._stop, lambda: self._collect(snapshot, request))
+
+    def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         if self._their_versions is not None:
             self._compare_versions(self._their_versions)
             self._their_versions = None
@@ -127,7 +132,9 @@ class FlameBackend:
         if self._closed:
             return
         self._closed = True
-        clean = self._janitor.clean_up(DRAIN_SECONDS)
+        clean = False
+        with contextlib.suppress(TimeoutError):
+            clean = within(DRAIN_SECONDS, lambda: self._janitor.clean_up(DRAIN_SECONDS))
         if clean:
             self._runner.close()
             self._janitor.dismiss()
