@@ -30,7 +30,7 @@ import threading
 import time
 import tomllib
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -124,6 +124,7 @@ class ObjectCache(flight.FlightServerBase):
 class Task:
     """One task; `events` are seen by GetTask only, as in Flame."""
 
+    session: Session
     message: pb.Task
     events: list[pb.Event] = field(default_factory=list)
 
@@ -134,10 +135,15 @@ class Task:
 
 @dataclass
 class Session:
-    """One session and its tasks, numbered from 1."""
+    """One session and its tasks, numbered from 1.
+
+    `counts` says how many of them are in each state, by its name: there may be thousands.
+    """
 
     message: pb.Session
     tasks: dict[str, Task] = field(default_factory=dict)
+    pending: deque[Task] = field(default_factory=deque)
+    counts: Counter[str] = field(default_factory=Counter)
     failed_bindings: int = 0
 
     @property
@@ -148,15 +154,11 @@ class Session:
     def open(self) -> bool:
         return self.message.status.state == pb.SessionState.Open
 
-    def counts(self) -> Counter[str]:
-        """How many tasks are in each state, by its name."""
-        return Counter(pb.TaskState.Name(task.state) for task in self.tasks.values())
-
     def view(self) -> pb.Session:
         """The message with the counts of now."""
         view = pb.Session()
         view.CopyFrom(self.message)
-        for state, count in self.counts().items():
+        for state, count in self.counts.items():
             setattr(view.status, state.lower(), count)
         return view
 
@@ -263,12 +265,12 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
         """Refused while a task runs; pending ones are cancelled."""
         with self.changed:
             session = self._session(request.session_id, context)
-            if session.counts()["Running"]:
+            if session.counts["Running"]:
                 text = "Cannot close session with running tasks"
                 context.abort(grpc.StatusCode.INTERNAL, text)
-            for task in session.tasks.values():
-                if task.state == pb.TaskState.Pending:
-                    self._set_state(task, pb.TaskState.Cancelled, "The session was closed")
+            while session.pending:
+                task = session.pending.popleft()
+                self._set_state(task, pb.TaskState.Cancelled, "The session was closed")
             session.message.status.state = pb.SessionState.Closed
             session.message.status.completion_time = _now()
             self.changed.notify_all()
@@ -291,9 +293,12 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
                 text = "Cannot create task in closed session"
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
             name = str(len(session.tasks) + 1)
-            task = Task(pb.Task(metadata=pb.Metadata(id=name, name=name), spec=request.task))
+            metadata = pb.Metadata(id=name, name=name)
+            task = Task(session, pb.Task(metadata=metadata, spec=request.task))
             task.message.status.creation_time = _now()
             session.tasks[name] = task
+            session.pending.append(task)
+            session.counts["Pending"] += 1
             self._set_state(task, pb.TaskState.Pending, "Task was created with state <Pending>")
             self.on_pending()
             return _copy(task.message)
@@ -338,10 +343,10 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
         """Wait for a pending task and set it running; None once the session is closed."""
         with self.changed:
             while session.open and not self.stopping:
-                for task in session.tasks.values():
-                    if task.state == pb.TaskState.Pending:
-                        self._set_state(task, pb.TaskState.Running, "Running task on host <memory>")
-                        return task
+                if session.pending:
+                    task = session.pending.popleft()
+                    self._set_state(task, pb.TaskState.Running, "Running task on host <memory>")
+                    return task
                 self.changed.wait()
         return None
 
@@ -376,6 +381,9 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             self.changed.notify_all()
 
     def _set_state(self, task: Task, state: int, message: str) -> None:
+        counts = task.session.counts
+        counts[pb.TaskState.Name(task.state)] -= 1
+        counts[pb.TaskState.Name(state)] += 1
         task.message.status.state = state
         task.events.append(_event(state, message))
         self.changed.notify_all()
@@ -642,7 +650,7 @@ class MemoryFlame:
             for session in self.manager.sessions.values():
                 if not session.open or session.failed_bindings >= _BINDING_ATTEMPTS:
                     continue
-                wanted = sum(task.state not in _FINISHED for task in session.tasks.values())
+                wanted = session.counts["Pending"] + session.counts["Running"]
                 bound = sum(executor.session is session for executor in executors)
                 for _ in range(min(wanted - bound, self._room - len(executors))):
                     if self.manager.stopping:

@@ -139,7 +139,7 @@ def test_ctrl_c_ends_tasks_that_would_take_long(
 
 
 def running_tasks(memory: MemoryFlame) -> int:
-    return sum(session.counts()["Running"] for session in memory.sessions.values())
+    return sum(session.counts["Running"] for session in memory.sessions.values())
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["closed port", "silent port"])
