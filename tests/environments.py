@@ -305,13 +305,6 @@ class Family(ObservationAction):
         self.engine = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
 
 
-class SlowToMake(Base):
-    """Takes a minute to begin."""
-
-    def __init__(self) -> None:
-        time.sleep(60)
-
-
 class NeverMade(Base):
     """Takes for ever to be made."""
 

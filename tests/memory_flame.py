@@ -20,8 +20,10 @@ import contextlib
 import importlib.metadata
 import io
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -62,7 +64,7 @@ class ObjectCache(flight.FlightServerBase):
 
     _RESPONSE = pa.schema([("version", pa.uint64()), ("kind", pa.utf8()), ("data", pa.binary())])
 
-    def __init__(self, port: int = 0, before: ObjectCache | None = None) -> None:
+    def __init__(self, port: int, before: ObjectCache | None = None) -> None:
         """With the objects of the one `before`, if there was one."""
         super().__init__(f"grpc://127.0.0.1:{port}")
         self.endpoint = f"grpc://127.0.0.1:{self.port}"
@@ -539,9 +541,9 @@ class MemoryFlame:
 
     def __enter__(self) -> MemoryFlame:
         self.folder = Path(tempfile.mkdtemp(prefix="memory-flame-"))
-        self.cache = ObjectCache()
+        self._port, cache_port = free_ports()
+        self.cache = ObjectCache(cache_port)
         self.manager.on_pending = self._schedule
-        self._port = 0
         self.start("session-manager")
         self.environment = {
             "FLAME_ENDPOINT": f"http://127.0.0.1:{self._port}",
@@ -563,9 +565,10 @@ class MemoryFlame:
             self.cache = ObjectCache(self.cache.port, self.cache)
             return
         # A thread for each watched task, of which a client watches ten at a time.
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=128))
+        own = [("grpc.so_reuseport", 0)]  # no other process may serve the same port
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=128), options=own)
         frontend_pb2_grpc.add_FrontendServicer_to_server(self.manager, self._server)
-        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self._server.add_insecure_port(f"127.0.0.1:{self._port}")
         self._server.start()
 
     def __exit__(self, *exception: object) -> None:
@@ -658,6 +661,20 @@ class MemoryFlame:
                     application = self.manager.applications[session.message.spec.application]
                     executors.append(Executor(self, session, application))
                     executors[-1].start()
+
+
+def free_ports() -> tuple[int, int]:
+    """One whose next is free too, as the session manager takes both, and another.
+
+    Below those that the system gives to clients: one that tries again and again to reach a server
+    that is away would in the end get the server's own port, and the server could not come back.
+    """
+    while True:
+        first, other = random.sample(range(20_000, 32_000, 2), 2)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in (first, first + 1, other):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first, other
 
 
 def _link_packages(requirements: list[str], folder: Path) -> None:

@@ -41,9 +41,11 @@ from flame_rl.learner.reinforce import Reinforce
 from flame_rl.messages import EnvironmentSpec
 from flame_rl.run_folder import CHECKPOINTS_NAME
 from flame_rl.train import Totals
-from tests.helpers import ROOT, clean_environment, environment_id, run_main
+from tests.helpers import ROOT, clean_environment, environment_id
 from tests.test_resume import assert_same_run, run_here
 from tests.test_wire import Bomb, decodes_or_refuses
+
+pytestmark = pytest.mark.faults
 
 CONFIG = TrainConfig(env="cartpole", hidden_sizes=(3,), seed=5, output=Path("a/b"))
 NAME = r"00000007\.ckpt"
@@ -502,7 +504,7 @@ def test_a_full_disk_costs_metrics_a_warning_and_not_the_run(small_disk, tmp_pat
     disk = small_disk("8k")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.csv").symlink_to(disk / "metrics.csv")
-    done = run_main(*RUN, "--iterations", "70", cwd=tmp_path)
+    done = run_here(*RUN, "--iterations", "70", cwd=tmp_path)
     assert done.returncode == 0
     (warning,) = done.stderr.splitlines()
     assert "MetricsReporter" in warning and "No space left" in warning

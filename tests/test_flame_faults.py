@@ -23,6 +23,8 @@ import pytest
 from tests.flame_fixtures import Finished, Flame, RealFlame, finish, processes_with, run, start
 from tests.memory_flame import MemoryFlame
 
+pytestmark = pytest.mark.faults
+
 # Two executors have two or three seconds of work in an iteration: time to be hurt in.
 PACE = ("--env", "pace_env:Pace-v0", "--iterations", "5", "--episodes-per-iter", "24")
 # One task takes three seconds: it is still running when something happens.
@@ -231,8 +233,15 @@ def hanging(memory: MemoryFlame, server: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("signals", [1, 2])
-@pytest.mark.parametrize("server", ["session-manager", "object-cache"])
+@pytest.mark.parametrize(
+    ("server", "signals"),
+    [
+        ("session-manager", 2),
+        pytest.param("session-manager", 1, marks=pytest.mark.slow),
+        pytest.param("object-cache", 1, marks=pytest.mark.slow),
+        pytest.param("object-cache", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_signals_end_a_run_whose_cluster_hangs(
     server: str, signals: int, project: Path, local, no_torch: Path, tmp_path: Path, dice
 ) -> None:

@@ -30,6 +30,8 @@ from flame_rl.messages import EnvironmentSpec
 from flame_rl.run_folder import check_output, hold_folder
 from tests.helpers import clean_environment, environment_id, run_main, start_main
 
+pytestmark = pytest.mark.faults
+
 ITERATIONS = 24
 RUN = (
     *("--env", environment_id("Poisoned"), "--episodes-per-iter", "12", "--seed", "7"),
@@ -160,7 +162,7 @@ def rows(run: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("moment", [1, 8, 15])
+@pytest.mark.parametrize("moment", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_killed_and_resumed_is_the_run_that_never_stopped(moment, whole, tmp_path):
     assert kill_and_go_on(tmp_path, [moment]) == 1
     done = run_here("--resume", "run", cwd=tmp_path)
