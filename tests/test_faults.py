@@ -532,6 +532,25 @@ def test_two_signals_end_it_at_once_and_its_workers_follow(moment, tmp_path):
     assert survivors(tag) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_two_signals_at_random_moments(seed, tmp_path):
+    tag, random = uuid.uuid4().hex, np.random.default_rng(seed)
+    process = start_main(
+        *(*WHOLE, "--workers", "2", "--output", "run"),
+        cwd=tmp_path,
+        environment=SLOWLY | {"FAULT_TAG": tag},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    time.sleep(random.uniform(0.1, 5.0))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process.send_signal(number)
+        time.sleep(0.4)
+    assert process.wait(2) in (130, 143, -signal.SIGINT, -signal.SIGTERM)
+    assert survivors(tag) == []
+
+
 # For a long time.
 
 

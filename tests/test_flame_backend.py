@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from flame_rl.actor.remote import versions
+from flame_rl.backends.flame import session
 from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.errors import UsageError
 from tests.flame_fixtures import ROOT, Flame, finish, run, start
@@ -242,3 +243,21 @@ def test_the_session_is_asked_now_and_then_while_the_first_executor_starts() -> 
     threading.Timer(1.0, answer.set_result, [json.dumps(versions()).encode()]).start()
     backend._compare_versions(answer)
     assert backend._session.event_codes.call_count == 1
+
+
+def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(monkeypatch) -> None:
+    """Otherwise a cluster that hangs would never be given up, or what it opens late would stay."""
+    monkeypatch.setattr(session, "CALL_SECONDS", 0.1)
+    janitor, answered = Mock(), threading.Event()
+
+    def service(_: type) -> SimpleNamespace:
+        answered.wait(10)
+        return SimpleNamespace(_session=SimpleNamespace(id="late"))
+
+    with pytest.raises(TimeoutError):
+        session.Session(SimpleNamespace(service=service), janitor, session.Tally())
+    janitor.remember_session.assert_not_called()
+    answered.set()
+    while not janitor.remember_session.called:
+        time.sleep(0.01)
+    janitor.remember_session.assert_called_once_with("late")
