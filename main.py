@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shlex
 import sys
@@ -11,7 +12,7 @@ import tyro
 
 from flame_rl.config import TrainConfig
 from flame_rl.errors import Interrupted, RunError, UsageError
-from flame_rl.interrupt import StopSignal, stop_on_signals
+from flame_rl.interrupt import StopSignal, stop_on_signals, unless_stopped
 from flame_rl.output import say
 from flame_rl.run_folder import check_output, hold_folder, resumed_config, write_config
 
@@ -51,8 +52,8 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
     backend = make_backend(config, distributed, stop)
     with contextlib.ExitStack() as ending:
         ending.callback(backend.close)
-        if stop.is_set():
-            raise Interrupted  # before torch, which takes seconds
+        # It takes seconds, in which the user is heard.
+        unless_stopped(stop, lambda: importlib.import_module("torch"))
         import torch
 
         import model

@@ -586,7 +586,7 @@ def soak(iterations: int, tmp_path: Path) -> None:
                 random.choice(children).kill()
                 kills += 1
                 next_kill = done + max(15, iterations // 20)
-        time.sleep(0.02)
+        time.sleep(0.1)
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert rows(tmp_path / "run") == 1 + iterations and kills >= 5

@@ -295,6 +295,27 @@ def test_ctrl_c_is_heard_wherever_it_comes(name, workers, sign, tmp_path):
     assert psutil.wait_procs(descendants, timeout=2)[1] == []
 
 
+def test_ctrl_c_is_heard_while_torch_is_imported(tmp_path):
+    """Which takes seconds, and on a cold disk many."""
+    code = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(60)\n"
+    (tmp_path / "torch.py").write_text(code)
+    process = start_main(
+        *("--env", environment_id("Slow"), "--workers", "1"),
+        cwd=tmp_path,
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdout=subprocess.DEVNULL,
+    )
+    wait_for((tmp_path / "importing").exists)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    try:
+        assert process.wait(5) == 130
+    finally:
+        process.kill()
+    assert psutil.wait_procs(children, timeout=1)[1] == []
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_reader_that_leaves_does_not_stop_the_training(tmp_path):
     process = start_main(
         *QUICK, *("--workers", "1", "--output", "run"), cwd=tmp_path, stdout=subprocess.PIPE

@@ -21,10 +21,11 @@ from flame_rl.backends.dispatch import STOP_POLL_SECONDS, Collected, gather, rea
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import check_answers, connect, deploy
 from flame_rl.backends.flame.session import Session, Tally
-from flame_rl.backends.flame.within import unless_stopped, within
+from flame_rl.backends.flame.within import within
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
 from flame_rl.errors import Interrupted, RunError, UsageError
+from flame_rl.interrupt import unless_stopped
 from flame_rl.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
 
 # An executor installs the package's dependencies before its first task; with a cold cache of
