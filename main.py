@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import math
 import os
 import shlex
 import sys
@@ -13,10 +12,9 @@ import tyro
 
 from flame_rl.config import TrainConfig
 from flame_rl.errors import Interrupted, RunError, UsageError
-from flame_rl.interrupt import StopSignal, stop_on_signals
+from flame_rl.interrupt import StopSignal, stop_on_signals, unless_stopped
 from flame_rl.output import say
-from flame_rl.run_folder import choose_folder, make_folder, resumed_config
-from flame_rl.within import within
+from flame_rl.run_folder import check_output, hold_folder, resumed_config, write_config
 
 
 def main() -> int:
@@ -44,7 +42,7 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.backends.choose import flame_is_configured, local_workers, make_backend
 
-    folder = choose_folder(config, algorithm="reinforce")
+    check_output(config)
     distributed = not config.local and flame_is_configured() and config.reproduce is None
     if not distributed and not config.local:
         workers = local_workers(config)
@@ -52,9 +50,10 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
         say(f"No Flame cluster is configured; collecting {where}.\n")
     # Before torch is imported: workers and executors start in the meantime.
     backend = make_backend(config, distributed, stop)
-    try:
-        # torch takes seconds, for which Ctrl-C must not wait.
-        within(math.inf, lambda: importlib.import_module("model"), stop)
+    with contextlib.ExitStack() as ending:
+        ending.callback(backend.close)
+        # It takes seconds, in which the user is heard.
+        unless_stopped(stop, lambda: importlib.import_module("model"))
         import torch
 
         import model
@@ -71,6 +70,8 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
         env_id = model.ENVIRONMENTS.get(config.env.lower(), config.env)
         spec = backend.describe(env_id, config.max_episode_steps)
         learner = Reinforce(config, model.make_policy(spec, config))
+        if config.reproduce is None:
+            folder = ending.enter_context(hold_folder(config, algorithm="reinforce"))
         done, warnings = restore(config, learner)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
@@ -78,40 +79,46 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
             episode = reproduce(config, env_id, learner, backend, done)
             say(f"Reward {episode.rewards.sum()} in {episode.length} steps; nothing failed.")
             return
-        make_folder(folder, config)
+        write_config(folder, config)
         rows = done.iterations
         console = ConsoleReporter(config, spec, distributed, done)
         reporters = Reporters(
             [MetricsReporter(folder, rows), TimingReporter(folder, rows), console]
         )
         checkpoints = Checkpointer(folder, config, learner)
+
+        def save() -> None:
+            reporters.close()
+            checkpoints.save()
+            save_weights(folder, learner.policy_state())
+
         try:
             for result in train(config, env_id, learner, backend, stop, done):
                 reporters.report(result)
                 checkpoints.report(result)
         except Interrupted:
             pass
-        except RunError as error:
-            if error.episode is not None:
+        except Exception as error:
+            if isinstance(error, RunError) and error.episode is not None:
                 error.add_note(
                     "This command collects that episode alone, in one process:\n"
                     f"  uv run main.py --resume {shlex.quote(str(folder))} "
                     f"--reproduce {error.episode}"
                 )
+            try:
+                save()
+            except RunError as another:
+                if str(another) != str(error):
+                    error.add_note(f"error: {another}")
             raise
-        finally:
-            reporters.close()
-            checkpoints.save()
-            save_weights(folder, learner.policy_state())
-            backend.close()
+        save()
+        backend.close()
         console.summary(interrupted=stop.is_set())
         if config.plot:
             from flame_rl.report.plot import plot_curve
 
             plot_curve(folder, title=f"REINFORCE on {env_id}")
         say(f"Run folder: {folder}")
-    finally:
-        backend.close()
 
 
 if __name__ == "__main__":

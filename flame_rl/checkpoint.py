@@ -27,12 +27,12 @@ from flame_rl.config import TrainConfig
 from flame_rl.errors import RunError, UsageError
 from flame_rl.files import write_atomically
 from flame_rl.report.files import rows_on_disk
+from flame_rl.run_folder import CHECKPOINTS_NAME
 from flame_rl.train import IterationResult, Learner, Totals
 
 MAGIC = b"flameCP1"
 FORMAT = 1
 WEIGHTS_NAME = "weights.safetensors"
-FOLDER_NAME = "checkpoints"
 BEST_NAME = "best.ckpt"
 _HASH_BYTES = 32
 
@@ -64,7 +64,7 @@ class Checkpointer:
     """Saves a run's state every so many iterations, and when asked to."""
 
     def __init__(self, folder: Path, config: TrainConfig, learner: Learner) -> None:
-        self._folder = folder / FOLDER_NAME
+        self._folder = folder / CHECKPOINTS_NAME
         self._config = config
         self._learner = learner
         self._unsaved: IterationResult | None = None
@@ -163,10 +163,11 @@ def load(path: Path) -> Checkpoint:
 
 
 def load_newest(folder: Path, most: float = math.inf) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint of a run with at most so many iterations, and what is wrong with
-    each newer one."""
+    """The newest sound checkpoint of a run with at most so many iterations, otherwise the best one,
+    and what is wrong with each that was tried before."""
     damaged = []
-    for path in numbered(folder / FOLDER_NAME):
+    best = folder / CHECKPOINTS_NAME / BEST_NAME
+    for path in [*numbered(folder / CHECKPOINTS_NAME), *([best] if best.exists() else [])]:
         try:
             checkpoint = load(path)
         except CheckpointError as error:
@@ -190,9 +191,10 @@ def restore(config: TrainConfig, learner: Learner) -> tuple[Totals, list[str]]:
     if config.resume is None:
         return Totals(), []
     checkpoint, warnings = load_newest(config.resume, rows_on_disk(config.resume))
-    warnings = [f"{damage}; an earlier checkpoint is used" for damage in warnings]
     if checkpoint is None:
         return Totals(), [*warnings, "no sound checkpoint: the run begins at the beginning"]
+    used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
+    warnings = [f"{damage}; {used}" for damage in warnings]
     try:
         learner.load_state_dict(checkpoint.learner)
     except (KeyError, ValueError, RuntimeError) as error:

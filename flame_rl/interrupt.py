@@ -7,13 +7,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
+
+from flame_rl.errors import Interrupted
 
 _SHOW_CURSOR = "\x1b[?25h"
 # `uv run` passes on a signal that the terminal has already sent to everyone: that is still one.
 _ONE_SIGNAL_SECONDS = 0.3
+_GRACE_SECONDS = 0.5
+_POLL_SECONDS = 0.1
+
+Result = TypeVar("Result")
 
 
 class StopSignal(threading.Event):
@@ -53,3 +61,37 @@ def stop_on_signals() -> Iterator[StopSignal]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def unless_stopped(stop: threading.Event, function: Callable[[], Result]) -> Result:
+    """Call the function, in a thread that is left behind if it goes on for half a second after
+    `stop` was set.
+
+    Raises:
+        Interrupted: that happened, or `stop` was set before.
+        Exception: whatever the function raised.
+    """
+    if stop.is_set():
+        raise Interrupted
+    future = in_thread(function)
+    # Nothing that Python calls in C may block here, or no signal would be heard.
+    while not future.done() and not stop.is_set():
+        wait([future], timeout=_POLL_SECONDS)
+    wait([future], timeout=_GRACE_SECONDS)
+    if not future.done():
+        raise Interrupted
+    return future.result()
+
+
+def in_thread(function: Callable[[], Result]) -> Future[Result]:
+    """What the function returns or raises, called in a thread that nothing waits for."""
+    future: Future[Result] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return future

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from flame_rl.errors import UsageError
 from flame_rl.files import write_atomically
 
 CONFIG_NAME = "config.json"
+METRICS_NAME = "metrics.csv"
+CHECKPOINTS_NAME = "checkpoints"
+LOCK_NAME = ".lock"
 
 # What a resumed run may do otherwise, because no result depends on it.
 MAY_CHANGE = {
@@ -58,37 +63,73 @@ def resumed_config(folder: Path, parse: Callable[[TrainConfig], TrainConfig]) ->
     return given
 
 
-def choose_folder(config: TrainConfig, algorithm: str) -> Path:
-    """The run's folder, not made yet. Raises UsageError if it holds another run.
-
-    Args:
-        config: `resume`, `output`, or for the default name, `env`.
-        algorithm: part of the default name.
-    """
-    if config.resume is not None:
-        return config.resume
-    if config.output is None:
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env)
-        stem = Path("runs") / f"{name}-{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
-        folder, number = stem, 2
-        while folder.exists():
-            folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
-        return folder
+def check_output(config: TrainConfig) -> None:
+    """Raises UsageError if --output names what cannot be the folder of a new run."""
+    if config.resume is not None or config.output is None:
+        return
     if config.output.exists() and not config.output.is_dir():
         raise UsageError(f"--output: {config.output} is a file; name a folder")
-    if (config.output / CONFIG_NAME).exists():
+    metrics = config.output / METRICS_NAME
+    begun = metrics.exists() and metrics.stat().st_size > 0
+    # One that failed in its first iteration has left nothing to go on with.
+    if begun or any((config.output / CHECKPOINTS_NAME).glob("*.ckpt")):
         raise UsageError(
             f"--output: {config.output} holds another run; name a new folder, or go on with "
             f"--resume {config.output}"
         )
-    return config.output
 
 
-def make_folder(folder: Path, config: TrainConfig) -> None:
-    """Make it and write config.json. Raises UsageError if it cannot be written."""
+@contextmanager
+def hold_folder(config: TrainConfig, algorithm: str) -> Iterator[Path]:
+    """The run's folder, made if it is not there; within the block no other process gets it.
+
+    Args:
+        config: `resume`, `output`, or for the default name, `env`.
+        algorithm: part of the default name.
+
+    Raises:
+        UsageError: another process has it, it holds another run, or it cannot be written.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        stored = replace(config, resume=None, reproduce=None)
+        folder = _make_folder(config, algorithm)
+        lock = (folder / LOCK_NAME).open("ab")
+    except OSError as error:
+        raise UsageError(f"--output: cannot write to {error.filename}: {error}") from error
+    with lock:
+        try:
+            # Gone with the process, however that ends.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process is writing the run in {folder}; wait for its end or stop it, "
+                "or begin a new run in another folder"
+            ) from error
+        except OSError:
+            pass  # a file system that knows no locks
+        check_output(config)  # again: another process may have held it until now
+        yield folder
+
+
+def write_config(folder: Path, config: TrainConfig) -> None:
+    """Write config.json. Raises UsageError if it cannot be written."""
+    stored = replace(config, resume=None, reproduce=None)
+    try:
         write_atomically(folder / CONFIG_NAME, stored.to_json().encode())
     except OSError as error:
         raise UsageError(f"--output: cannot write to {folder}: {error}") from error
+
+
+def _make_folder(config: TrainConfig, algorithm: str) -> Path:
+    chosen = config.resume or config.output
+    if chosen is not None:
+        chosen.mkdir(parents=True, exist_ok=True)
+        return chosen
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env)
+    stem = Path("runs") / f"{name}-{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = stem, 2
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1

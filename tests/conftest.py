@@ -21,6 +21,11 @@ from tests.flame_fixtures import (
 from tests.memory_flame import MemoryFlame
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: with several processes side by side, none is left for the end."""
+    items.sort(key=lambda item: "2000_iterations" not in item.name)
+
+
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The user's folder: the program, an environment of their own, and what must not travel."""

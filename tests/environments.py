@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -104,6 +106,16 @@ class Chatty(Base):
     def reward(self, action) -> float:
         print("hello from the simulator")
         os.write(1, b"and from its C code\n")
+        return 1.0
+
+
+class Forger(Base):
+    """Writes where the worker's answers travel that gigabytes are to come."""
+
+    def reward(self, action) -> float:
+        for descriptor in range(3, 20):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, struct.pack("<QQ", 1 << 60, 0))
         return 1.0
 
 
@@ -303,13 +315,6 @@ class Family(ObservationAction):
 
     def __init__(self) -> None:
         self.engine = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
-
-
-class SlowToMake(Base):
-    """Takes a minute to begin."""
-
-    def __init__(self) -> None:
-        time.sleep(60)
 
 
 class NeverMade(Base):

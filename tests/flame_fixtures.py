@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import os
-import random
 import shutil
 import socket
 import subprocess
@@ -24,7 +23,7 @@ from flamepy.core.types import FlameContext
 from flamepy.proto import frontend_pb2 as requests
 from flamepy.proto.frontend_pb2_grpc import FrontendStub
 
-from tests.memory_flame import MemoryFlame
+from tests.memory_flame import MemoryFlame, free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 EXECUTORS = 3
@@ -385,20 +384,6 @@ class RealFlame:
         """All descendants of a server."""
         process = self._processes.get(name)
         return psutil.Process(process.pid).children(recursive=True) if process else []
-
-
-def free_ports() -> tuple[int, int]:
-    """One whose next is free too, as the session manager takes both, and another.
-
-    Below those that the system gives to clients: one that tries again and again to reach a server
-    that is away would in the end get the server's own port, and the server could not come back.
-    """
-    while True:
-        first, other = random.sample(range(20_000, 32_000, 2), 2)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for port in (first, first + 1, other):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first, other
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:

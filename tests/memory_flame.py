@@ -20,8 +20,10 @@ import contextlib
 import importlib.metadata
 import io
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -30,7 +32,7 @@ import threading
 import time
 import tomllib
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -62,7 +64,7 @@ class ObjectCache(flight.FlightServerBase):
 
     _RESPONSE = pa.schema([("version", pa.uint64()), ("kind", pa.utf8()), ("data", pa.binary())])
 
-    def __init__(self, port: int = 0, before: ObjectCache | None = None) -> None:
+    def __init__(self, port: int, before: ObjectCache | None = None) -> None:
         """With the objects of the one `before`, if there was one."""
         super().__init__(f"grpc://127.0.0.1:{port}")
         self.endpoint = f"grpc://127.0.0.1:{self.port}"
@@ -124,6 +126,7 @@ class ObjectCache(flight.FlightServerBase):
 class Task:
     """One task; `events` are seen by GetTask only, as in Flame."""
 
+    session: Session
     message: pb.Task
     events: list[pb.Event] = field(default_factory=list)
 
@@ -134,10 +137,15 @@ class Task:
 
 @dataclass
 class Session:
-    """One session and its tasks, numbered from 1."""
+    """One session and its tasks, numbered from 1.
+
+    `counts` says how many of them are in each state, by its name: there may be thousands.
+    """
 
     message: pb.Session
     tasks: dict[str, Task] = field(default_factory=dict)
+    pending: deque[Task] = field(default_factory=deque)
+    counts: Counter[str] = field(default_factory=Counter)
     failed_bindings: int = 0
 
     @property
@@ -148,15 +156,11 @@ class Session:
     def open(self) -> bool:
         return self.message.status.state == pb.SessionState.Open
 
-    def counts(self) -> Counter[str]:
-        """How many tasks are in each state, by its name."""
-        return Counter(pb.TaskState.Name(task.state) for task in self.tasks.values())
-
     def view(self) -> pb.Session:
         """The message with the counts of now."""
         view = pb.Session()
         view.CopyFrom(self.message)
-        for state, count in self.counts().items():
+        for state, count in self.counts.items():
             setattr(view.status, state.lower(), count)
         return view
 
@@ -263,12 +267,12 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
         """Refused while a task runs; pending ones are cancelled."""
         with self.changed:
             session = self._session(request.session_id, context)
-            if session.counts()["Running"]:
+            if session.counts["Running"]:
                 text = "Cannot close session with running tasks"
                 context.abort(grpc.StatusCode.INTERNAL, text)
-            for task in session.tasks.values():
-                if task.state == pb.TaskState.Pending:
-                    self._set_state(task, pb.TaskState.Cancelled, "The session was closed")
+            while session.pending:
+                task = session.pending.popleft()
+                self._set_state(task, pb.TaskState.Cancelled, "The session was closed")
             session.message.status.state = pb.SessionState.Closed
             session.message.status.completion_time = _now()
             self.changed.notify_all()
@@ -291,9 +295,12 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
                 text = "Cannot create task in closed session"
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
             name = str(len(session.tasks) + 1)
-            task = Task(pb.Task(metadata=pb.Metadata(id=name, name=name), spec=request.task))
+            metadata = pb.Metadata(id=name, name=name)
+            task = Task(session, pb.Task(metadata=metadata, spec=request.task))
             task.message.status.creation_time = _now()
             session.tasks[name] = task
+            session.pending.append(task)
+            session.counts["Pending"] += 1
             self._set_state(task, pb.TaskState.Pending, "Task was created with state <Pending>")
             self.on_pending()
             return _copy(task.message)
@@ -338,10 +345,10 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
         """Wait for a pending task and set it running; None once the session is closed."""
         with self.changed:
             while session.open and not self.stopping:
-                for task in session.tasks.values():
-                    if task.state == pb.TaskState.Pending:
-                        self._set_state(task, pb.TaskState.Running, "Running task on host <memory>")
-                        return task
+                if session.pending:
+                    task = session.pending.popleft()
+                    self._set_state(task, pb.TaskState.Running, "Running task on host <memory>")
+                    return task
                 self.changed.wait()
         return None
 
@@ -376,6 +383,9 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             self.changed.notify_all()
 
     def _set_state(self, task: Task, state: int, message: str) -> None:
+        counts = task.session.counts
+        counts[pb.TaskState.Name(task.state)] -= 1
+        counts[pb.TaskState.Name(state)] += 1
         task.message.status.state = state
         task.events.append(_event(state, message))
         self.changed.notify_all()
@@ -531,9 +541,9 @@ class MemoryFlame:
 
     def __enter__(self) -> MemoryFlame:
         self.folder = Path(tempfile.mkdtemp(prefix="memory-flame-"))
-        self.cache = ObjectCache()
+        self._port, cache_port = free_ports()
+        self.cache = ObjectCache(cache_port)
         self.manager.on_pending = self._schedule
-        self._port = 0
         self.start("session-manager")
         self.environment = {
             "FLAME_ENDPOINT": f"http://127.0.0.1:{self._port}",
@@ -555,9 +565,10 @@ class MemoryFlame:
             self.cache = ObjectCache(self.cache.port, self.cache)
             return
         # A thread for each watched task, of which a client watches ten at a time.
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=128))
+        own = [("grpc.so_reuseport", 0)]  # no other process may serve the same port
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=128), options=own)
         frontend_pb2_grpc.add_FrontendServicer_to_server(self.manager, self._server)
-        self._port = self._server.add_insecure_port(f"127.0.0.1:{self._port}")
+        self._server.add_insecure_port(f"127.0.0.1:{self._port}")
         self._server.start()
 
     def __exit__(self, *exception: object) -> None:
@@ -642,7 +653,7 @@ class MemoryFlame:
             for session in self.manager.sessions.values():
                 if not session.open or session.failed_bindings >= _BINDING_ATTEMPTS:
                     continue
-                wanted = sum(task.state not in _FINISHED for task in session.tasks.values())
+                wanted = session.counts["Pending"] + session.counts["Running"]
                 bound = sum(executor.session is session for executor in executors)
                 for _ in range(min(wanted - bound, self._room - len(executors))):
                     if self.manager.stopping:
@@ -650,6 +661,20 @@ class MemoryFlame:
                     application = self.manager.applications[session.message.spec.application]
                     executors.append(Executor(self, session, application))
                     executors[-1].start()
+
+
+def free_ports() -> tuple[int, int]:
+    """One whose next is free too, as the session manager takes both, and another.
+
+    Below those that the system gives to clients: one that tries again and again to reach a server
+    that is away would in the end get the server's own port, and the server could not come back.
+    """
+    while True:
+        first, other = random.sample(range(20_000, 32_000, 2), 2)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in (first, first + 1, other):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first, other
 
 
 def _link_packages(requirements: list[str], folder: Path) -> None:

@@ -12,9 +12,14 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from flame_rl.actor.remote import versions
+from flame_rl.backends.flame import session
+from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.errors import UsageError
 from tests.flame_fixtures import ROOT, Flame, finish, run, start
 from tests.memory_flame import MemoryFlame
@@ -135,7 +140,7 @@ def test_ctrl_c_ends_tasks_that_would_take_long(
 
 
 def running_tasks(memory: MemoryFlame) -> int:
-    return sum(session.counts()["Running"] for session in memory.sessions.values())
+    return sum(session.counts["Running"] for session in memory.sessions.values())
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["closed port", "silent port"])
@@ -222,12 +227,37 @@ def test_faulty_environment_is_named_with_episode_and_step(
 
 @pytest.mark.parametrize("name", ["python", "numpy"])
 def test_executor_with_other_versions_is_refused(name: str) -> None:
-    from flame_rl.actor.remote import versions
-    from flame_rl.backends.flame.backend import FlameBackend
-
     theirs = versions() | {name: "3.99"}
     answer: Future[bytes] = Future()
     answer.set_result(json.dumps(theirs).encode())
     backend = FlameBackend.__new__(FlameBackend)
     with pytest.raises(UsageError, match=f"{name} {versions()[name]} here, 3.99 there"):
         backend._compare_versions(answer)
+
+
+def test_the_session_is_asked_now_and_then_while_the_first_executor_starts() -> None:
+    backend = FlameBackend.__new__(FlameBackend)
+    backend._checked_at, backend._stop = 0.0, threading.Event()
+    backend._session = SimpleNamespace(event_codes=Mock(return_value=set()))
+    answer: Future[bytes] = Future()
+    threading.Timer(1.0, answer.set_result, [json.dumps(versions()).encode()]).start()
+    backend._compare_versions(answer)
+    assert backend._session.event_codes.call_count == 1
+
+
+def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(monkeypatch) -> None:
+    """Otherwise a cluster that hangs would never be given up, or what it opens late would stay."""
+    monkeypatch.setattr(session, "CALL_SECONDS", 0.1)
+    janitor, answered = Mock(), threading.Event()
+
+    def service(_: type) -> SimpleNamespace:
+        answered.wait(10)
+        return SimpleNamespace(_session=SimpleNamespace(id="late"))
+
+    with pytest.raises(TimeoutError):
+        session.Session(SimpleNamespace(service=service), janitor, session.Tally())
+    janitor.remember_session.assert_not_called()
+    answered.set()
+    while not janitor.remember_session.called:
+        time.sleep(0.01)
+    janitor.remember_session.assert_called_once_with("late")

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from flame_rl.config import TrainConfig
+from flame_rl.run_folder import hold_folder
 from tests.helpers import ROOT, environment_id, run_main, start_main
 
 QUICK = ("--env", "cartpole", "--iterations", "12", "--episodes-per-iter", "10", "--seed", "5")
@@ -89,6 +90,7 @@ def test_prints_what_the_documentation_shows(finished):
 def test_writes_the_run_folder(finished):
     _, folder = finished
     assert {path.name for path in folder.iterdir()} == {
+        ".lock",
         "config.json",
         "metrics.csv",
         "timing.csv",
@@ -167,18 +169,39 @@ def test_the_default_folder_names_environment_and_algorithm(tmp_path):
         (["--env", environment_id("ShapeFault")], "episode 0, step 2"),
         (["--env", environment_id("NanRewardFault")], "reward: step returned NaN"),
         (["--output", "occupied"], "occupied holds another run"),
+        (["--output", "saved"], "saved holds another run"),
         (["--output", "a_file"], "a_file is a file"),
         (["--output", "a_file/below"], "cannot write to a_file/below"),
     ],
 )
 def test_mistakes_get_a_clear_error(arguments, words, tmp_path):
     (tmp_path / "occupied").mkdir()
-    (tmp_path / "occupied" / "config.json").write_text("{}")
+    (tmp_path / "occupied" / "metrics.csv").write_text("iteration\n0\n")
+    (tmp_path / "saved" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "saved" / "checkpoints" / "00000010.ckpt").touch()
     (tmp_path / "a_file").touch()
     done = run_main("--workers", "1", "--iterations", "1", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_the_folder_of_a_run_that_failed_in_its_first_iteration_may_be_taken_again(tmp_path):
+    flags = ("--iterations", "2", "--episodes-per-iter", "3", "--workers", "0", "--output", "run")
+    failed = run_main("--env", environment_id("NanRewardFault"), *flags, cwd=tmp_path)
+    assert failed.returncode == 2 and (tmp_path / "run" / "config.json").exists()
+    again = run_main("--env", environment_id("ActionReward"), *flags, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    config = TrainConfig.from_json((tmp_path / "run" / "config.json").read_text())
+    assert config.env == environment_id("ActionReward")
+    assert rows(tmp_path) == 3
+
+
+def test_runs_that_begin_at_the_same_moment_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda _: "now")
+    with hold_folder(TrainConfig(), "x") as first, hold_folder(TrainConfig(), "x") as second:
+        assert first.is_dir() and second.is_dir() and first != second
 
 
 def test_an_environment_that_fails_to_import_shows_its_own_traceback(tmp_path):
@@ -270,6 +293,27 @@ def test_ctrl_c_is_heard_wherever_it_comes(name, workers, sign, tmp_path):
     assert time.monotonic() - began < 5
     assert process.returncode == 130 and "Traceback" not in errors
     assert psutil.wait_procs(descendants, timeout=2)[1] == []
+
+
+def test_ctrl_c_is_heard_while_torch_is_imported(tmp_path):
+    """Which takes seconds, and on a cold disk many."""
+    code = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(60)\n"
+    (tmp_path / "torch.py").write_text(code)
+    process = start_main(
+        *("--env", environment_id("Slow"), "--workers", "1"),
+        cwd=tmp_path,
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        stdout=subprocess.DEVNULL,
+    )
+    wait_for((tmp_path / "importing").exists)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    try:
+        assert process.wait(5) == 130
+    finally:
+        process.kill()
+    assert psutil.wait_procs(children, timeout=1)[1] == []
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_reader_that_leaves_does_not_stop_the_training(tmp_path):

@@ -27,7 +27,10 @@ from flame_rl.config import TrainConfig
 from flame_rl.errors import UsageError
 from flame_rl.learner.reinforce import Reinforce, tensors_digest
 from flame_rl.messages import EnvironmentSpec
+from flame_rl.run_folder import check_output, hold_folder
 from tests.helpers import clean_environment, environment_id, run_main, start_main
+
+pytestmark = pytest.mark.faults
 
 ITERATIONS = 24
 RUN = (
@@ -159,7 +162,7 @@ def rows(run: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-@pytest.mark.parametrize("moment", [1, 8, 15])
+@pytest.mark.parametrize("moment", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_killed_and_resumed_is_the_run_that_never_stopped(moment, whole, tmp_path):
     assert kill_and_go_on(tmp_path, [moment]) == 1
     done = run_here("--resume", "run", cwd=tmp_path)
@@ -340,9 +343,58 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, killed
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0
     (warning,) = done.stderr.splitlines()
-    assert "00000008.ckpt" in warning and "an earlier checkpoint is used" in warning
+    assert "00000008.ckpt" in warning and "the checkpoint of iteration 3 is used" in warning
     assert "Going on after iteration 3" in done.stdout
     assert_same_run(killed, whole)
+
+
+def test_the_best_one_is_used_where_all_others_are_damaged(killed, whole, tmp_path):
+    folder = killed / "checkpoints"
+    best = checkpoint.load(folder / checkpoint.BEST_NAME).totals.iterations
+    for path in checkpoint.numbered(folder):
+        path.write_bytes(path.read_bytes()[:-1])
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0
+    warnings = done.stderr.splitlines()
+    for warning, name in zip(warnings, ("00000008.ckpt", "00000004.ckpt"), strict=True):
+        assert name in warning and f"the checkpoint of iteration {best - 1} is used" in warning
+    assert f"Going on after iteration {best - 1}\n" in done.stdout
+    assert_same_run(killed, whole)
+
+
+def test_a_run_that_another_process_writes_is_refused(tmp_path):
+    """That it may be had once that process is killed, all tests of kills show."""
+    process = start_main(
+        *(*WHOLE, "--workers", "1", "--output", "run"),
+        cwd=tmp_path,
+        environment={"FAULT_SLEEP": "0.01"},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while rows(tmp_path / "run") < 2:
+            assert process.poll() is None
+            time.sleep(0.01)
+        before = (tmp_path / "run" / "config.json").read_bytes()
+        refused = run_here("--resume", "run", "--iterations", "99", cwd=tmp_path)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+    assert refused.returncode == 2
+    assert "error: another process is writing the run in run;" in refused.stderr
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_a_folder_that_another_run_is_about_to_use_is_refused(tmp_path):
+    config = TrainConfig(output=tmp_path / "run")
+    with hold_folder(config, "x"):
+        check_output(config)  # there is nothing yet
+        with pytest.raises(UsageError, match="another process"), hold_folder(config, "x"):
+            pass
+    with hold_folder(config, "x"):
+        (tmp_path / "run" / "metrics.csv").write_text("iteration\n0\n")
+    with pytest.raises(UsageError, match="holds another run"), hold_folder(config, "x"):
+        pass
 
 
 def test_only_damaged_checkpoints(killed, whole, tmp_path):
@@ -379,7 +431,7 @@ def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
     if fault == "a count":
         state["updates"] = torch.zeros(2)
     config = TrainConfig(resume=tmp_path, hidden_sizes=(6,))
-    folder = tmp_path / checkpoint.FOLDER_NAME
+    folder = tmp_path / checkpoint.CHECKPOINTS_NAME
     folder.mkdir()
     data = checkpoint.encode(checkpoint.Totals(3, 36, 99), 1.0, state, config)
     (folder / "00000003.ckpt").write_bytes(data)

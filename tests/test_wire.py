@@ -68,6 +68,14 @@ def test_failure_and_description_round_trip():
     assert wire.decode_description(wire.encode_description(spec)) == spec
 
 
+def test_of_a_failure_of_any_length_the_end_arrives():
+    failure = CollectFailure(
+        "simulator", "a" * 200_000 + "b", "X-v0", traceback="c" * 200_000 + "d"
+    )
+    arrived = wire.decode_result(wire.encode_failure(failure), CATEGORICAL, REQUEST)
+    assert arrived.message.endswith("ab") and arrived.traceback.endswith("cd")
+
+
 @pytest.mark.parametrize(
     "other", [{"iteration": 3}, {"run_seed": 4}, {"policy_version": 1}, {"env_id": "Other-v0"}]
 )

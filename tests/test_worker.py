@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -102,6 +104,33 @@ def test_garbage_from_a_request_is_answered(worker):
         request,
     )
     assert isinstance(failure, CollectFailure) and "WireError" in failure.message
+
+
+def test_a_frame_of_gigabytes_is_not_waited_for(worker):
+    failure = collect(worker, request_for(environment_id("Forger")), deadline=30.0)
+    assert failure.kind == "crash" and f"a frame of {1 << 60} bytes" in failure.message
+    assert not isinstance(
+        collect(worker, request_for(environment_id("ActionReward"))), CollectFailure
+    )
+
+
+def test_a_child_that_does_not_read_is_killed_at_the_deadline(worker):
+    """The weights are larger than what a pipe takes."""
+    request, large = (
+        request_for(environment_id("ActionReward")),
+        random_snapshot(1, 2, False, (999,) * 2),
+    )
+    collect(worker, request)
+    os.kill(worker.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    failure = collect(
+        worker,
+        dataclasses.replace(request, policy_version=1),
+        dataclasses.replace(large, version=1),
+        deadline=1.0,
+    )
+    assert failure.kind == "timeout" and time.monotonic() - began < 10
+    assert not isinstance(collect(worker, request), CollectFailure)
 
 
 def test_close_in_the_middle_of_a_call_ends_the_child():

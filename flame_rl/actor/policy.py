@@ -2,8 +2,8 @@
 
 Law of this file: an observation's action must not depend on which other observations share the
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
-`ROW_BLOCK` rows, padded if need be; in float64 and with one BLAS thread, each of them then has the
-same bits at any position and in any company. float32 has not, nor has a product of all rows at once.
+`ROW_BLOCK` rows, padded if need be. In float64 and with one BLAS thread, each row then has the same
+bits at any position and in any company; in float32, or in one product of all rows, it has not.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import csv
 from pathlib import Path
 
 from flame_rl.files import write_atomically
+from flame_rl.run_folder import METRICS_NAME
 from flame_rl.train import IterationResult
 
-METRICS_NAME = "metrics.csv"
 TIMING_NAME = "timing.csv"
 
 

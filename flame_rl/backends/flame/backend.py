@@ -21,9 +21,11 @@ from flame_rl.backends.dispatch import STOP_POLL_SECONDS, Collected, gather, rea
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import check_answers, connect, deploy
 from flame_rl.backends.flame.session import Session, Tally
+from flame_rl.backends.flame.within import within
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
 from flame_rl.errors import Interrupted, RunError, UsageError
+from flame_rl.interrupt import unless_stopped
 from flame_rl.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
 
 # An executor installs the package's dependencies before its first task; with a cold cache of
@@ -98,6 +100,10 @@ class FlameBackend:
         self._closed = False
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+        # The user is heard even while Flame answers nothing.
+        return unless_stopped(self._stop, lambda: self._collect(snapshot, request))
+
+    def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         if self._their_versions is not None:
             self._compare_versions(self._their_versions)
             self._their_versions = None
@@ -127,7 +133,9 @@ class FlameBackend:
         if self._closed:
             return
         self._closed = True
-        clean = self._janitor.clean_up(DRAIN_SECONDS)
+        clean = False
+        with contextlib.suppress(TimeoutError):
+            clean = within(DRAIN_SECONDS, lambda: self._janitor.clean_up(DRAIN_SECONDS))
         if clean:
             self._runner.close()
             self._janitor.dismiss()
@@ -147,7 +155,8 @@ class FlameBackend:
             wait([future], timeout=STOP_POLL_SECONDS)
             if self._stop.is_set():
                 raise Interrupted
-            self._check_executors_can_start()
+            if self._is_time_to_check():
+                self._check_executors_can_start()
             if time.monotonic() - began > STARTUP_SECONDS:
                 raise RunError(
                     f"no executor of the cluster became ready within {STARTUP_SECONDS:.0f} s. "
@@ -175,16 +184,22 @@ class FlameBackend:
 
     def _check(self) -> None:
         """Called while waiting: tidies up, and gives up when there is nothing to wait for."""
-        now = time.monotonic()
-        if now - self._checked_at < CHECK_SECONDS:
+        if not self._is_time_to_check():
             return
-        self._checked_at = now
         self._left = [s for s in self._left if not (s.closes() and s.settled())]
         # Every task has a deadline where it runs, so that silence beyond it is the cluster's.
         self._give_up_after(
             self._silence + self._patience.limits().deadline, "tasks are sent and none comes back"
         )
         self._check_executors_can_start()
+
+    def _is_time_to_check(self) -> bool:
+        """Whether `CHECK_SECONDS` have passed since it last was."""
+        now = time.monotonic()
+        if now - self._checked_at < CHECK_SECONDS:
+            return False
+        self._checked_at = now
+        return True
 
     def _check_executors_can_start(self) -> None:
         """Raises RunError once Flame has given up starting executors."""

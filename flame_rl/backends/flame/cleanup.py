@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from flame_rl.within import CALL_SECONDS, within
+from flame_rl.backends.flame.within import CALL_SECONDS, within
 
 JANITOR_SECONDS = 600.0
 

@@ -17,9 +17,10 @@ from flamepy.core.types import FlameContext
 from flamepy.runner import Runner
 
 from flame_rl.backends.flame.cleanup import Janitor
+from flame_rl.backends.flame.within import CALL_SECONDS, within
 from flame_rl.backends.package import stage_package
 from flame_rl.errors import Interrupted, RunError, UsageError
-from flame_rl.within import CALL_SECONDS, within
+from flame_rl.interrupt import unless_stopped
 
 CONNECT_SECONDS = 8.0
 PROBE_SECONDS = 3.0
@@ -47,7 +48,7 @@ def connect(stop: threading.Event) -> tuple[FlameContext, int]:
         return _count_executors()
 
     try:
-        return context, within(CONNECT_SECONDS, ask, stop)
+        return context, unless_stopped(stop, lambda: within(CONNECT_SECONDS, ask))
     except (UsageError, Interrupted):
         raise
     except Exception as error:

@@ -15,13 +15,13 @@ import flamepy.core.client
 import numpy as np
 from flamepy.core.types import FlameError
 from flamepy.runner import Runner
-from flamepy.runner.runner import ObjectFuture
+from flamepy.runner.runner import ObjectFuture, RunnerService
 
 from flame_rl import wire
 from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame.cleanup import Janitor, closes
+from flame_rl.backends.flame.within import CALL_SECONDS, within
 from flame_rl.backends.patience import Patience
-from flame_rl.within import CALL_SECONDS, within
 
 
 @dataclass
@@ -48,9 +48,14 @@ class Session:
         self._tally = tally
         self._runner = runner
         self._janitor = janitor
-        self._service = runner.service(Collector)
+
+        def open_service() -> RunnerService:
+            service = runner.service(Collector)
+            janitor.remember_session(service._session.id)  # even if nobody waits any more
+            return service
+
+        self._service = within(CALL_SECONDS, open_service)
         self._id = self._service._session.id
-        janitor.remember_session(self._id)
         self._weights: flamepy.core.cache.ObjectRef | None = None
         self._on_their_way: set[Future] = set()
         self.failures = 0

@@ -1,0 +1,28 @@
+"""A time limit for calls that have none: flamepy's wait for ever for a server that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from flame_rl.interrupt import in_thread
+
+CALL_SECONDS = 5.0
+
+Result = TypeVar("Result")
+
+
+def within(seconds: float, function: Callable[[], Result]) -> Result:
+    """Call the function, in a thread that is left behind if it takes longer.
+
+    Raises:
+        TimeoutError: it took longer.
+        Exception: whatever the function raised.
+    """
+    future = in_thread(function)
+    try:
+        return future.result(seconds)
+    except TimeoutError as error:
+        if future.done():  # the function's own
+            raise
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from error
