@@ -58,9 +58,10 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
 
         import model
         from flame_rl.checkpoint import Checkpointer, restore, save_weights
-        from flame_rl.learner.reinforce import Reinforce
+        from flame_rl.learner.learner import Learner
+        from flame_rl.presets import with_presets
         from flame_rl.report import Reporters
-        from flame_rl.report.console import ConsoleReporter
+        from flame_rl.report.console import TITLES, ConsoleReporter
         from flame_rl.report.files import MetricsReporter, TimingReporter
         from flame_rl.train import reproduce, train
 
@@ -69,9 +70,10 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
         torch.set_num_threads(1)
         env_id = model.ENVIRONMENTS.get(config.env.lower(), config.env)
         spec = backend.describe(env_id, config.max_episode_steps)
-        learner = Reinforce(config, model.make_policy(spec, config))
+        config = with_presets(config, env_id)
+        learner = Learner(config, *model.make_networks(spec, config))
         if config.reproduce is None:
-            folder = ending.enter_context(hold_folder(config, algorithm="reinforce"))
+            folder = ending.enter_context(hold_folder(config))
         done, warnings = restore(config, learner)
         for warning in warnings:
             print(f"warning: {warning}", file=sys.stderr)
@@ -90,7 +92,7 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
         def save() -> None:
             reporters.close()
             checkpoints.save()
-            save_weights(folder, learner.policy_state())
+            save_weights(folder, learner.weights())
 
         try:
             for result in train(config, env_id, learner, backend, stop, done):
@@ -117,7 +119,7 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
         if config.plot:
             from flame_rl.report.plot import plot_curve
 
-            plot_curve(folder, title=f"REINFORCE on {env_id}")
+            plot_curve(folder, title=f"{TITLES[config.algorithm]} on {env_id}")
         say(f"Run folder: {folder}")
 
 

@@ -31,7 +31,7 @@ from flame_rl.run_folder import CHECKPOINTS_NAME
 from flame_rl.train import IterationResult, Learner, Totals
 
 MAGIC = b"flameCP1"
-FORMAT = 1
+FORMAT = 2
 WEIGHTS_NAME = "weights.safetensors"
 BEST_NAME = "best.ckpt"
 _HASH_BYTES = 32
@@ -83,7 +83,7 @@ class Checkpointer:
         result = self._unsaved
         if result is None:
             return
-        totals = Totals(result.iteration + 1, result.episodes, result.env_steps)
+        totals = Totals(result.iteration + 1, result.episodes, result.env_steps, result.length_mean)
         data = encode(totals, result.reward_mean, self._learner.state_dict(), self._config)
         path = self._folder / f"{totals.iterations:08d}.ckpt"
         try:
@@ -111,6 +111,7 @@ def encode(totals: Totals, score: float, learner: dict[str, Tensor], config: Tra
         "iterations": totals.iterations,
         "episodes": totals.episodes,
         "env_steps": totals.env_steps,
+        "length_mean": totals.length_mean,
         "score": score,
         "config": json.loads(config.to_json()),
         "versions": _versions(),
@@ -143,9 +144,9 @@ def load(path: Path) -> Checkpoint:
     counts = [header.get(name) for name in ("iterations", "episodes", "env_steps")]
     if any(type(count) is not int or count < 0 for count in counts):
         raise CheckpointError(f"{path}: iterations, episodes, env_steps: not counts: {counts}")
-    score = header.get("score")
-    if not isinstance(score, float) or not math.isfinite(score):
-        raise CheckpointError(f"{path}: score: not a finite number")
+    for name in ("score", "length_mean"):
+        if not isinstance(header.get(name), float) or not math.isfinite(header[name]):
+            raise CheckpointError(f"{path}: {name}: not a finite number")
     for name in ("config", "versions"):
         if not isinstance(header.get(name), dict):
             raise CheckpointError(f"{path}: {name}: missing")
@@ -153,7 +154,7 @@ def load(path: Path) -> Checkpoint:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise CheckpointError(f"{path}: {name}: not finite")
     return Checkpoint(
-        totals=Totals(*counts),
+        totals=Totals(*counts, header["length_mean"]),
         score=header["score"],
         # A copy, because torch must be able to write to it.
         learner={name: torch.from_numpy(array.copy()) for name, array in arrays.items()},
@@ -217,7 +218,7 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def save_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Write the policy's weights to weights.safetensors, for any tool that reads such files.
+    """Write the weights to weights.safetensors, for any tool that reads such files.
 
     Raises:
         RunError: the disk refuses.

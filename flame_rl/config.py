@@ -7,16 +7,35 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from flame_rl.errors import UsageError
 
+_TINY = sys.float_info.min
+_HUGE = sys.float_info.max
+
+# Of the numbers that may be left open: least, greatest, and how an error says that.
+_RANGES = (
+    ("steps_per_iter", 1, 1 << 40, "at least 1"),
+    *(
+        (name, _TINY, _HUGE, "above 0, and finite")
+        for name in ("learning_rate", "value_learning_rate")
+    ),
+    *((name, 0, 1, "from 0 to 1") for name in ("gamma", "gae_lambda")),
+    *((name, 1, 1 << 40, "at least 1") for name in ("epochs", "value_epochs")),
+    *((name, 0, 1 << 40, "0 or more") for name in ("minibatch_size", "value_minibatch_size")),
+    *((name, _TINY, _HUGE, "above 0") for name in ("clip_range", "max_kl", "max_grad_norm")),
+    ("entropy_coefficient", 0, _HUGE, "0 or more"),
+    ("initial_log_std", -20, 5, "from -20 to 5"),
+)
+
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a policy with REINFORCE: a learner here, episodes collected in parallel elsewhere.
+    """Train a policy: a learner here, episodes collected in parallel elsewhere.
 
     Episodes are collected on a Flame cluster where one is configured (FLAME_ENDPOINT, or
     ~/.flame/flame.yaml), and otherwise on the cores of this machine.
@@ -25,6 +44,9 @@ class TrainConfig:
     env: str = "cartpole"
     """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id (Pendulum-v1), or
     your own as module:EnvId."""
+
+    algorithm: Literal["reinforce", "a2c", "ppo"] = "reinforce"
+    """What improves the policy."""
 
     local: bool = False
     """Collect on this machine even where a Flame cluster is configured."""
@@ -48,27 +70,71 @@ class TrainConfig:
     output: Path | None = None
     """Run folder; default: runs/<env>-<algorithm>-<time>."""
 
-    learning_rate: float = 1e-2
-    """Step size of Adam."""
+    steps_per_iter: int | None = None
+    """Instead of a fixed number of episodes, as many as are expected to have so many steps
+    together, judged by the iteration before; the first one has 8."""
+
+    learning_rate: float | None = None
+    """Step size of the policy's Adam. Where no default is shown, here and below, it depends on
+    environment and algorithm: flame_rl/presets.py."""
+
+    value_learning_rate: float | None = None
+    """Step size of the value network's Adam."""
+
+    learning_rate_decay: bool | None = None
+    """Let both fall linearly to 0 at the last iteration."""
 
     gamma: float = 0.99
     """Discount of future rewards per step, 0 to 1. At 1 a return is the plain sum to the episode's
-    end, and a time limit counts as that end."""
+    end, and, without a value network, a time limit counts as that end."""
+
+    gae_lambda: float | None = None
+    """Of a2c and ppo: from 0 (advantages from one step and the value after it) to 1 (from whole
+    episodes)."""
+
+    baseline: Literal["none", "leave-one-out", "value"] | None = None
+    """Of reinforce: what returns are compared with: nothing, the other episodes at the same time
+    step, or a value network."""
+
+    normalize_observations: bool | None = None
+    """Bring observations to mean 0 and standard deviation 1, by all that were seen so far."""
+
+    epochs: int | None = None
+    """Of ppo: passes over each batch."""
+
+    value_epochs: int | None = None
+    """Of reinforce and a2c: passes of the value network over each batch."""
+
+    minibatch_size: int | None = None
+    """Steps for one step of the policy's Adam; 0: all."""
+
+    value_minibatch_size: int | None = None
+    """Steps for one step of the value network's Adam; 0: all."""
+
+    clip_range: float | None = None
+    """Of ppo: how far from 1 the ratio of probabilities may go."""
+
+    recompute_advantages: bool | None = None
+    """Of ppo: recompute them before every pass."""
+
+    max_kl: float | None = None
+    """How far, in nats, an update may take the policy from the one that collected; a pass ends
+    there, and what goes further is taken back."""
+
+    entropy_coefficient: float | None = None
+    """Weight of the policy's entropy in the objective; above 0 it keeps exploring longer."""
+
+    max_grad_norm: float | None = None
+    """Gradients of a greater norm are scaled down to it."""
+
+    initial_log_std: float | None = None
+    """Logarithm of the standard deviation with which continuous actions begin to explore."""
 
     hidden_sizes: tuple[int, ...] = (64, 64)
-    """Widths of the policy's hidden layers."""
+    """Widths of the hidden layers, of policy and value network alike."""
 
     activation: Literal["tanh", "relu", "silu"] = "tanh"
     """Nonlinearity between the layers."""
-
-    initial_log_std: float = -0.5
-    """Logarithm of the standard deviation with which continuous actions begin to explore."""
-
-    entropy_coefficient: float = 0.0
-    """Weight of the policy's entropy in the objective; above 0 it keeps exploring longer."""
-
-    max_grad_norm: float = 1.0
-    """Gradients of a greater norm are scaled down to it."""
 
     max_episode_steps: int | None = None
     """A time limit in steps that replaces the environment's own."""
@@ -109,12 +175,10 @@ class TrainConfig:
         check("episodes_per_iter", self.episodes_per_iter >= 1, "at least 1")
         check("seed", 0 <= self.seed < 1 << 63, "an integer from 0 to 2**63 - 1")
         check("workers", self.workers is None or self.workers >= 0, "0 or more")
-        check("learning_rate", 0 < self.learning_rate < float("inf"), "above 0, and finite")
-        check("gamma", 0 <= self.gamma <= 1, "from 0 to 1")
         check("hidden_sizes", all(size >= 1 for size in self.hidden_sizes), "widths of at least 1")
-        check("initial_log_std", -20 <= self.initial_log_std <= 5, "from -20 to 5")
-        check("entropy_coefficient", 0 <= self.entropy_coefficient < float("inf"), "0 or more")
-        check("max_grad_norm", self.max_grad_norm > 0, "above 0")
+        for name, low, high, expected in _RANGES:
+            value = getattr(self, name)
+            check(name, value is None or low <= value <= high, expected)
         limit = self.max_episode_steps
         check("max_episode_steps", limit is None or limit >= 1, "at least 1")
         timeout = self.task_timeout

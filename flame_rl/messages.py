@@ -12,6 +12,9 @@ from typing import Literal
 
 import numpy as np
 
+# Normalised observations are clipped at plus and minus this.
+OBSERVATION_CLIP = 10.0
+
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
@@ -42,6 +45,8 @@ class PolicySnapshot:
         biases: one float32 [outputs] per layer.
         log_std: float32 [A], the logarithm of the Gaussian's standard deviation; None for a
             categorical policy, whose network yields logits.
+        observation_mean, observation_std: float32 [D], by which observations are normalised
+            before the first layer (and clipped at `OBSERVATION_CLIP`); None: they are not.
     """
 
     version: int
@@ -49,6 +54,8 @@ class PolicySnapshot:
     weights: tuple[np.ndarray, ...]
     biases: tuple[np.ndarray, ...]
     log_std: np.ndarray | None
+    observation_mean: np.ndarray | None = None
+    observation_std: np.ndarray | None = None
 
     @property
     def observation_dim(self) -> int:

@@ -55,7 +55,8 @@ def resumed_config(folder: Path, parse: Callable[[TrainConfig], TrainConfig]) ->
             f"--resume: these flags would make it another run: {'; '.join(different)}. Leave them "
             "out, or begin a new run"
         )
-    if given.reproduce is not None and given.reproduce >= given.episodes_per_iter:
+    fixed = given.steps_per_iter is None
+    if fixed and given.reproduce is not None and given.reproduce >= given.episodes_per_iter:
         raise UsageError(
             f"--reproduce: an episode from 0 to {given.episodes_per_iter - 1}, "
             f"not {given.reproduce}"
@@ -80,18 +81,17 @@ def check_output(config: TrainConfig) -> None:
 
 
 @contextmanager
-def hold_folder(config: TrainConfig, algorithm: str) -> Iterator[Path]:
+def hold_folder(config: TrainConfig) -> Iterator[Path]:
     """The run's folder, made if it is not there; within the block no other process gets it.
 
     Args:
-        config: `resume`, `output`, or for the default name, `env`.
-        algorithm: part of the default name.
+        config: `resume`, `output`, or for the default name, `env` and `algorithm`.
 
     Raises:
         UsageError: another process has it, it holds another run, or it cannot be written.
     """
     try:
-        folder = _make_folder(config, algorithm)
+        folder = _make_folder(config)
         lock = (folder / LOCK_NAME).open("ab")
     except OSError as error:
         raise UsageError(f"--output: cannot write to {error.filename}: {error}") from error
@@ -119,13 +119,13 @@ def write_config(folder: Path, config: TrainConfig) -> None:
         raise UsageError(f"--output: cannot write to {folder}: {error}") from error
 
 
-def _make_folder(config: TrainConfig, algorithm: str) -> Path:
+def _make_folder(config: TrainConfig) -> Path:
     chosen = config.resume or config.output
     if chosen is not None:
         chosen.mkdir(parents=True, exist_ok=True)
         return chosen
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env)
-    stem = Path("runs") / f"{name}-{algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = Path("runs") / f"{name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = stem, 2
     while True:
         try:

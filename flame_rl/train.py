@@ -17,6 +17,9 @@ from flame_rl.messages import CollectRequest, Episode, PolicySnapshot
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Where only the steps of an iteration are given, and nothing is known of an episode's length.
+FIRST_EPISODES = 8
+
 
 class Learner(Protocol):
     """What the loop knows of an algorithm."""
@@ -38,11 +41,13 @@ class Totals:
 
     Attributes:
         iterations, episodes, env_steps: totals since the start.
+        length_mean: steps per episode of the last iteration; 0 if there was none.
     """
 
     iterations: int = 0
     episodes: int = 0
     env_steps: int = 0
+    length_mean: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -116,11 +121,12 @@ def train(
         done: what was done before, by the same learner.
     """
     total_episodes, total_steps = done.episodes, done.env_steps
+    length_mean = done.length_mean
     for iteration in range(done.iterations, config.iterations):
         if stop.is_set():
             return
         snapshot = learner.snapshot()
-        indices = tuple(range(config.episodes_per_iter))
+        indices = tuple(range(episodes_wanted(config, length_mean)))
         request = make_request(config, env_id, iteration, indices, snapshot)
         began = time.perf_counter()
         collected = backend.collect(snapshot, request)
@@ -132,6 +138,7 @@ def train(
         steps = sum(episode.length for episode in collected.episodes)
         total_episodes += len(collected.episodes)
         total_steps += steps
+        length_mean = steps / len(collected.episodes)
         yield IterationResult(
             iteration=iteration,
             episodes=total_episodes,
@@ -140,7 +147,7 @@ def train(
             reward_std=float(rewards.std()),
             reward_min=float(rewards.min()),
             reward_max=float(rewards.max()),
-            length_mean=steps / len(collected.episodes),
+            length_mean=length_mean,
             losses=losses,
             weights_digest=learner.weights_digest(),
             timing=Timing(
@@ -154,6 +161,18 @@ def train(
                 dropped=collected.dropped,
             ),
         )
+
+
+def episodes_wanted(config: TrainConfig, length_mean: float) -> int:
+    """How many episodes the next iteration has, fixed before it starts.
+
+    Args:
+        config: says how many, or how many steps.
+        length_mean: of the iteration before, 0 if there was none.
+    """
+    if config.steps_per_iter is None:
+        return config.episodes_per_iter
+    return max(1, round(config.steps_per_iter / length_mean)) if length_mean else FIRST_EPISODES
 
 
 def reproduce(

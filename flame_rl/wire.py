@@ -41,11 +41,15 @@ def encode_snapshot(snapshot: PolicySnapshot) -> bytes:
     arrays |= {f"bias_{i}": b for i, b in enumerate(snapshot.biases)}
     if snapshot.log_std is not None:
         arrays["log_std"] = snapshot.log_std
+    if snapshot.observation_mean is not None:
+        arrays["observation_mean"] = snapshot.observation_mean
+        arrays["observation_std"] = snapshot.observation_std
     header = {
         "version": snapshot.version,
         "activation": snapshot.activation,
         "layers": len(snapshot.weights),
         "continuous": snapshot.continuous,
+        "normalizes": snapshot.observation_mean is not None,
     }
     return pack("snapshot", header, arrays)
 
@@ -62,6 +66,12 @@ def decode_snapshot(data: bytes | memoryview) -> PolicySnapshot:
         biases.append(_array(arrays, f"bias_{i}", np.float32, (inputs,)))
     continuous = _boolean(header, "continuous")
     log_std = _array(arrays, "log_std", np.float32, (inputs,)) if continuous else None
+    mean = std = None
+    if _boolean(header, "normalizes"):
+        mean = _array(arrays, "observation_mean", np.float32, weights[0].shape[:1])
+        std = _array(arrays, "observation_std", np.float32, weights[0].shape[:1])
+        if not (std > 0).all():
+            raise WireError("observation_std: not above 0")
     _nothing_left(arrays)
     return PolicySnapshot(
         version=_integer(header, "version"),
@@ -69,6 +79,8 @@ def decode_snapshot(data: bytes | memoryview) -> PolicySnapshot:
         weights=tuple(weights),
         biases=tuple(biases),
         log_std=log_std,
+        observation_mean=mean,
+        observation_std=std,
     )
 
 

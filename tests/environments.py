@@ -68,6 +68,49 @@ class ObservationAction(Base):
         return float((self.observation[0] > 0) == (action == 1))
 
 
+class LargeObservationAction(ObservationAction):
+    """The same, observed on a scale of 1000 around 500."""
+
+    observation_space = spaces.Box(-1e4, 1e4, (1,), np.float32)
+
+    def first_observation(self):
+        return 500 + 1000 * super().first_observation()
+
+    next_observation = first_observation
+
+    def reward(self, action) -> float:
+        return float((self.observation[0] > 500) == (action == 1))
+
+
+class ConstantReward(Base):
+    """One step, always 3."""
+
+    def reward(self, action) -> float:
+        return 3.0
+
+
+class ObservationReward(Base):
+    """One step; the reward is twice the observation, whatever the action."""
+
+    def first_observation(self):
+        return np.where(self.np_random.random(1) < 0.5, -1.0, 1.0).astype(np.float32)
+
+    def reward(self, action) -> float:
+        return 2.0 * float(self.observation[0])
+
+
+class TwoSteps(Base):
+    """Observed 0, then 1; only the second step pays, 1."""
+
+    horizon = 2
+
+    def first_observation(self):
+        return 0 * ONE
+
+    def reward(self, action) -> float:
+        return float(self.t)
+
+
 class DelayedReward(Base):
     """The first of two actions decides about the reward of the second step."""
 

@@ -10,9 +10,19 @@ from pathlib import Path
 
 import numpy as np
 
+import model
+from flame_rl.config import TrainConfig
+from flame_rl.learner.learner import Learner
 from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
+from flame_rl.presets import with_presets
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def make_learner(spec: EnvironmentSpec, **options) -> Learner:
+    """A learner with the presets of that environment, but for the options."""
+    config = with_presets(TrainConfig(env=spec.env_id, **options), spec.env_id)
+    return Learner(config, *model.make_networks(spec, config))
 
 
 def environment_id(name: str) -> str:
@@ -28,6 +38,7 @@ def random_snapshot(
     activation: str = "tanh",
     version: int = 0,
     seed: int = 0,
+    normalizes: bool = False,
 ) -> PolicySnapshot:
     rng = np.random.default_rng(seed)
     sizes = (observation_dim, *hidden, action_dim)
@@ -40,6 +51,12 @@ def random_snapshot(
         ),
         biases=tuple(rng.standard_normal(pair[1]).astype(np.float32) * 0.1 for pair in pairs),
         log_std=np.full(action_dim, -0.5, np.float32) if continuous else None,
+        observation_mean=rng.standard_normal(observation_dim).astype(np.float32)
+        if normalizes
+        else None,
+        observation_std=rng.uniform(0.1, 9, observation_dim).astype(np.float32)
+        if normalizes
+        else None,
     )
 
 

@@ -37,8 +37,9 @@ from flame_rl.checkpoint import (
 )
 from flame_rl.config import TrainConfig
 from flame_rl.errors import RunError
-from flame_rl.learner.reinforce import Reinforce
+from flame_rl.learner.learner import Learner
 from flame_rl.messages import EnvironmentSpec
+from flame_rl.presets import with_presets
 from flame_rl.run_folder import CHECKPOINTS_NAME
 from flame_rl.train import Totals
 from tests.helpers import ROOT, clean_environment, environment_id
@@ -47,13 +48,15 @@ from tests.test_wire import Bomb, decodes_or_refuses
 
 pytestmark = pytest.mark.faults
 
-CONFIG = TrainConfig(env="cartpole", hidden_sizes=(3,), seed=5, output=Path("a/b"))
+CONFIG = with_presets(
+    TrainConfig(env="cartpole", hidden_sizes=(3,), seed=5, output=Path("a/b")), "CartPole-v1"
+)
 NAME = r"00000007\.ckpt"
 SPEC = EnvironmentSpec("X-v0", 2, 2, False)
 
 
-def new_learner() -> Reinforce:
-    return Reinforce(CONFIG, model.make_policy(SPEC, CONFIG))
+def new_learner() -> Learner:
+    return Learner(CONFIG, *model.make_networks(SPEC, CONFIG))
 
 
 def sealed(body: bytes) -> bytes:
@@ -61,7 +64,7 @@ def sealed(body: bytes) -> bytes:
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
-GOOD = encode(Totals(7, 70, 300), 1.5, new_learner().state_dict(), CONFIG)
+GOOD = encode(Totals(7, 70, 300, 4.5), 1.5, new_learner().state_dict(), CONFIG)
 BODY = GOOD[len(MAGIC) + 32 :]
 HEADER, ARRAYS = wire.unpack(BODY, "checkpoint")
 
@@ -80,7 +83,7 @@ def load_bytes(path: Path, data: bytes):
 def test_round_trip(path):
     learner = new_learner()
     loaded = load_bytes(path, GOOD)
-    assert loaded.totals == Totals(7, 70, 300) and loaded.score == 1.5
+    assert loaded.totals == Totals(7, 70, 300, 4.5) and loaded.score == 1.5
     assert loaded.config == json.loads(CONFIG.to_json())
     assert TrainConfig.from_json(json.dumps(loaded.config)) == CONFIG
     assert loaded.versions["numpy"] == np.__version__
@@ -150,13 +153,14 @@ HOSTILE = {
     "tensors of gigabytes": sealed(
         BODY[: -len(safetensors.numpy.save(ARRAYS))] + struct.pack("<Q", 1 << 40) + b"{}"
     ),
-    "another format": with_header(format=2),
+    "another format": with_header(format=1),
     "no format": with_header(format=None),
     "iterations below 0": with_header(iterations=-1),
     "iterations of a bool": with_header(iterations=True),
     "episodes of a fraction": with_header(episodes=1.5),
     "steps of a text": with_header(env_steps="300"),
     "a score of a text": with_header(score="1.5"),
+    "a length of a text": with_header(length_mean="1.5"),
     "no score": with_header(score=None),
     "a score of NaN": with_header(score=float("nan")),
     "a config of a list": with_header(config=[]),
@@ -334,7 +338,12 @@ def test_fuzz_thousands(check, path):
 def result(iteration: int, score: float) -> SimpleNamespace:
     """What a Checkpointer reads of an IterationResult."""
     return SimpleNamespace(
-        iteration=iteration, episodes=10, env_steps=50, reward_mean=score, losses={}
+        iteration=iteration,
+        episodes=10,
+        env_steps=50,
+        length_mean=5.0,
+        reward_mean=score,
+        losses={},
     )
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 import uuid
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ import psutil
 import pytest
 import torch
 
-import model
 from flame_rl import wire
 from flame_rl.actor.collect import episode_randomness
 from flame_rl.actor.worker import Limits, Worker
@@ -29,11 +29,17 @@ from flame_rl.backends import patience as patience_module
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
 from flame_rl.checkpoint import load_newest, load_weights
-from flame_rl.config import TrainConfig
 from flame_rl.errors import RunError
-from flame_rl.learner.reinforce import Reinforce
+from flame_rl.learner.learner import Learner
 from flame_rl.messages import EnvironmentSpec, Episode
-from tests.helpers import ROOT, environment_id, random_snapshot, request_for, start_main
+from tests.helpers import (
+    ROOT,
+    environment_id,
+    make_learner,
+    random_snapshot,
+    request_for,
+    start_main,
+)
 from tests.test_resume import SLOWLY, WHOLE, assert_same_run, rows, run_here, survivors, whole
 
 pytestmark = pytest.mark.faults
@@ -380,10 +386,9 @@ def episode(observation: float, index: int = 0) -> Episode:
     return Episode(index, observations, actions, np.array([0.0, 1.0, 0.5]), True, False)
 
 
-def learner_for(**options) -> Reinforce:
-    config = TrainConfig(hidden_sizes=(6,), activation="relu", **options)
+def learner_for(**options) -> Learner:
     spec = EnvironmentSpec("X-v0", 1, 2, False)
-    return Reinforce(config, model.make_policy(spec, config))
+    return make_learner(spec, hidden_sizes=(6,), activation="relu", **options)
 
 
 @pytest.mark.parametrize("rate", [1e-2, 1e37, 3e38])
@@ -392,7 +397,7 @@ def test_an_update_that_would_not_be_finite_changes_nothing(rate):
     for _ in range(3):
         learner.update([episode(0.7)])
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
-    learner._adam.learning_rate = rate
+    learner._config = replace(learner._config, learning_rate=rate)
     enormous = episode(1e38 if rate == 1e-2 else 0.7)
     with pytest.raises(RunError, match=r"the update was refused.* a tenth"):
         for _ in range(5):

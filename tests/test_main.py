@@ -23,7 +23,7 @@ QUICK = ("--env", "cartpole", "--iterations", "12", "--episodes-per-iter", "10",
 
 METRICS = (
     "iteration,episodes,env_steps,reward_mean,reward_std,reward_min,reward_max,length_mean,"
-    "loss,gradient_norm,policy_entropy,weights_digest"
+    "loss,gradient_norm,policy_entropy,kl,weights_digest"
 )
 
 
@@ -119,7 +119,7 @@ def test_writes_the_run_folder(finished):
 
 def test_the_saved_weights_are_those_of_the_last_row(finished):
     from flame_rl.checkpoint import load_weights
-    from flame_rl.learner.reinforce import tensors_digest
+    from flame_rl.learner.learner import tensors_digest
 
     _, folder = finished
     last = (folder / "metrics.csv").read_text().splitlines()[-1]
@@ -200,7 +200,7 @@ def test_the_folder_of_a_run_that_failed_in_its_first_iteration_may_be_taken_aga
 def test_runs_that_begin_at_the_same_moment_get_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda _: "now")
-    with hold_folder(TrainConfig(), "x") as first, hold_folder(TrainConfig(), "x") as second:
+    with hold_folder(TrainConfig()) as first, hold_folder(TrainConfig()) as second:
         assert first.is_dir() and second.is_dir() and first != second
 
 
@@ -262,7 +262,7 @@ def test_one_signal_saves_and_leaves_nothing(number, code, tmp_path):
     assert psutil.wait_procs(children, timeout=1)[1] == []
     assert "Training Interrupted!" in output and "Final Mean Reward" in output
     from flame_rl.checkpoint import load_weights
-    from flame_rl.learner.reinforce import tensors_digest
+    from flame_rl.learner.learner import tensors_digest
 
     last = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[-1]
     assert last.endswith(tensors_digest(load_weights(tmp_path / "run")))

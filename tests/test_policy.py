@@ -11,12 +11,20 @@ import model
 from flame_rl.actor.policy import ACTIVATIONS, ROW_BLOCK, ActingPolicy
 from flame_rl.config import TrainConfig
 from flame_rl.messages import EnvironmentSpec
+from flame_rl.presets import with_presets
 from tests.helpers import random_snapshot
 
 
-def policy_of(continuous: bool, activation: str, hidden=(32, 16)) -> torch.nn.Module:
+def policy_of(
+    continuous: bool, activation: str, hidden=(32, 16), normalizes: bool = False
+) -> torch.nn.Module:
     spec = EnvironmentSpec("X-v0", 5, 3, continuous)
-    policy = model.make_policy(spec, TrainConfig(activation=activation, hidden_sizes=hidden))
+    config = TrainConfig(
+        activation=activation, hidden_sizes=hidden, normalize_observations=normalizes
+    )
+    policy, _ = model.make_networks(spec, with_presets(config, "X-v0"))
+    if normalizes:
+        policy.normalizer.set(np.array([0, 1, -2, 5, 0.5]), np.array([1, 0.1, 3, 9, 1e-4]))
     with torch.no_grad():  # away from the small first outputs
         for parameter in policy.parameters():
             parameter += 0.3 * torch.randn(parameter.shape)
@@ -25,13 +33,17 @@ def policy_of(continuous: bool, activation: str, hidden=(32, 16)) -> torch.nn.Mo
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("continuous", [True, False])
-def test_numpy_equals_torch(activation, continuous):
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_numpy_equals_torch(activation, continuous, normalizes):
     torch.manual_seed(1)
-    policy = policy_of(continuous, activation).double()
+    policy = policy_of(continuous, activation, normalizes=normalizes).double()
     observations = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
     observations[0] *= 1000
     with torch.no_grad():
-        expected = policy.network(torch.from_numpy(observations).double()).numpy()
+        rows = torch.from_numpy(observations).double()
+        if normalizes:
+            rows = ((rows - policy.normalizer.mean) / policy.normalizer.std).clip(-10, 10)
+        expected = policy.network(rows).numpy()
     acting = ActingPolicy(policy.float().snapshot(version=0))
     np.testing.assert_allclose(acting.forward(observations), expected, rtol=1e-4, atol=1e-5)
 

@@ -6,42 +6,114 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 
 import model
 from flame_rl.actor.policy import ActingPolicy
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.config import TrainConfig
-from flame_rl.learner.reinforce import Reinforce
+from flame_rl.learner.learner import ALGORITHMS, Learner
+from flame_rl.presets import with_presets
 from flame_rl.train import Totals, train
 from tests.helpers import environment_id
 
+# What makes tiny problems quick, and nothing about what is computed.
+QUICK = {
+    "iterations": 40,
+    "episodes_per_iter": 50,
+    "learning_rate": 0.02,
+    "value_learning_rate": 0.02,
+    "minibatch_size": 100,
+    "value_minibatch_size": 100,
+    "max_kl": 1.0,
+    "hidden_sizes": (16,),
+}
+
 
 def solve(name: str, **options):
-    values = {"iterations": 40, "episodes_per_iter": 50, "learning_rate": 0.05} | options
-    config = TrainConfig(env=environment_id(name), hidden_sizes=(16,), **values)
+    env_id = environment_id(name)
+    config = with_presets(TrainConfig(env=env_id, **(QUICK | options)), env_id)
     stop = threading.Event()
     backend = InlineBackend(stop)
-    learner = Reinforce(config, model.make_policy(backend.describe(config.env, None), config))
-    results = list(train(config, config.env, learner, backend, stop, Totals()))
+    learner = Learner(config, *model.make_networks(backend.describe(env_id, None), config))
+    results = list(train(config, env_id, learner, backend, stop, Totals()))
     backend.close()
     return results, learner
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+def value_of(learner: Learner, observation: list[float]) -> float:
+    with torch.no_grad():
+        return learner._networks.value(torch.tensor([observation])).item()
+
+
+VARIANTS = [
+    pytest.param({"algorithm": "reinforce"}, id="reinforce"),
+    pytest.param({"algorithm": "reinforce", "baseline": "leave-one-out"}, id="leave-one-out"),
+    pytest.param({"algorithm": "reinforce", "baseline": "value"}, id="reinforce with values"),
+    pytest.param({"algorithm": "a2c"}, id="a2c"),
+    pytest.param({"algorithm": "ppo", "epochs": 3}, id="ppo"),
+]
+
+
+def test_every_algorithm_is_probed():
+    assert {variant.values[0]["algorithm"] for variant in VARIANTS} == ALGORITHMS.keys()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    ("name", "best"), [("ActionReward", 1), ("ObservationAction", 4), ("DelayedReward", 1)]
+    ("name", "best"),
+    [
+        ("ActionReward", 1),
+        ("ObservationAction", 4),
+        ("DelayedReward", 1),
+        ("LargeObservationAction", 4),
+    ],
 )
-def test_learns_the_known_answer(name, best, seed):
-    results, _ = solve(name, seed=seed)
+def test_learns_the_known_answer(name, best, variant):
+    if name == "LargeObservationAction":
+        variant = variant | {"normalize_observations": True}
+    results, _ = solve(name, **variant)
     assert results[0].reward_mean < 0.75 * best
     assert results[-1].reward_mean > 0.95 * best
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_finds_a_continuous_optimum(seed):
-    _, learner = solve("Target", seed=seed, iterations=60)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_finds_a_continuous_optimum(variant):
+    _, learner = solve("Target", iterations=60, **variant)
     acting = ActingPolicy(learner.snapshot())
     assert acting.forward(np.ones((8, 1), np.float32))[0, 0] == pytest.approx(0.2, abs=0.1)
+
+
+WITH_VALUES = VARIANTS[2:]
+
+
+@pytest.mark.parametrize("variant", WITH_VALUES)
+def test_values_of_one_step(variant):
+    """A constant reward, known from the start: the value is that."""
+    _, learner = solve("ConstantReward", value_epochs=10, **variant)
+    assert value_of(learner, [1.0]) == pytest.approx(3.0, abs=0.05)
+
+
+@pytest.mark.parametrize("variant", WITH_VALUES)
+def test_values_that_depend_on_the_observation(variant):
+    _, learner = solve("ObservationReward", value_epochs=10, **variant)
+    assert value_of(learner, [1.0]) == pytest.approx(2.0, abs=0.1)
+    assert value_of(learner, [-1.0]) == pytest.approx(-2.0, abs=0.1)
+
+
+@pytest.mark.parametrize("variant", WITH_VALUES)
+def test_values_of_two_steps_are_discounted(variant):
+    _, learner = solve("TwoSteps", value_epochs=10, gamma=0.5, **variant)
+    assert value_of(learner, [1.0]) == pytest.approx(1.0, abs=0.05)
+    assert value_of(learner, [0.0]) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("variant", WITH_VALUES)
+def test_values_behind_a_time_limit(variant):
+    """1 a step without end, cut at 7 steps: taken for an end, the value would be far below 10."""
+    options = {"gamma": 0.9, "value_epochs": 10, "iterations": 60, "epochs": 5}
+    _, learner = solve("Endless", **(variant | options))
+    assert value_of(learner, [1.0]) == pytest.approx(10.0, abs=0.5)
 
 
 def test_a_constant_reward_teaches_nothing():

@@ -21,14 +21,13 @@ import pytest
 import torch
 
 import main
-import model
 from flame_rl import checkpoint
 from flame_rl.config import TrainConfig
 from flame_rl.errors import UsageError
-from flame_rl.learner.reinforce import Reinforce, tensors_digest
+from flame_rl.learner.learner import Learner, tensors_digest
 from flame_rl.messages import EnvironmentSpec
 from flame_rl.run_folder import check_output, hold_folder
-from tests.helpers import clean_environment, environment_id, run_main, start_main
+from tests.helpers import clean_environment, environment_id, make_learner, run_main, start_main
 
 pytestmark = pytest.mark.faults
 
@@ -228,9 +227,12 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
 
     fields = set(TrainConfig.__dataclass_fields__)
     assert fields - MAY_CHANGE == {
-        *("env", "episodes_per_iter", "seed", "learning_rate", "gamma", "hidden_sizes"),
-        *("activation", "initial_log_std", "entropy_coefficient", "max_grad_norm"),
-        "max_episode_steps",
+        *("env", "algorithm", "episodes_per_iter", "steps_per_iter", "seed", "max_episode_steps"),
+        *("learning_rate", "value_learning_rate", "learning_rate_decay", "gamma", "gae_lambda"),
+        *("baseline", "normalize_observations", "epochs", "value_epochs", "minibatch_size"),
+        *("value_minibatch_size", "clip_range", "recompute_advantages", "max_kl"),
+        *("hidden_sizes", "activation", "initial_log_std"),
+        *("entropy_coefficient", "max_grad_norm"),
     }
     assert fields >= MAY_CHANGE
 
@@ -387,13 +389,13 @@ def test_a_run_that_another_process_writes_is_refused(tmp_path):
 
 def test_a_folder_that_another_run_is_about_to_use_is_refused(tmp_path):
     config = TrainConfig(output=tmp_path / "run")
-    with hold_folder(config, "x"):
+    with hold_folder(config):
         check_output(config)  # there is nothing yet
-        with pytest.raises(UsageError, match="another process"), hold_folder(config, "x"):
+        with pytest.raises(UsageError, match="another process"), hold_folder(config):
             pass
-    with hold_folder(config, "x"):
+    with hold_folder(config):
         (tmp_path / "run" / "metrics.csv").write_text("iteration\n0\n")
-    with pytest.raises(UsageError, match="holds another run"), hold_folder(config, "x"):
+    with pytest.raises(UsageError, match="holds another run"), hold_folder(config):
         pass
 
 
@@ -415,19 +417,19 @@ def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
 
 
-def learner(hidden: int) -> Reinforce:
-    config = TrainConfig(hidden_sizes=(hidden,))
-    spec = EnvironmentSpec("X-v0", 1, 2, False)
-    return Reinforce(config, model.make_policy(spec, config))
+def learner(hidden: int) -> Learner:
+    return make_learner(EnvironmentSpec("X-v0", 1, 2, False), hidden_sizes=(hidden,))
 
 
-@pytest.mark.parametrize("fault", ["another network", "a name", "a moment", "a count"])
+@pytest.mark.parametrize("fault", ["another network", "a name", "Adam's", "a moment", "a count"])
 def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
     state = learner(5 if fault == "another network" else 6).state_dict()
     if fault == "a name":
-        del state["adam.first.network.0.weight"]
+        del state["policy.network.0.weight"]
+    if fault == "Adam's":
+        state["policy_adam.second"] = torch.zeros(3, 3)
     if fault == "a moment":
-        state["adam.second.network.0.weight"] = torch.zeros(3, 3)
+        state["returns.squares"] = torch.zeros(2)
     if fault == "a count":
         state["updates"] = torch.zeros(2)
     config = TrainConfig(resume=tmp_path, hidden_sizes=(6,))

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.returns import constant_value, discounted_returns, normalize
+from flame_rl.learner.returns import (
+    constant_value,
+    discounted_returns,
+    generalized_advantages,
+    leave_one_out,
+    normalize,
+    v_trace,
+)
 
 BATCHES = st.tuples(
     st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=12), min_size=1, max_size=6),
@@ -112,3 +119,104 @@ def test_over_the_batch_and_not_per_episode():
 def test_what_does_not_fit_is_refused(rewards, lengths, bootstrap):
     with pytest.raises(ValueError, match=r"rewards|lengths|bootstrap"):
         discounted_returns(rewards, lengths, 0.9, bootstrap)
+
+
+def split_values(values, episodes):
+    """One list for each episode, of one more value than it has steps."""
+    out, start = [], 0
+    for rewards in episodes:
+        out.append(values[start : start + len(rewards) + 1])
+        start += len(rewards) + 1
+    return out
+
+
+def random_values(episodes, seed):
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(sum(len(e) + 1 for e in episodes))
+    return values, rng.random(len(episodes)) < 0.5, rng
+
+
+@settings(max_examples=200, deadline=None)
+@given(BATCHES, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+def test_generalized_advantages_by_definition(batch, gae_lambda):
+    """The sum over l of (discount * lambda)^l * delta_{t+l} (Schulman et al. 2016, eq. 16)."""
+    episodes, discount, seed = batch
+    rewards, lengths = flat(episodes)
+    values, terminated, _ = random_values(episodes, seed)
+    expected = []
+    for r, v, ended in zip(episodes, split_values(values, episodes), terminated, strict=True):
+        v = [*v[:-1], 0.0 if ended else v[-1]]
+        delta = [r[t] + discount * v[t + 1] - v[t] for t in range(len(r))]
+        for t in range(len(r)):
+            factors = [(discount * gae_lambda) ** k for k in range(len(r) - t)]
+            expected.append(sum(f * d for f, d in zip(factors, delta[t:], strict=True)))
+    actual = generalized_advantages(rewards, values, lengths, terminated, discount, gae_lambda)
+    np.testing.assert_allclose(actual, expected, atol=1e-9)
+
+
+def test_whole_episode_advantages_are_returns_minus_values():
+    rewards, lengths = flat([[1, 2, 3], [4]])
+    values = np.array([0.5, 1, 2, 9, 3, 7])
+    actual = generalized_advantages(rewards, values, lengths, np.array([True, False]), 0.9, 1.0)
+    returns = discounted_returns(rewards, lengths, 0.9, np.array([0.0, 7.0]))
+    np.testing.assert_allclose(actual, returns - [0.5, 1, 2, 3])
+
+
+@settings(max_examples=200, deadline=None)
+@given(BATCHES, st.sampled_from([0.7, 1.0, 2.0]), st.sampled_from([0.5, 1.0]))
+def test_v_trace_by_definition(batch, rho_bar, c_bar):
+    """v_s = V_s + sum over t of discount^(t-s) * (c_s ... c_{t-1}) * delta_t (Espeholt et al. 2018,
+    eq. 1), and the policy gradient's advantage of section 4.2."""
+    episodes, discount, seed = batch
+    rewards, lengths = flat(episodes)
+    values, terminated, rng = random_values(episodes, seed)
+    ratios = np.exp(rng.standard_normal(len(rewards)))
+    targets, advantages, start = [], [], 0
+    for r, v, ended in zip(episodes, split_values(values, episodes), terminated, strict=True):
+        v = [*v[:-1], 0.0 if ended else v[-1]]
+        ratio = ratios[start : start + len(r)]
+        start += len(r)
+        rho, c = [min(rho_bar, x) for x in ratio], [min(c_bar, x) for x in ratio]
+        delta = [rho[t] * (r[t] + discount * v[t + 1] - v[t]) for t in range(len(r))]
+        own = []
+        for s in range(len(r)):
+            total = v[s]
+            for t in range(s, len(r)):
+                total += discount ** (t - s) * np.prod(c[s:t]) * delta[t]
+            own.append(total)
+        following = [*own[1:], v[-1]]
+        advantages += [rho[s] * (r[s] + discount * following[s] - v[s]) for s in range(len(r))]
+        targets += own
+    actual = v_trace(rewards, values, ratios, lengths, terminated, discount, rho_bar, c_bar)
+    np.testing.assert_allclose(actual[0], targets, atol=1e-9)
+    np.testing.assert_allclose(actual[1], advantages, atol=1e-9)
+
+
+@settings(max_examples=100, deadline=None)
+@given(BATCHES)
+def test_leave_one_out_by_definition(batch):
+    episodes, discount, _ = batch
+    rewards, lengths = flat(episodes)
+    returns = discounted_returns(rewards, lengths, discount, np.zeros(len(lengths)))
+    own, start = [], 0
+    for rewards_of_one in episodes:
+        own.append(returns[start : start + len(rewards_of_one)])
+        start += len(rewards_of_one)
+    expected = []
+    for i, mine in enumerate(own):
+        for t in range(len(mine)):
+            others = [g[t] if t < len(g) else 0.0 for j, g in enumerate(own) if j != i]
+            expected.append(sum(others) / len(others) if others else 0.0)
+    np.testing.assert_allclose(leave_one_out(returns, lengths), expected, atol=1e-9)
+
+
+def test_values_that_do_not_fit_are_refused():
+    rewards, lengths = flat([[1.0, 2.0]])
+    one, two = np.zeros(1), np.zeros(2)
+    ended = np.array([True])
+    with pytest.raises(ValueError, match="values"):
+        generalized_advantages(rewards, two, lengths, ended, 0.9, 0.9)
+    with pytest.raises(ValueError, match="terminated"):
+        generalized_advantages(rewards, np.zeros(3), lengths, np.array([True] * 2), 0.9, 0.9)
+    with pytest.raises(ValueError, match="ratios"):
+        v_trace(rewards, np.zeros(3), one, lengths, ended, 0.9)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flame_rl.messages import PolicySnapshot
+from flame_rl.messages import OBSERVATION_CLIP, PolicySnapshot
 
 ROW_BLOCK = 8
 
@@ -44,6 +44,12 @@ class ActingPolicy:
             (weight.astype(np.float64), bias.astype(np.float64))
             for weight, bias in zip(snapshot.weights, snapshot.biases, strict=True)
         ]
+        self._normalization = None
+        if snapshot.observation_mean is not None:
+            self._normalization = (
+                snapshot.observation_mean.astype(np.float64),
+                snapshot.observation_std.astype(np.float64),
+            )
         self.continuous = snapshot.continuous
         self.action_dim = snapshot.action_dim
         self._std = None
@@ -62,8 +68,16 @@ class ActingPolicy:
         """
         if len(observations) % ROW_BLOCK:
             raise ValueError(f"observations: {len(observations)} rows, no multiple of {ROW_BLOCK}")
+        x = observations.astype(np.float64)
+        if self._normalization is not None:
+            mean, std = self._normalization
+            x -= mean
+            x /= std
+            # np.clip takes twice as long on so few numbers.
+            np.minimum(x, OBSERVATION_CLIP, out=x)
+            np.maximum(x, -OBSERVATION_CLIP, out=x)
         # A stack of blocks, for each of which NumPy calls BLAS.
-        x = observations.astype(np.float64).reshape(-1, ROW_BLOCK, self.observation_dim)
+        x = x.reshape(-1, ROW_BLOCK, self.observation_dim)
         for weight, bias in self._layers[:-1]:
             x = self._activation(x @ weight + bias)
         weight, bias = self._layers[-1]

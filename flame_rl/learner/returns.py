@@ -1,10 +1,13 @@
-"""Returns of complete episodes, as pure functions over concatenated arrays.
+"""Returns and advantages of complete episodes, as pure functions over concatenated arrays.
 
-N is the number of steps of all episodes together, E the number of episodes. Sutton and Barto is
-"Reinforcement Learning: An Introduction", 2nd edition, 2018.
+N is the number of steps of all episodes together, E the number of episodes. An array of values has
+[N + E] entries: for each episode in turn one for every observation, the last one included. Sutton
+and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
 """
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 import numpy as np
 
@@ -30,19 +33,97 @@ def discounted_returns(
     _check_episodes(rewards, lengths)
     if bootstrap.shape != lengths.shape:
         raise ValueError(f"bootstrap: shape {bootstrap.shape}, not {lengths.shape}")
-    returns = rewards.astype(np.float64)
-    ends = np.cumsum(lengths)
-    returns[ends - 1] += discount * bootstrap
-    # All episodes together, from their last step backwards: long ones first, so that those still
-    # running are always the first few.
-    order = np.argsort(-lengths, kind="stable")
-    position = ends[order] - 1
-    remaining = lengths[order] - 1
-    for back in range(1, int(lengths.max())):
-        running = int(np.searchsorted(-remaining, -back, side="right"))
-        at = position[:running] - back
-        returns[at] += discount * returns[at + 1]
-    return returns
+    return _discounted_sums(rewards, np.full(len(rewards), discount), lengths, bootstrap)
+
+
+def generalized_advantages(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    lengths: np.ndarray,
+    terminated: np.ndarray,
+    discount: float,
+    gae_lambda: float,
+) -> np.ndarray:
+    """A_t = delta_t + discount * lambda * A_{t+1}, delta_t = r_t + discount * V_{t+1} - V_t
+    (Schulman et al. 2016, "High-Dimensional Continuous Control Using GAE", eq. 16).
+
+    Args:
+        rewards, lengths, discount: as in `discounted_returns`.
+        values: float64 [N + E].
+        terminated: bool [E]; the last value of a terminated episode counts as 0.
+        gae_lambda: from 0 (one step) to 1 (the whole episode).
+
+    Returns:
+        float64 [N].
+
+    Raises:
+        ValueError: ranks or sizes that do not fit.
+    """
+    now, following = _now_and_following(rewards, values, lengths, terminated)
+    decay = np.full(len(rewards), discount * gae_lambda)
+    deltas = rewards + discount * following - now
+    return _discounted_sums(deltas, decay, lengths, np.zeros(len(lengths)))
+
+
+def v_trace(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    ratios: np.ndarray,
+    lengths: np.ndarray,
+    terminated: np.ndarray,
+    discount: float,
+    rho_bar: float = 1.0,
+    c_bar: float = 1.0,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Targets and advantages from actors that were not quite up to date (Espeholt et al. 2018,
+    "IMPALA", section 4.1, remark 1). With ratios of 1 the targets are the plain returns.
+
+    Args:
+        rewards, values, lengths, terminated, discount: as in `generalized_advantages`.
+        ratios: float64 [N], probability of each action now, over that when it was taken.
+        rho_bar, c_bar: where the ratios are cut off.
+
+    Returns:
+        v_s, the values' targets, and rho_s * (r_s + discount * v_{s+1} - V_s); both float64 [N].
+
+    Raises:
+        ValueError: ranks or sizes that do not fit.
+    """
+    now, following = _now_and_following(rewards, values, lengths, terminated)
+    if ratios.shape != rewards.shape:
+        raise ValueError(f"ratios: shape {ratios.shape}, not {rewards.shape}")
+    rho, c = np.minimum(rho_bar, ratios), np.minimum(c_bar, ratios)
+    deltas = rho * (rewards + discount * following - now)
+    targets = now + _discounted_sums(deltas, discount * c, lengths, np.zeros(len(lengths)))
+    following_targets = following.copy()
+    inner = np.delete(np.arange(len(rewards)), np.cumsum(lengths) - 1)
+    following_targets[inner] = targets[inner + 1]
+    return targets, rho * (rewards + discount * following_targets - now)
+
+
+def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """A baseline without a network: the mean return of the other episodes at the same time step.
+
+    An episode's own return is left out, so that the gradient stays unbiased (Kool et al. 2019, "Buy
+    4 REINFORCE Samples, Get a Baseline for Free!", eq. 7, here for each time step). An episode
+    that has ended counts with the 0 that follows its end.
+
+    Args:
+        returns: float64 [N], of the episodes one after another.
+        lengths: int64 [E].
+
+    Returns:
+        float64 [N]; zeros if there is one episode only.
+
+    Raises:
+        ValueError: ranks or sizes that do not fit.
+    """
+    _check_episodes(returns, lengths)
+    if len(lengths) == 1:
+        return np.zeros_like(returns)
+    time = time_steps(lengths)
+    total = np.bincount(time, weights=returns)
+    return (total[time] - returns) / (len(lengths) - 1)
 
 
 def constant_value(
@@ -85,6 +166,48 @@ def normalize(values: np.ndarray) -> np.ndarray:
     if scale <= 1e-12 * max(1.0, np.abs(values).max()):
         return np.zeros_like(centered)
     return centered / scale
+
+
+def time_steps(lengths: np.ndarray) -> np.ndarray:
+    """0, 1, ... of each episode in turn, int64 [N]."""
+    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def step_rows(lengths: np.ndarray) -> np.ndarray:
+    """Where in [N + E] the steps are: every entry but each episode's last, int64 [N]."""
+    return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)
+
+
+def _now_and_following(
+    rewards: np.ndarray, values: np.ndarray, lengths: np.ndarray, terminated: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """V_t and V_{t+1} of every step, the latter 0 after a terminated episode's last."""
+    _check_episodes(rewards, lengths)
+    if values.shape != (len(rewards) + len(lengths),):
+        raise ValueError(f"values: shape {values.shape}, not ({len(rewards)} + {len(lengths)},)")
+    if terminated.shape != lengths.shape:
+        raise ValueError(f"terminated: shape {terminated.shape}, not {lengths.shape}")
+    rows = step_rows(lengths)
+    following = values[rows + 1]
+    following[np.cumsum(lengths)[terminated] - 1] = 0.0
+    return values[rows], following
+
+
+def _discounted_sums(
+    terms: np.ndarray, factors: np.ndarray, lengths: np.ndarray, last: np.ndarray
+) -> np.ndarray:
+    """y_t = terms_t + factors_t * y_{t+1} within each episode, where y_T is `last`."""
+    sums = np.empty(len(terms))
+    stop = 0
+    # On Python's numbers: for arrays as short as an episode they are faster than NumPy's.
+    for length, end in zip(lengths.tolist(), last.tolist(), strict=True):
+        start, stop = stop, stop + length
+        backwards = zip(
+            terms[start:stop][::-1].tolist(), factors[start:stop][::-1].tolist(), strict=True
+        )
+        running = accumulate(backwards, lambda y, step: step[0] + step[1] * y, initial=end)
+        sums[start:stop] = list(running)[:0:-1]
+    return sums
 
 
 def _check_episodes(rewards: np.ndarray, lengths: np.ndarray) -> None:

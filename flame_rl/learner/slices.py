@@ -1,4 +1,4 @@
-"""A batch's gradient, slice by slice: bounded memory, all cores, and the same bits on any number.
+"""A loss's gradient, slice by slice: bounded memory, all cores, and the same bits on any number.
 
 torch's own threads divide a sum among the cores, so that its last bits depend on how many those
 are. With them set to one (main.py does), every slice is computed by one thread here, several slices
@@ -21,36 +21,59 @@ SLICE_STEPS = 4096
 
 def accumulate_gradients(
     parameters: Sequence[torch.nn.Parameter],
-    steps: int,
-    loss_of: Callable[[slice], tuple[Tensor, ...]],
+    index: Tensor,
+    loss_of: Callable[[Tensor], tuple[Tensor, ...]],
 ) -> list[float]:
-    """Set every parameter's `.grad` to that of the whole batch's loss.
+    """Add to every parameter's `.grad` that of the loss over all steps of `index`.
 
     Args:
         parameters: to differentiate by; each must take part in the loss.
-        steps: the size of the batch.
-        loss_of: of a slice of the batch, its share of the loss, then any shares of metrics. Shares
-            are added up, so a mean must already be divided by `steps`.
+        index: int64 [B], which steps.
+        loss_of: of a part of `index`, its share of the loss, then any shares of metrics. Shares
+            are added up, so a mean must already be divided by B.
 
     Returns:
         The sums: the loss, then the metrics.
     """
 
-    def differentiate(start: int) -> tuple[tuple[Tensor, ...], list[float]]:
-        shares = loss_of(slice(start, start + SLICE_STEPS))
+    def differentiate(part: Tensor) -> tuple[tuple[Tensor, ...], list[float]]:
+        shares = loss_of(part)
         return torch.autograd.grad(shares[0], parameters), [share.item() for share in shares]
 
+    def add(gradients: tuple[Tensor, ...]) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad.add_(gradient)
+
+    parts = index.split(SLICE_STEPS)
+    if len(parts) == 1:
+        gradients, totals = differentiate(index)
+        add(gradients)
+        return totals
     cores = available_cores()
-    starts = range(0, steps, SLICE_STEPS)
-    gradients = [torch.zeros_like(parameter) for parameter in parameters]
-    totals: list[float] = []
+    totals = []
     with ThreadPoolExecutor(cores) as threads:
         # As many at a time as there are cores: a finished slice's gradient takes memory, too.
-        for first in range(0, len(starts), cores):
-            for part, more in threads.map(differentiate, starts[first : first + cores]):
-                for total, share in zip(gradients, part, strict=True):
-                    total.add_(share)
+        for first in range(0, len(parts), cores):
+            for gradients, more in threads.map(differentiate, parts[first : first + cores]):
+                add(gradients)
                 totals = [a + b for a, b in zip(totals or [0.0] * len(more), more, strict=True)]
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
     return totals
+
+
+def without_gradient(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """The function of all rows, slice by slice, several at a time.
+
+    Args:
+        function: float32 [B, D] -> [B], each row by itself.
+        rows: [N, D].
+    """
+
+    @torch.no_grad()
+    def of(part: Tensor) -> Tensor:
+        return function(part)
+
+    parts = rows.split(SLICE_STEPS)
+    if len(parts) == 1:
+        return of(rows)
+    with ThreadPoolExecutor(available_cores()) as threads:
+        return torch.cat(list(threads.map(of, parts)))

@@ -15,6 +15,7 @@ from flame_rl.train import IterationResult, Totals
 
 RULE = "=" * 60
 LINE_EVERY = 10
+TITLES = {"reinforce": "REINFORCE", "a2c": "A2C", "ppo": "PPO"}
 
 
 class ConsoleReporter:
@@ -38,7 +39,7 @@ class ConsoleReporter:
         mode = "distributed" if distributed else "local"
         self._print(
             f"{RULE}\n"
-            f"{mode.title()} REINFORCE on {spec.env_id}"
+            f"{mode.title()} {TITLES[config.algorithm]} on {spec.env_id}"
             f"{' using Flame Runner' if distributed else ''}\n"
             f"{RULE}\n"
             "\n"
@@ -48,8 +49,7 @@ class ConsoleReporter:
             f"  Action dim: {spec.action_dim}\n"
             f"  Continuous actions: {spec.continuous}\n"
             f"  Training iterations: {config.iterations}\n"
-            f"  Episodes per iteration: {config.episodes_per_iter}\n"
-            f"  Total episodes: {config.iterations * config.episodes_per_iter}\n"
+            f"{_amounts(config)}"
             "\n"
             f"Starting {mode} training..."
         )
@@ -114,3 +114,15 @@ class ConsoleReporter:
         else:
             # Plain, so that a pipe gets exactly this text, line by line.
             say(text)
+
+
+def _amounts(config: TrainConfig) -> str:
+    if config.steps_per_iter is not None:
+        return (
+            f"  Steps per iteration: about {config.steps_per_iter}\n"
+            f"  Total steps: about {config.iterations * config.steps_per_iter}\n"
+        )
+    return (
+        f"  Episodes per iteration: {config.episodes_per_iter}\n"
+        f"  Total episodes: {config.iterations * config.episodes_per_iter}\n"
+    )

@@ -1,0 +1,60 @@
+"""The episodes of an iteration as concatenated arrays, ready for an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flame_rl.learner.returns import step_rows
+from flame_rl.messages import Episode
+
+
+@dataclass(frozen=True)
+class Batch:
+    """E episodes of N steps together, one after another.
+
+    Attributes:
+        observations: float32 [N + E, D], of each episode one more than it has steps.
+        rows: int64 [N], where in `observations` the steps are.
+        actions: float32 [N, A], or int64 [N] if discrete.
+        log_probs: float32 [N], of the actions, by the policy that took them.
+        rewards: float64 [N].
+        lengths: int64 [E].
+        terminated: bool [E]; what did not terminate was cut and would have gone on.
+    """
+
+    observations: Tensor
+    rows: Tensor
+    actions: Tensor
+    log_probs: Tensor
+    rewards: np.ndarray
+    lengths: np.ndarray
+    terminated: np.ndarray
+
+    @property
+    def steps(self) -> int:
+        return len(self.rewards)
+
+
+def make_batch(episodes: Sequence[Episode], log_probs: Callable[[Tensor, Tensor], Tensor]) -> Batch:
+    """Concatenate the episodes; `log_probs` is asked for those of observations and actions."""
+    lengths = np.array([e.length for e in episodes])
+    observations = torch.from_numpy(np.concatenate([e.observations for e in episodes]))
+    rows = torch.from_numpy(step_rows(lengths))
+    actions = torch.from_numpy(np.concatenate([e.actions for e in episodes]))
+    if not actions.is_floating_point():
+        actions = actions.long()
+    return Batch(
+        observations=observations,
+        rows=rows,
+        actions=actions,
+        log_probs=log_probs(observations[rows], actions),
+        rewards=np.concatenate([e.rewards for e in episodes]),
+        lengths=lengths,
+        # An episode that terminated in the very step of its time limit has really ended.
+        terminated=np.array([e.terminated for e in episodes]),
+    )

@@ -1,0 +1,59 @@
+"""Running mean and variance of a stream of batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Of a quantity that never changes, the difference from its mean is not to be blown up.
+_LEAST_VARIANCE = 1e-8
+
+
+class RunningMoments:
+    """Mean and variance of all rows seen so far, in float64 (Chan et al. 1979, "Updating Formulae
+    and a Pairwise Algorithm for Computing Sample Variances", eq. 1.3).
+
+    Attributes:
+        count: how many rows.
+        mean: float64 [D].
+    """
+
+    def __init__(self, width: int) -> None:
+        self.count = 0
+        self.mean = np.zeros(width)
+        self._squares = np.zeros(width)  # summed squared differences from the mean
+
+    @property
+    def std(self) -> np.ndarray:
+        """float64 [D]; ones before anything was seen."""
+        if self.count == 0:
+            return np.ones_like(self.mean)
+        return np.sqrt(self._squares / self.count + _LEAST_VARIANCE)
+
+    def update(self, rows: np.ndarray) -> None:
+        """Take in more, of any float type [N, D]."""
+        count = len(rows)
+        mean = rows.mean(axis=0, dtype=np.float64)
+        squares = rows.var(axis=0, dtype=np.float64) * count
+        total = self.count + count
+        difference = mean - self.mean
+        self.mean = self.mean + difference * (count / total)
+        self._squares = self._squares + squares + difference**2 * (self.count * count / total)
+        self.count = total
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {
+            "count": torch.tensor(self.count),
+            "mean": torch.from_numpy(self.mean),
+            "squares": torch.from_numpy(self._squares),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state_dict`. Raises KeyError or ValueError if it is of another width."""
+        for name in ("mean", "squares"):
+            if state[name].shape != self.mean.shape:
+                raise ValueError(f"{name}: {tuple(state[name].shape)}, not {self.mean.shape}")
+        self.count = int(state["count"])
+        self.mean = state["mean"].numpy().copy()
+        self._squares = state["squares"].numpy().copy()

@@ -1,0 +1,114 @@
+"""Passes over a batch in minibatches: what the algorithms are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flame_rl.config import TrainConfig
+from flame_rl.learner.batch import Batch
+from flame_rl.learner.networks import Networks, PolicyStep, Surrogate
+from flame_rl.learner.returns import generalized_advantages, normalize
+
+
+def advantages_and_targets(
+    networks: Networks, batch: Batch, config: TrainConfig
+) -> tuple[np.ndarray, np.ndarray]:
+    """Generalised advantages and what the values should be, float64 [N] each."""
+    values = networks.values(batch)
+    # Rewards beyond all bounds become NaN here, and the update is refused.
+    with np.errstate(over="ignore", invalid="ignore"):
+        advantages = generalized_advantages(
+            batch.rewards, values, batch.lengths, batch.terminated, config.gamma, config.gae_lambda
+        )
+    return advantages, advantages + values[batch.rows.numpy()]
+
+
+def policy_pass(
+    networks: Networks,
+    batch: Batch,
+    surrogate: Surrogate,
+    advantages: np.ndarray,
+    config: TrainConfig,
+    generator: np.random.Generator,
+    decay: float,
+) -> list[PolicyStep]:
+    """One pass over all steps; it ends where the policy has gone too far.
+
+    Args:
+        surrogate: what to maximise.
+        advantages: float64 [N], normalised here over the whole batch.
+        generator: for the order of the steps.
+        decay: factor of the learning rate.
+    """
+    # What became infinite becomes NaN, and the update is refused.
+    with np.errstate(over="ignore", invalid="ignore"):
+        normalized = torch.from_numpy(normalize(advantages).astype(np.float32))
+    steps: list[PolicyStep] = []
+    for index in minibatches(batch.steps, config.minibatch_size, generator):
+        steps.append(
+            networks.step_policy(
+                batch,
+                index,
+                surrogate,
+                normalized,
+                entropy_coefficient=config.entropy_coefficient,
+                max_grad_norm=config.max_grad_norm,
+                learning_rate=config.learning_rate * decay,
+                max_kl=config.max_kl,
+            )
+        )
+        if not steps[-1].taken:
+            break
+    return steps
+
+
+def value_pass(
+    networks: Networks,
+    batch: Batch,
+    targets: np.ndarray,
+    config: TrainConfig,
+    generator: np.random.Generator,
+    decay: float,
+) -> float:
+    """One pass over all steps towards the targets, float64 [N]; returns the mean loss."""
+    wanted = torch.from_numpy(targets.astype(np.float32))
+    losses = [
+        networks.step_value(
+            batch,
+            index,
+            wanted,
+            max_grad_norm=config.max_grad_norm,
+            learning_rate=config.value_learning_rate * decay,
+        )
+        for index in minibatches(batch.steps, config.value_minibatch_size, generator)
+    ]
+    return sum(losses) / len(losses)
+
+
+def minibatches(steps: int, size: int, generator: np.random.Generator) -> Iterator[Tensor]:
+    """All steps in random order, int64 [about `size`] at a time; `size` 0: all at once."""
+    if size == 0 or steps < 2 * size:
+        yield torch.arange(steps)
+        return
+    order = torch.from_numpy(generator.permutation(steps))
+    yield from order.tensor_split(steps // size)
+
+
+def policy_metrics(steps: Sequence[PolicyStep]) -> dict[str, float]:
+    """Means over the steps."""
+    return {
+        "loss": float(np.mean([step.loss for step in steps])),
+        "gradient_norm": float(np.mean([step.gradient_norm for step in steps])),
+        "policy_entropy": steps[-1].entropy,
+    }
+
+
+def value_metrics(loss: float, predicted: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """The loss, and which share of the targets' variance was predicted before the update."""
+    variance = targets.var()
+    explained = 1 - (targets - predicted).var() / variance if variance > 0 else 0.0
+    return {"value_loss": loss, "explained_variance": float(explained)}

@@ -1,0 +1,292 @@
+"""The update against an oracle that goes episode by episode and step by step."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from flame_rl.learner import slices
+from flame_rl.learner.adam import Adam
+from flame_rl.learner.learner import ALGORITHMS, Learner
+from flame_rl.messages import EnvironmentSpec, Episode
+from tests.helpers import make_learner
+
+
+def learner_of(continuous: bool, **options) -> Learner:
+    """One step of Adam over the whole batch, unless the options say otherwise."""
+    plain = {
+        "hidden_sizes": (8,),
+        "max_grad_norm": 1e9,
+        "max_kl": 1e9,
+        "minibatch_size": 0,
+        "learning_rate_decay": False,
+        "normalize_observations": False,
+        "value_learning_rate": 1e-3,
+    }
+    return make_learner(EnvironmentSpec("X-v0", 3, 2, continuous), **(plain | options))
+
+
+def random_episodes(continuous: bool) -> list[Episode]:
+    rng = np.random.default_rng(0)
+    episodes = []
+    for index, length in enumerate([4, 1, 9, 3]):
+        actions = rng.standard_normal((length, 2)).astype(np.float32)
+        episodes.append(
+            Episode(
+                index=index,
+                observations=rng.standard_normal((length + 1, 3)).astype(np.float32),
+                actions=actions if continuous else rng.integers(0, 2, length).astype(np.int32),
+                rewards=rng.standard_normal(length),
+                terminated=index != 2,
+                truncated=index == 2,
+            )
+        )
+    return episodes
+
+
+def policy_terms(policy, episode: Episode, t: int):
+    """log pi(a_t | s_t) and the entropy, from the definitions."""
+    output = policy.network(torch.from_numpy(episode.observations[t]))
+    if episode.actions.dtype == np.int32:
+        log_probs = torch.log_softmax(output, dim=0)
+        return log_probs[int(episode.actions[t])], -(log_probs.exp() * log_probs).sum()
+    z = (torch.from_numpy(episode.actions[t]) - output) / policy.log_std.exp()
+    log_prob = (-0.5 * z**2 - policy.log_std - 0.5 * math.log(2 * math.pi)).sum()
+    return log_prob, (policy.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+
+
+def slow_returns(episodes, gamma, last):
+    """One list an episode; `last` follows one that was truncated."""
+    out = []
+    for episode, value in zip(episodes, last, strict=True):
+        g = value if episode.truncated else 0.0
+        backwards = []
+        for reward in episode.rewards[::-1]:
+            g = reward + gamma * g
+            backwards.append(g)
+        out.append(backwards[::-1])
+    return out
+
+
+def normalized(lists):
+    numbers = [x for one in lists for x in one]
+    mean = sum(numbers) / len(numbers)
+    std = math.sqrt(sum((x - mean) ** 2 for x in numbers) / len(numbers))
+    return [[(x - mean) / std for x in one] for one in lists]
+
+
+def oracle_advantages(learner: Learner, episodes, gamma: float, variant: str):
+    """Episode by episode, step by step."""
+    value = learner._networks.value
+    with torch.no_grad():
+        values = [
+            [value(torch.from_numpy(o[None])).item() for o in e.observations] for e in episodes
+        ]
+    if variant == "gae":
+        out = []
+        for episode, v in zip(episodes, values, strict=True):
+            v = [*v[:-1], v[-1] if episode.truncated else 0.0]
+            a, backwards = 0.0, []
+            for t in reversed(range(episode.length)):
+                a = episode.rewards[t] + gamma * v[t + 1] - v[t] + gamma * 0.9 * a
+                backwards.append(a)
+            out.append(backwards[::-1])
+        return normalized(out)
+    if variant == "value":
+        returns = slow_returns(episodes, gamma, [v[-1] for v in values])
+        pairs = [zip(g, v[:-1], strict=True) for g, v in zip(returns, values, strict=True)]
+        return normalized([[a - b for a, b in pair] for pair in pairs])
+    # The constant value: mean return when it bootstraps the one truncated episode.
+    constant = 0.0
+    for _ in range(5000):
+        returns = slow_returns(episodes, gamma, [constant] * len(episodes))
+        constant = sum(map(sum, returns)) / sum(map(len, returns))
+    if variant == "leave-one-out":
+        out = []
+        for i, own in enumerate(returns):
+            others = [g for j, g in enumerate(returns) if j != i]
+            means = [
+                sum(g[t] if t < len(g) else 0.0 for g in others) / len(others)
+                for t in range(len(own))
+            ]
+            out.append([a - b for a, b in zip(own, means, strict=True)])
+        return normalized(out)
+    return normalized(returns)
+
+
+VARIANTS = {
+    "none": {"algorithm": "reinforce", "baseline": "none"},
+    "leave-one-out": {"algorithm": "reinforce", "baseline": "leave-one-out"},
+    "value": {"algorithm": "reinforce", "baseline": "value"},
+    "gae": {"algorithm": "a2c", "gae_lambda": 0.9, "value_epochs": 1},
+}
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+@pytest.mark.parametrize("slice_steps", [8192, 5])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_loss_and_gradient(continuous, slice_steps, variant, monkeypatch):
+    monkeypatch.setattr(slices, "SLICE_STEPS", slice_steps)
+    options = {"gamma": 0.9, "entropy_coefficient": 0.1} | VARIANTS[variant]
+    learner = learner_of(continuous, **options)
+    policy = copy.deepcopy(learner._networks.policy)
+    for parameter in policy.parameters():
+        parameter.grad = None
+    episodes = random_episodes(continuous)
+    advantages = oracle_advantages(learner, episodes, 0.9, variant)
+    total = 0.0
+    for episode, own in zip(episodes, advantages, strict=True):
+        for t in range(episode.length):
+            log_prob, entropy = policy_terms(policy, episode, t)
+            total = total - log_prob * own[t] - 0.1 * entropy
+    expected = total / sum(e.length for e in episodes)
+    expected.backward()
+    metrics = learner.update(episodes)
+    assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-5)
+    norm = math.sqrt(sum((p.grad**2).sum().item() for p in policy.parameters()))
+    assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+    for ours, theirs in zip(
+        learner._networks.policy.parameters(), policy.parameters(), strict=True
+    ):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["value", "gae"])
+def test_values_are_fitted_after_they_were_used(variant):
+    """What is used is from earlier iterations; what is learned is the returns of this one."""
+    options = VARIANTS[variant] | {"value_epochs": 300, "value_minibatch_size": 0}
+    learner = learner_of(True, gamma=0.9, **(options | {"value_learning_rate": 0.02}))
+    episodes = random_episodes(True)
+    with torch.no_grad():
+        last = [
+            learner._networks.value(torch.from_numpy(e.observations[-1:])).item() for e in episodes
+        ]
+    metrics = learner.update(episodes)
+    assert metrics["value_loss"] < 0.02
+    if variant == "value":
+        with torch.no_grad():
+            for episode, expected in zip(episodes, slow_returns(episodes, 0.9, last), strict=True):
+                predicted = learner._networks.value(torch.from_numpy(episode.observations[:-1]))
+                assert predicted.numpy() == pytest.approx(expected, abs=0.4)
+
+
+def test_the_number_of_cores_changes_no_bit(monkeypatch):
+    monkeypatch.setattr(slices, "SLICE_STEPS", 3)
+    digests = set()
+    for cores in (1, 2, 7):
+        monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)
+        for algorithm in ALGORITHMS:
+            options = {"baseline": "value", "epochs": 2, "learning_rate": 1e-2}
+            learner = learner_of(True, algorithm=algorithm, **options)
+            metrics = [learner.update(random_episodes(True)) for _ in range(3)]
+            digests.add((algorithm, learner.weights_digest(), str(metrics)))
+    assert len(digests) == len(ALGORITHMS)
+
+
+def test_adam_equals_torch():
+    torch.manual_seed(0)
+    ours = torch.nn.Linear(4, 3)
+    theirs = copy.deepcopy(ours)
+    adam = Adam(ours)
+    reference = torch.optim.Adam(theirs.parameters(), lr=0.03, foreach=False)
+    for step in range(50):
+        adam.zero_gradient()
+        theirs.zero_grad()
+        for module in (ours, theirs):
+            x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+            (module(x) ** 2).sum().backward()
+        if step == 20:  # what a checkpoint does
+            gradient = [p.grad.clone() for p in ours.parameters()]
+            resumed = Adam(ours)
+            resumed.load_state_dict(adam.state_dict())
+            adam = resumed
+            for parameter, kept in zip(ours.parameters(), gradient, strict=True):
+                parameter.grad.copy_(kept)
+        adam.step(0.03)
+        reference.step()
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.bias, theirs.bias, rtol=1e-5, atol=1e-6)
+
+
+def test_a_large_gradient_is_clipped():
+    learner = learner_of(True, max_grad_norm=1e-3)
+    metrics = learner.update(random_episodes(True))
+    parameters = learner._networks.policy.parameters()
+    total = math.sqrt(sum((p.grad**2).sum().item() for p in parameters))
+    assert metrics["gradient_norm"] > 1e-3 and total == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_versions_count_updates_and_the_digest_follows_the_weights():
+    learner = learner_of(False)
+    assert learner.snapshot().version == 0
+    before = learner.weights_digest()
+    assert before == learner_of(False).weights_digest()
+    learner.update(random_episodes(False))
+    assert learner.snapshot().version == 1
+    assert learner.weights_digest() != before
+    assert learner_of(False, seed=1).weights_digest() != before
+
+
+def test_a_snapshot_is_a_copy():
+    learner = learner_of(True, normalize_observations=True)
+    snapshot = learner.snapshot()
+    kept = snapshot.weights[0].copy(), snapshot.log_std.copy(), snapshot.observation_mean.copy()
+    learner.update(random_episodes(True))
+    np.testing.assert_array_equal(snapshot.weights[0], kept[0])
+    np.testing.assert_array_equal(snapshot.log_std, kept[1])
+    np.testing.assert_array_equal(snapshot.observation_mean, kept[2])
+    later = learner.snapshot()
+    assert (later.weights[0] != kept[0]).any() and (later.observation_mean != kept[2]).any()
+
+
+def test_observations_are_normalised_by_all_that_were_seen():
+    learner = learner_of(True, normalize_observations=True)
+    learner.update(random_episodes(True))
+    others = [replace(e, observations=5 + 3 * e.observations) for e in random_episodes(True)]
+    learner.update(others)
+    rows = np.concatenate([e.observations for e in [*random_episodes(True), *others]]).astype(float)
+    snapshot = learner.snapshot()
+    np.testing.assert_allclose(snapshot.observation_mean, rows.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(snapshot.observation_std, rows.std(axis=0), rtol=1e-5)
+
+
+def test_the_learning_rate_falls_to_nothing():
+    options = {"learning_rate_decay": True, "iterations": 4, "algorithm": "a2c"}
+    learner = learner_of(True, learning_rate=1e-3, **options)
+    moves = []
+    for _ in range(6):
+        before = learner._networks.policy_adam.values()
+        learner.update(random_episodes(True))
+        moves.append((learner._networks.policy_adam.values() - before).abs().max().item())
+    assert moves[0] == pytest.approx(1e-3, rel=0.01)  # Adam's first step
+    assert moves[0] > moves[1] > moves[2] > moves[3] > 0
+    assert moves[4:] == [0, 0]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_step_that_goes_too_far_is_taken_back(algorithm):
+    """Measured with torch's own distributions."""
+    options = {"algorithm": algorithm, "learning_rate": 0.5, "epochs": 5}
+    for continuous in (True, False):
+        episodes = random_episodes(continuous)
+        observations = torch.from_numpy(np.concatenate([e.observations[:-1] for e in episodes]))
+        far, near = (
+            learner_of(continuous, **options, max_kl=max_kl, clip_range=100.0)
+            for max_kl in (1e9, 0.05)
+        )
+        distances = []
+        for learner in (far, near):
+            policy = learner._networks.policy
+            before = copy.deepcopy(policy)
+            metrics = learner.update(episodes)
+            with torch.no_grad():
+                kl = torch.distributions.kl_divergence(before(observations), policy(observations))
+            distances.append((kl.sum(-1) if continuous else kl).mean().item())
+        assert distances[0] > 0.3
+        assert 0 < distances[1] < 0.15  # estimated from the actions taken, here exact
+        assert metrics["kl"] <= 0.05

@@ -1,0 +1,80 @@
+"""The clipped surrogate and its passes against plain formulas."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flame_rl.learner import passes
+from flame_rl.learner.networks import kl_terms
+from flame_rl.learner.passes import minibatches
+from flame_rl.learner.ppo import clipped_surrogate
+from tests.test_learner import learner_of, random_episodes
+
+NUMBERS = st.floats(-2, 2)
+
+
+@given(NUMBERS, NUMBERS, NUMBERS, st.sampled_from([0.1, 0.2, 0.5]))
+def test_clipped_surrogate_by_definition(new, old, advantage, clip):
+    ratio = math.exp(new - old)
+    # The paper's figure 1: flat where going on would only make the ratio more extreme.
+    if advantage >= 0:
+        expected = min(ratio, 1 + clip) * advantage
+    else:
+        expected = max(ratio, 1 - clip) * advantage
+    as_tensor = [torch.tensor([x], dtype=torch.float64) for x in (new, old, advantage)]
+    assert clipped_surrogate(*as_tensor, clip).item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_kl_estimate_is_unbiased():
+    old, new = torch.distributions.Normal(0.0, 1.0), torch.distributions.Normal(0.3, 1.2)
+    torch.manual_seed(0)
+    actions = old.sample((200_000,))
+    terms = kl_terms(new.log_prob(actions), old.log_prob(actions))
+    assert (terms >= 0).all()
+    exact = torch.distributions.kl_divergence(old, new).item()
+    assert terms.mean().item() == pytest.approx(exact, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("steps", "size", "count"), [(10, 0, 1), (10, 7, 1), (10, 3, 3), (8, 2, 4)]
+)
+def test_minibatches_take_every_step_once(steps, size, count):
+    parts = list(minibatches(steps, size, np.random.default_rng(0)))
+    assert len(parts) == count
+    assert sorted(torch.cat(parts).tolist()) == list(range(steps))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_advantages_are_computed_once_or_before_every_pass(recompute, monkeypatch):
+    calls = []
+    original = passes.advantages_and_targets
+
+    def counted(*arguments):
+        calls.append(original(*arguments)[0])
+        return calls[-1], calls[-1]
+
+    monkeypatch.setattr("flame_rl.learner.ppo.advantages_and_targets", counted)
+    learner_of(True, algorithm="ppo", epochs=4, recompute_advantages=recompute).update(
+        random_episodes(True)
+    )
+    assert len(calls) == (4 if recompute else 1)
+    assert all((a != b).any() for a, b in pairwise(calls))
+
+
+def test_passes_end_where_the_policy_has_gone_too_far(monkeypatch):
+    taken = []
+    for max_kl in (1e9, 1e-3):
+        learner = learner_of(
+            True, algorithm="ppo", epochs=6, learning_rate=0.05, minibatch_size=4, max_kl=max_kl
+        )
+        learner.update(random_episodes(True))
+        taken.append(int(learner.state_dict()["policy_adam.steps"]))
+    assert taken[0] == 6 * (17 // 4)
+    assert 1 <= taken[1] < 6
