@@ -9,12 +9,7 @@ import threadpoolctl
 
 from flame_rl import wire
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.simulators import (
-    SLOTS,
-    PlainSimulator,
-    SimulatorError,
-    describe_environment,
-)
+from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
 from flame_rl.backends.dispatch import Collected, explain, gather
 from flame_rl.errors import UsageError
 from flame_rl.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
@@ -49,7 +44,8 @@ class InlineBackend:
 
         # More BLAS threads than the workers' one would change bits in wide layers.
         with self._threads.limit(limits=1, user_api="blas"):
-            return gather(snapshot, request, submit, task_size=SLOTS, in_flight=1, stop=self._stop)
+            size = len(request.indices)
+            return gather(snapshot, request, submit, task_size=size, in_flight=1, stop=self._stop)
 
     def close(self) -> None:
         if self._simulator is not None:
