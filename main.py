@@ -66,7 +66,9 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
         # learner uses them all in its own way (learner/slices.py).
         torch.set_num_threads(1)
         env_id = model.ENVIRONMENTS.get(config.env.lower(), config.env)
-        spec = backend.describe(env_id, config.max_episode_steps)
+        spec = backend.describe(env_id, config.max_episode_steps, config.simulator)
+        if spec.note:
+            say(f"{spec.note}\n")
         learner = Reinforce(config, model.make_policy(spec, config))
         done, warnings = restore(config, learner)
         for warning in warnings:
