@@ -10,8 +10,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from flame_rl.actor.collect import collect_episodes, episode_randomness
+from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.policy import ActingPolicy
+from flame_rl.actor.seeds import episode_randomness, episodes_randomness
 from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
 from flame_rl.messages import CollectFailure
 from tests.helpers import (
@@ -98,6 +99,18 @@ def test_another_seed_iteration_or_index_is_another_episode():
                 reset_seed, generator = episode_randomness(seed, iteration, index)
                 seen.add((reset_seed, generator.random()))
     assert len(seen) == 27
+
+
+@pytest.mark.parametrize("run_seed", [0, 7, 1 << 40, (1 << 63) - 1])
+@pytest.mark.parametrize("iteration", [0, 300, 1 << 33])
+def test_many_episodes_have_the_random_numbers_of_one(run_seed, iteration):
+    """Against NumPy's own SeedSequence, one episode after another."""
+    for indices in (range(40), [9], [3, (1 << 32) - 1, *range(20)], [1 << 32, *range(20)]):
+        seeds, generators = episodes_randomness(run_seed, iteration, tuple(indices))
+        for index, seed, generator in zip(indices, seeds, generators, strict=True):
+            expected_seed, expected = episode_randomness(run_seed, iteration, index)
+            assert seed == expected_seed
+            assert generator.bit_generator.state == expected.bit_generator.state
 
 
 def test_terminated_and_truncated_are_kept_apart():

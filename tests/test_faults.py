@@ -23,7 +23,7 @@ import torch
 
 import model
 from flame_rl import wire
-from flame_rl.actor.collect import episode_randomness
+from flame_rl.actor.seeds import episode_randomness
 from flame_rl.actor.worker import Limits, Worker
 from flame_rl.backends import patience as patience_module
 from flame_rl.backends.patience import Patience

@@ -23,6 +23,7 @@ CORE = {
     "flame_rl/actor/mujoco_twins.py",
     "flame_rl/actor/policy.py",
     "flame_rl/actor/remote.py",
+    "flame_rl/actor/seeds.py",
     "flame_rl/actor/simulators.py",
     "flame_rl/actor/worker.py",
 }

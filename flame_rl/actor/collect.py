@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flame_rl.actor.policy import ROW_BLOCK, ActingPolicy
+from flame_rl.actor.seeds import episodes_randomness
 from flame_rl.actor.simulators import Simulator, SimulatorError, rows_of
 from flame_rl.messages import CollectFailure, CollectRequest, Episode, PolicySnapshot
 
@@ -22,17 +23,6 @@ BLOCK_BYTES = 1 << 25
 # multiple of ROW_BLOCK rows; beyond, OpenBLAS takes another way that adds in another order.
 MAX_MULTIPLICATIONS = 1_000_000
 MAX_ROWS = 128
-
-
-def episode_randomness(
-    run_seed: int, iteration: int, index: int
-) -> tuple[int, np.random.Generator]:
-    """The environment's reset seed and the generator of the actions' noise of one episode."""
-    sequence = np.random.SeedSequence(run_seed, spawn_key=(iteration, index))
-    reset_sequence, noise_sequence = sequence.spawn(2)
-    # Gymnasium takes non-negative seeds; 31 bits suit environments that keep them in an int32.
-    reset_seed = int(reset_sequence.generate_state(1, np.uint32)[0] >> 1)
-    return reset_seed, np.random.default_rng(noise_sequence)
 
 
 def collect_episodes(
@@ -85,7 +75,7 @@ class _Slot:
     """The episode that a slot plays.
 
     Attributes:
-        index, seed, generator: see `episode_randomness`.
+        index, seed, generator: see `flame_rl.actor.seeds.episode_randomness`.
         first: the row of the block in which its part of the block begins.
         pieces: observations, actions and rewards of earlier blocks.
         length: steps in `pieces`.
@@ -93,9 +83,10 @@ class _Slot:
 
     __slots__ = ("first", "generator", "index", "length", "pieces", "seed")
 
-    def __init__(self, request: CollectRequest, index: int, first: int) -> None:
+    def __init__(self, index: int, seed: int, generator: np.random.Generator, first: int) -> None:
         self.index = index
-        self.seed, self.generator = episode_randomness(request.run_seed, request.iteration, index)
+        self.seed = seed
+        self.generator = generator
         self.first = first
         self.pieces: list[tuple[np.ndarray, ...]] = []
         self.length = 0
@@ -112,10 +103,13 @@ class _Play:
         self, snapshot: PolicySnapshot, request: CollectRequest, simulator: Simulator
     ) -> None:
         self.finished: dict[int, Episode] = {}
-        self._request = request
         self._simulator = simulator
         self._policy = policy = ActingPolicy(snapshot)
-        self._waiting = list(reversed(request.indices))
+        seeds, generators = episodes_randomness(
+            request.run_seed, request.iteration, request.indices
+        )
+        simulator.expect(seeds)
+        self._waiting = list(zip(request.indices, seeds, generators, strict=True))[::-1]
         self._slots: dict[int, _Slot] = {}
         count = min(simulator.slots, len(request.indices))
         width = _padded(count)
@@ -171,7 +165,7 @@ class _Play:
     def _begin_episodes(self, slots: np.ndarray) -> None:
         row = self._row
         for slot in slots.tolist():
-            episode = _Slot(self._request, self._waiting.pop(), row)
+            episode = _Slot(*self._waiting.pop(), first=row)
             self._slots[slot] = episode
             # A generator's numbers do not depend on how many are drawn at a time.
             self._noise[row:, slot] = self._policy.draw_noise(episode.generator, self._steps - row)

@@ -116,6 +116,9 @@ class MujocoTwin:
         self.truncated = np.zeros(SLOTS, bool)
         self._steps = np.zeros(SLOTS, np.int64)
 
+    def expect(self, seeds: Sequence[int]) -> None:
+        pass  # a reset's forward dynamics take longer than its seeding
+
     def reset(self, slots: np.ndarray, seeds: Sequence[int]) -> None:
         robot, (first_position, first_velocity) = self._robot, self._first
         noise = robot.reset_noise

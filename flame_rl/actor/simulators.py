@@ -40,6 +40,10 @@ class Simulator(Protocol):
     terminated: np.ndarray
     truncated: np.ndarray
 
+    def expect(self, seeds: Sequence[int]) -> None:
+        """Told the seeds of all resets that will follow, to prepare them together if that helps."""
+        ...
+
     def reset(self, slots: np.ndarray, seeds: Sequence[int]) -> None:
         """Begin an episode in each of `slots`, determined by its seed.
 
@@ -155,6 +159,9 @@ class PlainSimulator:
             self._raw = np.zeros(self.observations.shape, np.float64)
         shape = self._observation_space.shape or self._raw.shape[1:]
         self._raw_by_shape = self._raw.reshape(self.slots, *shape)
+
+    def expect(self, seeds: Sequence[int]) -> None:
+        pass
 
     def reset(self, slots: np.ndarray, seeds: Sequence[int]) -> None:
         for slot, seed in zip(slots.tolist(), seeds, strict=True):
