@@ -69,7 +69,9 @@ def train_command(config: TrainConfig, stop: StopSignal) -> None:
         # learner uses them all in its own way (learner/slices.py).
         torch.set_num_threads(1)
         env_id = model.ENVIRONMENTS.get(config.env.lower(), config.env)
-        spec = backend.describe(env_id, config.max_episode_steps)
+        spec = backend.describe(env_id, config.max_episode_steps, config.simulator)
+        if spec.note:
+            say(f"{spec.note}\n")
         config = with_presets(config, env_id)
         learner = Learner(config, *model.make_networks(spec, config))
         if config.reproduce is None:

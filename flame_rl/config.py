@@ -139,6 +139,10 @@ class TrainConfig:
     max_episode_steps: int | None = None
     """A time limit in steps that replaces the environment's own."""
 
+    simulator: Literal["auto", "plain", "fast"] = "auto"
+    """What plays the environment. plain: Gymnasium; fast: a twin that gives the same bits sooner,
+    for cartpole, halfcheetah, hopper, walker2d and ant; auto: fast where that is possible."""
+
     task_timeout: float | None = None
     """Seconds after which a worker that gives no answer is killed and its episodes are collected
     again; default: ten times the longest task so far, but at least a minute; 600 at first."""

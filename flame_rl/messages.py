@@ -25,12 +25,14 @@ class EnvironmentSpec:
         observation_dim: D, after flattening.
         action_dim: A for continuous actions, the number of choices for discrete ones.
         continuous: whether actions are real vectors.
+        note: one line on why the environment's fast simulator is not used; else empty.
     """
 
     env_id: str
     observation_dim: int
     action_dim: int
     continuous: bool
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class CollectRequest:
         iteration: of the training loop, from 0.
         indices: which episodes of that iteration.
         policy_version: the snapshot that must act.
+        simulator: "plain", "fast", or "auto" for a fast one where it gives the same bits.
     """
 
     env_id: str
@@ -89,6 +92,7 @@ class CollectRequest:
     iteration: int
     indices: tuple[int, ...]
     policy_version: int
+    simulator: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ LOCK_NAME = ".lock"
 
 # What a resumed run may do otherwise, because no result depends on it.
 MAY_CHANGE = {
-    *("iterations", "local", "workers", "plot", "output", "resume", "reproduce"),
+    *("iterations", "local", "workers", "plot", "output", "resume", "reproduce", "simulator"),
     *("task_timeout", "worker_episodes", "worker_megabytes", "cluster_patience"),
     *("checkpoint_every", "keep_checkpoints"),
 }

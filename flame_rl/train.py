@@ -200,4 +200,5 @@ def make_request(
         iteration=iteration,
         indices=indices,
         policy_version=snapshot.version,
+        simulator=config.simulator,
     )

@@ -104,6 +104,7 @@ def decode_request(data: bytes | memoryview) -> CollectRequest:
         iteration=_integer(header, "iteration"),
         indices=tuple(indices.tolist()),
         policy_version=_integer(header, "policy_version"),
+        simulator=_text(header, "simulator"),
     )
 
 
@@ -194,18 +195,20 @@ def decode_result(
     return episodes
 
 
-def encode_describe(env_id: str, max_episode_steps: int | None) -> bytes:
+def encode_describe(env_id: str, max_episode_steps: int | None, simulator: str = "auto") -> bytes:
     """The question that `decode_description` reads the answer of."""
-    return pack("describe", {"env_id": env_id, "max_episode_steps": max_episode_steps}, {})
+    header = {"env_id": env_id, "max_episode_steps": max_episode_steps, "simulator": simulator}
+    return pack("describe", header, {})
 
 
-def decode_describe(data: bytes | memoryview) -> tuple[str, int | None]:
+def decode_describe(data: bytes | memoryview) -> tuple[str, int | None, str]:
     header, arrays = unpack(data, "describe")
     _nothing_left(arrays)
     limit = header.get("max_episode_steps")
     return (
         _text(header, "env_id"),
         None if limit is None else _integer(header, "max_episode_steps", 1),
+        _text(header, "simulator"),
     )
 
 
@@ -223,6 +226,7 @@ def decode_description(data: bytes | memoryview) -> EnvironmentSpec | CollectFai
         observation_dim=_integer(header, "observation_dim", 1),
         action_dim=_integer(header, "action_dim", 1),
         continuous=_boolean(header, "continuous"),
+        note=_text(header, "note"),
     )
 
 

@@ -10,19 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-import model
-from flame_rl.config import TrainConfig
-from flame_rl.learner.learner import Learner
 from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
-from flame_rl.presets import with_presets
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def make_learner(spec: EnvironmentSpec, **options) -> Learner:
-    """A learner with the presets of that environment, but for the options."""
-    config = with_presets(TrainConfig(env=spec.env_id, **options), spec.env_id)
-    return Learner(config, *model.make_networks(spec, config))
 
 
 def environment_id(name: str) -> str:

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from flame_rl import wire
-from flame_rl.actor.collect import collect_episodes, episode_randomness
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.seeds import episode_randomness
 from flame_rl.actor.simulators import PlainSimulator
 from flame_rl.backends.dispatch import MAX_ATTEMPTS, gather
 from flame_rl.backends.inline import InlineBackend

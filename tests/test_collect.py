@@ -10,8 +10,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from flame_rl.actor.collect import NOISE_STEPS, collect_episodes, episode_randomness
+from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.policy import ActingPolicy
+from flame_rl.actor.seeds import episode_randomness, episodes_randomness
 from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
 from flame_rl.messages import CollectFailure
 from tests.helpers import (
@@ -42,12 +43,10 @@ def plain_episode(env: gymnasium.Env, snapshot, request, index: int):
     observations, actions, rewards = [], [], []
     done = False
     while not done:
-        if len(rewards) % NOISE_STEPS == 0:
-            noise = policy.draw_noise(generator, NOISE_STEPS)
         row = np.zeros((8, len(observation)), np.float32)
         row[0] = observation
         row_noise = np.zeros((8, policy.noise_dim))
-        row_noise[0] = noise[len(rewards) % NOISE_STEPS]
+        row_noise[0] = policy.draw_noise(generator, 1)
         action = policy.act(row, row_noise)[0]
         observations.append(row[0].copy())
         actions.append(action)
@@ -67,7 +66,7 @@ def test_equals_gymnasium_one_step_at_a_time(env_id):
     limit = 120
     spec = describe_environment(env_id, limit)
     snapshot = snapshot_for(spec)
-    indices = (5, 0, 3, 11, 7, 2, 8, 1, 30, 12)  # more than slots
+    indices = (5, 0, 3, 11, 7, 2, 8, 1, 30, 12, *range(100, 110))  # more than slots
     episodes = collect(env_id, indices, snapshot, max_episode_steps=limit)
     request = request_for(env_id, indices, max_episode_steps=limit)
     env = gymnasium.make(env_id, max_episode_steps=limit)
@@ -100,6 +99,18 @@ def test_another_seed_iteration_or_index_is_another_episode():
                 reset_seed, generator = episode_randomness(seed, iteration, index)
                 seen.add((reset_seed, generator.random()))
     assert len(seen) == 27
+
+
+@pytest.mark.parametrize("run_seed", [0, 7, 1 << 40, (1 << 63) - 1])
+@pytest.mark.parametrize("iteration", [0, 300, 1 << 33])
+def test_many_episodes_have_the_random_numbers_of_one(run_seed, iteration):
+    """Against NumPy's own SeedSequence, one episode after another."""
+    for indices in (range(40), [9], [3, (1 << 32) - 1, *range(20)], [1 << 32, *range(20)]):
+        seeds, generators = episodes_randomness(run_seed, iteration, tuple(indices))
+        for index, seed, generator in zip(indices, seeds, generators, strict=True):
+            expected_seed, expected = episode_randomness(run_seed, iteration, index)
+            assert seed == expected_seed
+            assert generator.bit_generator.state == expected.bit_generator.state
 
 
 def test_terminated_and_truncated_are_kept_apart():

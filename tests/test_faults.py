@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from flame_rl import wire
-from flame_rl.actor.collect import episode_randomness
+from flame_rl.actor.seeds import episode_randomness
 from flame_rl.actor.worker import Limits, Worker
 from flame_rl.backends import patience as patience_module
 from flame_rl.backends.patience import Patience
@@ -35,11 +35,11 @@ from flame_rl.messages import EnvironmentSpec, Episode
 from tests.helpers import (
     ROOT,
     environment_id,
-    make_learner,
     random_snapshot,
     request_for,
     start_main,
 )
+from tests.learners import make_learner
 from tests.test_resume import SLOWLY, WHOLE, assert_same_run, rows, run_here, survivors, whole
 
 pytestmark = pytest.mark.faults

@@ -14,7 +14,7 @@ from flame_rl.learner import slices
 from flame_rl.learner.adam import Adam
 from flame_rl.learner.learner import ALGORITHMS, Learner
 from flame_rl.messages import EnvironmentSpec, Episode
-from tests.helpers import make_learner
+from tests.learners import make_learner
 
 
 def learner_of(continuous: bool, **options) -> Learner:

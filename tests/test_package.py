@@ -17,9 +17,13 @@ CORE = {
     "flame_rl/messages.py",
     "flame_rl/wire.py",
     "flame_rl/actor/__init__.py",
+    "flame_rl/actor/cartpole.py",
+    "flame_rl/actor/choose.py",
     "flame_rl/actor/collect.py",
+    "flame_rl/actor/mujoco_twins.py",
     "flame_rl/actor/policy.py",
     "flame_rl/actor/remote.py",
+    "flame_rl/actor/seeds.py",
     "flame_rl/actor/simulators.py",
     "flame_rl/actor/worker.py",
 }

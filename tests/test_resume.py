@@ -27,7 +27,8 @@ from flame_rl.errors import UsageError
 from flame_rl.learner.learner import Learner, tensors_digest
 from flame_rl.messages import EnvironmentSpec
 from flame_rl.run_folder import check_output, hold_folder
-from tests.helpers import clean_environment, environment_id, make_learner, run_main, start_main
+from tests.helpers import clean_environment, environment_id, run_main, start_main
+from tests.learners import make_learner
 
 pytestmark = pytest.mark.faults
 

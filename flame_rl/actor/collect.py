@@ -10,32 +10,24 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flame_rl.actor.policy import ActingPolicy
-from flame_rl.actor.simulators import SLOTS, PlainSimulator, SimulatorError
+from flame_rl.actor.policy import ROW_BLOCK, ActingPolicy
+from flame_rl.actor.seeds import episodes_randomness
+from flame_rl.actor.simulators import Simulator, SimulatorError, rows_of
 from flame_rl.messages import CollectFailure, CollectRequest, Episode, PolicySnapshot
 
-# Noise is drawn ahead from the episode's own generator, this many steps at a time.
-NOISE_STEPS = 128
-
-
-def episode_randomness(
-    run_seed: int, iteration: int, index: int
-) -> tuple[int, np.random.Generator]:
-    """The environment's reset seed and the generator of the actions' noise of one episode."""
-    sequence = np.random.SeedSequence(run_seed, spawn_key=(iteration, index))
-    reset_sequence, noise_sequence = sequence.spawn(2)
-    # Gymnasium takes non-negative seeds; 31 bits suit environments that keep them in an int32.
-    reset_seed = int(reset_sequence.generate_state(1, np.uint32)[0] >> 1)
-    return reset_seed, np.random.default_rng(noise_sequence)
+# So many lock steps are recorded, and noise for them drawn ahead, before episodes are taken out.
+BLOCK_STEPS = 128
+# Fewer where observations are so wide that a block of them would take more bytes than this.
+BLOCK_BYTES = 1 << 25
 
 
 def collect_episodes(
     snapshot: PolicySnapshot,
     request: CollectRequest,
-    simulator: PlainSimulator,
+    simulator: Simulator,
     withdrawn: Callable[[], bool] = lambda: False,
 ) -> list[Episode] | CollectFailure:
-    """Play the requested episodes, `SLOTS` at a time; a finished slot takes the next one at once.
+    """Play the requested episodes side by side; a finished slot takes the next one at once.
 
     Args:
         snapshot: the policy that acts.
@@ -53,126 +45,190 @@ def collect_episodes(
             f"weights of version {request.policy_version} are asked for, "
             f"but version {snapshot.version} is here",
         )
-    policy = ActingPolicy(snapshot)
-    waiting = list(reversed(request.indices))
-    recorders: dict[int, _Recorder] = {}
-    finished: dict[int, Episode] = {}
-
-    def begin_next(slot: int) -> None:
-        recorders[slot] = _Recorder(request, waiting.pop(), policy)
-        simulator.reset(slot, recorders[slot].seed)
-        recorders[slot].begin(simulator.observations[slot])
-
-    noise = np.zeros((SLOTS, policy.noise_dim))
-    running = list(range(min(SLOTS, len(waiting))))
+    play = _Play(snapshot, request, simulator)
     try:
-        for slot in running:
-            begin_next(slot)
-        while running:
+        play.begin()
+        while play.goes_on:
             if withdrawn():
                 return _failure(request, "stale", "the learner has withdrawn this task")
-            for slot in running:
-                noise[slot] = recorders[slot].next_noise()
-            actions = policy.act(simulator.observations, noise)
-            simulator.step(actions, running)
-            for slot in tuple(running):
-                recorder = recorders[slot]
-                recorder.record(
-                    actions[slot], simulator.rewards[slot], simulator.observations[slot]
-                )
-                terminated = bool(simulator.terminated[slot])
-                truncated = bool(simulator.truncated[slot])
-                if not (terminated or truncated):
-                    continue
-                finished[recorder.index] = recorder.finish(slot, terminated, truncated)
-                if waiting:
-                    begin_next(slot)
-                else:
-                    running.remove(slot)
+            play.step()
     except SimulatorError as error:
-        blamed = recorders.get(error.slot)
+        index, step, seed = play.where(error.slot)
         return CollectFailure(
             kind=error.kind,
             message=str(error),
             env_id=request.env_id,
             iteration=request.iteration,
-            index=blamed.index if blamed else None,
-            step=blamed.length if blamed else None,
-            seed=blamed.seed if blamed else None,
+            index=index,
+            step=step,
+            seed=seed,
             traceback=error.cause,
         )
-    return [finished[index] for index in request.indices]
+    return [play.finished[index] for index in request.indices]
 
 
-class _Recorder:
-    """One running episode: its random numbers and what happened so far."""
+class _Slot:
+    """The episode that a slot plays.
 
-    def __init__(self, request: CollectRequest, index: int, policy: ActingPolicy) -> None:
+    Attributes:
+        index, seed, generator: see `flame_rl.actor.seeds.episode_randomness`.
+        first: the row of the block in which its part of the block begins.
+        pieces: observations, actions and rewards of earlier blocks.
+        length: steps in `pieces`.
+    """
+
+    __slots__ = ("first", "generator", "index", "length", "pieces", "seed")
+
+    def __init__(self, index: int, seed: int, generator: np.random.Generator, first: int) -> None:
         self.index = index
+        self.seed = seed
+        self.generator = generator
+        self.first = first
+        self.pieces: list[tuple[np.ndarray, ...]] = []
         self.length = 0
-        self.seed, self._generator = episode_randomness(request.run_seed, request.iteration, index)
-        self._policy = policy
-        self._noise = np.empty((0, policy.noise_dim))
-        capacity = 256
-        self._observations = np.empty((capacity + 1, policy.observation_dim), np.float32)
-        action_shape = (policy.action_dim,) if policy.continuous else ()
-        action_dtype = np.float32 if policy.continuous else np.int32
-        self._actions = np.empty((capacity, *action_shape), action_dtype)
-        self._rewards = np.empty(capacity, np.float64)
 
-    def begin(self, observation: np.ndarray) -> None:
-        self._observations[0] = observation
 
-    def next_noise(self) -> np.ndarray:
-        row = self.length % NOISE_STEPS
-        if row == 0:
-            self._noise = self._policy.draw_noise(self._generator, NOISE_STEPS)
-        return self._noise[row]
+class _Play:
+    """One request being played.
 
-    def record(self, action_t: np.ndarray, reward_t: float, observation_tp1: np.ndarray) -> None:
-        t = self.length
-        if t == len(self._rewards):
-            self._observations = _doubled(self._observations, 2 * t + 1)
-            self._actions = _doubled(self._actions, 2 * t)
-            self._rewards = _doubled(self._rewards, 2 * t)
-        self._actions[t] = action_t
-        self._rewards[t] = reward_t
-        self._observations[t + 1] = observation_tp1
-        self.length = t + 1
+    A lock step is one row of the block: what all slots saw, drew, did and got. Episodes begin and
+    end at any row; where one ends, or the block does, its part is cut out.
+    """
 
-    def finish(self, slot: int, terminated: bool, truncated: bool) -> Episode:
-        episode = Episode(
-            index=self.index,
-            observations=self._observations[: self.length + 1],
-            actions=self._actions[: self.length],
-            rewards=self._rewards[: self.length],
-            terminated=terminated,
-            truncated=truncated,
+    def __init__(
+        self, snapshot: PolicySnapshot, request: CollectRequest, simulator: Simulator
+    ) -> None:
+        self.finished: dict[int, Episode] = {}
+        self._simulator = simulator
+        self._policy = policy = ActingPolicy(snapshot)
+        seeds, generators = episodes_randomness(
+            request.run_seed, request.iteration, request.indices
         )
-        self._check_finite(slot, episode)
-        return episode
+        simulator.expect(seeds)
+        self._waiting = list(zip(request.indices, seeds, generators, strict=True))[::-1]
+        self._slots: dict[int, _Slot] = {}
+        count = min(simulator.slots, len(request.indices))
+        width = _padded(count)
+        steps = BLOCK_BYTES // (4 * width * policy.observation_dim)
+        self._steps = steps = max(1, min(BLOCK_STEPS, steps))
+        self._observations = np.zeros((steps + 1, width, policy.observation_dim), np.float32)
+        if policy.continuous:
+            self._actions = np.zeros((steps, width, policy.action_dim), np.float32)
+        else:
+            self._actions = np.zeros((steps, width), np.int32)
+        self._rewards = np.zeros((steps, width), np.float64)
+        self._noise = np.zeros((steps, width, policy.noise_dim))
+        self._row = 0
+        self._set_running(np.arange(count))
 
-    def _check_finite(self, slot: int, episode: Episode) -> None:
-        """Checked once an episode, not once a step: a step costs microseconds."""
-        for name, values in (("observation", episode.observations), ("reward", episode.rewards)):
-            rows = np.isfinite(values).reshape(len(values), -1).all(axis=1)
-            if rows.all():
-                continue
-            first = int(np.argmin(rows))
-            # observations[t] was returned by step t-1, observations[0] by reset.
-            self.length = max(first - 1, 0) if name == "observation" else first
-            source = "reset" if name == "observation" and first == 0 else "step"
-            raise SimulatorError(
-                "invalid",
-                f"{name}: {source} returned NaN or infinity: {values[first]!s:.200}",
-                slot,
+    @property
+    def goes_on(self) -> bool:
+        return len(self._running) > 0
+
+    def begin(self) -> None:
+        self._begin_episodes(self._running)
+
+    def step(self) -> None:
+        """One step of every running episode, and what follows from it."""
+        if self._row == self._steps:
+            self._next_block()
+        row, live, simulator = self._row, self._live, self._simulator
+        observations, noise = self._observations[row], self._noise[row]
+        actions, rows = self._actions[row], self._acting
+        actions[rows] = self._policy.act(observations[rows], noise[rows])
+        simulator.step(actions, self._running)
+        self._rewards[row, live] = simulator.rewards[live]
+        self._observations[row + 1, live] = simulator.observations[live]
+        self._check_finite("reward", self._rewards[row, live], "step")
+        self._check_finite("observation", self._observations[row + 1, live], "step")
+        self._row = row + 1
+        ended = simulator.terminated[live] | simulator.truncated[live]
+        if ended.any():
+            self._end_episodes(self._running[ended])
+
+    def where(self, slot: int | None) -> tuple[int | None, int | None, int | None]:
+        """Index, step and reset seed of the episode in `slot`, as far as there is one."""
+        episode = self._slots.get(slot)
+        if episode is None:
+            return None, None, None
+        return episode.index, episode.length + self._row - episode.first, episode.seed
+
+    def _begin_episodes(self, slots: np.ndarray) -> None:
+        row = self._row
+        for slot in slots.tolist():
+            episode = _Slot(*self._waiting.pop(), first=row)
+            self._slots[slot] = episode
+            # A generator's numbers do not depend on how many are drawn at a time.
+            self._noise[row:, slot] = self._policy.draw_noise(episode.generator, self._steps - row)
+        self._simulator.reset(slots, [self._slots[slot].seed for slot in slots.tolist()])
+        self._observations[row, slots] = self._simulator.observations[slots]
+        self._check_finite("observation", self._observations[row, slots], "reset", slots)
+
+    def _end_episodes(self, slots: np.ndarray) -> None:
+        for slot in slots.tolist():
+            episode = self._slots[slot]
+            parts = self._cut(slot, episode, self._row + 1)
+            if episode.pieces:
+                parts = [np.concatenate(each) for each in zip(*episode.pieces, parts, strict=True)]
+            self.finished[episode.index] = Episode(
+                episode.index,
+                *parts,
+                terminated=bool(self._simulator.terminated[slot]),
+                truncated=bool(self._simulator.truncated[slot]),
             )
+        taken = slots[: len(self._waiting)]
+        if len(taken):
+            self._begin_episodes(taken)
+        if len(taken) < len(slots):
+            self._set_running(np.setdiff1d(self._running, slots[len(taken) :]))
+
+    def _next_block(self) -> None:
+        for slot in self._running.tolist():
+            episode = self._slots[slot]
+            episode.pieces.append(self._cut(slot, episode, self._row))
+            episode.length += self._row - episode.first
+            episode.first = 0
+            self._noise[:, slot] = self._policy.draw_noise(episode.generator, self._steps)
+        self._observations[0] = self._observations[self._row]
+        self._row = 0
+
+    def _cut(self, slot: int, episode: _Slot, stop: int) -> tuple[np.ndarray, ...]:
+        """Copies of the block's observations up to row `stop`, actions and rewards up to now."""
+        steps = slice(episode.first, self._row)
+        return (
+            self._observations[episode.first : stop, slot].copy(),
+            self._actions[steps, slot].copy(),
+            self._rewards[steps, slot].copy(),
+        )
+
+    def _set_running(self, slots: np.ndarray) -> None:
+        """Which slots play, and for which rows the policy acts: as few as possible."""
+        self._running = slots
+        self._live = rows_of(slots)
+        if len(slots) == 0:
+            return
+        padded = _padded(len(slots))
+        self._acting: slice | np.ndarray = slice(0, padded)
+        if padded < self._rewards.shape[1]:
+            # Padded with slots that play already, so that their actions are only written twice.
+            self._acting = np.resize(slots, padded)
+
+    def _check_finite(
+        self, name: str, values: np.ndarray, source: str, slots: np.ndarray | None = None
+    ) -> None:
+        if np.isfinite(values).all():
+            return
+        rows = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        first = int(np.argmin(rows))
+        raise SimulatorError(
+            "invalid",
+            f"{name}: {source} returned NaN or infinity: {values[first]!s:.200}",
+            int((self._running if slots is None else slots)[first]),
+        )
 
 
-def _doubled(array: np.ndarray, rows: int) -> np.ndarray:
-    grown = np.empty((rows, *array.shape[1:]), array.dtype)
-    grown[: len(array)] = array
-    return grown
+def _padded(rows: int) -> int:
+    return -(-rows // ROW_BLOCK) * ROW_BLOCK
 
 
 def _failure(request: CollectRequest, kind: str, message: str) -> CollectFailure:

@@ -1,4 +1,4 @@
-"""Simulators: `SLOTS` episodes side by side, stepped together, written into shared arrays.
+"""Simulators: several episodes side by side, stepped together, written into shared arrays.
 
 `PlainSimulator` holds one Gymnasium environment per slot and works for any of them. Simulators are
 not trusted: what they return is checked here, and whatever is wrong raises `SimulatorError`.
@@ -12,6 +12,7 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import gymnasium
 import numpy as np
@@ -19,8 +20,65 @@ from gymnasium import spaces
 
 from flame_rl.messages import EnvironmentSpec, FailureKind
 
-# A multiple of policy.ROW_BLOCK. One forward pass serves all slots.
-SLOTS = 8
+# One forward pass serves all slots; more of them, and the environments leave the processor's cache.
+PLAIN_SLOTS = 16
+
+
+class Simulator(Protocol):
+    """Episodes side by side, each in a slot of its own. The arrays stay the same objects.
+
+    Attributes:
+        slots: W, a multiple of policy.ROW_BLOCK.
+        observations: float32 [W, D], what each slot shows now.
+        rewards: float64 [W], of the slot's last step.
+        terminated, truncated: bool [W], after the slot's last step.
+    """
+
+    slots: int
+    observations: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+    def expect(self, seeds: Sequence[int]) -> None:
+        """Told the seeds of all resets that will follow, to prepare them together if that helps."""
+        ...
+
+    def reset(self, slots: np.ndarray, seeds: Sequence[int]) -> None:
+        """Begin an episode in each of `slots`, determined by its seed.
+
+        Args:
+            slots: int [n], ascending.
+            seeds: as many.
+
+        Raises:
+            SimulatorError: so does `step`.
+        """
+        ...
+
+    def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
+        """One step in each of `slots`; the rest stays as it is.
+
+        Args:
+            actions: float32 [at least the highest slot + 1, A], clipped to the bounds here, or
+                int32 [as many]; only the rows of `slots` count.
+            slots: int [n], ascending: those with a running episode.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def rows_of(slots: np.ndarray) -> slice | np.ndarray:
+    """An index of the same rows; where they are neighbours a slice, which copies nothing.
+
+    Args:
+        slots: int [n], ascending.
+    """
+    if len(slots) == 0:
+        return slice(0, 0)
+    first, last = int(slots[0]), int(slots[-1])
+    return slice(first, last + 1) if last - first + 1 == len(slots) else slots
 
 
 class SimulatorError(Exception):
@@ -79,69 +137,80 @@ def describe_environment(env_id: str, max_episode_steps: int | None) -> Environm
 
 
 class PlainSimulator:
-    """`SLOTS` Gymnasium environments, one step at a time.
-
-    Attributes:
-        observations: float32 [SLOTS, D], what each slot shows now.
-        rewards: float64 [SLOTS], of the last step.
-        terminated, truncated: bool [SLOTS], after the last step.
-    """
+    """A Gymnasium environment per slot, one step at a time. See `Simulator`."""
 
     def __init__(self, env_id: str, max_episode_steps: int | None) -> None:
+        self.slots = PLAIN_SLOTS
         self._make = lambda: make_environment(env_id, max_episode_steps)
         self._envs = [self._make()]
         self._observation_space = self._envs[0].observation_space
         self._action_space = self._envs[0].action_space
-        width = spaces.flatdim(self._observation_space)
-        self.observations = np.zeros((SLOTS, width), np.float32)
-        self.rewards = np.zeros(SLOTS, np.float64)
-        self.terminated = np.zeros(SLOTS, bool)
-        self.truncated = np.zeros(SLOTS, bool)
+        self._bounds: tuple[np.ndarray, np.ndarray] | None = None
+        if isinstance(self._action_space, spaces.Box):
+            self._bounds = self._action_space.low.ravel(), self._action_space.high.ravel()
+        self.observations = np.zeros((self.slots, spaces.flatdim(self._observation_space)), "f4")
+        self.rewards = np.zeros(self.slots, np.float64)
+        self.terminated = np.zeros(self.slots, bool)
+        self.truncated = np.zeros(self.slots, bool)
+        # float64, of which the infinite and the merely large are told apart, is turned to float32
+        # for all slots together: one by one takes a tenth of a fast environment's step.
+        self._raw = self.observations
+        if self._observation_space.dtype == np.float64:
+            self._raw = np.zeros(self.observations.shape, np.float64)
+        shape = self._observation_space.shape or self._raw.shape[1:]
+        self._raw_by_shape = self._raw.reshape(self.slots, *shape)
 
-    def reset(self, slot: int, seed: int) -> None:
-        """Begin an episode in `slot`; `seed` determines it."""
-        while len(self._envs) <= slot:
-            self._envs.append(self._make())
-        try:
-            observation, _ = self._envs[slot].reset(seed=seed)
-        except Exception as error:
-            raise SimulatorError(
-                "simulator", f"reset raised {_summary(error)}", slot, traceback.format_exc()
-            ) from error
-        self._write_observation(slot, observation, "reset")
+    def expect(self, seeds: Sequence[int]) -> None:
+        pass
 
-    def step(self, actions: np.ndarray, slots: Sequence[int]) -> None:
-        """One step in each of `slots`.
+    def reset(self, slots: np.ndarray, seeds: Sequence[int]) -> None:
+        for slot, seed in zip(slots.tolist(), seeds, strict=True):
+            while len(self._envs) <= slot:
+                self._envs.append(self._make())
+            try:
+                observation, _ = self._envs[slot].reset(seed=seed)
+            except Exception as error:
+                raise SimulatorError(
+                    "simulator", f"reset raised {_summary(error)}", slot, traceback.format_exc()
+                ) from error
+            self._write_observation(slot, observation, "reset")
+        self._convert(slots)
 
-        Args:
-            actions: float32 [SLOTS, A] (clipped to the bounds here) or int32 [SLOTS].
-            slots: those with a running episode; the other rows of `actions` are ignored.
-        """
+    def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         space = self._action_space
-        if isinstance(space, spaces.Box):
-            batch = np.clip(actions, space.low.ravel(), space.high.ravel())
+        if self._bounds is not None:
+            batch = np.clip(actions, *self._bounds)
             chosen = batch.reshape(-1, *space.shape).astype(space.dtype, copy=False)
         else:
             chosen = (actions + space.start).tolist()
-        for slot in slots:
+        rows = rows_of(slots)
+        self.terminated[rows] = False
+        self.truncated[rows] = False
+        promised, raw, rewards = self._observation_space, self._raw_by_shape, self.rewards
+        dtype, shape = promised.dtype, promised.shape
+        usual = isinstance(promised, spaces.Box)
+        envs = self._envs
+        for slot in slots.tolist():
             try:
-                observation, reward, terminated, truncated, _ = self._envs[slot].step(chosen[slot])
+                observation, reward, terminated, truncated, _ = envs[slot].step(chosen[slot])
             except Exception as error:
                 raise SimulatorError(
                     "simulator", f"step raised {_summary(error)}", slot, traceback.format_exc()
                 ) from error
-            self._write_observation(slot, observation, "step")
-            try:
-                if np.asarray(reward).dtype.kind not in "biuf":
-                    raise TypeError
-                self.rewards[slot] = reward
-                self.terminated[slot] = terminated
-                self.truncated[slot] = truncated
-            except (TypeError, ValueError) as error:
-                returned = f"{reward!r:.60}, {terminated!r:.60}, {truncated!r:.60}"
-                raise SimulatorError(
-                    "invalid", f"reward, terminated, truncated: step returned {returned}", slot
-                ) from error
+            if (
+                usual
+                and type(observation) is np.ndarray
+                and observation.dtype is dtype
+                and observation.shape == shape
+            ):
+                raw[slot] = observation
+            else:
+                self._write_observation(slot, observation, "step")
+            if isinstance(reward, float) and terminated is False and truncated is False:
+                rewards[slot] = reward
+            else:
+                self._write_outcome(slot, reward, terminated, truncated)
+        self._convert(slots)
 
     def close(self) -> None:
         for env in self._envs:
@@ -162,13 +231,35 @@ class PlainSimulator:
                 raise TypeError(f"{array.dtype} instead of numbers")
             if isinstance(space, spaces.Discrete):
                 array = spaces.flatten(space, array)  # one-hot
-            # A value beyond float32 becomes infinite here and is reported as such later.
             with np.errstate(over="ignore"):
-                self.observations[slot] = array.ravel()
+                self._raw[slot] = array.ravel()
         except (TypeError, ValueError, IndexError) as error:
             raise SimulatorError(
                 "invalid", f"observation: {source} returned {observation!r:.80}: {error}", slot
             ) from error
+
+    def _write_outcome(
+        self, slot: int, reward: object, terminated: object, truncated: object
+    ) -> None:
+        try:
+            if np.asarray(reward).dtype.kind not in "biuf":
+                raise TypeError
+            self.rewards[slot] = reward
+            self.terminated[slot] = terminated
+            self.truncated[slot] = truncated
+        except (TypeError, ValueError) as error:
+            returned = f"{reward!r:.60}, {terminated!r:.60}, {truncated!r:.60}"
+            raise SimulatorError(
+                "invalid", f"reward, terminated, truncated: step returned {returned}", slot
+            ) from error
+
+    def _convert(self, slots: np.ndarray) -> None:
+        if self._raw is self.observations:
+            return
+        rows = rows_of(slots)
+        # A value beyond float32 becomes infinite here and is reported as such later.
+        with np.errstate(over="ignore"):
+            self.observations[rows] = self._raw[rows]
 
 
 def _check_spaces(env_id: str, env: gymnasium.Env) -> None:

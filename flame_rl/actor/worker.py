@@ -109,9 +109,10 @@ class Worker:
         max_episode_steps: int | None,
         deadline: float,
         withdrawn: Callable[[], bool] = lambda: False,
+        simulator: str = "auto",
     ) -> bytes:
         """An encoded `EnvironmentSpec` or `CollectFailure`; the rest is as in `collect`."""
-        question = wire.encode_describe(env_id, max_episode_steps)
+        question = wire.encode_describe(env_id, max_episode_steps, simulator)
         with self._calling:
             return self._call([question], env_id, deadline, withdrawn)
 
@@ -241,11 +242,12 @@ def main(last_words_fd: int, lifeline: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     _die_with(lifeline)
 
+    from flame_rl.actor.choose import choose_simulator, describe
     from flame_rl.actor.collect import collect_episodes
-    from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
+    from flame_rl.actor.simulators import Simulator, SimulatorError
 
     snapshot: PolicySnapshot | wire.WireError = wire.WireError("no weights have come yet")
-    simulators: dict[tuple[str, int | None], PlainSimulator] = {}
+    simulators: dict[tuple[str, int | None, str], Simulator] = {}
     while True:
         try:
             frame, _ = _read(questions)
@@ -262,17 +264,18 @@ def main(last_words_fd: int, lifeline: int) -> None:
                     snapshot = error
                 continue
             if kind == "describe":
-                env_id, max_episode_steps = wire.decode_describe(frame)
-                spec = describe_environment(env_id, max_episode_steps)
+                key = wire.decode_describe(frame)
+                env_id = key[0]
+                simulators[key], spec = describe(*key)
                 answer = wire.encode_description(spec)
             else:
                 request = wire.decode_request(frame)
                 env_id = request.env_id
                 if isinstance(snapshot, wire.WireError):
                     raise snapshot
-                key = (env_id, request.max_episode_steps)
+                key = (env_id, request.max_episode_steps, request.simulator)
                 if key not in simulators:
-                    simulators[key] = PlainSimulator(*key)
+                    simulators[key], _ = choose_simulator(*key)
                 result = collect_episodes(snapshot, request, simulators[key])
                 answer = (
                     wire.encode_failure(result)

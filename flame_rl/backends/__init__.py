@@ -11,8 +11,13 @@ from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
 class Backend(Protocol):
     """What the training loop knows of a place where episodes are collected."""
 
-    def describe(self, env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
-        """Read the environment's spaces. Raises UsageError if it cannot be made or learned."""
+    def describe(
+        self, env_id: str, max_episode_steps: int | None, simulator: str = "auto"
+    ) -> EnvironmentSpec:
+        """Read the environment's spaces and choose its simulator, as `CollectRequest` says.
+
+        Raises UsageError if the environment cannot be made or learned, or not by that simulator.
+        """
         ...
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
 from flame_rl import wire
-from flame_rl.actor.collect import episode_randomness
+from flame_rl.actor.seeds import episode_randomness
 from flame_rl.errors import Interrupted, RunError, UsageError
 from flame_rl.messages import (
     CollectFailure,

@@ -8,13 +8,9 @@ from concurrent.futures import Future
 import threadpoolctl
 
 from flame_rl import wire
+from flame_rl.actor.choose import describe
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.simulators import (
-    SLOTS,
-    PlainSimulator,
-    SimulatorError,
-    describe_environment,
-)
+from flame_rl.actor.simulators import Simulator, SimulatorError
 from flame_rl.backends.dispatch import Collected, explain, gather
 from flame_rl.errors import UsageError
 from flame_rl.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
@@ -23,13 +19,14 @@ from flame_rl.messages import CollectFailure, CollectRequest, EnvironmentSpec, P
 class InlineBackend:
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
-        self._simulator: PlainSimulator | None = None
+        self._simulator: Simulator | None = None
         self._threads = threadpoolctl.ThreadpoolController()
 
-    def describe(self, env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
+    def describe(
+        self, env_id: str, max_episode_steps: int | None, simulator: str = "auto"
+    ) -> EnvironmentSpec:
         try:
-            spec = describe_environment(env_id, max_episode_steps)
-            self._simulator = PlainSimulator(env_id, max_episode_steps)
+            self._simulator, spec = describe(env_id, max_episode_steps, simulator)
             return spec
         except SimulatorError as error:
             failure = CollectFailure(error.kind, str(error), env_id, traceback=error.cause)
@@ -49,7 +46,8 @@ class InlineBackend:
 
         # More BLAS threads than the workers' one would change bits in wide layers.
         with self._threads.limit(limits=1, user_api="blas"):
-            return gather(snapshot, request, submit, task_size=SLOTS, in_flight=1, stop=self._stop)
+            size = len(request.indices)
+            return gather(snapshot, request, submit, task_size=size, in_flight=1, stop=self._stop)
 
     def close(self) -> None:
         if self._simulator is not None:

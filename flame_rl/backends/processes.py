@@ -38,9 +38,13 @@ class ProcessBackend:
             ) from error
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
 
-    def describe(self, env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
+    def describe(
+        self, env_id: str, max_episode_steps: int | None, simulator: str = "auto"
+    ) -> EnvironmentSpec:
         deadline = self._patience.limits().deadline
-        answer = self._workers[0].describe(env_id, max_episode_steps, deadline, self._stop.is_set)
+        answer = self._workers[0].describe(
+            env_id, max_episode_steps, deadline, self._stop.is_set, simulator
+        )
         return read_description(answer, self._stop)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:

@@ -70,12 +70,16 @@ class FlameBackend:
         self._context, self._executors = connect(stop)
         self._open(env_id)
 
-    def describe(self, env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
+    def describe(
+        self, env_id: str, max_episode_steps: int | None, simulator: str = "auto"
+    ) -> EnvironmentSpec:
         """Read the spaces in a process on this machine, where an error shows soonest."""
         worker = Worker()
         try:
             limits = self._patience.limits()
-            answer = worker.describe(env_id, max_episode_steps, limits.deadline, self._stop.is_set)
+            answer = worker.describe(
+                env_id, max_episode_steps, limits.deadline, self._stop.is_set, simulator
+            )
             spec = read_description(answer, self._stop)
         finally:
             worker.close()

@@ -1,0 +1,223 @@
+"""The fast simulators against Gymnasium itself, to the bit, and when they are not taken."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.envs.mujoco import hopper_v5
+
+from flame_rl.actor import cartpole, mujoco_twins
+from flame_rl.actor.choose import choose_simulator
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
+from tests.helpers import assert_same_episodes, environment_id, request_for, run_main, snapshot_for
+
+OTHER = replace(mujoco_twins.ROBOTS["HalfCheetah-v5"], control_cost=0.1001)
+TWINS = ["CartPole-v1", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"]
+
+
+def fast(env_id: str, limit: int | None = None):
+    simulator, note = choose_simulator(env_id, limit, "fast")
+    assert not isinstance(simulator, PlainSimulator) and note == ""
+    return simulator
+
+
+def random_actions(space: gymnasium.Space, shape: tuple[int, ...], rng) -> np.ndarray:
+    if isinstance(space, gymnasium.spaces.Box):
+        # Some outside the bounds, and some episodes gentle so that they last.
+        scale = rng.choice([0.05, 0.5, 1.5], size=(1, shape[1], 1))
+        return (rng.standard_normal((*shape, *space.shape)) * scale).astype(np.float32)
+    return rng.integers(space.n, size=shape, dtype=np.int32)
+
+
+def gymnasium_episode(env: gymnasium.Env, seed: int, actions: np.ndarray):
+    """Plainly: reset, step until done. Rows of float64 observations, rewards, ends."""
+    observation, _ = env.reset(seed=seed)
+    yield observation, None, None, None
+    for action in actions:
+        if isinstance(env.action_space, gymnasium.spaces.Box):
+            action = np.clip(action, env.action_space.low, env.action_space.high)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        yield observation, reward, terminated, truncated
+        if terminated or truncated:
+            return
+
+
+@pytest.mark.parametrize(
+    ("env_id", "limit", "steps"),
+    [
+        ("CartPole-v1", None, 1500),
+        ("CartPole-v1", 9, 60),
+        ("HalfCheetah-v5", None, 1030),
+        ("HalfCheetah-v5", 37, 120),
+        ("Hopper-v5", None, 600),
+        ("Hopper-v5", 15, 60),
+        ("Walker2d-v5", None, 600),
+        ("Walker2d-v5", 15, 60),
+        ("Ant-v5", None, 400),
+        ("Ant-v5", 11, 40),
+    ],
+)
+def test_a_twin_has_gymnasiums_bits(env_id, limit, steps):
+    """Slots in odd patterns: some never used, some left alone after their end, others reset at
+    once; every one compared with an environment of its own."""
+    twin = fast(env_id, limit)
+    rng = np.random.default_rng([steps, limit or 0])
+    used = np.sort(rng.choice(twin.slots, size=5, replace=False))
+    env = gymnasium.make(env_id, max_episode_steps=limit)
+    actions = random_actions(env.action_space, (steps, twin.slots), rng)
+    envs = {slot: gymnasium.make(env_id, max_episode_steps=limit) for slot in used.tolist()}
+    expected = {}
+
+    def begin(slots: np.ndarray, t: int) -> None:
+        seeds = rng.integers(1 << 31, size=len(slots)).tolist()
+        twin.reset(slots, seeds)
+        for slot, seed in zip(slots.tolist(), seeds, strict=True):
+            expected[slot] = gymnasium_episode(envs[slot], seed, actions[t:, slot])
+            compare(slot)
+
+    def compare(slot: int) -> bool:
+        observation, reward, terminated, truncated = next(expected[slot])
+        assert twin.observations[slot].tobytes() == observation.astype(np.float32).tobytes()
+        if reward is None:
+            return False
+        assert twin.rewards[slot].tobytes() == np.float64(reward).tobytes()
+        assert twin.terminated[slot] == terminated and twin.truncated[slot] == truncated
+        return bool(terminated or truncated)
+
+    begin(used, 0)
+    running, ends = used, 0
+    for t in range(steps):
+        twin.step(actions[t], running)
+        ended = np.array([slot for slot in running.tolist() if compare(slot)], np.int64)
+        ends += len(ended)
+        idle = np.setdiff1d(used, np.setdiff1d(running, ended))
+        if len(idle) and (len(idle) >= 3 or rng.random() < 0.5):
+            begin(idle, t + 1)
+            idle = idle[:0]
+        running = np.setdiff1d(used, idle)
+        if len(running) == 0:
+            begin(used, t + 1)
+            running = used
+    assert ends >= 5
+
+
+@pytest.mark.parametrize("env_id", TWINS)
+def test_collects_the_plain_simulators_bits(env_id):
+    limit = None if env_id == "CartPole-v1" else 60
+    snapshot = snapshot_for(describe_environment(env_id, limit))
+    twin, plain = fast(env_id, limit), PlainSimulator(env_id, limit)
+    for indices in (range(twin.slots + 13), [5], range(40, 20, -1)):
+        request = request_for(env_id, indices, max_episode_steps=limit)
+        expected = collect_episodes(snapshot, request, plain)
+        assert_same_episodes(collect_episodes(snapshot, request, twin), expected)
+    plain.close()
+
+
+def altered_hopper() -> gymnasium.Env:
+    return gymnasium.Wrapper(hopper_v5.HopperEnv())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kwargs": {"reset_noise_scale": 0.1}},
+        {"order_enforce": False},
+        {"max_episode_steps": None},
+        {"entry_point": "gymnasium.envs.mujoco.hopper_v4:HopperEnv"},
+        {"entry_point": "tests.test_simulators:altered_hopper"},
+        {
+            "additional_wrappers": (
+                gymnasium.envs.registration.WrapperSpec(
+                    "ClipReward",
+                    "gymnasium.wrappers:ClipReward",
+                    {"min_reward": 0.0, "max_reward": 1.0},
+                ),
+            )
+        },
+    ],
+)
+def test_another_environment_of_the_same_name_is_played_plainly(changes, monkeypatch):
+    for name, value in changes.items():
+        monkeypatch.setattr(gymnasium.spec("Hopper-v5"), name, value)
+    simulator, note = choose_simulator("Hopper-v5", None, "auto")
+    assert isinstance(simulator, PlainSimulator)
+    assert "not its own" in note and "\n" not in note
+    with pytest.raises(SimulatorError, match=r"--simulator fast is not possible.*not its own"):
+        choose_simulator("Hopper-v5", None, "fast")
+
+
+@pytest.mark.parametrize(
+    ("library", "version"), [("gymnasium", "1.3.0"), ("mujoco", "3.3.7"), ("mujoco", "4.1.0")]
+)
+def test_a_version_that_was_never_compared_is_played_plainly(library, version, monkeypatch):
+    real = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: version if name == library else real(name)
+    )
+    simulator, note = choose_simulator("Ant-v5", None, "auto")
+    assert isinstance(simulator, PlainSimulator)
+    assert library in note and version in note
+
+
+@pytest.mark.parametrize(
+    ("env_id", "module", "name", "value"),
+    [
+        ("CartPole-v1", cartpole, "HALF_LENGTH", 0.500001),
+        ("CartPole-v1", cartpole, "MAX_ANGLE", 0.2),
+        ("Ant-v5", mujoco_twins, "_CONTACT_COST", 6e-4),
+        ("HalfCheetah-v5", mujoco_twins, "ROBOTS", mujoco_twins.ROBOTS | {"HalfCheetah-v5": OTHER}),
+    ],
+)
+def test_the_comparison_at_the_start_notices_another_twin(env_id, module, name, value, monkeypatch):
+    monkeypatch.setattr(module, name, value)
+    simulator, note = choose_simulator(env_id, None, "auto")
+    assert isinstance(simulator, PlainSimulator)
+    assert "differs" in note
+
+
+def test_a_twin_that_cannot_be_made_is_no_error(monkeypatch):
+    """As where MuJoCo has no mujoco.batch."""
+    monkeypatch.setitem(sys.modules, "mujoco.batch", None)
+    simulator, note = choose_simulator("Hopper-v5", None, "auto")
+    assert isinstance(simulator, PlainSimulator) and "mujoco.batch" in note
+
+
+def test_plain_is_plain_and_others_have_no_twin():
+    for env_id, choice in (
+        ("CartPole-v1", "plain"),
+        ("Pendulum-v1", "auto"),
+        (environment_id("Endless"), "auto"),
+    ):
+        simulator, note = choose_simulator(env_id, None, choice)
+        assert isinstance(simulator, PlainSimulator) and note == ""
+    with pytest.raises(SimulatorError, match="no fast twin of Pendulum-v1"):
+        choose_simulator("Pendulum-v1", None, "fast")
+    with pytest.raises(SimulatorError, match="unknown environment"):
+        choose_simulator("CartPoll-v1", None, "auto")
+
+
+@pytest.mark.parametrize("env", ["cartpole", "halfcheetah", "ant"])
+def test_metrics_are_the_same_bytes(env, tmp_path):
+    written = []
+    for choice, workers in (("plain", 0), ("fast", 2)):
+        options = ["--iterations", "2", "--episodes-per-iter", "20", "--max-episode-steps", "70"]
+        done = run_main(
+            *("--local", "--env", env, "--simulator", choice, "--workers", str(workers)),
+            *("--output", str(tmp_path / choice), *options),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        written.append((tmp_path / choice / "metrics.csv").read_bytes())
+    assert written[0] == written[1]
+
+
+def test_what_cannot_be_fast_is_the_users_to_correct(tmp_path):
+    arguments = ("--local", "--env", "Pendulum-v1", "--simulator", "fast", "--workers", "1")
+    done = run_main(*arguments, cwd=tmp_path)
+    assert done.returncode == 2 and "no fast twin of Pendulum-v1" in done.stderr
