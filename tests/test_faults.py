@@ -408,7 +408,7 @@ def test_an_update_that_would_not_be_finite_changes_nothing(rate):
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
     # And it goes on from there.
     learner.load_state_dict(before)
-    learner._adam.learning_rate = 1e-2
+    learner._config = replace(learner._config, learning_rate=1e-2)
     learner.update([episode(0.7)])
 
 
