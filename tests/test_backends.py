@@ -17,6 +17,7 @@ from flame_rl.backends.dispatch import MAX_ATTEMPTS, gather
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
+from flame_rl.backends.shares import Shares
 from flame_rl.errors import Interrupted, RunError, UsageError
 from flame_rl.messages import CollectFailure
 from tests.helpers import assert_same_episodes, environment_id, random_snapshot, request_for
@@ -46,7 +47,7 @@ def gather_with(submit, task_size=3, in_flight=2, stop=None):
         SNAPSHOT,
         REQUEST,
         submit,
-        task_size=task_size,
+        task_size=lambda left: task_size,
         in_flight=in_flight,
         stop=stop or threading.Event(),
     )
@@ -61,6 +62,29 @@ def test_task_size_changes_no_bit_and_episodes_are_sorted(task_size):
     assert_same_episodes(collected.episodes, EXPECTED)
     assert [e.index for e in collected.episodes] == list(range(11))
     assert collected.retries == 0 and collected.bytes_in > 0 and collected.bytes_out > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 64])
+@pytest.mark.parametrize("episode_seconds", [1e-4, 0.02, 0.3, 40.0])
+@pytest.mark.parametrize("episodes", [1, 7, 100, 1000])
+def test_shares_are_worth_sending_and_end_together(workers, episode_seconds, episodes):
+    shares = Shares(workers)
+    for known in (False, True):
+        size = shares.of(episodes)
+        sizes, left = [], episodes
+        while left:
+            sizes.append(min(size(left), left))
+            left -= sizes[-1]
+        assert len(sizes) >= min(workers, episodes)
+        assert sizes == sorted(sizes, reverse=True)
+        # The last to end keeps the others waiting for no more than its own task.
+        if not known:
+            assert sizes[-1] == 1
+        else:
+            assert sizes[-1] * episode_seconds <= max(0.25, episode_seconds)
+            small = [size for size in sizes if size * episode_seconds < 0.12]
+            assert len(small) <= max(2 * workers, 2)
+        shares.took(episodes, episodes * episode_seconds / workers)
 
 
 def test_no_more_in_flight_than_allowed():
@@ -151,7 +175,7 @@ def test_what_fails_on_the_way_is_not_held_against_the_episodes():
         SNAPSHOT,
         REQUEST,
         submit,
-        task_size=3,
+        task_size=lambda left: 3,
         in_flight=2,
         stop=threading.Event(),
         transport_failed=told.append,

@@ -59,13 +59,13 @@ def gather(
     request: CollectRequest,
     submit: Callable[[bytes], Future[bytes]],
     *,
-    task_size: int,
+    task_size: Callable[[int], int],
     in_flight: int,
     stop: threading.Event,
     check: Callable[[], None] = lambda: None,
     transport_failed: Callable[[CollectFailure], None] | None = None,
 ) -> Collected:
-    """Collect all of `request`, at most `in_flight` tasks of `task_size` episodes at a time.
+    """Collect all of `request`, in tasks of several episodes, at most `in_flight` at a time.
 
     How it is split changes no result: every episode is a function of its index, and what a failed
     task was to collect is asked for again, episode by episode, at most `MAX_ATTEMPTS` times.
@@ -74,7 +74,8 @@ def gather(
         snapshot: what acts; the answers' shapes are checked against it.
         request: all episodes that are wanted.
         submit: sends one encoded request, gives the future of an encoded answer.
-        task_size, in_flight, stop: see above; a set `stop` ends the wait.
+        task_size: how many of so many episodes that are still to be sent the next task takes.
+        in_flight, stop: see above; a set `stop` ends the wait.
         check: called again and again while waiting; may raise.
         transport_failed: told when not the worker but the way to it failed, which is then not
             counted against the episodes; None where there is no such way.
@@ -82,19 +83,20 @@ def gather(
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect`. Tasks may then still be in flight.
     """
-    indices = request.indices
-    pending = [
-        _Task(replace(request, indices=indices[start : start + task_size]), attempt=1)
-        for start in range(0, len(indices), task_size)
-    ]
-    pending.reverse()
+    unsent = request.indices
+    pending: list[_Task] = []
     running: dict[Future[bytes], _Task] = {}
     episodes: list[Episode] = []
     bytes_out = bytes_in = retries = 0
     waiting = 0.0
-    while pending or running:
-        while pending and len(running) < in_flight:
-            task = pending.pop()
+    while unsent or pending or running:
+        while (unsent or pending) and len(running) < in_flight:
+            if pending:
+                task = pending.pop()
+            else:
+                size = task_size(len(unsent))
+                task = _Task(replace(request, indices=unsent[:size]), attempt=1)
+                unsent = unsent[size:]
             data = wire.encode_request(task.request)
             bytes_out += len(data)
             future = submit(data)

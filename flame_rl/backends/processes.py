@@ -12,11 +12,9 @@ from flame_rl import wire
 from flame_rl.actor.worker import Worker
 from flame_rl.backends.dispatch import Collected, gather, read_description
 from flame_rl.backends.patience import Patience
+from flame_rl.backends.shares import Shares
 from flame_rl.errors import UsageError
 from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
-
-# Enough tasks that a worker which drew short episodes takes over from one that drew long ones.
-TASKS_PER_WORKER = 4
 
 
 class ProcessBackend:
@@ -25,6 +23,7 @@ class ProcessBackend:
         self._patience = patience
         self._stop = stop
         self._workers = [Worker() for _ in range(workers)]
+        self._shares = Shares(workers)
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         try:
             for worker in self._workers:
@@ -65,14 +64,16 @@ class ProcessBackend:
             return self._threads.submit(run, data)
 
         workers = len(self._workers)
+        began = time.monotonic()
         collected = gather(
             snapshot,
             request,
             submit,
-            task_size=max(1, len(request.indices) // (TASKS_PER_WORKER * workers)),
+            task_size=self._shares.of(len(request.indices)),
             in_flight=workers + 1,
             stop=self._stop,
         )
+        self._shares.took(len(request.indices), time.monotonic() - began)
         # Each worker is sent the weights once.
         return replace(collected, bytes_out=collected.bytes_out + workers * len(encoded))
 

@@ -24,6 +24,7 @@ from flame_rl.backends.flame.session import Session, Tally
 from flame_rl.backends.flame.within import within
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
+from flame_rl.backends.shares import Shares
 from flame_rl.errors import Interrupted, RunError, UsageError
 from flame_rl.interrupt import unless_stopped
 from flame_rl.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
@@ -37,7 +38,6 @@ CHECK_SECONDS = 2.0
 FAILURES_OF_A_SESSION = 3
 # "Session retry limit reached": Flame will not try to start another executor.
 GAVE_UP_EVENT = 1002
-TASKS_PER_EXECUTOR = 4
 
 
 class FlameBackend:
@@ -68,6 +68,7 @@ class FlameBackend:
         self._tally = Tally()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         self._context, self._executors = connect(stop)
+        self._shares = Shares(self._executors)
         self._open(env_id)
 
     def describe(
@@ -121,12 +122,13 @@ class FlameBackend:
             snapshot,
             request,
             lambda data: self._session.collect(data, self._patience),
-            task_size=max(1, len(request.indices) // (TASKS_PER_EXECUTOR * self._executors)),
+            task_size=self._shares.of(len(request.indices)),
             in_flight=2 * self._executors,
             stop=self._stop,
             check=self._check,
             transport_failed=self._transport_failed,
         )
+        self._shares.took(len(request.indices), time.monotonic() - self._began)
         dropped, self._tally.dropped = self._tally.dropped, 0
         return replace(
             collected, bytes_out=collected.bytes_out + len(self._encoded), dropped=dropped

@@ -1,0 +1,33 @@
+"""How many episodes a task has: enough to be worth sending, few enough that all end together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+# What it costs to send a task is little beside this, and so is waiting for the last one.
+TASK_SECONDS = 0.25
+
+
+class Shares:
+    """Sizes of the tasks of one iteration after another, by what episodes have cost so far.
+
+    Half of what is left is shared out among the workers, again and again (Polychronopoulos and Kuck
+    1987, "Guided Self-Scheduling"): large tasks at first, in which a worker has many episodes to
+    step side by side, small ones at the end. None takes less than `TASK_SECONDS`, as long as there
+    is one for every worker. No result depends on it.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._episode_seconds = math.inf
+
+    def of(self, episodes: int) -> Callable[[int], int]:
+        """For an iteration of so many episodes: how many of those that nobody has yet the next
+        task takes."""
+        worth_sending = int(min(TASK_SECONDS / self._episode_seconds, episodes / self._workers))
+        return lambda left: max(1, worth_sending, math.ceil(left / (2 * self._workers)))
+
+    def took(self, episodes: int, seconds: float) -> None:
+        """An iteration of so many episodes took so long, with all workers busy."""
+        self._episode_seconds = seconds * self._workers / episodes
