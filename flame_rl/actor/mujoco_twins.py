@@ -18,7 +18,7 @@ from gymnasium.utils import seeding
 
 from flame_rl.actor.simulators import SimulatorError, rows_of
 
-SLOTS = 32
+SLOTS = 64
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 
 
