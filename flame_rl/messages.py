@@ -70,6 +70,11 @@ class PolicySnapshot:
         return self.log_std is not None
 
 
+# What episodes are for. Each has seeds of its own, so that a policy is never judged by the episodes
+# that it learned from, nor finally by those that chose it.
+Stream = Literal["training", "validation", "evaluation"]
+
+
 @dataclass(frozen=True)
 class CollectRequest:
     """Which episodes are wanted. With the snapshot, it determines every bit of the answer.
@@ -81,6 +86,8 @@ class CollectRequest:
         iteration: of the training loop, from 0.
         indices: which episodes of that iteration.
         policy_version: the snapshot that must act.
+        stream: what the episodes are for; it decides their seeds.
+        explore: whether actions are sampled; otherwise each is the policy's mean, or its likeliest.
     """
 
     env_id: str
@@ -89,6 +96,8 @@ class CollectRequest:
     iteration: int
     indices: tuple[int, ...]
     policy_version: int
+    stream: Stream = "training"
+    explore: bool = True
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,27 @@ import numpy as np
 
 from flame_rl.actor.policy import ActingPolicy
 from flame_rl.actor.simulators import SLOTS, PlainSimulator, SimulatorError
-from flame_rl.messages import CollectFailure, CollectRequest, Episode, PolicySnapshot
+from flame_rl.messages import CollectFailure, CollectRequest, Episode, PolicySnapshot, Stream
 
 # Noise is drawn ahead from the episode's own generator, this many steps at a time.
 NOISE_STEPS = 128
 
 
+# The two seeds of a training episode have the keys (iteration, index, 0) and (iteration, index, 1),
+# which those of the other streams never meet.
+_SPAWN_KEY_ENDS: dict[Stream, tuple[int, ...]] = {
+    "training": (),
+    "validation": (2,),
+    "evaluation": (3,),
+}
+
+
 def episode_randomness(
-    run_seed: int, iteration: int, index: int
+    run_seed: int, iteration: int, index: int, stream: Stream = "training"
 ) -> tuple[int, np.random.Generator]:
     """The environment's reset seed and the generator of the actions' noise of one episode."""
-    sequence = np.random.SeedSequence(run_seed, spawn_key=(iteration, index))
+    key = (iteration, index, *_SPAWN_KEY_ENDS[stream])
+    sequence = np.random.SeedSequence(run_seed, spawn_key=key)
     reset_sequence, noise_sequence = sequence.spawn(2)
     # Gymnasium takes non-negative seeds; 31 bits suit environments that keep them in an int32.
     reset_seed = int(reset_sequence.generate_state(1, np.uint32)[0] >> 1)
@@ -63,7 +73,7 @@ def collect_episodes(
         simulator.reset(slot, recorders[slot].seed)
         recorders[slot].begin(simulator.observations[slot])
 
-    noise = np.zeros((SLOTS, policy.noise_dim))
+    noise = np.zeros((SLOTS, policy.noise_dim)) if request.explore else None
     running = list(range(min(SLOTS, len(waiting))))
     try:
         for slot in running:
@@ -71,8 +81,9 @@ def collect_episodes(
         while running:
             if withdrawn():
                 return _failure(request, "stale", "the learner has withdrawn this task")
-            for slot in running:
-                noise[slot] = recorders[slot].next_noise()
+            if noise is not None:
+                for slot in running:
+                    noise[slot] = recorders[slot].next_noise()
             actions = policy.act(simulator.observations, noise)
             simulator.step(actions, running)
             for slot in tuple(running):
@@ -110,7 +121,9 @@ class _Recorder:
     def __init__(self, request: CollectRequest, index: int, policy: ActingPolicy) -> None:
         self.index = index
         self.length = 0
-        self.seed, self._generator = episode_randomness(request.run_seed, request.iteration, index)
+        self.seed, self._generator = episode_randomness(
+            request.run_seed, request.iteration, index, request.stream
+        )
         self._policy = policy
         self._noise = np.empty((0, policy.noise_dim))
         capacity = 256
