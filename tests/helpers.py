@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
 
 import numpy as np
 
-import model
+import main
 from flame_rl.config import TrainConfig
-from flame_rl.learner.learner import Learner
 from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
 from flame_rl.presets import with_presets
+
+if TYPE_CHECKING:
+    from flame_rl.learner.learner import Learner
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def make_learner(spec: EnvironmentSpec, **options) -> Learner:
     """A learner with the presets of that environment, but for the options."""
+    # Here, because other helpers are used where torch is not.
+    import model
+    from flame_rl.learner.learner import Learner
+
     config = with_presets(TrainConfig(env=spec.env_id, **options), spec.env_id)
     return Learner(config, *model.make_networks(spec, config))
 
@@ -106,6 +116,26 @@ def run_main(
     )
     output, errors = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def run_here(
+    *arguments: str, cwd: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """As `run_main`, but in this process, which has imported torch already."""
+    output, errors = io.StringIO(), io.StringIO()
+    variables = clean_environment(cwd) | (environment or {})
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        mock.patch.dict(os.environ, variables, clear=True),
+        mock.patch.object(sys, "argv", ["main.py", *arguments]),
+    ):
+        try:
+            code = main.main()
+        except SystemExit as error:  # a flag that cannot be parsed
+            code = error.code
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 
 
 def clean_environment(home: Path) -> dict[str, str]:
