@@ -1,5 +1,22 @@
 """Actor-learner reinforcement learning on Flame Runner.
 
-Importing this package imports nothing else: an executor imports `flame_rl.actor` where torch is
-not installed.
+    from flame_rl import TrainConfig, Trainer
+
+Importing this package alone imports nothing else: an executor imports `flame_rl.actor` where
+neither torch nor the learner's part of the package is installed.
 """
+
+from __future__ import annotations
+
+import importlib
+
+# Looked up where they are asked for.
+_MODULES = {"TrainConfig": "flame_rl.config", "Trainer": "flame_rl.trainer"}
+
+__all__ = ["TrainConfig", "Trainer"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -13,7 +13,8 @@ import importlib.metadata
 import json
 import math
 import platform
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from flame_rl import wire
 from flame_rl.config import TrainConfig
 from flame_rl.errors import RunError, UsageError
 from flame_rl.files import write_atomically
-from flame_rl.report.files import rows_on_disk
+from flame_rl.messages import EnvironmentSpec
+from flame_rl.report.files import iterations_on_disk
 from flame_rl.run_folder import CHECKPOINTS_NAME
 from flame_rl.train import IterationResult, Learner, Totals
 
 MAGIC = b"flameCP1"
-FORMAT = 2
+FORMAT = 3
 WEIGHTS_NAME = "weights.safetensors"
 BEST_NAME = "best.ckpt"
 _HASH_BYTES = 32
@@ -47,34 +49,45 @@ class Checkpoint:
 
     Attributes:
         totals: what had been done.
-        score: the mean reward of the last iteration done.
+        score: the mean reward of the last iteration done, or of the evaluation that made it the
+            best; None in a file that somebody asked for.
         learner: the learner's state by name.
+        spec: of the environment, so that the networks can be made without it.
         config: the configuration, as in config.json.
         versions: of the libraries that decide bits.
     """
 
     totals: Totals
-    score: float
+    score: float | None
     learner: dict[str, Tensor]
+    spec: EnvironmentSpec
     config: dict[str, Any]
     versions: dict[str, str]
 
 
 class Checkpointer:
-    """Saves a run's state every so many iterations, and when asked to."""
+    """Saves a run's state every so many iterations, and when asked to; and the best, by the score
+    of an evaluation where there are evaluations."""
 
-    def __init__(self, folder: Path, config: TrainConfig, learner: Learner) -> None:
+    def __init__(
+        self, folder: Path, config: TrainConfig, spec: EnvironmentSpec, learner: Learner
+    ) -> None:
         self._folder = folder / CHECKPOINTS_NAME
         self._config = config
+        self._spec = spec
         self._learner = learner
         self._unsaved: IterationResult | None = None
         self._best = -math.inf
         with contextlib.suppress(CheckpointError):  # none yet, or one that is worth nothing
-            self._best = load(self._folder / BEST_NAME).score
+            score = load(self._folder / BEST_NAME).score
+            self._best = self._best if score is None else score
 
     def report(self, result: IterationResult) -> None:
         """Call after every update. Raises RunError if the disk refuses."""
         self._unsaved = result
+        if result.evaluation is not None:
+            with refused_by_the_disk(self._folder / BEST_NAME):
+                self._keep_if_best(result, result.evaluation.reward_mean)
         if (result.iteration + 1) % self._config.checkpoint_every == 0:
             self.save()
 
@@ -83,28 +96,52 @@ class Checkpointer:
         result = self._unsaved
         if result is None:
             return
-        totals = Totals(result.iteration + 1, result.episodes, result.env_steps, result.length_mean)
-        data = encode(totals, result.reward_mean, self._learner.state_dict(), self._config)
-        path = self._folder / f"{totals.iterations:08d}.ckpt"
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, data)
-            if result.reward_mean > self._best:
-                write_atomically(self._folder / BEST_NAME, data)
-                self._best = result.reward_mean
+        path = self._folder / f"{result.totals.iterations:08d}.ckpt"
+        with refused_by_the_disk(path):
+            self._write(path.name, result, result.reward_mean)
+            if self._config.evaluate_every is None:
+                self._keep_if_best(result, result.reward_mean)
             # Newer ones can only be damaged: this run was taken up from before them.
             kept = [file for file in numbered(self._folder) if file.name <= path.name]
             for file in set(numbered(self._folder)) - set(kept[: self._config.keep_checkpoints]):
                 file.unlink()
-        except OSError as error:
-            raise RunError(
-                f"the checkpoint {path} could not be written: {error}. Earlier checkpoints are "
-                "untouched; make room and go on with --resume"
-            ) from error
         self._unsaved = None
 
+    def _keep_if_best(self, result: IterationResult, score: float) -> None:
+        if score > self._best:
+            self._write(BEST_NAME, result, score)
+            self._best = score
 
-def encode(totals: Totals, score: float, learner: dict[str, Tensor], config: TrainConfig) -> bytes:
+    def _write(self, name: str, result: IterationResult, score: float) -> None:
+        state = self._learner.state_dict()
+        save(self._folder / name, encode(result.totals, score, state, self._spec, self._config))
+
+
+def save(path: Path, data: bytes) -> None:
+    """Write a checkpoint, making its folder. Raises OSError if the disk refuses."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, data)
+
+
+@contextlib.contextmanager
+def refused_by_the_disk(path: Path) -> Iterator[None]:
+    """Within the block, an OSError becomes a RunError about this checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"the checkpoint {path} could not be written: {error}. Earlier checkpoints are "
+            "untouched; make room and go on with --resume"
+        ) from error
+
+
+def encode(
+    totals: Totals,
+    score: float | None,
+    learner: dict[str, Tensor],
+    spec: EnvironmentSpec,
+    config: TrainConfig,
+) -> bytes:
     """The bytes of a checkpoint."""
     header = {
         "format": FORMAT,
@@ -113,6 +150,7 @@ def encode(totals: Totals, score: float, learner: dict[str, Tensor], config: Tra
         "env_steps": totals.env_steps,
         "length_mean": totals.length_mean,
         "score": score,
+        "spec": asdict(spec),
         "config": json.loads(config.to_json()),
         "versions": _versions(),
     }
@@ -145,11 +183,18 @@ def load(path: Path) -> Checkpoint:
     if any(type(count) is not int or count < 0 for count in counts):
         raise CheckpointError(f"{path}: iterations, episodes, env_steps: not counts: {counts}")
     for name in ("score", "length_mean"):
-        if not isinstance(header.get(name), float) or not math.isfinite(header[name]):
+        value = header.get(name)
+        if name == "score" and value is None:
+            continue
+        if not isinstance(value, float) or not math.isfinite(value):
             raise CheckpointError(f"{path}: {name}: not a finite number")
-    for name in ("config", "versions"):
+    for name in ("config", "spec", "versions"):
         if not isinstance(header.get(name), dict):
             raise CheckpointError(f"{path}: {name}: missing")
+    try:
+        spec = wire.read_spec(header["spec"])
+    except wire.WireError as error:
+        raise CheckpointError(f"{path}: spec: {error}") from error
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise CheckpointError(f"{path}: {name}: not finite")
@@ -158,6 +203,7 @@ def load(path: Path) -> Checkpoint:
         score=header["score"],
         # A copy, because torch must be able to write to it.
         learner={name: torch.from_numpy(array.copy()) for name, array in arrays.items()},
+        spec=spec,
         config=header["config"],
         versions=header["versions"],
     )
@@ -165,7 +211,7 @@ def load(path: Path) -> Checkpoint:
 
 def load_newest(folder: Path, most: float = math.inf) -> tuple[Checkpoint | None, list[str]]:
     """The newest sound checkpoint of a run with at most so many iterations, otherwise the best one,
-    and what is wrong with each that was tried before."""
+    and warnings of what is wrong with each that was tried before."""
     damaged = []
     best = folder / CHECKPOINTS_NAME / BEST_NAME
     for path in [*numbered(folder / CHECKPOINTS_NAME), *([best] if best.exists() else [])]:
@@ -175,8 +221,9 @@ def load_newest(folder: Path, most: float = math.inf) -> tuple[Checkpoint | None
             damaged.append(str(error))
             continue
         if checkpoint.totals.iterations <= most:
-            return checkpoint, damaged
-        damaged.append(f"{path}: metrics.csv has only {most} rows")
+            used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
+            return checkpoint, [f"{damage}; {used}" for damage in damaged]
+        damaged.append(f"{path}: the CSV files end after {most} iterations")
     return None, damaged
 
 
@@ -191,18 +238,10 @@ def restore(config: TrainConfig, learner: Learner) -> tuple[Totals, list[str]]:
     """
     if config.resume is None:
         return Totals(), []
-    checkpoint, warnings = load_newest(config.resume, rows_on_disk(config.resume))
+    checkpoint, warnings = load_newest(config.resume, iterations_on_disk(config))
     if checkpoint is None:
         return Totals(), [*warnings, "no sound checkpoint: the run begins at the beginning"]
-    used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
-    warnings = [f"{damage}; {used}" for damage in warnings]
-    try:
-        learner.load_state_dict(checkpoint.learner)
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"--resume: the checkpoint in {config.resume} does not fit the network in model.py: "
-            f"{error}"
-        ) from error
+    load_state(learner, checkpoint, config.resume)
     now = _versions()
     warnings += [
         f"the run was made with {name} {version}, this is {now.get(name)}: results may differ"
@@ -210,6 +249,16 @@ def restore(config: TrainConfig, learner: Learner) -> tuple[Totals, list[str]]:
         if now.get(name) != version
     ]
     return checkpoint.totals, warnings
+
+
+def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
+    """Bring the learner to where the checkpoint was. Raises UsageError if it does not fit."""
+    try:
+        learner.load_state_dict(checkpoint.learner)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the checkpoint in {path} does not fit the network in model.py: {error}"
+        ) from error
 
 
 def numbered(folder: Path) -> list[Path]:

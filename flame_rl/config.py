@@ -8,11 +8,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flame_rl.errors import UsageError
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    Environment = str | Callable[[], gymnasium.Env]
+else:
+    # All that a command line can say.
+    Environment = str
+
+# Before the name of a function, in config.json.
+CALLABLE = "callable "
 
 _TINY = sys.float_info.min
 _HUGE = sys.float_info.max
@@ -41,9 +53,9 @@ class TrainConfig:
     ~/.flame/flame.yaml), and otherwise on the cores of this machine.
     """
 
-    env: str = "cartpole"
+    env: Environment = "cartpole"
     """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id (Pendulum-v1), or
-    your own as module:EnvId."""
+    your own as module:EnvId; in Python also a function that makes one."""
 
     algorithm: Literal["reinforce", "a2c", "ppo"] = "reinforce"
     """What improves the policy."""
@@ -56,6 +68,19 @@ class TrainConfig:
 
     episodes_per_iter: int = 100
     """Complete episodes collected for each iteration."""
+
+    evaluate_every: int | None = None
+    """Evaluate the policy after every so many iterations, in episodes of their own, without
+    exploring; best.ckpt is then the best so far by that, and not by the training reward."""
+
+    evaluate_episodes: int = 20
+    """How many episodes an evaluation has."""
+
+    verbose: bool = False
+    """Print more of every iteration: its spread, the loss's parts, speed and seconds by phase."""
+
+    tensorboard: bool = False
+    """Write all of that for TensorBoard, too, into the run folder."""
 
     plot: bool = False
     """Draw curve.png at the end, and show it where there is a display."""
@@ -174,7 +199,8 @@ class TrainConfig:
                 flag = "--" + name.replace("_", "-")
                 raise UsageError(f"{flag}: {expected}, not {getattr(self, name)}")
 
-        check("env", bool(self.env.strip()), "a name or Gymnasium id")
+        named = isinstance(self.env, str) and bool(self.env.strip())
+        check("env", named or callable(self.env), "a name or Gymnasium id, or in Python a function")
         check("iterations", self.iterations >= 1, "at least 1")
         check("episodes_per_iter", self.episodes_per_iter >= 1, "at least 1")
         check("seed", 0 <= self.seed < 1 << 63, "an integer from 0 to 2**63 - 1")
@@ -189,6 +215,9 @@ class TrainConfig:
         check("task_timeout", timeout is None or 0 < timeout <= 1e6, "above 0, up to 1000000")
         check("worker_episodes", self.worker_episodes >= 1, "at least 1")
         check("worker_megabytes", self.worker_megabytes >= 1, "at least 1")
+        every = self.evaluate_every
+        check("evaluate_every", every is None or every >= 1, "at least 1")
+        check("evaluate_episodes", self.evaluate_episodes >= 1, "at least 1")
         check("cluster_patience", self.cluster_patience > 0, "above 0")
         check("checkpoint_every", self.checkpoint_every >= 1, "at least 1")
         check("keep_checkpoints", self.keep_checkpoints >= 1, "at least 1")
@@ -197,18 +226,52 @@ class TrainConfig:
         within = episode is None or (self.resume and episode >= 0)
         check("reproduce", bool(within), "with --resume, an episode of an iteration")
 
+    @property
+    def env_name(self) -> str:
+        """`env` as text; of a function "callable " and its qualified name."""
+        if isinstance(self.env, str):
+            return self.env
+        # An object that can be called has no name of its own.
+        named = self.env if hasattr(self.env, "__qualname__") else type(self.env)
+        return f"{CALLABLE}{named.__module__}.{named.__qualname__}"
+
+    def __str__(self) -> str:
+        """A table of all fields; what the presets decide is shown as they do."""
+        from flame_rl.presets import with_presets
+
+        filled = with_presets(self, self.env_name)
+        rows = []
+        for field in dataclasses.fields(self):
+            given, value = getattr(self, field.name), getattr(filled, field.name)
+            if field.name == "env":
+                given = value = self.env_name
+            note = "  preset" if given is None and value is not None else ""
+            text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            rows.append(f"{field.name:<24}{text}{note}")
+        rows.append("\npreset: of the algorithm; flame_rl/presets.py overrides some by environment")
+        return "\n".join(rows)
+
     def to_json(self) -> str:
         """For config.json."""
-        return json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n"
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return json.dumps(values | {"env": self.env_name}, indent=2, default=str) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> TrainConfig:
         """The inverse of `to_json`. Raises UsageError if the text is no configuration."""
         try:
-            values = json.loads(text)
+            return cls.from_values(json.loads(text))
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"config.json: not the configuration of a run: {error}") from error
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> TrainConfig:
+        """As `from_json`, from what its JSON says."""
+        try:
+            values = dict(values)
             values["hidden_sizes"] = tuple(values["hidden_sizes"])
             for name in ("output", "resume"):
                 values[name] = None if values[name] is None else Path(values[name])
             return cls(**values)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (UsageError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UsageError(f"config.json: not the configuration of a run: {error}") from error

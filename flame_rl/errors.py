@@ -14,7 +14,7 @@ class RunError(Exception):
     The command line answers it with exit code 1, after saving what was learned.
 
     Attributes:
-        episode: the index of the one episode that is to blame, if there is one.
+        episode: the index of the one training episode that is to blame, if there is one.
     """
 
     def __init__(self, message: str, episode: int | None = None) -> None:

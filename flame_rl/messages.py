@@ -72,6 +72,11 @@ class PolicySnapshot:
         return self.log_std is not None
 
 
+# What episodes are for. Each has seeds of its own, so that a policy is never judged by the episodes
+# that it learned from, nor finally by those that chose it.
+Stream = Literal["training", "validation", "evaluation"]
+
+
 @dataclass(frozen=True)
 class CollectRequest:
     """Which episodes are wanted. With the snapshot, it determines every bit of the answer.
@@ -84,6 +89,8 @@ class CollectRequest:
         indices: which episodes of that iteration.
         policy_version: the snapshot that must act.
         simulator: "plain", "fast", or "auto" for a fast one where it gives the same bits.
+        stream: what the episodes are for; it decides their seeds.
+        explore: whether actions are sampled; otherwise each is the policy's mean, or its likeliest.
     """
 
     env_id: str
@@ -93,6 +100,8 @@ class CollectRequest:
     indices: tuple[int, ...]
     policy_version: int
     simulator: str = "auto"
+    stream: Stream = "training"
+    explore: bool = True
 
 
 @dataclass(frozen=True)

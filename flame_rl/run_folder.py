@@ -22,7 +22,8 @@ LOCK_NAME = ".lock"
 
 # What a resumed run may do otherwise, because no result depends on it.
 MAY_CHANGE = {
-    *("iterations", "local", "workers", "plot", "output", "resume", "reproduce", "simulator"),
+    *("iterations", "local", "workers", "output", "resume", "reproduce", "simulator"),
+    *("plot", "verbose", "tensorboard"),
     *("task_timeout", "worker_episodes", "worker_megabytes", "cluster_patience"),
     *("checkpoint_every", "keep_checkpoints"),
 }
@@ -44,15 +45,10 @@ def resumed_config(folder: Path, parse: Callable[[TrainConfig], TrainConfig]) ->
     except OSError as error:
         raise UsageError(f"--resume: {folder} holds no run: {error}") from error
     given = parse(replace(saved, resume=folder, reproduce=None))
-    different = [
-        f"--{field.name.replace('_', '-')} {before} in the run, {after} now"
-        for field in dataclasses.fields(TrainConfig)
-        if field.name not in MAY_CHANGE
-        and (before := getattr(saved, field.name)) != (after := getattr(given, field.name))
-    ]
+    different = differences(saved, given)
     if different:
         raise UsageError(
-            f"--resume: these flags would make it another run: {'; '.join(different)}. Leave them "
+            f"--resume: these flags would make it another run: {different}. Leave them "
             "out, or begin a new run"
         )
     fixed = given.steps_per_iter is None
@@ -62,6 +58,16 @@ def resumed_config(folder: Path, parse: Callable[[TrainConfig], TrainConfig]) ->
             f"not {given.reproduce}"
         )
     return given
+
+
+def differences(saved: TrainConfig, given: TrainConfig) -> str:
+    """What would make `given` another run than `saved`, for a person; empty if nothing."""
+    return "; ".join(
+        f"--{field.name.replace('_', '-')} {before} in the run, {after} now"
+        for field in dataclasses.fields(TrainConfig)
+        if field.name not in MAY_CHANGE
+        and (before := getattr(saved, field.name)) != (after := getattr(given, field.name))
+    )
 
 
 def check_output(config: TrainConfig) -> None:
@@ -124,7 +130,7 @@ def _make_folder(config: TrainConfig) -> Path:
     if chosen is not None:
         chosen.mkdir(parents=True, exist_ok=True)
         return chosen
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env_name)
     stem = Path("runs") / f"{name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = stem, 2
     while True:

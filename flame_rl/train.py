@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 
 from flame_rl.backends import Backend
 from flame_rl.config import TrainConfig
+from flame_rl.evaluate import Evaluation, evaluate
 from flame_rl.messages import CollectRequest, Episode, PolicySnapshot
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Timing:
         collecting: seconds from publishing the weights to having all episodes.
         updating: seconds of the learner's update.
         waiting: of `collecting`, the seconds in which this process had nothing to do.
+        evaluating: seconds of the evaluation; 0 where there was none.
         env_steps_per_second: steps of all workers together, over `collecting`.
         bytes_out, bytes_in: to the workers and from them.
         retries: tasks that had to be sent again.
@@ -67,6 +70,7 @@ class Timing:
     collecting: float
     updating: float
     waiting: float
+    evaluating: float
     env_steps_per_second: float
     bytes_out: int
     bytes_in: int
@@ -87,6 +91,7 @@ class IterationResult:
         losses: what the algorithm reports: loss, gradient_norm, policy_entropy.
         weights_digest: SHA-256 over the learner's weights after the update.
         timing: see `Timing`.
+        evaluation: of the policy after the update, where one was due.
     """
 
     iteration: int
@@ -100,6 +105,12 @@ class IterationResult:
     losses: dict[str, float]
     weights_digest: str
     timing: Timing
+    evaluation: Evaluation | None = None
+
+    @property
+    def totals(self) -> Totals:
+        """What is done after this iteration."""
+        return Totals(self.iteration + 1, self.episodes, self.env_steps, self.length_mean)
 
 
 def train(
@@ -131,8 +142,19 @@ def train(
         began = time.perf_counter()
         collected = backend.collect(snapshot, request)
         arrived = time.perf_counter()
+        evaluation_due = config.evaluate_every and (iteration + 1) % config.evaluate_every == 0
+        before = clone(learner.state_dict()) if evaluation_due else {}
         losses = learner.update(collected.episodes)
         updated = time.perf_counter()
+        evaluation = None
+        if evaluation_due:
+            try:
+                evaluation = validate(config, env_id, iteration, learner, backend)
+            except BaseException:
+                # An iteration is done as a whole or not at all.
+                learner.load_state_dict(before)
+                raise
+        evaluated = time.perf_counter()
 
         rewards = np.array([episode.rewards.sum() for episode in collected.episodes])
         steps = sum(episode.length for episode in collected.episodes)
@@ -154,13 +176,20 @@ def train(
                 collecting=arrived - began,
                 updating=updated - arrived,
                 waiting=collected.waiting_seconds,
+                evaluating=evaluated - updated,
                 env_steps_per_second=steps / (arrived - began),
                 bytes_out=collected.bytes_out,
                 bytes_in=collected.bytes_in,
                 retries=collected.retries,
                 dropped=collected.dropped,
             ),
+            evaluation=evaluation,
         )
+
+
+def clone(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A copy that an update leaves alone."""
+    return {name: tensor.clone() for name, tensor in state.items()}
 
 
 def episodes_wanted(config: TrainConfig, length_mean: float) -> int:
@@ -173,6 +202,18 @@ def episodes_wanted(config: TrainConfig, length_mean: float) -> int:
     if config.steps_per_iter is None:
         return config.episodes_per_iter
     return max(1, round(config.steps_per_iter / length_mean)) if length_mean else FIRST_EPISODES
+
+
+def validate(
+    config: TrainConfig, env_id: str, iteration: int, learner: Learner, backend: Backend
+) -> Evaluation:
+    """How good the policy is after this iteration, in episodes that choose the best one."""
+    snapshot = learner.snapshot()
+    indices = tuple(range(config.evaluate_episodes))
+    request = make_request(config, env_id, iteration, indices, snapshot)
+    return evaluate(
+        backend, snapshot, dataclasses.replace(request, stream="validation", explore=False)
+    )
 
 
 def reproduce(

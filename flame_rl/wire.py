@@ -24,6 +24,7 @@ from flame_rl.messages import (
     Episode,
     FailureKind,
     PolicySnapshot,
+    Stream,
 )
 
 MAGIC = b"flameRL1"
@@ -105,6 +106,8 @@ def decode_request(data: bytes | memoryview) -> CollectRequest:
         indices=tuple(indices.tolist()),
         policy_version=_integer(header, "policy_version"),
         simulator=_text(header, "simulator"),
+        stream=_one_of(header, "stream", get_args(Stream)),
+        explore=_boolean(header, "explore"),
     )
 
 
@@ -131,6 +134,8 @@ def _question(request: CollectRequest) -> dict[str, Any]:
         "run_seed": request.run_seed,
         "iteration": request.iteration,
         "policy_version": request.policy_version,
+        "stream": request.stream,
+        "explore": request.explore,
     }
 
 
@@ -221,6 +226,11 @@ def decode_description(data: bytes | memoryview) -> EnvironmentSpec | CollectFai
         return _decode_failure(data)
     header, arrays = unpack(data, "description")
     _nothing_left(arrays)
+    return read_spec(header)
+
+
+def read_spec(header: dict[str, Any]) -> EnvironmentSpec:
+    """The description of an environment, from JSON of unknown origin."""
     return EnvironmentSpec(
         env_id=_text(header, "env_id"),
         observation_dim=_integer(header, "observation_dim", 1),
@@ -238,10 +248,10 @@ def _decode_failure(data: bytes | memoryview) -> CollectFailure:
         value = header.get(field.name)
         if field.name in ("iteration", "index", "step", "seed"):
             values[field.name] = None if value is None else _integer(header, field.name)
+        elif field.name == "kind":
+            values["kind"] = _one_of(header, "kind", get_args(FailureKind))
         else:
             values[field.name] = _text(header, field.name)
-    if values["kind"] not in get_args(FailureKind):
-        raise WireError(f"kind: unknown failure {values['kind'][:40]!r}")
     return CollectFailure(**values)
 
 
@@ -331,4 +341,11 @@ def _text(header: dict[str, Any], name: str) -> str:
     value = header.get(name)
     if type(value) is not str or len(value) > MAX_TEXT_CHARACTERS:
         raise WireError(f"{name}: not a text of at most {MAX_TEXT_CHARACTERS} characters")
+    return value
+
+
+def _one_of(header: dict[str, Any], name: str, known: tuple[str, ...]) -> Any:
+    value = _text(header, name)
+    if value not in known:
+        raise WireError(f"{name}: {value[:40]!r} is none of {', '.join(known)}")
     return value

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
+from unittest import mock
 
 import numpy as np
 
+import main
 from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
+
+if TYPE_CHECKING:
+    pass
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -96,6 +104,26 @@ def run_main(
     )
     output, errors = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def run_here(
+    *arguments: str, cwd: Path, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """As `run_main`, but in this process, which has imported torch already."""
+    output, errors = io.StringIO(), io.StringIO()
+    variables = clean_environment(cwd) | (environment or {})
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+        mock.patch.dict(os.environ, variables, clear=True),
+        mock.patch.object(sys, "argv", ["main.py", *arguments]),
+    ):
+        try:
+            code = main.main()
+        except SystemExit as error:  # a flag that cannot be parsed
+            code = error.code
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 
 
 def clean_environment(home: Path) -> dict[str, str]:

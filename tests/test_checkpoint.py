@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import model
 from flame_rl import wire
-from flame_rl.actor.collect import episode_randomness
+from flame_rl.actor.seeds import episode_randomness
 from flame_rl.checkpoint import (
     BEST_NAME,
     MAGIC,
@@ -64,7 +64,7 @@ def sealed(body: bytes) -> bytes:
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
-GOOD = encode(Totals(7, 70, 300, 4.5), 1.5, new_learner().state_dict(), CONFIG)
+GOOD = encode(Totals(7, 70, 300, 4.5), 1.5, new_learner().state_dict(), SPEC, CONFIG)
 BODY = GOOD[len(MAGIC) + 32 :]
 HEADER, ARRAYS = wire.unpack(BODY, "checkpoint")
 
@@ -84,6 +84,7 @@ def test_round_trip(path):
     learner = new_learner()
     loaded = load_bytes(path, GOOD)
     assert loaded.totals == Totals(7, 70, 300, 4.5) and loaded.score == 1.5
+    assert loaded.spec == SPEC
     assert loaded.config == json.loads(CONFIG.to_json())
     assert TrainConfig.from_json(json.dumps(loaded.config)) == CONFIG
     assert loaded.versions["numpy"] == np.__version__
@@ -96,7 +97,9 @@ def test_round_trip(path):
         assert torch.equal(loaded.learner[name].reshape(tensor.shape), tensor), name
         assert loaded.learner[name].dtype == tensor.dtype
     learner.load_state_dict(loaded.learner)
-    assert load_bytes(path, encode(loaded.totals, 1.5, learner.state_dict(), CONFIG)) is not None
+    assert (
+        load_bytes(path, encode(loaded.totals, 1.5, learner.state_dict(), SPEC, CONFIG)) is not None
+    )
     assert path.read_bytes() == GOOD
 
 
@@ -161,9 +164,11 @@ HOSTILE = {
     "steps of a text": with_header(env_steps="300"),
     "a score of a text": with_header(score="1.5"),
     "a length of a text": with_header(length_mean="1.5"),
-    "no score": with_header(score=None),
     "a score of NaN": with_header(score=float("nan")),
     "a config of a list": with_header(config=[]),
+    "no environment": with_header(spec=None),
+    "an environment of nothing": with_header(spec={}),
+    "an environment of no width": with_header(spec=HEADER["spec"] | {"observation_dim": 0}),
     "versions of a text": with_header(versions="1"),
     "a weight of NaN": with_arrays(**{"policy.x": np.array([1.0, np.nan], np.float32)}),
     "a weight of infinity": with_arrays(**{"policy.x": np.array([-np.inf])}),
@@ -335,21 +340,19 @@ def test_fuzz_thousands(check, path):
 # Which checkpoint is used, which ones are kept.
 
 
-def result(iteration: int, score: float) -> SimpleNamespace:
+def result(iteration: int, score: float, evaluated: float | None = None) -> SimpleNamespace:
     """What a Checkpointer reads of an IterationResult."""
     return SimpleNamespace(
         iteration=iteration,
-        episodes=10,
-        env_steps=50,
-        length_mean=5.0,
+        totals=Totals(iteration + 1, 10, 50, 5.0),
         reward_mean=score,
-        losses={},
+        evaluation=None if evaluated is None else SimpleNamespace(reward_mean=evaluated),
     )
 
 
 def save_all(folder: Path, scores: list[float], first: int = 0, **options) -> None:
     config = TrainConfig(hidden_sizes=(3,), checkpoint_every=1, **options)
-    checkpointer = Checkpointer(folder, config, new_learner())
+    checkpointer = Checkpointer(folder, config, SPEC, new_learner())
     for iteration, score in enumerate(scores, first):
         checkpointer.report(result(iteration, score))
 
@@ -371,6 +374,20 @@ def test_the_latest_and_the_best_are_kept(tmp_path):
     assert names(tmp_path) == ["00000007.ckpt", "00000008.ckpt", "best.ckpt"]
 
 
+def test_with_evaluations_the_best_is_the_best_of_them(tmp_path):
+    """Saved at once, though no other checkpoint is due."""
+    config = TrainConfig(hidden_sizes=(3,), checkpoint_every=100, evaluate_every=2)
+    for first in (0, 4):  # the second time taken up again
+        checkpointer = Checkpointer(tmp_path, config, SPEC, new_learner())
+        for iteration, evaluated in ((0, None), (1, -3.0), (2, None), (3, -5.0)):
+            checkpointer.report(result(first + iteration, 100.0, evaluated))
+            if iteration:
+                best = load(tmp_path / CHECKPOINTS_NAME / BEST_NAME)
+                assert (best.totals.iterations, best.score) == (2, -3.0)
+        checkpointer.save()
+    assert names(tmp_path) == ["00000004.ckpt", "00000008.ckpt", "best.ckpt"]
+
+
 def test_a_damaged_best_is_replaced(tmp_path):
     save_all(tmp_path, [9.0])
     (tmp_path / CHECKPOINTS_NAME / BEST_NAME).write_bytes(b"torn")
@@ -380,7 +397,7 @@ def test_a_damaged_best_is_replaced(tmp_path):
 
 def test_saved_every_so_many_iterations_and_at_the_end(tmp_path):
     config = TrainConfig(hidden_sizes=(3,), checkpoint_every=4)
-    checkpointer = Checkpointer(tmp_path, config, new_learner())
+    checkpointer = Checkpointer(tmp_path, config, SPEC, new_learner())
     checkpointer.save()  # there is nothing yet
     assert not (tmp_path / CHECKPOINTS_NAME).exists()
     for iteration in range(6):

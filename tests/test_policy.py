@@ -122,6 +122,22 @@ def test_gaussian_sampling_by_definition():
     np.testing.assert_allclose(acting.act(observations, noise), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("continuous", [True, False])
+def test_without_noise_the_likeliest_action_or_the_mean(continuous):
+    torch.manual_seed(3)
+    policy = policy_of(continuous, "tanh")
+    observations = np.random.default_rng(4).standard_normal((64, 5)).astype(np.float32)
+    with torch.no_grad():
+        distribution = policy(torch.from_numpy(observations))
+    actions = ActingPolicy(policy.snapshot(0)).act(observations, None)
+    if continuous:
+        assert actions.dtype == np.float32
+        np.testing.assert_allclose(actions, distribution.mean, rtol=1e-4, atol=1e-5)
+    else:
+        assert actions.dtype == np.int32
+        np.testing.assert_array_equal(actions, distribution.probs.argmax(dim=1))
+
+
 def test_extreme_logits_do_not_overflow():
     snapshot = random_snapshot(3, 2, False, hidden=())
     acting = ActingPolicy(snapshot)

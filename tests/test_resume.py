@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import psutil
 import pytest
 import torch
 
-import main
 from flame_rl import checkpoint
 from flame_rl.config import TrainConfig
 from flame_rl.errors import UsageError
 from flame_rl.learner.learner import Learner, tensors_digest
 from flame_rl.messages import EnvironmentSpec
 from flame_rl.run_folder import check_output, hold_folder
-from tests.helpers import clean_environment, environment_id, run_main, start_main
+from tests.helpers import environment_id, run_here, run_main, start_main
 from tests.learners import make_learner
 
 pytestmark = pytest.mark.faults
@@ -40,26 +35,6 @@ RUN = (
 WHOLE = (*RUN, "--iterations", str(ITERATIONS))
 # Slow enough that a moment can be picked: three seconds with two workers.
 SLOWLY = {"FAULT_SLEEP": "0.004"}
-
-
-def run_here(
-    *arguments: str, cwd: Path, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    """As `run_main`, but in this process, which has imported torch already."""
-    output, errors = io.StringIO(), io.StringIO()
-    variables = clean_environment(cwd) | (environment or {})
-    with (
-        contextlib.chdir(cwd),
-        contextlib.redirect_stdout(output),
-        contextlib.redirect_stderr(errors),
-        mock.patch.dict(os.environ, variables, clear=True),
-        mock.patch.object(sys, "argv", ["main.py", *arguments]),
-    ):
-        try:
-            code = main.main()
-        except SystemExit as error:  # a flag that cannot be parsed
-            code = error.code
-    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
 
 
 def survivors(tag: str, seconds: float = 5.0) -> list[psutil.Process]:
@@ -233,7 +208,7 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
         *("baseline", "normalize_observations", "epochs", "value_epochs", "minibatch_size"),
         *("value_minibatch_size", "clip_range", "recompute_advantages", "max_kl"),
         *("hidden_sizes", "activation", "initial_log_std"),
-        *("entropy_coefficient", "max_grad_norm"),
+        *("entropy_coefficient", "max_grad_norm", "evaluate_every", "evaluate_episodes"),
     }
     assert fields >= MAY_CHANGE
 
@@ -418,8 +393,11 @@ def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
 
 
+SPEC = EnvironmentSpec("X-v0", 1, 2, False)
+
+
 def learner(hidden: int) -> Learner:
-    return make_learner(EnvironmentSpec("X-v0", 1, 2, False), hidden_sizes=(hidden,))
+    return make_learner(SPEC, hidden_sizes=(hidden,))
 
 
 @pytest.mark.parametrize("fault", ["another network", "a name", "Adam's", "a moment", "a count"])
@@ -436,7 +414,7 @@ def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
     config = TrainConfig(resume=tmp_path, hidden_sizes=(6,))
     folder = tmp_path / checkpoint.CHECKPOINTS_NAME
     folder.mkdir()
-    data = checkpoint.encode(checkpoint.Totals(3, 36, 99), 1.0, state, config)
+    data = checkpoint.encode(checkpoint.Totals(3, 36, 99), 1.0, state, SPEC, config)
     (folder / "00000003.ckpt").write_bytes(data)
     (tmp_path / "metrics.csv").write_text("iteration\n0\n1\n2\n")
     with pytest.raises(UsageError, match="does not fit the network"):

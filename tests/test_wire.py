@@ -49,7 +49,8 @@ def test_snapshot_round_trip(snapshot):
 
 
 def test_request_round_trip():
-    for request in (REQUEST, dataclasses.replace(REQUEST, max_episode_steps=17)):
+    for other in ({}, {"max_episode_steps": 17}, {"stream": "validation"}, {"explore": False}):
+        request = dataclasses.replace(REQUEST, **other)
         assert wire.decode_request(wire.encode_request(request)) == request
 
 
@@ -77,7 +78,15 @@ def test_of_a_failure_of_any_length_the_end_arrives():
 
 
 @pytest.mark.parametrize(
-    "other", [{"iteration": 3}, {"run_seed": 4}, {"policy_version": 1}, {"env_id": "Other-v0"}]
+    "other",
+    [
+        {"iteration": 3},
+        {"run_seed": 4},
+        {"policy_version": 1},
+        {"env_id": "Other-v0"},
+        {"stream": "evaluation"},
+        {"explore": False},
+    ],
 )
 def test_the_answer_to_another_question_is_refused(other):
     data = wire.encode_episodes(
@@ -85,6 +94,17 @@ def test_the_answer_to_another_question_is_refused(other):
     )
     with pytest.raises(wire.WireError, match="another run, iteration or policy"):
         wire.decode_result(data, CATEGORICAL, REQUEST)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("stream", "test"), ("stream", 0), ("stream", None), ("explore", 1), ("explore", "no")],
+)
+def test_a_request_of_no_known_kind_is_refused(field, value):
+    header = dataclasses.asdict(REQUEST) | {field: value}
+    indices = np.array(header.pop("indices"))
+    with pytest.raises(wire.WireError, match=field):
+        wire.decode_request(wire.pack("request", header, {"indices": indices}))
 
 
 def altered(**changes) -> bytes:

@@ -102,7 +102,7 @@ class _Play:
         self._simulator = simulator
         self._policy = policy = ActingPolicy(snapshot)
         seeds, generators = episodes_randomness(
-            request.run_seed, request.iteration, request.indices
+            request.run_seed, request.iteration, request.indices, request.stream
         )
         simulator.expect(seeds)
         self._waiting = list(zip(request.indices, seeds, generators, strict=True))[::-1]
@@ -117,7 +117,9 @@ class _Play:
         else:
             self._actions = np.zeros((steps, width), np.int32)
         self._rewards = np.zeros((steps, width), np.float64)
-        self._noise = np.zeros((steps, width, policy.noise_dim))
+        # Without exploring there is none.
+        self._noise = np.zeros((steps, width, policy.noise_dim if request.explore else 0))
+        self._explores = request.explore
         self._row = 0
         self._set_running(np.arange(count))
 
@@ -133,9 +135,9 @@ class _Play:
         if self._row == self._steps:
             self._next_block()
         row, live, simulator = self._row, self._live, self._simulator
-        observations, noise = self._observations[row], self._noise[row]
         actions, rows = self._actions[row], self._acting
-        actions[rows] = self._policy.act(observations[rows], noise[rows])
+        noise = self._noise[row][rows] if self._explores else None
+        actions[rows] = self._policy.act(self._observations[row][rows], noise)
         simulator.step(actions, self._running)
         self._rewards[row, live] = simulator.rewards[live]
         self._observations[row + 1, live] = simulator.observations[live]
@@ -158,8 +160,7 @@ class _Play:
         for slot in slots.tolist():
             episode = _Slot(*self._waiting.pop(), first=row)
             self._slots[slot] = episode
-            # A generator's numbers do not depend on how many are drawn at a time.
-            self._noise[row:, slot] = self._policy.draw_noise(episode.generator, self._steps - row)
+            self._draw_noise(row, slot)
         self._simulator.reset(slots, [self._slots[slot].seed for slot in slots.tolist()])
         self._observations[row, slots] = self._simulator.observations[slots]
         self._check_finite("observation", self._observations[row, slots], "reset", slots)
@@ -188,9 +189,15 @@ class _Play:
             episode.pieces.append(self._cut(slot, episode, self._row))
             episode.length += self._row - episode.first
             episode.first = 0
-            self._noise[:, slot] = self._policy.draw_noise(episode.generator, self._steps)
+            self._draw_noise(0, slot)
         self._observations[0] = self._observations[self._row]
         self._row = 0
+
+    def _draw_noise(self, row: int, slot: int) -> None:
+        """For the rows from `row` on; how many are drawn at a time changes no number."""
+        if self._explores:
+            generator = self._slots[slot].generator
+            self._noise[row:, slot] = self._policy.draw_noise(generator, self._steps - row)
 
     def _cut(self, slot: int, episode: _Slot, stop: int) -> tuple[np.ndarray, ...]:
         """Copies of the block's observations up to row `stop`, actions and rewards up to now."""

@@ -83,17 +83,22 @@ class ActingPolicy:
         weight, bias = self._layers[-1]
         return (x @ weight + bias).reshape(-1, self.action_dim)
 
-    def act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Sample one action for each row.
+    def act(self, observations: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+        """One action for each row.
 
         Args:
             observations: float32 [B, D], B a multiple of `ROW_BLOCK`.
-            noise: float64 [B, noise_dim]; standard normal if continuous, else uniform in [0, 1).
+            noise: float64 [B, noise_dim], to sample by; standard normal if continuous, else uniform
+                in [0, 1). None: do not sample; take the mean, or the likeliest choice.
 
         Returns:
             float32 [B, A], or int32 [B] if discrete.
         """
         output = self.forward(observations)
+        if noise is None:
+            if self.continuous:
+                return output.astype(np.float32)
+            return output.argmax(axis=1).astype(np.int32)
         if self._std is not None:
             return (output + self._std * noise).astype(np.float32)
         # Inverse transform sampling of softmax(output).

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
+from flame_rl.messages import Stream
+
 _POOL = 4
 _INIT_A, _MULT_A = 0x43B0D7E5, 0x931E8875
 _INIT_B, _MULT_B = 0x8B51F9DD, 0x58F38DED
@@ -22,11 +24,21 @@ _WORD = 0xFFFFFFFF
 _FEW = 8
 
 
+# The two seeds of a training episode have the keys (iteration, index, 0) and (iteration, index, 1),
+# which those of the other streams never meet.
+_STREAM_KEYS: dict[Stream, tuple[int, ...]] = {
+    "training": (),
+    "validation": (2,),
+    "evaluation": (3,),
+}
+
+
 def episode_randomness(
-    run_seed: int, iteration: int, index: int
+    run_seed: int, iteration: int, index: int, stream: Stream = "training"
 ) -> tuple[int, np.random.Generator]:
     """The environment's reset seed and the generator of the actions' noise of one episode."""
-    sequence = np.random.SeedSequence(run_seed, spawn_key=(iteration, index))
+    key = (iteration, index, *_STREAM_KEYS[stream])
+    sequence = np.random.SeedSequence(run_seed, spawn_key=key)
     reset_sequence, noise_sequence = sequence.spawn(2)
     # Gymnasium takes non-negative seeds; 31 bits suit environments that keep them in an int32.
     reset_seed = int(reset_sequence.generate_state(1, np.uint32)[0] >> 1)
@@ -110,17 +122,18 @@ class _Ready(ISeedSequence):
 
 
 def episodes_randomness(
-    run_seed: int, iteration: int, indices: Sequence[int]
+    run_seed: int, iteration: int, indices: Sequence[int], stream: Stream = "training"
 ) -> tuple[list[int], list[np.random.Generator]]:
     """`episode_randomness` of many episodes: their reset seeds, and their noise's generators."""
     if len(indices) < _FEW or max(indices) > _WORD:
-        each = [episode_randomness(run_seed, iteration, index) for index in indices]
+        each = [episode_randomness(run_seed, iteration, index, stream) for index in indices]
         return [seed for seed, _ in each], [generator for _, generator in each]
     run = words_of(run_seed)
     known = [*run, *[0] * (_POOL - len(run)), *words_of(iteration)]
     index = np.array(indices, np.uint32)
-    seeds = generated(mixed_pools([*known, index, 0]), 1)[:, 0] >> np.uint32(1)
-    noise = generated(mixed_pools([*known, index, 1]), 8)
+    key = _STREAM_KEYS[stream]
+    seeds = generated(mixed_pools([*known, index, *key, 0]), 1)[:, 0] >> np.uint32(1)
+    noise = generated(mixed_pools([*known, index, *key, 1]), 8)
     return seeds.tolist(), [generator_of(words) for words in noise]
 
 

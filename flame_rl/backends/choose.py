@@ -8,24 +8,42 @@ from pathlib import Path
 
 from flame_rl.backends import Backend
 from flame_rl.backends.patience import Patience
-from flame_rl.config import TrainConfig
+from flame_rl.config import CALLABLE, TrainConfig
+from flame_rl.errors import UsageError
 from flame_rl.machine import available_cores
 
 
-def flame_is_configured() -> bool:
-    """Whether the user has said where a Flame cluster is."""
+def is_distributed(config: TrainConfig) -> bool:
+    """Whether to collect on a Flame cluster: the user has said where one is, and not `--local`."""
+    if config.local or config.reproduce is not None:
+        return False
     return "FLAME_ENDPOINT" in os.environ or (Path.home() / ".flame" / "flame.yaml").exists()
 
 
-def make_backend(config: TrainConfig, distributed: bool, stop: threading.Event) -> Backend:
+def where_collected(config: TrainConfig) -> str | None:
+    """For a user who might expect a cluster: that there is none; None where nobody does."""
+    if config.local or is_distributed(config):
+        return None
+    workers = local_workers(config)
+    where = f"with {workers} local workers" if workers else "in this process"
+    return f"No Flame cluster is configured; collecting {where}."
+
+
+def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
     """Start the backend. Raises UsageError or RunError if that cannot be done.
 
     Args:
         config: the environment, whose module is sent to a cluster; how many workers on this
             machine; how long they may take.
-        distributed: whether to collect on the Flame cluster.
         stop: set from outside when the user asks to stop.
     """
+    distributed = is_distributed(config)
+    if not isinstance(config.env, str) and (distributed or config.workers):
+        raise UsageError(
+            f"--env: the function {config.env_name.removeprefix(CALLABLE)} makes environments in "
+            "this process alone (local=True, workers=0). For worker processes or a cluster, "
+            "register the environment in a module and name it as module:EnvId"
+        )
     patience = Patience(config.task_timeout, config.worker_episodes, config.worker_megabytes)
     # Imported here because each is heavy and a run needs one: flamepy takes a second.
     if distributed:
@@ -44,7 +62,7 @@ def make_backend(config: TrainConfig, distributed: bool, stop: threading.Event) 
 
 def local_workers(config: TrainConfig) -> int:
     """The number of worker processes on this machine: what was asked for, or one per core."""
-    if config.reproduce is not None:
+    if config.reproduce is not None or not isinstance(config.env, str):
         return 0
     if config.workers is not None:
         return config.workers

@@ -141,11 +141,16 @@ def _second_chance(task: _Task, failure: CollectFailure) -> list[_Task]:
             for index in reversed(task.request.indices)
         ]
     (index,) = task.request.indices
-    seed, _ = episode_randomness(task.request.run_seed, task.request.iteration, index)
-    named = replace(failure, iteration=task.request.iteration, index=index, seed=seed)
+    request, training = task.request, task.request.stream == "training"
+    seed, _ = episode_randomness(request.run_seed, request.iteration, index, request.stream)
+    named = replace(failure, iteration=request.iteration, index=index, seed=seed)
     if failure.kind == "invalid":
         raise UsageError(explain(named))
-    raise RunError(f"an episode failed in {task.attempt} attempts: {explain(named)}", index)
+    raise RunError(
+        f"an{'' if training else ' evaluation'} episode failed in {task.attempt} attempts: "
+        f"{explain(named)}",
+        index if training else None,
+    )
 
 
 def read_description(data: bytes, stop: threading.Event) -> EnvironmentSpec:

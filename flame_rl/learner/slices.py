@@ -1,8 +1,8 @@
 """A loss's gradient, slice by slice: bounded memory, all cores, and the same bits on any number.
 
 torch's own threads divide a sum among the cores, so that its last bits depend on how many those
-are. With them set to one (main.py does), every slice is computed by one thread here, several slices
-at a time, and the slices are added in their order.
+are. With them set to one (trainer.py does), every slice is computed by one thread here, several
+slices at a time, and the slices are added in their order.
 """
 
 from __future__ import annotations

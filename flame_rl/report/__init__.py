@@ -17,8 +17,8 @@ class Reporter(Protocol):
 
 
 class Reporters:
-    """Several as one. One that fails (a full disk, a closed pipe) says so once and is left out:
-    it does not stop the training."""
+    """Several as one. One that fails (a full disk, a writer that died) says so once and is left
+    out: it does not stop the training."""
 
     def __init__(self, reporters: list[Reporter]) -> None:
         self._reporters = reporters
@@ -27,7 +27,7 @@ class Reporters:
         for reporter in list(self._reporters):
             try:
                 reporter.report(result)
-            except OSError as error:
+            except Exception as error:
                 self._reporters.remove(reporter)
                 print(
                     f"warning: {type(reporter).__name__} stops reporting: {error}",
@@ -38,5 +38,5 @@ class Reporters:
         for reporter in self._reporters:
             try:
                 reporter.close()
-            except OSError as error:
+            except Exception as error:
                 print(f"warning: {type(reporter).__name__}: {error}", file=sys.stderr)

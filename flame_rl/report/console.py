@@ -83,6 +83,8 @@ class ConsoleReporter:
                 f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f} | "
                 f"Loss: {result.losses['loss']:z.4f}"
             )
+        if self._config.verbose:
+            self._print(_details(result))
 
     def close(self) -> None:
         """Remove the bar."""
@@ -114,6 +116,26 @@ class ConsoleReporter:
         else:
             # Plain, so that a pipe gets exactly this text, line by line.
             say(text)
+
+
+def _details(result: IterationResult) -> str:
+    timing = result.timing
+    seconds = {"collecting": timing.collecting, "updating": timing.updating}
+    if result.evaluation is not None:
+        seconds["evaluating"] = timing.evaluating
+    lines = [
+        f"  iteration {result.iteration}",
+        f"    rewards     {result.reward_mean:.1f} ± {result.reward_std:.1f}, "
+        f"{result.reward_min:.1f} to {result.reward_max:.1f}, "
+        f"in episodes of {result.length_mean:.1f} steps",
+        "    update      " + ", ".join(f"{n} {value:.4g}" for n, value in result.losses.items()),
+        f"    speed       {timing.env_steps_per_second:.0f} env steps/s; seconds "
+        + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
+        + f" (waiting {timing.waiting:.2f})",
+    ]
+    if result.evaluation is not None:
+        lines.append(f"    evaluation  {result.evaluation}")
+    return "\n".join(lines)
 
 
 def _amounts(config: TrainConfig) -> str:

@@ -1,14 +1,18 @@
-"""metrics.csv, which a rerun reproduces to the byte, and timing.csv, which it does not."""
+"""metrics.csv and evaluations.csv, which a rerun reproduces to the byte, and timing.csv, which it
+does not."""
 
 from __future__ import annotations
 
 import csv
+from dataclasses import asdict
 from pathlib import Path
 
+from flame_rl.config import TrainConfig
 from flame_rl.files import write_atomically
 from flame_rl.run_folder import METRICS_NAME
 from flame_rl.train import IterationResult
 
+EVALUATIONS_NAME = "evaluations.csv"
 TIMING_NAME = "timing.csv"
 
 
@@ -39,6 +43,22 @@ class MetricsReporter:
         self._rows.close()
 
 
+class EvaluationsReporter:
+    """One row an evaluation."""
+
+    def __init__(self, folder: Path, keep: int = 0) -> None:
+        """Begin the file, or go on after its first `keep` rows."""
+        self._rows = _Rows(folder / EVALUATIONS_NAME, keep)
+
+    def report(self, result: IterationResult) -> None:
+        if result.evaluation is not None:
+            done = {"iteration": result.iteration, "env_steps": result.env_steps}
+            self._rows.write(done | asdict(result.evaluation))
+
+    def close(self) -> None:
+        self._rows.close()
+
+
 class TimingReporter:
     """Where the time went, one row an iteration."""
 
@@ -54,6 +74,7 @@ class TimingReporter:
                 "collecting_seconds": f"{timing.collecting:.6f}",
                 "updating_seconds": f"{timing.updating:.6f}",
                 "waiting_seconds": f"{timing.waiting:.6f}",
+                "evaluating_seconds": f"{timing.evaluating:.6f}",
                 "env_steps_per_second": f"{timing.env_steps_per_second:.1f}",
                 "bytes_out": timing.bytes_out,
                 "bytes_in": timing.bytes_in,
@@ -98,9 +119,17 @@ class _Rows:
         self._file.close()
 
 
-def rows_on_disk(folder: Path) -> int:
-    """How many iterations metrics.csv has whole."""
-    path = folder / METRICS_NAME
+def iterations_on_disk(config: TrainConfig) -> int:
+    """How many iterations of the run in `config.resume` all its files of results have whole."""
+    rows = _whole_rows(config.resume / METRICS_NAME)
+    if config.evaluate_every is None:
+        return rows
+    # The next evaluation is missing, and so is the iteration that has it.
+    evaluations = _whole_rows(config.resume / EVALUATIONS_NAME)
+    return min(rows, (evaluations + 1) * config.evaluate_every - 1)
+
+
+def _whole_rows(path: Path) -> int:
     return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
 

@@ -1,0 +1,100 @@
+"""`main.py evaluate RUN`: how good a saved policy is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import tyro
+
+from flame_rl.errors import Interrupted, UsageError
+from flame_rl.interrupt import StopSignal, stop_on_signals
+from flame_rl.output import say
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """Evaluate a saved policy, in episodes that it has not learned from.
+
+    The same policy, episodes and seed give the same output, wherever the episodes are collected: on
+    a Flame cluster where one is configured, and otherwise on the cores of this machine.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """A run folder, of which the newest checkpoint is taken, or a checkpoint file."""
+
+    episodes: int = 100
+    """How many complete episodes."""
+
+    explore: bool = False
+    """Sample the actions, as in training; otherwise each is the policy's mean, or its likeliest."""
+
+    best: bool = False
+    """Of a run folder, take the best checkpoint."""
+
+    seed: int = 0
+    """Seed of the episodes. They are the same ones for every policy."""
+
+    local: bool = False
+    """Collect on this machine even where a Flame cluster is configured."""
+
+    workers: int | None = None
+    """Local worker processes; default: all cores; 0: collect in this process."""
+
+    json: bool = False
+    """Print one line of JSON."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise UsageError(f"--episodes: at least 1, not {self.episodes}")
+        if self.seed < 0:
+            raise UsageError(f"--seed: 0 or more, not {self.seed}")
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """Returns 0, or 128 and the number of the signal that ended it."""
+    command = tyro.cli(EvaluateCommand, args=arguments, prog="main.py evaluate")
+    with stop_on_signals() as stop:
+        with contextlib.suppress(Interrupted):
+            run(command, stop)
+        return stop.exit_code
+
+
+def run(command: EvaluateCommand, stop: StopSignal) -> None:
+    """Evaluate and print."""
+    from flame_rl.backends.choose import where_collected
+    from flame_rl.report.console import TITLES
+    from flame_rl.trainer import Trainer
+
+    changes = {"local": command.local, "workers": command.workers}
+    with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:
+        for warning in trainer.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        if notice := where_collected(trainer.config):
+            print(notice, file=sys.stderr)
+        result = trainer.evaluate(command.episodes, command.explore, command.seed)
+    of = {
+        "env": trainer.spec.env_id,
+        "algorithm": trainer.config.algorithm,
+        "iterations": trainer.totals.iterations,
+        "env_steps": trainer.totals.env_steps,
+        "explore": command.explore,
+        "seed": command.seed,
+    }
+    if command.json:
+        say(json.dumps(of | asdict(result)))
+        return
+    say(
+        f"{TITLES[of['algorithm']]} on {of['env']} after {of['iterations']} iterations, "
+        f"{result.episodes} episodes {'exploring' if command.explore else 'without exploring'}\n"
+        f"  Mean reward: {result.reward_mean:.1f} "
+        f"(95 %: {result.reward_low:.1f} to {result.reward_high:.1f})\n"
+        f"  Median:      {result.reward_median:.1f}\n"
+        f"  Minimum:     {result.reward_min:.1f}\n"
+        f"  Maximum:     {result.reward_max:.1f}\n"
+        f"  Mean length: {result.length_mean:.1f}"
+    )

@@ -1,0 +1,142 @@
+"""`main.py --env ant`: train, and keep what was learned in a run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from flame_rl.commands import COMMANDS
+from flame_rl.config import TrainConfig
+from flame_rl.errors import Interrupted, RunError, UsageError
+from flame_rl.interrupt import StopSignal, stop_on_signals
+from flame_rl.output import say
+from flame_rl.run_folder import check_output, hold_folder, resumed_config, write_config
+
+if TYPE_CHECKING:
+    from flame_rl.report.console import ConsoleReporter
+    from flame_rl.trainer import Trainer
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Returns 0, or 128 and the number of the signal that ended it."""
+    config = parse(arguments, TrainConfig())
+    if config.resume is not None:
+        config = resumed_config(config.resume, lambda default: parse(arguments, default))
+    with stop_on_signals() as stop:
+        with contextlib.suppress(Interrupted):
+            run(config, stop)
+        return stop.exit_code
+
+
+def parse(arguments: Sequence[str], default: TrainConfig) -> TrainConfig:
+    """The flags, on top of a configuration."""
+    commands = ", ".join(f"main.py {name}" for name in COMMANDS)
+    description = f"{inspect.cleandoc(TrainConfig.__doc__)}\n\nOther commands: {commands}."
+    return tyro.cli(
+        TrainConfig, args=arguments, default=default, prog="main.py", description=description
+    )
+
+
+def run(config: TrainConfig, stop: StopSignal) -> None:
+    """Train, and report to the console and the run folder."""
+    # Here and not above, so that --help and mistakes are answered at once.
+    from flame_rl.backends.choose import where_collected
+    from flame_rl.trainer import Trainer
+
+    check_output(config)
+    if config.tensorboard:
+        require_tensorboard()
+    if notice := where_collected(config):
+        say(f"{notice}\n")
+    with contextlib.ExitStack() as ending:
+        trainer = ending.enter_context(Trainer(config, stop=stop))
+        if config.reproduce is None:
+            folder = ending.enter_context(hold_folder(config))
+        trainer.take_up_run()
+        if trainer.note:
+            say(f"{trainer.note}\n")
+        for warning in trainer.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        if config.reproduce is not None:
+            episode = trainer.reproduce()
+            say(f"Reward {episode.rewards.sum()} in {episode.length} steps; nothing failed.")
+            return
+        console = train_and_report(trainer, folder)
+        trainer.close()
+        console.summary(interrupted=stop.is_set())
+        if config.plot:
+            from flame_rl.report.console import TITLES
+            from flame_rl.report.plot import plot_curve
+
+            plot_curve(folder, title=f"{TITLES[config.algorithm]} on {trainer.spec.env_id}")
+        say(f"Run folder: {folder}")
+
+
+def train_and_report(trainer: Trainer, folder: Path) -> ConsoleReporter:
+    """All iterations that are left; whatever ends them, what was learned is saved."""
+    from flame_rl.checkpoint import Checkpointer, save_weights
+    from flame_rl.report import Reporters
+    from flame_rl.report.console import ConsoleReporter
+    from flame_rl.report.files import EvaluationsReporter, MetricsReporter, TimingReporter
+
+    config, done = trainer.config, trainer.totals
+    write_config(folder, config)
+    console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
+    consumers = [
+        MetricsReporter(folder, done.iterations),
+        TimingReporter(folder, done.iterations),
+        console,
+    ]
+    if config.evaluate_every is not None:
+        consumers.append(EvaluationsReporter(folder, done.iterations // config.evaluate_every))
+    if config.tensorboard:
+        from flame_rl.report.tensorboard import TensorBoardReporter
+
+        consumers.append(TensorBoardReporter(folder, done))
+    reporters = Reporters(consumers)
+    checkpoints = Checkpointer(folder, config, trainer.spec, trainer.learner)
+
+    def save() -> None:
+        reporters.close()
+        checkpoints.save()
+        save_weights(folder, trainer.learner.weights())
+
+    try:
+        for result in trainer:
+            reporters.report(result)
+            checkpoints.report(result)
+    except Interrupted:
+        pass
+    except Exception as error:
+        if isinstance(error, RunError) and error.episode is not None:
+            error.add_note(
+                "This command collects that episode alone, in one process:\n"
+                f"  uv run main.py --resume {shlex.quote(str(folder))} --reproduce {error.episode}"
+            )
+        try:
+            save()
+        except RunError as another:
+            if str(another) != str(error):
+                error.add_note(f"error: {another}")
+        raise
+    save()
+    return console
+
+
+def require_tensorboard() -> None:
+    """Raises UsageError where the package is not installed."""
+    try:
+        importlib.import_module("flame_rl.report.tensorboard")
+    except ImportError as error:
+        raise UsageError(
+            f"--tensorboard: the package tensorboard cannot be imported: {error}. Install it with "
+            "`uv sync --group tensorboard`"
+        ) from error

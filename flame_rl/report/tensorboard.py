@@ -1,0 +1,68 @@
+"""A run for TensorBoard, written with its own package and without torch or TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from flame_rl.train import IterationResult, Totals
+
+FOLDER_NAME = "tensorboard"
+
+
+class TensorBoardReporter:
+    """Scalars over env steps, on disk before the next iteration begins."""
+
+    def __init__(self, folder: Path, done: Totals) -> None:
+        """Begin a file of events; with it, what a resumed run computes again replaces what earlier
+        files say.
+
+        Args:
+            folder: the run folder.
+            done: what was done before.
+        """
+        folder = folder / FOLDER_NAME
+        folder.mkdir(exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns() // 1000}.{os.getpid()}"
+        self._file = (folder / name).open("wb")
+        self._records = RecordWriter(self._file)
+        self._write(Event(file_version="brain.Event:2"))
+        if done.iterations:
+            log = SessionLog(status=SessionLog.START)
+            self._write(Event(session_log=log, step=done.env_steps + 1))
+
+    def report(self, result: IterationResult) -> None:
+        timing = result.timing
+        scalars = {
+            "reward/mean": result.reward_mean,
+            "reward/std": result.reward_std,
+            "reward/min": result.reward_min,
+            "reward/max": result.reward_max,
+            "episodes/length_mean": result.length_mean,
+            "episodes/total": result.episodes,
+            **{f"update/{name}": value for name, value in result.losses.items()},
+            "speed/env_steps_per_second": timing.env_steps_per_second,
+            "seconds/collecting": timing.collecting,
+            "seconds/updating": timing.updating,
+            "seconds/waiting": timing.waiting,
+        }
+        if result.evaluation is not None:
+            scalars["seconds/evaluating"] = timing.evaluating
+            evaluation = asdict(result.evaluation)
+            scalars |= {f"evaluation/{name}": value for name, value in evaluation.items()}
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        self._write(Event(summary=Summary(value=values), step=result.env_steps))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, event: Event) -> None:
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())
+        self._file.flush()

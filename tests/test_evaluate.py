@@ -1,0 +1,368 @@
+"""Evaluation: against a plain loop over Gymnasium with torch, and the same bytes everywhere."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from flame_rl import TrainConfig, Trainer, checkpoint
+from flame_rl.actor.seeds import episode_randomness
+from flame_rl.evaluate import bootstrap_interval
+from flame_rl.run_folder import CONFIG_NAME
+from tests.flame_fixtures import Flame
+from tests.helpers import environment_id, run_here, run_main, start_main
+
+RUN = ("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "300", "--hidden-sizes", "16")
+EVALUATED = (
+    *(*RUN, "--iterations", "10", "--seed", "4", "--checkpoint-every", "4"),
+    *("--evaluate-every", "3", "--evaluate-episodes", "5"),
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The folder of a run that evaluates after its iterations 2, 5 and 8."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = run_here(*EVALUATED, "--workers", "0", "--output", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def evaluations(run: Path) -> list[dict[str, float]]:
+    with (run / "evaluations.csv").open(newline="") as file:
+        return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def reset_seed(seed: int, *key: int) -> int:
+    """By definition: the first child of the episode's sequence, in 31 bits."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(*key, 0))
+    return int(sequence.generate_state(1, np.uint32)[0]) // 2
+
+
+def plain_rewards(policy: torch.nn.Module, env_id: str, seeds: list[int]) -> list[float]:
+    """One environment, one step at a time, torch in double precision."""
+    env = gymnasium.make(env_id)
+    policy = policy.double()
+    rewards = []
+    for seed in seeds:
+        observation, _ = env.reset(seed=seed)
+        total, done = 0.0, False
+        while not done:
+            row = torch.from_numpy(np.asarray(observation, np.float32)[None]).double()
+            with torch.no_grad():
+                distribution = policy(row)
+            if isinstance(env.action_space, gymnasium.spaces.Discrete):
+                action = int(distribution.probs.argmax())
+            else:
+                space = env.action_space
+                mean = distribution.mean[0].float().numpy()
+                action = np.clip(mean, space.low, space.high)
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total += float(reward)
+            done = terminated or truncated
+        rewards.append(total)
+    return rewards
+
+
+# What is measured
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "InvertedPendulum-v5"])
+def test_an_evaluation_is_a_plain_loop_with_torch(env_id, tmp_path):
+    config = TrainConfig(
+        env=env_id, algorithm="ppo", local=True, workers=0, episodes_per_iter=5, iterations=1
+    )
+    with Trainer(config) as trainer:
+        trainer.train()
+        measured = trainer.evaluate(11, seed=5)
+        policy = trainer.learner._networks.policy
+    seeds = [reset_seed(5, 0, index, 3) for index in range(11)]
+    expected = sorted(plain_rewards(policy, env_id, seeds))
+    assert measured.episodes == 11
+    assert measured.reward_mean == pytest.approx(sum(expected) / 11, rel=1e-5)
+    assert measured.reward_median == pytest.approx(expected[5], rel=1e-5)
+    assert measured.reward_min == pytest.approx(expected[0], rel=1e-5)
+    assert measured.reward_max == pytest.approx(expected[-1], rel=1e-5)
+    assert measured.reward_low <= measured.reward_mean <= measured.reward_high
+    if env_id == "CartPole-v1":
+        assert measured.length_mean == measured.reward_mean
+    if env_id == "Pendulum-v1":
+        assert measured.length_mean == 200
+
+
+def test_exploring_is_what_training_does():
+    """The same policy, sampled: of the same distribution as the training's episodes."""
+    config = TrainConfig(local=True, workers=0, episodes_per_iter=300, iterations=1)
+    with Trainer(config) as trainer:
+        explored = trainer.evaluate(300, explore=True)
+        greedy = trainer.evaluate(300)
+        trained = trainer.train()
+    spread = trained.reward_std / np.sqrt(300)
+    assert explored.reward_mean == pytest.approx(trained.reward_mean, abs=5 * spread)
+    assert abs(greedy.reward_mean - trained.reward_mean) > 5 * spread
+
+
+def test_the_seeds_of_the_streams_never_meet():
+    seeds = [
+        episode_randomness(7, iteration, index, stream)[0]
+        for iteration, index in itertools.product(range(6), range(40))
+        for stream in ("training", "validation", "evaluation")
+    ]
+    assert len(set(seeds)) == len(seeds)
+    for ending, stream in (((), "training"), ((2,), "validation"), ((3,), "evaluation")):
+        assert episode_randomness(7, 3, 4, stream)[0] == reset_seed(7, 3, 4, *ending)
+
+
+# The interval
+
+
+@pytest.mark.parametrize("values", [(1.0, 5.0, 6.0, 9.0), (0.0, 0.0, 0.0, 10.0), (2.0, 2.0, 2.0)])
+def test_the_interval_against_all_resamples_there_are(values):
+    """Of four values there are only 256 samples; the exact quantiles follow by counting."""
+    means = sorted(sum(s) / len(s) for s in itertools.product(values, repeat=len(values)))
+    low, high = bootstrap_interval(np.array(values), confidence=0.9)
+    for measured, share in ((low, 0.05), (high, 0.95)):
+        # Where a mean is as likely as that, sampling may fall to either side.
+        near = [means[int(len(means) * s)] for s in (share - 0.01, share + 0.01)]
+        assert near[0] <= measured <= near[1]
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(200):
+        low, high = bootstrap_interval(rng.exponential(3.0, 60))
+        covered += low <= 3.0 <= high
+    assert 0.89 <= covered / 200 <= 0.98
+
+
+def test_the_interval_of_many_values_is_the_normal_one():
+    values = np.random.default_rng(2).normal(5, 2, 2000)
+    low, high = bootstrap_interval(values)
+    half = 1.96 * values.std() / np.sqrt(len(values))
+    assert low == pytest.approx(values.mean() - half, abs=half / 10)
+    assert high == pytest.approx(values.mean() + half, abs=half / 10)
+    assert bootstrap_interval(values[:1]) == (values[0], values[0])
+
+
+# The command
+
+
+def test_the_command_prints_for_people_and_for_programs(whole, tmp_path):
+    words = ("evaluate", str(whole), "--episodes", "12", "--local")
+    text = run_main(*words, cwd=tmp_path)
+    assert text.returncode == 0 and text.stderr == ""
+    outputs = {
+        run_here(*words, "--json", "--workers", workers, cwd=tmp_path).stdout
+        for workers in ("0", "1", "2")
+    }
+    (line,) = outputs
+    result = json.loads(line)
+    assert {k: result.pop(k) for k in ("env", "algorithm", "iterations", "explore", "seed")} == {
+        "env": "CartPole-v1",
+        "algorithm": "ppo",
+        "iterations": 10,
+        "explore": False,
+        "seed": 0,
+    }
+    lines = text.stdout.splitlines()
+    assert lines[0] == "PPO on CartPole-v1 after 10 iterations, 12 episodes without exploring"
+    assert lines[1] == (
+        f"  Mean reward: {result['reward_mean']:.1f} "
+        f"(95 %: {result['reward_low']:.1f} to {result['reward_high']:.1f})"
+    )
+    names = ("reward_median", "reward_min", "reward_max", "length_mean")
+    assert [line.split()[-1] for line in lines[2:]] == [f"{result[name]:.1f}" for name in names]
+
+
+def test_the_commands_options(whole, tmp_path):
+    def evaluate(*flags, run=whole):
+        words = ("evaluate", str(run), "--episodes", "6", "--local", "--workers", "0", "--json")
+        done = run_here(*words, *flags, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    plain = evaluate()
+    assert evaluate("--seed", "1")["reward_mean"] != plain["reward_mean"]
+    assert evaluate("--explore")["reward_mean"] != plain["reward_mean"]
+    best = checkpoint.load(whole / "checkpoints" / "best.ckpt")
+    assert evaluate("--best")["iterations"] == best.totals.iterations
+    assert evaluate(run=whole / "checkpoints" / "00000008.ckpt")["iterations"] == 8
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == [], "an evaluation writes nothing"
+
+
+def test_a_damaged_newest_checkpoint_is_named(whole, tmp_path):
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    newest = checkpoint.numbered(run / "checkpoints")[0]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    done = run_here("evaluate", "run", "--episodes", "2", "--workers", "0", cwd=tmp_path)
+    assert done.returncode == 0 and "after 8 iterations" in done.stdout
+    assert "warning:" in done.stderr and "of iteration 7 is used" in done.stderr
+    assert "No Flame cluster is configured" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evaluate", "missing"], "No such file"),
+        (["evaluate", "empty"], "empty holds no sound checkpoint"),
+        (["evaluate", "empty/file"], "not a checkpoint"),
+        (["evaluate"], "run"),
+        (["evaluate", "empty", "--episodes", "0"], "--episodes: at least 1"),
+        (["evaluate", "empty", "--seed", "-1"], "--seed: 0 or more"),
+        (["evaluated", "empty"], "evaluated: no command; there are evaluate"),
+        (["--evaluate-every", "0"], "--evaluate-every: at least 1"),
+        (["--evaluate-episodes", "0"], "--evaluate-episodes: at least 1"),
+    ],
+)
+def test_mistakes_get_a_clear_error(words, message, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "file").touch()
+    done = run_here(*words, cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["evaluate", "--help"]])
+def test_help_needs_no_torch_and_names_the_commands(words, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch must not be imported')\n")
+    done = run_main(*words, cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert ("main.py evaluate" in done.stdout) and "--workers" in done.stdout
+
+
+def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path):
+    config = TrainConfig(env=environment_id("Slow"), local=True, workers=0)
+    with Trainer(config) as trainer:
+        trainer.save(tmp_path / "slow.ckpt")
+    process = start_main(
+        *("evaluate", "slow.ckpt", "--episodes", "4000", "--workers", "2"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stderr.readline().startswith("No Flame cluster is configured")
+    time.sleep(1)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == 2
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=10)
+    assert process.returncode == 130 and output == errors == ""
+    assert psutil.wait_procs(children, timeout=2)[1] == []
+
+
+def test_on_a_cluster_it_is_the_same(memory: Flame, whole, tmp_path):
+    words = ("evaluate", str(whole), "--episodes", "30", "--json")
+    there = run_main(*words, cwd=tmp_path, environment=memory.environment)
+    here = run_here(*words, "--workers", "0", cwd=tmp_path)
+    assert there.returncode == 0 and there.stderr == "" and there.stdout == here.stdout
+    memory.assert_nothing_left()
+
+
+# While training
+
+
+def test_evaluating_changes_nothing_of_the_training(whole, tmp_path):
+    plain = EVALUATED[: EVALUATED.index("--evaluate-every")]
+    done = run_here(*plain, "--workers", "0", "--output", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("metrics.csv", "weights.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes()
+    assert not (tmp_path / "run" / "evaluations.csv").exists()
+
+
+def test_an_evaluation_is_of_the_weights_after_its_iteration(whole):
+    rows = evaluations(whole)
+    assert [row["iteration"] for row in rows] == [2, 5, 8]
+    config = TrainConfig.from_json((whole / CONFIG_NAME).read_text())
+    best = checkpoint.load(whole / "checkpoints" / "best.ckpt")
+    iteration = best.totals.iterations - 1
+    with Trainer.load(whole, best=True, workers=0) as trainer:
+        seeds = [reset_seed(config.seed, iteration, index, 2) for index in range(5)]
+        policy = trainer.learner._networks.policy
+    expected = plain_rewards(policy, "CartPole-v1", seeds)
+    (row,) = (row for row in rows if row["iteration"] == iteration)
+    assert row["reward_mean"] == sum(expected) / 5 == best.score
+    assert (row["reward_min"], row["reward_max"]) == (min(expected), max(expected))
+    assert row["episodes"] == 5 and row["env_steps"] == best.totals.env_steps
+
+
+def test_the_best_checkpoint_is_the_best_evaluated(whole):
+    rows = evaluations(whole)
+    best = checkpoint.load(whole / "checkpoints" / "best.ckpt")
+    top = max(rows, key=lambda row: row["reward_mean"])
+    assert best.score == top["reward_mean"]
+    assert best.totals.iterations == top["iteration"] + 1
+
+
+def killed(whole: Path, run: Path, iterations: int, saved: int) -> None:
+    """What is on disk after so many iterations, of which so many are in a checkpoint."""
+    shutil.copytree(whole, run)
+    files = {
+        "metrics.csv": iterations,
+        "timing.csv": iterations,
+        "evaluations.csv": iterations // 3,
+    }
+    for name, rows in files.items():
+        lines = (whole / name).read_bytes().splitlines(keepends=True)
+        (run / name).write_bytes(b"".join(lines[: rows + 1]))
+    for path in (run / "checkpoints").iterdir():
+        done = checkpoint.load(path).totals.iterations
+        if done > (iterations if path.name == "best.ckpt" else saved):
+            path.unlink()
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(("iterations", "saved"), [(2, 0), (4, 4), (6, 4), (9, 8)])
+def test_evaluations_survive_a_resume(iterations, saved, workers, whole, tmp_path):
+    run = tmp_path / "run"
+    killed(whole, run, iterations, saved)
+    done = run_here("--resume", "run", "--workers", workers, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Going on after" in done.stdout or saved == 0
+    for name in ("metrics.csv", "evaluations.csv", "weights.safetensors"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes()
+    best = [checkpoint.load(r / "checkpoints" / "best.ckpt") for r in (run, whole)]
+    assert best[0].score == best[1].score and best[0].totals == best[1].totals
+
+
+def test_an_evaluation_that_never_reached_the_disk_is_done_again(whole, tmp_path):
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    lines = (run / "evaluations.csv").read_bytes().splitlines(keepends=True)
+    (run / "evaluations.csv").write_bytes(b"".join(lines[:2]) + lines[2][:9])
+    done = run_here("--resume", "run", "--workers", "0", cwd=tmp_path)
+    assert done.returncode == 0 and "Going on after iteration 3" in done.stdout
+    assert (run / "evaluations.csv").read_bytes() == (whole / "evaluations.csv").read_bytes()
+    assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+
+
+def test_evaluations_of_another_kind_would_be_another_run(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    done = run_here("--resume", "run", "--evaluate-every", "4", cwd=tmp_path)
+    assert done.returncode == 2 and "--evaluate-every 3 in the run, 4 now" in done.stderr
+
+
+def test_an_evaluation_that_fails_names_itself_and_offers_no_reproduction(tmp_path):
+    seed = reset_seed(0, 0, 3, 2)
+    done = run_main(
+        *("--env", environment_id("Poisoned"), "--episodes-per-iter", "4", "--workers", "1"),
+        *("--evaluate-every", "1", "--evaluate-episodes", "5", "--output", "run"),
+        cwd=tmp_path,
+        environment={"FAULT_KIND": "kill", "FAULT_SEED": str(seed)},
+    )
+    assert done.returncode == 1
+    assert "an evaluation episode failed in 3 attempts" in done.stderr
+    assert f"episode 3, seed {seed}" in done.stderr
+    assert "--reproduce" not in done.stderr

@@ -1,0 +1,198 @@
+"""What --verbose and --tensorboard add, and that a report which fails stops no training."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flame_rl.report import Reporters
+from flame_rl.train import Totals
+from tests.helpers import ROOT, clean_environment, run_here, run_main
+
+RUN = (
+    *("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "300", "--hidden-sizes", "8"),
+    *("--workers", "0", "--iterations", "6", "--checkpoint-every", "2", "--evaluate-every", "2"),
+    *("--evaluate-episodes", "4", "--output", "run"),
+)
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory) -> tuple[str, Path]:
+    """What a run with both flags prints, and its folder."""
+    folder = tmp_path_factory.mktemp("reported")
+    done = run_here(*RUN, "--verbose", "--tensorboard", cwd=folder)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout, folder / "run"
+
+
+def scalars(run: Path) -> dict[str, dict[int, float]]:
+    """By tag, the values by step, as TensorBoard shows them."""
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    ).EventAccumulator(str(run / "tensorboard"))
+    accumulator.Reload()
+    return {
+        tag: {event.step: event.value for event in accumulator.Scalars(tag)}
+        for tag in accumulator.Tags()["scalars"]
+    }
+
+
+def table(run: Path, name: str) -> list[dict[str, float]]:
+    with (run / name).open(newline="") as file:
+        return [
+            {key: float(value) for key, value in row.items() if key != "weights_digest"}
+            for row in csv.DictReader(file)
+        ]
+
+
+def test_tensorboard_shows_what_the_files_say(reported):
+    _, run = reported
+    shown = scalars(run)
+    metrics, timing = table(run, "metrics.csv"), table(run, "timing.csv")
+    steps = [int(row["env_steps"]) for row in metrics]
+    for tag, rows, column in (
+        ("reward/mean", metrics, "reward_mean"),
+        ("reward/min", metrics, "reward_min"),
+        ("reward/max", metrics, "reward_max"),
+        ("reward/std", metrics, "reward_std"),
+        ("episodes/length_mean", metrics, "length_mean"),
+        ("update/loss", metrics, "loss"),
+        ("update/value_loss", metrics, "value_loss"),
+        ("update/kl", metrics, "kl"),
+        ("update/policy_entropy", metrics, "policy_entropy"),
+        ("update/explained_variance", metrics, "explained_variance"),
+        ("speed/env_steps_per_second", timing, "env_steps_per_second"),
+        ("seconds/collecting", timing, "collecting_seconds"),
+        ("seconds/updating", timing, "updating_seconds"),
+        ("seconds/waiting", timing, "waiting_seconds"),
+    ):
+        assert list(shown[tag]) == steps
+        expected = [row[column] for row in rows]
+        assert list(shown[tag].values()) == pytest.approx(expected, rel=1e-2, abs=1e-5), tag
+    evaluations = table(run, "evaluations.csv")
+    assert shown["evaluation/reward_mean"] == {
+        int(row["env_steps"]): pytest.approx(row["reward_mean"]) for row in evaluations
+    }
+
+
+def test_a_resumed_run_is_shown_once(reported, tmp_path):
+    """What was computed after the last checkpoint, and is computed again, is not shown twice."""
+    _, run = reported
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    for path in (copy / "checkpoints").iterdir():
+        if path.name != "00000002.ckpt":
+            path.unlink()
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0 and "Going on after iteration 1" in done.stdout, done.stderr
+    assert len(list((copy / "tensorboard").iterdir())) == 2
+    again, before = scalars(copy), scalars(run)
+    assert again.keys() == before.keys()
+    for tag in again:
+        assert list(again[tag]) == list(before[tag])
+        if not tag.startswith(("seconds/", "speed/")):
+            assert again[tag] == before[tag]
+
+
+def test_verbose_adds_lines_and_changes_none(reported, tmp_path):
+    output, run = reported
+    plain = run_here(*RUN, cwd=tmp_path)
+    assert plain.returncode == 0 and not (tmp_path / "run" / "tensorboard").exists()
+
+    def timeless(lines: list[str]) -> list[str]:
+        return [re.sub(r"\d+\.\d+ episodes/sec|time: \S+", "", line) for line in lines]
+
+    details = ("  iteration ", "    rewards ", "    update ", "    speed ", "    evaluation ")
+    lines = output.splitlines()
+    rest = [line for line in lines if not line.startswith(details)]
+    assert timeless(rest) == timeless(plain.stdout.splitlines())
+    for start, count in zip(details, (6, 6, 6, 6, 3), strict=True):
+        assert sum(line.startswith(start) for line in lines) == count
+    row = table(run, "metrics.csv")[0]
+    first = lines.index("  iteration 0")
+    assert f"{row['reward_mean']:.1f} ± {row['reward_std']:.1f}" in lines[first + 1]
+    for name in ("loss", "value_loss", "kl", "policy_entropy", "explained_variance"):
+        assert f"{name} {row[name]:.4g}" in lines[first + 2]
+    assert "env steps/s" in lines[first + 3] and "waiting" in lines[first + 3]
+    (evaluated, *_) = table(run, "evaluations.csv")
+    assert f"mean {evaluated['reward_mean']:.1f} (95 %: " in next(
+        line for line in lines if line.startswith("    evaluation")
+    )
+
+
+def test_a_missing_package_is_named_before_anything_is_written(tmp_path):
+    blocker = tmp_path / "tensorboard"
+    blocker.mkdir()
+    (blocker / "__init__.py").write_text("raise ImportError('not here')\n")
+    done = run_main(
+        *(*RUN, "--tensorboard"),
+        cwd=tmp_path,
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "--tensorboard: the package tensorboard cannot be imported: not here" in done.stderr
+    assert "uv sync --group tensorboard" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_tensorboard_needs_no_other_framework(tmp_path):
+    pytest.importorskip("tensorboard")
+    for name in ("torch", "tensorflow"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} must not be needed')\n")
+    done = subprocess.run(
+        [sys.executable, "-c", "import flame_rl.report.tensorboard"],
+        env=clean_environment(tmp_path) | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+class Sound(list):
+    report = list.append
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_full_disk_costs_tensorboard_and_not_the_run(reported, tmp_path, capsys):
+    """/dev/full refuses every write."""
+    module = pytest.importorskip("flame_rl.report.tensorboard")
+    from flame_rl import TrainConfig, Trainer
+
+    reporter = module.TensorBoardReporter(tmp_path, Totals())
+    os.dup2(os.open("/dev/full", os.O_WRONLY), reporter._file.fileno())
+    sound = Sound()
+    reporters = Reporters([reporter, sound])
+    config = TrainConfig(local=True, workers=0, episodes_per_iter=3, iterations=3)
+    with Trainer(config) as trainer:
+        for result in trainer:
+            reporters.report(result)
+    reporters.close()
+    assert [result.iteration for result in sound] == [0, 1, 2]
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "TensorBoardReporter stops reporting: [Errno 28] No space left" in warning
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the writer has died"), ValueError("closed file")])
+def test_whatever_a_report_raises_is_said_once(error, capsys):
+    class Dying:
+        def report(self, result):
+            raise error
+
+        def close(self):
+            raise AssertionError("it was left out")
+
+    sound = Sound()
+    reporters = Reporters([Dying(), sound])
+    for number in range(3):
+        reporters.report(number)
+    reporters.close()
+    assert sound == [0, 1, 2]
+    assert capsys.readouterr().err == f"warning: Dying stops reporting: {error}\n"

@@ -1,0 +1,421 @@
+"""The Python API: the same training as the command line's, and nothing left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import torch
+from gymnasium import spaces
+
+from flame_rl import TrainConfig, Trainer
+from flame_rl.config import CALLABLE
+from flame_rl.errors import Interrupted, RunError, UsageError
+from tests.environments import Base
+from tests.helpers import clean_environment, environment_id, run_main
+
+SMALL = {"episodes_per_iter": 6, "hidden_sizes": (8,), "local": True, "workers": 0}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """No run folder of this machine, no cluster of this machine."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("FLAME_ENDPOINT", "FLAME_CACHE_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def make(env: object = "cartpole", **options) -> Trainer:
+    callback = options.pop("callback", None)
+    return Trainer(TrainConfig(env=env, **SMALL | {"iterations": 4} | options), callback)
+
+
+def digests(trainer: Trainer) -> list[str]:
+    return [result.weights_digest for result in trainer]
+
+
+# What importing costs
+
+
+def test_importing_is_light(tmp_path):
+    for statement, absent in (
+        ("import flame_rl", ("torch", "numpy", "tyro", "flame_rl.config")),
+        ("from flame_rl import TrainConfig, Trainer", ("torch", "tyro", "flamepy", "matplotlib")),
+    ):
+        code = f"{statement}\nimport sys\nprint(sorted(set({absent}) & set(sys.modules)))"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=clean_environment(tmp_path),
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_package_has_no_other_names():
+    import flame_rl
+
+    with pytest.raises(AttributeError, match="Trainee"):
+        flame_rl.Trainee  # noqa: B018
+
+
+# Training
+
+
+def test_one_iteration_at_a_time_or_all_that_are_left():
+    with make() as trainer:
+        assert trainer.config.learning_rate == 0.01 and trainer.spec.env_id == "CartPole-v1"
+        first = trainer.train()
+        assert (first.iteration, first.episodes) == (0, 6)
+        assert first.reward_min <= first.reward_mean <= first.reward_max
+        assert first.env_steps == round(6 * first.length_mean)
+        assert np.isfinite(list(first.losses.values())).all() and first.timing.collecting > 0
+        assert [result.iteration for result in trainer] == [1, 2, 3]
+        assert trainer.totals.iterations == 4 and trainer.totals.episodes == 24
+        assert list(trainer) == []
+        with pytest.raises(UsageError, match="all 4 are done"):
+            trainer.train()
+
+
+def test_it_is_the_training_of_the_command_line(tmp_path):
+    done = run_main(
+        *("--episodes-per-iter", "6", "--hidden-sizes", "8", "--iterations", "4", "--workers", "2"),
+        *("--algorithm", "ppo", "--output", "run"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[1:]
+    with make(algorithm="ppo") as trainer:
+        assert digests(trainer) == [row.rpartition(",")[2] for row in rows]
+
+
+def test_a_callback_sees_every_result_and_may_stop():
+    seen = []
+
+    def callback(result):
+        seen.append(result.iteration)
+        return "stop" if result.iteration == 1 else None
+
+    with make(callback=callback) as trainer:
+        assert [result.iteration for result in trainer] == seen == [0, 1]
+        assert trainer.train().iteration == 2
+
+
+def test_stop_from_elsewhere_ends_the_iteration():
+    stop = threading.Event()
+    config = TrainConfig(env=environment_id("Slow"), **SMALL)
+    with Trainer(config, stop=stop) as trainer:
+        threading.Timer(0.5, stop.set).start()
+        with pytest.raises(Interrupted):
+            list(trainer)
+        assert list(trainer) == []
+
+
+def test_an_iteration_that_failed_is_tried_again_as_if_nothing_had_been(monkeypatch):
+    """Also when it failed after the update, in the evaluation."""
+    with make(algorithm="ppo", evaluate_every=2) as trainer:
+        expected = digests(trainer)
+    with make(algorithm="ppo", evaluate_every=2) as trainer:
+        trainer.train()
+        collect = trainer._backend.collect
+        before = trainer.learner.weights_digest()
+
+        def refuse(snapshot, request):
+            if request.stream == "validation":
+                raise RunError("the cluster is lost")
+            return collect(snapshot, request)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer._backend, "collect", refuse)
+            with pytest.raises(RunError):
+                trainer.train()
+        assert trainer.learner.weights_digest() == before and trainer.totals.iterations == 1
+        assert digests(trainer) == expected[1:]
+
+
+# Acting
+
+
+def test_actions_are_torchs_likeliest():
+    rng = np.random.default_rng(0)
+    with make(algorithm="ppo", iterations=2) as trainer:
+        list(trainer)
+        policy = trainer.learner._networks.policy.double()
+        for observation in rng.standard_normal((50, 4)).astype(np.float32):
+            with torch.no_grad():
+                (logits,) = policy(torch.from_numpy(observation[None]).double()).logits
+            action = trainer.compute_action(observation)
+            assert type(action) is int and action == int(logits.argmax())
+
+
+def test_actions_are_torchs_mean_within_the_bounds():
+    rng = np.random.default_rng(0)
+    with make("Pendulum-v1", algorithm="a2c", iterations=1) as trainer:
+        list(trainer)
+        with torch.no_grad():
+            trainer.learner._networks.policy.network[-1].weight.mul_(500)
+        policy = trainer.learner._networks.policy
+        clipped = 0
+        for observation in rng.standard_normal((50, 3)).astype(np.float32) * 3:
+            with torch.no_grad():
+                mean = policy(torch.from_numpy(observation[None])).mean.numpy()[0]
+            action = trainer.compute_action(observation)
+            assert action.dtype == np.float32 and action.shape == (1,)
+            np.testing.assert_allclose(action, np.clip(mean, -2, 2), rtol=1e-5, atol=1e-6)
+            clipped += abs(mean[0]) > 2
+        assert 0 < clipped < 50
+
+
+def test_actions_that_explore_have_the_policys_probabilities():
+    observation = np.array([0.1, -0.2, 0.3, 0.4], np.float32)
+    with make(iterations=1) as trainer:
+        list(trainer)
+        with torch.no_grad():
+            rows = torch.from_numpy(observation[None])
+            expected = trainer.learner._networks.policy(rows).probs[0, 1].item()
+        actions = [trainer.compute_action(observation, explore=True) for _ in range(4000)]
+        assert 0.05 < expected < 0.95
+        assert np.mean(actions) == pytest.approx(expected, abs=0.03)
+
+
+def test_actions_follow_the_weights():
+    observation = np.array([0.5, 0.1, 0.1], np.float32)
+    with make("Pendulum-v1", iterations=2, learning_rate=0.1) as trainer:
+        actions = [trainer.compute_action(observation)]
+        for _ in trainer:
+            actions.append(trainer.compute_action(observation))
+    assert len({action.tobytes() for action in actions}) == 3
+
+
+def test_actions_for_spaces_of_other_kinds():
+    with make(environment_id("DiscreteObservation"), iterations=1) as trainer:
+        assert {trainer.compute_action(observation) for observation in range(3)} <= {5, 6}
+    with make(environment_id("Picture"), iterations=1) as trainer:
+        env = gymnasium.make(trainer.spec.env_id)
+        observation, _ = env.reset()
+        assert env.action_space.contains(trainer.compute_action(observation))
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3), np.zeros((1, 4)), np.full(4, np.nan), 1.0])
+def test_what_is_no_observation_is_refused(wrong):
+    with make() as trainer, pytest.raises(ValueError, match="observation: "):
+        trainer.compute_action(wrong)
+
+
+# Saving
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
+def test_saved_and_loaded_it_goes_on_as_if_it_had_never_stopped(algorithm, tmp_path):
+    options = {"algorithm": algorithm, "steps_per_iter": 200}
+    with make(**options) as trainer:
+        expected = digests(trainer)
+        final = trainer.evaluate(5)
+    with make(**options) as trainer:
+        trainer.train()
+        trainer.train()
+        trainer.save(tmp_path / "new" / "half.ckpt")
+        halfway = trainer.evaluate(5)
+    with Trainer.load(tmp_path / "new" / "half.ckpt", workers=1) as trainer:
+        assert trainer.totals.iterations == 2 and trainer.evaluate(5) == halfway
+        assert digests(trainer) == expected[2:]
+        assert trainer.evaluate(5) == final
+
+
+def test_a_policy_that_has_learned_nothing_can_be_saved(tmp_path):
+    with make() as trainer:
+        trainer.save("before.ckpt")
+        before = trainer.evaluate(5)
+        expected = digests(trainer)
+    with Trainer.load("before.ckpt", iterations=9) as trainer:
+        assert trainer.evaluate(5) == before
+        assert digests(trainer)[:4] == expected
+
+
+def test_what_cannot_be_loaded(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.ckpt").write_text("hello")
+    for name, words in (
+        ("missing.ckpt", "No such file"),
+        ("text.ckpt", "not a checkpoint"),
+        ("empty", "holds no sound checkpoint"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            Trainer.load(name)
+    with make() as trainer:
+        trainer.save("run.ckpt")
+    with pytest.raises(UsageError, match=r"--gamma 0\.99 in the run, 0\.5 now"):
+        Trainer.load("run.ckpt", gamma=0.5)
+    with pytest.raises(UsageError, match="--env cartpole in the run"):
+        Trainer.load("run.ckpt", env="ant")
+
+
+def test_an_environment_that_has_changed_is_noticed(tmp_path, monkeypatch):
+    import model
+
+    with make() as trainer:
+        trainer.save("run.ckpt")
+    monkeypatch.setitem(model.ENVIRONMENTS, "cartpole", "Acrobot-v1")
+    with pytest.raises(UsageError, match="was another one"):
+        Trainer.load("run.ckpt")
+
+
+# Environments that a function makes
+
+
+class Corridor(Base):
+    """The further to the right the better."""
+
+    action_space = spaces.Discrete(2)
+    horizon = 5
+
+    def __init__(self, pay: float = 1.0) -> None:
+        self.pay = pay
+        self.lock = threading.Lock()  # cannot be copied
+
+    def reward(self, action) -> float:
+        return self.pay * float(action)
+
+
+class Factory:
+    """A function with a memory, that cannot be copied either."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self) -> gymnasium.Env:
+        return Corridor()
+
+
+def twice_the_pay() -> gymnasium.Env:
+    return Corridor(2.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (Corridor, "tests.test_trainer.Corridor"),
+        (lambda: Corridor(), "tests.test_trainer.<lambda>"),
+        (functools.partial(Corridor, pay=1.0), "functools.partial"),
+        (Factory(), "tests.test_trainer.Factory"),
+    ],
+    ids=["class", "lambda", "partial", "object"],
+)
+def test_a_function_may_make_the_environment(function, name):
+    known = set(gymnasium.registry)
+    with make(function, iterations=8, workers=None, learning_rate=0.1) as trainer:
+        results = list(trainer)
+        assert results[0].length_mean == 5 and results[0].reward_max <= 5
+        assert results[-1].reward_mean > results[0].reward_mean
+        assert trainer.compute_action(np.zeros(1, np.float32)) == 1
+        assert trainer.evaluate(3).reward_mean == 5
+        assert trainer.config.env_name == CALLABLE + name
+    assert set(gymnasium.registry) == known
+
+
+def test_two_functions_of_one_name_do_not_meet():
+    with make(lambda: Corridor(1.0)) as one, make(lambda: Corridor(100.0)) as other:
+        assert max(other.train().reward_max, other.train().reward_max) > 5
+        assert one.train().reward_max <= 5
+
+
+def test_a_time_limit_also_holds_for_a_function():
+    with make(Corridor, max_episode_steps=3, iterations=1) as trainer:
+        assert trainer.train().length_mean == 3
+
+
+@pytest.mark.parametrize(
+    ("variables", "options"),
+    [
+        ({}, {"workers": 2}),
+        ({"FLAME_ENDPOINT": "http://127.0.0.1:1"}, {"local": False, "workers": None}),
+    ],
+    ids=["workers", "cluster"],
+)
+def test_a_function_crosses_to_no_other_process(variables, options, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=r"twice_the_pay makes environments in this process alone"):
+        make(twice_the_pay, **options)
+
+
+def test_a_functions_run_goes_on_only_where_it_is_given(tmp_path):
+    with make(twice_the_pay) as trainer:
+        trainer.train()
+        trainer.save("run.ckpt")
+        assert json.loads(trainer.config.to_json())["env"] == (
+            "callable tests.test_trainer.twice_the_pay"
+        )
+        expected = digests(trainer)
+    with pytest.raises(UsageError, match=r"twice_the_pay made this run.*Trainer.load"):
+        Trainer.load("run.ckpt")
+    with Trainer.load("run.ckpt", env=twice_the_pay) as trainer:
+        assert digests(trainer) == expected
+    done = run_main("evaluate", "run.ckpt", cwd=tmp_path)
+    assert done.returncode == 2 and "twice_the_pay made this run" in done.stderr
+
+
+@pytest.mark.parametrize("env", ["", " ", None, 3])
+def test_what_is_no_environment(env):
+    with pytest.raises(UsageError, match="--env: a name or Gymnasium id"):
+        TrainConfig(env=env)
+
+
+# What is left
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_nothing_is_left_behind(workers, tmp_path):
+    make(iterations=1).close()  # what torch keeps for itself
+    process = psutil.Process()
+    children = set(process.children(recursive=True))
+    threads = set(threading.enumerate())
+    torch_threads = torch.get_num_threads()
+    with make(workers=workers) as trainer:
+        assert len(set(process.children()) - children) == workers
+        list(trainer)
+        trainer.evaluate(3)
+        trainer.compute_action(np.zeros(4))
+    trainer.close()
+    assert set(process.children(recursive=True)) == children
+    assert set(threading.enumerate()) == threads
+    assert torch.get_num_threads() == torch_threads
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_left_behind_by_one_that_cannot_be_made():
+    process = psutil.Process()
+    children = set(process.children(recursive=True))
+    with pytest.raises(UsageError, match="nearest names"):
+        make("hoper", workers=2)
+    assert set(process.children(recursive=True)) == children
+
+
+# The configuration for a reader
+
+
+def test_a_configuration_prints_as_a_table():
+    config = TrainConfig(algorithm="ppo", hidden_sizes=(3, 4), gamma=0.5)
+    lines = dict(line.split(maxsplit=1) for line in str(config).splitlines() if line)
+    fields = [field.name for field in dataclasses.fields(TrainConfig)]
+    assert list(lines)[:-1] == fields
+    assert lines["env"] == "cartpole" and lines["hidden_sizes"] == "3 4"
+    assert lines["gamma"] == "0.5" and lines["epochs"] == "10  preset"
+    assert str(TrainConfig(env=twice_the_pay)).startswith("env ")
+
+
+def test_a_configuration_of_a_function_is_read_as_text():
+    config = TrainConfig(env=twice_the_pay, output=Path("x"))
+    assert TrainConfig.from_json(config.to_json()) == dataclasses.replace(
+        config, env=config.env_name
+    )
