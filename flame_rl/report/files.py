@@ -89,8 +89,18 @@ class TimingReporter:
 
 def read_metrics(folder: Path) -> dict[str, list[float]]:
     """The numeric columns of a run's metrics.csv."""
-    with (folder / METRICS_NAME).open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    return _read_columns(folder / METRICS_NAME)
+
+
+def read_timing(folder: Path) -> dict[str, list[float]]:
+    """The columns of a run's timing.csv."""
+    return _read_columns(folder / TIMING_NAME)
+
+
+def _read_columns(path: Path) -> dict[str, list[float]]:
+    with path.open(newline="") as file:
+        # A run that goes on, or was killed, may have written a part of its last line.
+        rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
     names = [name for name in (rows[0] if rows else {}) if name != "weights_digest"]
     return {name: [float(row[name]) for row in rows] for name in names}
 

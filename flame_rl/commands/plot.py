@@ -1,0 +1,51 @@
+"""`main.py plot RUN [RUN ...]`: learning curves of one run or of many, side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from flame_rl.errors import UsageError
+from flame_rl.output import say
+
+
+@dataclass(frozen=True)
+class PlotCommand:
+    """Draw learning curves over environment steps and over seconds.
+
+    Runs that differ in nothing but the seed become one curve: their mean, with its 95 % interval.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders; of one environment or of several."""
+
+    output: Path = Path("curves.png")
+    """The picture, .png or .svg."""
+
+
+def plot(arguments: Sequence[str]) -> None:
+    """Raises UsageError if there is nothing to draw."""
+    command = tyro.cli(PlotCommand, args=arguments, prog="main.py plot")
+    # Here and not above, so that --help and mistakes are answered at once.
+    from flame_rl.report.curves import group_runs, read_run
+    from flame_rl.report.plot import SUFFIXES, plot_settings
+
+    if not command.runs:
+        raise UsageError("plot: name one run folder or more, such as runs/*")
+    if command.output.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"--output: {command.output} must end in {' or '.join(SUFFIXES)}")
+    runs = [read_run(folder) for folder in dict.fromkeys(command.runs)]
+    for run in runs:
+        done, wanted = len(run.rewards), run.config.iterations
+        if done < wanted:
+            print(
+                f"warning: {run.folder} has {done} of its {wanted} iterations; a mean of seeds "
+                "ends where the shortest run ends",
+                file=sys.stderr,
+            )
+    plot_settings(group_runs(runs), command.output)
+    say(f"Curves: {command.output}")

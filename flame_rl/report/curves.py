@@ -1,0 +1,185 @@
+"""Learning curves out of run folders: which runs are seeds of one setting, and their mean."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from flame_rl.config import TrainConfig
+from flame_rl.errors import UsageError
+from flame_rl.report.files import METRICS_NAME, read_metrics, read_timing
+from flame_rl.run_folder import CONFIG_NAME, MAY_CHANGE
+
+# What seeds of one setting may differ in. With another number of iterations, learning rates may
+# fall otherwise.
+_NO_SETTING = (MAY_CHANGE - {"iterations"}) | {"seed"}
+
+# What a curve is drawn over: columns of `Run`.
+Axis = Literal["env_steps", "seconds"]
+
+# Student's t for 95 %, for 1 to 10 degrees of freedom.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+_GRID = 200
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says of learning; all arrays float64 [iterations].
+
+    Attributes:
+        folder: of the run.
+        config: with presets filled in.
+        env_steps: done by the end of each iteration.
+        seconds: of collecting and updating, likewise.
+        rewards: mean of the iteration's episodes.
+    """
+
+    folder: Path
+    config: TrainConfig
+    env_steps: np.ndarray
+    seconds: np.ndarray
+    rewards: np.ndarray
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in nothing but the seed and in what changes no result.
+
+    Attributes:
+        name: the algorithm, and what tells it from the others of this environment.
+        runs: at least one.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def env(self) -> str:
+        return self.runs[0].config.env
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of a line, float64 [P] each; `half_width` is 0 where one run is all there is."""
+
+    x: np.ndarray
+    mean: np.ndarray
+    half_width: np.ndarray
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run's files.
+
+    Raises:
+        UsageError: it is no run folder, or no iteration was finished.
+    """
+    try:
+        config = TrainConfig.from_json((folder / CONFIG_NAME).read_text(errors="replace"))
+        metrics, timing = read_metrics(folder), read_timing(folder)
+    except OSError as error:
+        raise UsageError(f"{folder} holds no run: {error}") from error
+    except (UsageError, ValueError, TypeError) as error:
+        raise UsageError(f"{folder} holds no run that can be read: {error}") from error
+    # A run that was killed may have written one row more here than there.
+    count = min(len(metrics.get("env_steps", ())), len(timing.get("collecting_seconds", ())))
+    if count == 0:
+        raise UsageError(f"{folder}: no iteration was finished; {METRICS_NAME} has no rows")
+    spent = np.add(timing["collecting_seconds"][:count], timing["updating_seconds"][:count])
+    return Run(
+        folder=folder,
+        config=config,
+        env_steps=np.array(metrics["env_steps"][:count]),
+        seconds=np.cumsum(spent),
+        rewards=np.array(metrics["reward_mean"][:count]),
+    )
+
+
+def group_runs(runs: list[Run]) -> list[Setting]:
+    """Runs of one setting together, in the order in which each was first named.
+
+    Raises:
+        UsageError: a seed of a setting is there twice; it would count double.
+    """
+    groups: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        values = _setting_values(run.config)
+        same = groups[repr(values)]
+        for other in same:
+            if other.config.seed == run.config.seed:
+                raise UsageError(
+                    f"{other.folder} and {run.folder} have the same configuration and seed; name "
+                    "one of them"
+                )
+        same.append(run)
+    settings = [tuple(group) for group in groups.values()]
+    return [
+        Setting(_name(group[0].config, [g[0].config for g in settings]), group)
+        for group in settings
+    ]
+
+
+def mean_curve(runs: tuple[Run, ...], axis: Axis) -> Curve:
+    """The mean of the runs' smoothed rewards and half the width of its 95 % interval.
+
+    The interval is Student's, so it takes the seeds' results for normally distributed; it covers
+    the mean over all seeds, not a single seed's result. It ends where the first run ends.
+
+    Args:
+        runs: seeds of one setting.
+        axis: what to draw over.
+    """
+    lines = [(getattr(run, axis), smooth(run.rewards)) for run in runs]
+    if len(lines) == 1:
+        ((x, y),) = lines
+        return Curve(x, y, np.zeros_like(y))
+    start, stop = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
+    grid = np.linspace(start, max(start, stop), _GRID)
+    values = np.stack([np.interp(grid, x, y) for x, y in lines])
+    error = values.std(axis=0, ddof=1) / np.sqrt(len(lines))
+    return Curve(grid, values.mean(axis=0), student(len(lines) - 1) * error)
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """The mean of each value and of those before it, over a tenth of them; fewer at the start."""
+    window = smoothing_window(len(values))
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    stop = np.arange(1, len(values) + 1)
+    start = np.maximum(stop - window, 0)
+    return (sums[stop] - sums[start]) / (stop - start)
+
+
+def smoothing_window(iterations: int) -> int:
+    """Of `smooth`."""
+    return max(1, iterations // 10)
+
+
+def student(degrees: int) -> float:
+    """The 0.975 quantile of Student's t (beyond 10 by its expansion around the normal quantile,
+    Abramowitz and Stegun 1964, 26.7.5)."""
+    if degrees <= len(_STUDENT):
+        return _STUDENT[degrees - 1]
+    return 1.95996 + 2.37227 / degrees + 2.82250 / degrees**2
+
+
+def _setting_values(config: TrainConfig) -> dict[str, object]:
+    values = dataclasses.asdict(config)
+    return {name: value for name, value in values.items() if name not in _NO_SETTING}
+
+
+def _name(config: TrainConfig, all_configs: list[TrainConfig]) -> str:
+    """The algorithm, and the fields in which others with it in this environment differ."""
+    mine = _setting_values(config)
+    rivals = [
+        _setting_values(other)
+        for other in all_configs
+        if (other.env, other.algorithm) == (config.env, config.algorithm)
+    ]
+    differing = [name for name in mine if any(other[name] != mine[name] for other in rivals)]
+    return ", ".join(
+        [config.algorithm, *(f"{name.replace('_', ' ')} {mine[name]}" for name in differing)]
+    )

@@ -1,0 +1,174 @@
+"""Learning curves: which runs are one setting, their mean and interval, and the pictures."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flame_rl.commands.plot import plot
+from flame_rl.config import TrainConfig
+from flame_rl.errors import UsageError
+from flame_rl.report.curves import group_runs, mean_curve, read_run, smooth, student
+
+TINY = TrainConfig(iterations=20, steps_per_iter=100, learning_rate=0.01)
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Writes a run folder with the files that plots are made of."""
+
+    def make(name: str, config: TrainConfig, rewards, steps=100.0, seconds=2.0):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(config.to_json())
+        with (folder / "metrics.csv").open("w") as metrics, (folder / "timing.csv").open("w") as t:
+            metrics_rows, timing_rows = csv.writer(metrics), csv.writer(t)
+            metrics_rows.writerow(("iteration", "env_steps", "reward_mean", "weights_digest"))
+            timing_rows.writerow(("iteration", "collecting_seconds", "updating_seconds"))
+            for i, reward in enumerate(rewards):
+                metrics_rows.writerow((i, (i + 1) * steps, reward, "abc"))
+                timing_rows.writerow((i, 0.75 * seconds, 0.25 * seconds))
+        return folder
+
+    return make
+
+
+def test_a_run_is_read_over_steps_and_over_seconds(make_run):
+    run = read_run(make_run("a", TINY, range(20)))
+    np.testing.assert_allclose(run.env_steps, np.arange(100, 2100, 100))
+    np.testing.assert_allclose(run.seconds, np.arange(2, 42, 2))
+    np.testing.assert_allclose(run.rewards, np.arange(20))
+    assert run.config == TINY
+
+
+def test_a_torn_last_line_is_left_out(make_run):
+    folder = make_run("a", TINY, range(5))
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("5,60")
+    assert len(read_run(folder).rewards) == 5
+
+
+def test_seeds_of_one_setting_are_grouped_and_named_by_what_differs(make_run):
+    configs = {
+        "seed 0": TINY,
+        "seed 1, elsewhere": replace(TINY, seed=1, workers=3, local=True, task_timeout=9.0),
+        "ppo": replace(TINY, algorithm="ppo", learning_rate=0.5),
+        "quicker": replace(TINY, learning_rate=0.02),
+        "hopper": replace(TINY, env="hopper", learning_rate=0.3),
+    }
+    runs = [read_run(make_run(name, config, range(20))) for name, config in configs.items()]
+    settings = group_runs(runs)
+    assert [[run.folder.name for run in setting.runs] for setting in settings] == [
+        ["seed 0", "seed 1, elsewhere"],
+        ["ppo"],
+        ["quicker"],
+        ["hopper"],
+    ]
+    # Another algorithm or environment is difference enough.
+    assert [setting.name for setting in settings] == [
+        "reinforce, learning rate 0.01",
+        "ppo",
+        "reinforce, learning rate 0.02",
+        "reinforce",
+    ]
+
+
+def test_the_same_seed_twice_is_refused(make_run):
+    runs = [read_run(make_run(name, TINY, range(20))) for name in ("a", "b")]
+    with pytest.raises(UsageError, match=r"a and .*b have the same configuration and seed"):
+        group_runs(runs)
+
+
+def test_the_mean_of_seeds_is_taken_at_equal_steps_not_at_equal_iterations(make_run):
+    # 9 iterations are not smoothed. Both lines are y = x / 100, in steps of different lengths.
+    config = replace(TINY, iterations=9)
+    short = read_run(make_run("a", config, np.arange(1.0, 10), steps=100.0))
+    long = read_run(make_run("b", replace(config, seed=1), np.arange(3.0, 30, 3), steps=300.0))
+    curve = mean_curve((short, long), "env_steps")
+    # From where both have begun to where the first one ends.
+    assert (curve.x[0], curve.x[-1]) == (300, 900)
+    np.testing.assert_allclose(curve.mean, curve.x / 100)
+    np.testing.assert_allclose(curve.half_width, 0, atol=1e-12)
+
+
+def test_one_run_is_drawn_at_its_own_points(make_run):
+    run = read_run(make_run("a", TINY, range(20)))
+    curve = mean_curve((run,), "seconds")
+    np.testing.assert_array_equal(curve.x, run.seconds)
+    np.testing.assert_allclose(curve.mean, [0, *(i - 0.5 for i in range(1, 20))])
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 11, 12, 20])
+def test_the_interval_covers_the_mean_95_times_in_100(seeds):
+    draws = np.random.default_rng(0).standard_normal((40_000, seeds))
+    error = draws.std(axis=1, ddof=1) / np.sqrt(seeds)
+    covered = np.mean(np.abs(draws.mean(axis=1)) <= student(seeds - 1) * error)
+    assert covered == pytest.approx(0.95, abs=0.004)
+
+
+def test_smoothing_averages_over_the_latest_tenth():
+    values = np.random.default_rng(0).normal(size=57)
+    expected = [values[max(0, i - 4) : i + 1].mean() for i in range(57)]
+    np.testing.assert_allclose(smooth(values), expected)
+    np.testing.assert_allclose(smooth(values[:9]), values[:9])
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_the_command_draws_many_settings(make_run, tmp_path, capsys, suffix):
+    rng = np.random.default_rng(0)
+    folders = [
+        make_run(
+            f"{env} {algorithm} {seed}",
+            replace(TINY, env=env, algorithm=algorithm, seed=seed),
+            rng.normal(size=20) + np.arange(20),
+        )
+        for env in ("cartpole", "hopper")
+        for algorithm in ("reinforce", "a2c", "ppo")
+        for seed in (0, 1)
+    ]
+    picture = tmp_path / f"curves.{suffix}"
+    plot([*map(str, folders), "--output", str(picture)])
+    data = picture.read_bytes()
+    if suffix == "png":
+        assert data.startswith(b"\x89PNG") and len(data) > 50_000
+    else:
+        text = data.decode()
+        for words in ("hopper", "ppo (2 seeds)", "environment steps", "95 % interval"):
+            assert words in text
+    done = capsys.readouterr()
+    assert done.out == f"Curves: {picture}\n" and done.err == ""
+
+
+def test_single_iterations_are_drawn_and_unfinished_runs_named(make_run, tmp_path, capsys):
+    for count in (1, 2, 20):
+        folder = make_run(f"{count}", replace(TINY, seed=count), np.ones(count))
+        plot([str(folder), "--output", str(tmp_path / "one.png")])
+        warning = capsys.readouterr().err
+        assert warning == "" if count == 20 else f"has {count} of its 20 iterations" in warning
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: (folder / "timing.csv").unlink(), "holds no run"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "holds no run that can be"),
+        (lambda folder: (folder / "metrics.csv").write_text("iteration\n"), "no iteration was"),
+        (lambda folder: (folder / "metrics.csv").write_text("env_steps\nx\n"), "holds no run that"),
+    ],
+)
+def test_folders_that_cannot_be_drawn_are_named(make_run, tmp_path, change, message):
+    folder = make_run("a", TINY, range(20))
+    change(folder)
+    with pytest.raises(UsageError, match=message) as caught:
+        plot([str(folder), "--output", str(tmp_path / "curves.png")])
+    assert str(folder) in str(caught.value)
+
+
+def test_mistakes_in_the_command_are_named(make_run):
+    with pytest.raises(UsageError, match="name one run folder"):
+        plot([])
+    with pytest.raises(UsageError, match=r"must end in \.png or \.svg"):
+        plot([str(make_run("a", TINY, range(20))), "--output", "curves.pdf"])
