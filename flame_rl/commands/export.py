@@ -1,0 +1,58 @@
+"""`main.py export RUN policy.onnx`: a policy for use elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from flame_rl.errors import UsageError
+from flame_rl.files import write_atomically
+from flame_rl.output import say
+
+
+@dataclass(frozen=True)
+class ExportCommand:
+    """Write a policy as an ONNX file, normalisation included, and compare it with the original.
+
+    Needs the packages of the dependency group `export`.
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Run folder, whose newest checkpoint is taken, or a checkpoint file."""
+
+    file: tyro.conf.Positional[Path]
+    """What to write, such as policy.onnx."""
+
+    best: bool = False
+    """Of a run folder, take the best checkpoint."""
+
+
+def export(arguments: Sequence[str]) -> None:
+    """Raises UsageError if there is no policy, no place to write, or a package is missing."""
+    command = tyro.cli(ExportCommand, args=arguments, prog="main.py export")
+    if not command.file.parent.is_dir() or command.file.is_dir():
+        raise UsageError(f"{command.file}: name a file in a folder that exists")
+    from flame_rl.export import GROUP, check_onnx, to_onnx
+    from flame_rl.optional import require
+
+    # Before torch is imported, which takes seconds.
+    for package in ("onnx", "onnxruntime"):
+        require(package, package, GROUP)
+    from flame_rl.saved import load_saved
+
+    saved = load_saved(command.run, best=command.best)
+    for warning in saved.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    model = to_onnx(saved.snapshot, saved.env_id)
+    difference = check_onnx(model, saved.snapshot)
+    write_atomically(command.file, model)
+    outputs = "mean, log_std" if saved.snapshot.continuous else "logits"
+    say(
+        f"{command.file}: observation [batch, {saved.snapshot.observation_dim}] -> {outputs} "
+        f"({saved.snapshot.action_dim} actions) after {saved.totals.iterations} iterations of "
+        f"{saved.env_id}; greatest relative difference from NumPy {difference:.1e}"
+    )

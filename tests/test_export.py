@@ -1,0 +1,135 @@
+"""ONNX files of policies, compared with the torch modules that they came from."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from flame_rl import export
+from flame_rl.config import TrainConfig
+from flame_rl.errors import RunError
+from flame_rl.messages import EnvironmentSpec
+from flame_rl.presets import with_presets
+from model import make_networks
+from tests.helpers import ROOT, run_main
+
+REASON = "the optional packages are not installed (uv run --group export pytest)"
+onnx = pytest.importorskip("onnx", reason=REASON)
+onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
+
+
+def make_policy(continuous=True, activation="tanh", normalize=True, sizes=(64, 64)):
+    spec = EnvironmentSpec("Some-v0", observation_dim=5, action_dim=3, continuous=continuous)
+    config = TrainConfig(
+        activation=activation, normalize_observations=normalize, hidden_sizes=sizes
+    )
+    policy, _ = make_networks(spec, with_presets(config, spec.env_id))
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    if normalize:
+        policy.normalizer.set(np.array([0.0, 5, -5, 100, 0]), np.array([1.0, 2, 0.1, 30, 1e-4]))
+    return policy
+
+
+@pytest.mark.parametrize("sizes", [(), (7,), (64, 64)])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
+@pytest.mark.parametrize("continuous", [True, False])
+def test_the_file_computes_what_torch_does(continuous, activation, normalize, sizes):
+    policy = make_policy(continuous, activation, normalize, sizes)
+    snapshot = policy.snapshot(12)
+    model = export.to_onnx(snapshot, "Some-v0")
+    assert export.check_onnx(model, snapshot) < 1e-5
+
+    session = onnxruntime.InferenceSession(model)
+    (asked,) = session.get_inputs()
+    assert (asked.name, asked.shape, asked.type) == ("observation", ["batch", 5], "tensor(float)")
+    assert session.get_modelmeta().custom_metadata_map == {"env_id": "Some-v0", "updates": "12"}
+    observation = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
+    # The clip is part of the policy.
+    observation[3:] *= 100
+    for batch in (observation, observation[:1]):
+        with torch.no_grad():
+            distribution = policy(torch.from_numpy(batch))
+        names = [output.name for output in session.get_outputs()]
+        answers = dict(zip(names, session.run(names, {"observation": batch}), strict=True))
+        if continuous:
+            assert set(answers) == {"mean", "log_std"}
+            np.testing.assert_allclose(answers["mean"], distribution.mean, rtol=1e-4, atol=1e-4)
+            np.testing.assert_array_equal(answers["log_std"], policy.log_std.detach())
+        else:
+            assert set(answers) == {"logits"}
+            probabilities = torch.softmax(torch.from_numpy(answers["logits"]), dim=-1)
+            np.testing.assert_allclose(probabilities, distribution.probs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"activation": "relu"},
+        {"observation_mean": None, "observation_std": None},
+        {"log_std": np.zeros(3, np.float32)},
+        {"observation_std": np.ones(5, np.float32)},
+    ],
+)
+def test_a_file_of_another_policy_is_refused(change):
+    snapshot = make_policy().snapshot(0)
+    other = export.to_onnx(dataclasses.replace(snapshot, **change), "Some-v0")
+    with pytest.raises(RunError, match="nothing was written"):
+        export.check_onnx(other, snapshot)
+
+
+def test_a_missing_clip_is_noticed(monkeypatch):
+    snapshot = make_policy(activation="relu").snapshot(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(export, "OBSERVATION_CLIP", 1e9)
+        model = export.to_onnx(snapshot, "Some-v0")
+    with pytest.raises(RunError, match="nothing was written"):
+        export.check_onnx(model, snapshot)
+
+
+def test_a_policy_of_nan_is_refused():
+    snapshot = make_policy().snapshot(0)
+    snapshot.weights[0][:] = np.nan
+    with pytest.raises(RunError, match="differs from this one by nan"):
+        export.check_onnx(export.to_onnx(snapshot, "Some-v0"), snapshot)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    done = run_main(
+        *("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "5"),
+        *("--algorithm", "ppo", "--output", "run"),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_command_exports_a_run(trained):
+    from flame_rl.saved import load_saved
+
+    done = run_main("export", "run", "policy.onnx", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("policy.onnx: observation [batch, 4] -> logits (2 actions)")
+    export.check_onnx((trained / "policy.onnx").read_bytes(), load_saved(trained / "run").snapshot)
+
+
+@pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
+def test_a_missing_package_exits_with_2(trained, tmp_path, missing):
+    (tmp_path / f"{missing}.py").write_text("raise ImportError('it is not there')")
+    path = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = run_main("export", "run", "missing.onnx", cwd=trained, environment=path)
+    assert done.returncode == 2 and not (trained / "missing.onnx").exists()
+    assert f"the package {missing} is needed" in done.stderr and "--group export" in done.stderr
+
+
+def test_mistakes_exit_with_2(trained):
+    for arguments in (("nothing", "policy.onnx"), ("run", "no folder/policy.onnx"), ("run", ".")):
+        done = run_main("export", *arguments, cwd=trained)
+        assert done.returncode == 2 and "Traceback" not in done.stderr
