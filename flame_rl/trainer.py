@@ -222,21 +222,24 @@ class Trainer:
         Raises:
             UsageError, RunError, Interrupted: as in `train`.
         """
+        request = self.evaluation_request(episodes, explore, seed)
+        return evaluate(self._backend, self.learner.snapshot(), request)
+
+    def evaluation_request(self, episodes: int, explore: bool, seed: int) -> CollectRequest:
+        """Which episodes an evaluation has; see `evaluate`."""
         if episodes < 1:
             raise UsageError(f"--episodes: at least 1, not {episodes}")
-        snapshot = self.learner.snapshot()
-        request = CollectRequest(
+        return CollectRequest(
             env_id=self.spec.env_id,
             max_episode_steps=self.config.max_episode_steps,
             run_seed=seed,
             iteration=0,
             indices=tuple(range(episodes)),
-            policy_version=snapshot.version,
+            policy_version=self.learner.snapshot().version,
             simulator=self.config.simulator,
             stream="evaluation",
             explore=explore,
         )
-        return evaluate(self._backend, snapshot, request)
 
     def reproduce(self) -> Episode:
         """Collect only the episode `config.reproduce` of the next iteration."""

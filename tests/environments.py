@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -212,6 +213,31 @@ class Slow(Base):
     def reward(self, action) -> float:
         time.sleep(0.01)
         return 1.0
+
+
+class Drawn(ObservationAction):
+    """Can be shown: the picture's red is the time step, its green the number of the reset."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array", "human"], "render_fps": 25}
+    horizon = 6
+    resets = 0
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        self.resets += 1
+        return super().reset(seed=seed, options=options)
+
+    def render(self):
+        return np.full((40, 60, 3), (self.t, self.resets, 0), np.uint8)
+
+
+class WronglyDrawn(Drawn):
+    """Shows text where a picture was asked for."""
+
+    def render(self):
+        return "a robot"
 
 
 class DictSpace(Base):

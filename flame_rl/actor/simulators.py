@@ -99,12 +99,15 @@ class SimulatorError(Exception):
         self.cause = cause
 
 
-def make_environment(env_id: str, max_episode_steps: int | None) -> gymnasium.Env:
+def make_environment(
+    env_id: str, max_episode_steps: int | None, render_mode: str | None = None
+) -> gymnasium.Env:
     """A Gymnasium environment whose spaces can be learned.
 
     Args:
         env_id: a registered id, or `module:Name-v0`, which imports `module` first.
         max_episode_steps: a time limit that replaces the registered one, or None.
+        render_mode: Gymnasium's, for those that look at it.
 
     Raises:
         SimulatorError: of kind "environment".
@@ -112,7 +115,11 @@ def make_environment(env_id: str, max_episode_steps: int | None) -> gymnasium.En
     try:
         with _quiet_about_own_models(env_id):
             env = gymnasium.make(
-                env_id, max_episode_steps=max_episode_steps, disable_env_checker=True
+                env_id,
+                max_episode_steps=max_episode_steps,
+                disable_env_checker=True,
+                # Not every environment of a user's own has such a parameter.
+                **({} if render_mode is None else {"render_mode": render_mode}),
             )
     except Exception as error:
         raise _explain(env_id, error) from error
@@ -139,9 +146,11 @@ def describe_environment(env_id: str, max_episode_steps: int | None) -> Environm
 class PlainSimulator:
     """A Gymnasium environment per slot, one step at a time. See `Simulator`."""
 
-    def __init__(self, env_id: str, max_episode_steps: int | None) -> None:
+    def __init__(
+        self, env_id: str, max_episode_steps: int | None, render_mode: str | None = None
+    ) -> None:
         self.slots = PLAIN_SLOTS
-        self._make = lambda: make_environment(env_id, max_episode_steps)
+        self._make = lambda: make_environment(env_id, max_episode_steps, render_mode)
         self._envs = [self._make()]
         self._observation_space = self._envs[0].observation_space
         self._action_space = self._envs[0].action_space
@@ -211,6 +220,11 @@ class PlainSimulator:
             else:
                 self._write_outcome(slot, reward, terminated, truncated)
         self._convert(slots)
+
+    @property
+    def first(self) -> gymnasium.Env:
+        """The environment in slot 0, to look at."""
+        return self._envs[0]
 
     def close(self) -> None:
         for env in self._envs:

@@ -6,6 +6,7 @@ Each is a function of the words after that one, which reads them with tyro and r
 
 COMMANDS = {
     "evaluate": "flame_rl.commands.evaluate:evaluate",
+    "watch": "flame_rl.commands.watch:watch",
     "plot": "flame_rl.commands.plot:plot",
     "export": "flame_rl.commands.export:export",
 }

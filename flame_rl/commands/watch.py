@@ -1,0 +1,101 @@
+"""`main.py watch RUN`: look at what a policy does."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from flame_rl.config import TrainConfig
+from flame_rl.display import has_display
+from flame_rl.errors import Interrupted, UsageError
+from flame_rl.interrupt import StopSignal, stop_on_signals
+from flame_rl.output import say
+
+if TYPE_CHECKING:
+    from flame_rl.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class WatchCommand:
+    """Watch a policy, in a window or as a film.
+
+    The episodes are the first ones of `main.py evaluate` with the same seed, step for step.
+    """
+
+    run: tyro.conf.Positional[Path | None] = None
+    """A run folder, of which the newest checkpoint is taken, or a checkpoint file."""
+
+    video: Path | None = None
+    """Write a film, .mp4 or .gif, and open no window."""
+
+    episodes: int = 1
+    """How many complete episodes."""
+
+    explore: bool = False
+    """Sample the actions, as in training; otherwise each is the policy's mean, or its likeliest."""
+
+    best: bool = False
+    """Of a run folder, take the best checkpoint."""
+
+    seed: int = 0
+    """Seed of the episodes."""
+
+    env: str | None = None
+    """With --untrained: the environment, named as for training."""
+
+    untrained: bool = False
+    """Instead of a run: the policy with which training in --env begins."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise UsageError(f"--episodes: at least 1, not {self.episodes}")
+        if self.seed < 0:
+            raise UsageError(f"--seed: 0 or more, not {self.seed}")
+        one = (self.run is not None, self.untrained, self.env is not None)
+        if one not in {(True, False, False), (False, True, True)}:
+            raise UsageError("watch: name a run folder, or --env NAME --untrained")
+
+
+def watch(arguments: Sequence[str]) -> int:
+    """Returns 0, or 128 and the number of the signal that ended it."""
+    command = tyro.cli(WatchCommand, args=arguments, prog="main.py watch")
+    if command.video is None and not has_display():
+        raise UsageError(
+            "there is no display for a window (DISPLAY, WAYLAND_DISPLAY): --video FILE.mp4 (or "
+            ".gif) writes a film"
+        )
+    with stop_on_signals() as stop:
+        with contextlib.suppress(Interrupted):
+            run(command, stop)
+        return stop.exit_code
+
+
+def run(command: WatchCommand, stop: StopSignal) -> None:
+    """Show the episodes and print each one's reward."""
+    from flame_rl.watch import show
+
+    with load(command, stop) as trainer:
+        for warning in trainer.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        request = trainer.evaluation_request(command.episodes, command.explore, command.seed)
+        for episode in show(trainer.learner.snapshot(), request, command.video, stop):
+            reward = episode.rewards.sum()
+            say(f"Episode {episode.index}: reward {reward} in {episode.length} steps")
+    if command.video is not None:
+        say(f"Film: {command.video}")
+
+
+def load(command: WatchCommand, stop: StopSignal) -> Trainer:
+    """Whose policy it is."""
+    from flame_rl.trainer import Trainer
+
+    here = {"local": True, "workers": 0}
+    if command.env is not None:
+        return Trainer(TrainConfig(env=command.env, **here), stop=stop)
+    return Trainer.load(command.run, command.best, stop=stop, **here)

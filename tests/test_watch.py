@@ -1,0 +1,200 @@
+"""Watching a policy: the episodes of an evaluation, in films."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.simulators import PlainSimulator, describe_environment
+from flame_rl.errors import Interrupted, UsageError
+from flame_rl.watch import show
+from tests.helpers import (
+    ROOT,
+    assert_same_episodes,
+    environment_id,
+    request_for,
+    run_main,
+    snapshot_for,
+)
+
+BLIND = {"DISPLAY": "", "WAYLAND_DISPLAY": ""}
+
+
+def needs(module: str):
+    reason = f"the optional package {module} is not installed (uv run --group video pytest)"
+    return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=reason)
+
+
+def has_opengl() -> bool:
+    try:
+        from mujoco.egl import GLContext
+
+        GLContext(8, 8).free()
+    except Exception:
+        return False
+    return True
+
+
+needs_opengl = pytest.mark.skipif(not has_opengl(), reason="no OpenGL by EGL is found")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    done = run_main(
+        *("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "5"),
+        *("--output", "run"),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def play(video, name="Drawn", stop=None, **options):
+    env_id = environment_id(name)
+    snapshot = snapshot_for(describe_environment(env_id, None))
+    request = request_for(env_id, **options)
+    return snapshot, request, show(snapshot, request, video, stop or threading.Event())
+
+
+def test_a_film_shows_every_step_of_every_episode_once(tmp_path):
+    video = tmp_path / "film.gif"
+    snapshot, request, episodes = play(video, explore=False)
+    shown = list(episodes)
+    simulator = PlainSimulator(request.env_id, None)
+    assert_same_episodes(shown, collect_episodes(snapshot, request, simulator))
+    with Image.open(video) as film:
+        pictures = [np.asarray(p.convert("RGB")) for p in ImageSequence.Iterator(film)]
+        assert film.info["duration"] == 40
+    expected = [(t, number, 0) for number in (1, 2, 3) for t in range(7)]
+    assert [tuple(picture[3, 4]) for picture in pictures] == expected
+
+
+def test_ctrl_c_ends_the_film_which_is_still_one(tmp_path):
+    stop = threading.Event()
+    video = tmp_path / "film.gif"
+    *_, episodes = play(video, stop=stop)
+    next(episodes)
+    stop.set()
+    with pytest.raises(Interrupted):
+        next(episodes)
+    with Image.open(video) as film:
+        assert film.n_frames >= 7
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ObservationAction", "has a parameter render_mode"),
+        ("WronglyDrawn", "render returned .* where 'rgb_array' promises a picture"),
+    ],
+)
+def test_environments_that_cannot_be_shown_are_named(tmp_path, name, message):
+    with pytest.raises(UsageError, match=message):
+        list(play(tmp_path / "film.gif", name)[-1])
+
+
+@pytest.mark.parametrize("name", ["film.avi", "nowhere/film.gif"])
+def test_films_that_cannot_be_written_are_refused(tmp_path, name):
+    with pytest.raises(UsageError, match="--video"):
+        list(play(tmp_path / name)[-1])
+
+
+@needs("pygame")
+@needs("imageio_ffmpeg")
+def test_the_episodes_shown_are_those_of_an_evaluation(trained):
+    import imageio_ffmpeg
+
+    for explore in ((), ("--explore",)):
+        flags = ("run", "--episodes", "2", "--seed", "7", *explore)
+        evaluated = run_main("evaluate", *flags, "--workers", "1", "--json", cwd=trained)
+        watched = run_main("watch", *flags, "--video", "f.mp4", cwd=trained, environment=BLIND)
+        assert watched.returncode == 0 and watched.stderr == ""
+        shown = re.findall(r"Episode (\d): reward ([\d.]+) in (\d+) steps", watched.stdout)
+        assert [number for number, *_ in shown] == ["0", "1"]
+        rewards = [float(reward) for _, reward, _ in shown]
+        figures = json.loads(evaluated.stdout)
+        assert [min(rewards), max(rewards)] == [figures["reward_min"], figures["reward_max"]]
+        frames, _ = imageio_ffmpeg.count_frames_and_secs(str(trained / "f.mp4"))
+        assert frames == sum(int(steps) + 1 for *_, steps in shown)
+
+
+def test_the_untrained_policy_is_the_one_that_training_begins_with(tmp_path):
+    from flame_rl.trainer import TrainConfig, Trainer
+
+    env = environment_id("Drawn")
+    watched = run_main(
+        *("watch", "--env", env, "--untrained", "--episodes", "3", "--video", "film.gif"),
+        cwd=tmp_path,
+        environment=BLIND,
+    )
+    assert watched.returncode == 0, watched.stderr
+    rewards = [float(r) for r in re.findall(r"reward ([\d.]+) in 6 steps", watched.stdout)]
+    with Trainer(TrainConfig(env=env, local=True, workers=0)) as trainer:
+        assert np.mean(rewards) == trainer.evaluate(3).reward_mean
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run",), "there is no display for a window .*--video FILE.mp4"),
+        (("--video", "f.gif"), "name a run folder, or --env NAME --untrained"),
+        (("run", "--untrained", "--video", "f.gif"), "name a run folder"),
+        (("--env", "ant", "--video", "f.gif"), "name a run folder"),
+        (("run", "--episodes", "0"), "--episodes: at least 1"),
+        (("nothing", "--video", "f.gif"), "nothing"),
+    ],
+)
+def test_mistakes_exit_with_2(trained, arguments, message):
+    done = run_main("watch", *arguments, cwd=trained, environment=BLIND)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert re.search(message, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "flags", "message"),
+    [
+        ("imageio_ffmpeg", ("--env", "cartpole"), r"imageio-ffmpeg .*--group video"),
+        ("pygame", ("--env", "cartpole"), r"pygame .*--group video"),
+        ("OpenGL", ("--env", "hopper"), r"no OpenGL is found .*apt-get install libegl1 libgl1"),
+    ],
+)
+def test_what_is_missing_is_named_with_the_remedy(tmp_path, missing, flags, message):
+    if missing == "pygame" and importlib.util.find_spec("imageio_ffmpeg") is None:
+        pytest.skip("imageio_ffmpeg is not installed")
+    (tmp_path / f"{missing}.py").write_text("raise ImportError('it is not there')")
+    environment = BLIND | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "MUJOCO_GL": "egl"}
+    video = "film.gif" if missing == "OpenGL" else "film.mp4"
+    done = run_main(
+        *("watch", *flags, "--untrained", "--video", video), cwd=tmp_path, environment=environment
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert re.search(message, done.stderr), done.stderr
+
+
+@needs_opengl
+def test_the_camera_goes_with_the_robot(monkeypatch):
+    from flame_rl.watch import _follow
+
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    env = gymnasium.make("Ant-v5", render_mode="rgb_array", width=64, height=64).unwrapped
+    _follow(env.mujoco_renderer)
+    env.reset(seed=0)
+    pictures = [env.render().astype(int)]
+    position = env.data.qpos.copy()
+    position[0] += 40
+    env.set_state(position, env.data.qvel)
+    pictures.append(env.render().astype(int))
+    env.close()
+    # The ant is the only thing with more red than green.
+    here, far = [np.sum(p[..., 0] > p[..., 1] + 40) for p in pictures]
+    assert here > 50 and far == pytest.approx(here, rel=0.2)
