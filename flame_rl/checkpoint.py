@@ -242,6 +242,12 @@ def restore(config: TrainConfig, learner: Learner) -> tuple[Totals, list[str]]:
     if checkpoint is None:
         return Totals(), [*warnings, "no sound checkpoint: the run begins at the beginning"]
     load_state(learner, checkpoint, config.resume)
+    before = checkpoint.config.get("iterations")
+    if config.learning_rate_decay and before != config.iterations:
+        warnings.append(
+            f"learning rates fall to 0 at the last iteration: with {config.iterations} of them in "
+            f"place of {before}, results differ from now on"
+        )
     now = _versions()
     warnings += [
         f"the run was made with {name} {version}, this is {now.get(name)}: results may differ"

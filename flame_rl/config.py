@@ -38,7 +38,7 @@ _RANGES = (
     ),
     *((name, 0, 1, "from 0 to 1") for name in ("gamma", "gae_lambda")),
     *((name, 1, 1 << 40, "at least 1") for name in ("epochs", "value_epochs")),
-    *((name, 0, 1 << 40, "0 or more") for name in ("minibatch_size", "value_minibatch_size")),
+    ("minibatches", 1, 1 << 40, "at least 1"),
     *((name, _TINY, _HUGE, "above 0") for name in ("clip_range", "max_kl", "max_grad_norm")),
     ("entropy_coefficient", 0, _HUGE, "0 or more"),
     ("initial_log_std", -20, 5, "from -20 to 5"),
@@ -130,11 +130,9 @@ class TrainConfig:
     value_epochs: int | None = None
     """Of reinforce and a2c: passes of the value network over each batch."""
 
-    minibatch_size: int | None = None
-    """Steps for one step of the policy's Adam; 0: all."""
-
-    value_minibatch_size: int | None = None
-    """Steps for one step of the value network's Adam; 0: all."""
+    minibatches: int | None = None
+    """Steps of Adam in each pass over a batch, unless minibatches of 64 env steps make fewer; 1:
+    the whole batch at once."""
 
     clip_range: float | None = None
     """Of ppo: how far from 1 the ratio of probabilities may go."""

@@ -1,4 +1,7 @@
-"""Hyper-parameters by algorithm and environment. A flag always wins over what stands here."""
+"""Hyper-parameters by algorithm and environment. A flag always wins over what stands here.
+
+Where no other source is named, a number is the best of a few that were tried with seeds 0 to 2.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +12,66 @@ from flame_rl.config import TrainConfig
 
 Preset = dict[str, Any]
 
-# For any environment.
-ALGORITHMS: dict[str, Preset] = {
-    "reinforce": {
-        "learning_rate": 1e-2,
-        "value_learning_rate": 1e-3,
-        "learning_rate_decay": False,
-        "gae_lambda": 1.0,
-        "baseline": "none",
-        "normalize_observations": False,
-        "epochs": 1,
-        "value_epochs": 5,
-        "minibatch_size": 0,
-        "value_minibatch_size": 256,
-        "clip_range": 0.2,
-        "recompute_advantages": False,
-        "max_kl": 0.1,
-        "entropy_coefficient": 0.0,
-        "max_grad_norm": 1.0,
-        "initial_log_std": -0.5,
-    },
-}
-ALGORITHMS["a2c"] = ALGORITHMS["reinforce"] | {
-    "learning_rate": 7e-4,
-    "learning_rate_decay": True,
-    "gae_lambda": 0.95,
+# As in most of what is published on these algorithms (Huang et al. 2022, "The 37 Implementation
+# Details of Proximal Policy Optimization"; Weng et al. 2022, "Tianshou").
+_COMMON: Preset = {
     "baseline": "value",
     "normalize_observations": True,
-    "minibatch_size": 256,
+    "learning_rate_decay": True,
+    "gae_lambda": 0.95,
+    "clip_range": 0.2,
+    "entropy_coefficient": 0.0,
+    "initial_log_std": -0.5,
     "max_grad_norm": 0.5,
-}
-ALGORITHMS["ppo"] = ALGORITHMS["a2c"] | {
-    "learning_rate": 3e-4,
-    "value_learning_rate": 3e-4,
+    "value_learning_rate": 1e-3,
     "epochs": 10,
-    "minibatch_size": 64,
-    "value_minibatch_size": 64,
+    "recompute_advantages": True,
 }
 
-# On top of those.
-ENVIRONMENTS: dict[tuple[str, str], Preset] = {}
+# For any environment.
+ALGORITHMS: dict[str, Preset] = {
+    "reinforce": _COMMON
+    | {
+        "learning_rate": 7e-4,
+        "minibatches": 32,
+        "value_epochs": 5,
+        # One pass without a ratio collapses where it goes far; this stops few good updates.
+        "max_kl": 0.1,
+    },
+    "a2c": _COMMON
+    | {
+        "learning_rate": 7e-4,
+        "minibatches": 32,
+        "value_epochs": 5,
+        "max_kl": 0.05,
+    },
+    "ppo": _COMMON
+    | {
+        "learning_rate": 7e-4,
+        "minibatches": 16,
+        "value_epochs": 1,
+        "max_kl": 0.1,
+    },
+}
+
+# On top of those. CartPole is small and its rewards are sure, so that steps may be longer.
+ENVIRONMENTS: dict[tuple[str, str], Preset] = {
+    ("reinforce", "CartPole-v1"): {
+        "learning_rate": 3e-3,
+        "value_learning_rate": 3e-3,
+        "max_kl": 0.03,
+    },
+    ("a2c", "CartPole-v1"): {
+        "learning_rate": 2e-3,
+        "value_learning_rate": 3e-3,
+        "gae_lambda": 0.98,
+        "max_kl": 0.02,
+    },
+    ("ppo", "CartPole-v1"): {
+        "learning_rate": 1e-3,
+        "minibatches": 32,
+    },
+}
 
 
 def with_presets(config: TrainConfig, env_id: str) -> TrainConfig:

@@ -23,7 +23,7 @@ def learner_of(continuous: bool, **options) -> Learner:
         "hidden_sizes": (8,),
         "max_grad_norm": 1e9,
         "max_kl": 1e9,
-        "minibatch_size": 0,
+        "minibatches": 1,
         "learning_rate_decay": False,
         "normalize_observations": False,
         "value_learning_rate": 1e-3,
@@ -159,7 +159,7 @@ def test_loss_and_gradient(continuous, slice_steps, variant, monkeypatch):
 @pytest.mark.parametrize("variant", ["value", "gae"])
 def test_values_are_fitted_after_they_were_used(variant):
     """What is used is from earlier iterations; what is learned is the returns of this one."""
-    options = VARIANTS[variant] | {"value_epochs": 300, "value_minibatch_size": 0}
+    options = VARIANTS[variant] | {"value_epochs": 300}
     learner = learner_of(True, gamma=0.9, **(options | {"value_learning_rate": 0.02}))
     episodes = random_episodes(True)
     with torch.no_grad():
@@ -287,6 +287,6 @@ def test_a_step_that_goes_too_far_is_taken_back(algorithm):
             with torch.no_grad():
                 kl = torch.distributions.kl_divergence(before(observations), policy(observations))
             distances.append((kl.sum(-1) if continuous else kl).mean().item())
-        assert distances[0] > 0.3
+        assert distances[0] > 0.2
         assert 0 < distances[1] < 0.15  # estimated from the actions taken, here exact
         assert metrics["kl"] <= 0.05

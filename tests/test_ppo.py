@@ -43,11 +43,12 @@ def test_the_kl_estimate_is_unbiased():
 
 
 @pytest.mark.parametrize(
-    ("steps", "size", "count"), [(10, 0, 1), (10, 7, 1), (10, 3, 3), (8, 2, 4)]
+    ("steps", "wanted", "count"), [(1, 4, 1), (640, 1, 1), (640, 4, 4), (130, 4, 2), (9999, 32, 32)]
 )
-def test_minibatches_take_every_step_once(steps, size, count):
-    parts = list(minibatches(steps, size, np.random.default_rng(0)))
+def test_minibatches_take_every_step_once(steps, wanted, count):
+    parts = list(minibatches(steps, wanted, np.random.default_rng(0)))
     assert len(parts) == count
+    assert min(map(len, parts)) >= min(64, steps)
     assert sorted(torch.cat(parts).tolist()) == list(range(steps))
 
 
@@ -69,12 +70,13 @@ def test_advantages_are_computed_once_or_before_every_pass(recompute, monkeypatc
 
 
 def test_passes_end_where_the_policy_has_gone_too_far(monkeypatch):
+    monkeypatch.setattr(passes, "LEAST_MINIBATCH", 4)
     taken = []
     for max_kl in (1e9, 1e-3):
         learner = learner_of(
-            True, algorithm="ppo", epochs=6, learning_rate=0.05, minibatch_size=4, max_kl=max_kl
+            True, algorithm="ppo", epochs=6, learning_rate=0.05, minibatches=4, max_kl=max_kl
         )
         learner.update(random_episodes(True))
         taken.append(int(learner.state_dict()["policy_adam.steps"]))
-    assert taken[0] == 6 * (17 // 4)
+    assert taken[0] == 6 * 4
     assert 1 <= taken[1] < 6

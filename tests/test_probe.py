@@ -23,8 +23,7 @@ QUICK = {
     "episodes_per_iter": 50,
     "learning_rate": 0.02,
     "value_learning_rate": 0.02,
-    "minibatch_size": 100,
-    "value_minibatch_size": 100,
+    "minibatches": 2,
     "max_kl": 1.0,
     "hidden_sizes": (16,),
 }

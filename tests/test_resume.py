@@ -31,6 +31,7 @@ ITERATIONS = 24
 RUN = (
     *("--env", environment_id("Poisoned"), "--episodes-per-iter", "12", "--seed", "7"),
     *("--hidden-sizes", "6", "--checkpoint-every", "4"),
+    *("--learning-rate", "0.01", "--learning-rate-decay", "False"),
 )
 WHOLE = (*RUN, "--iterations", str(ITERATIONS))
 # Slow enough that a moment can be picked: three seconds with two workers.
@@ -205,8 +206,8 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
     assert fields - MAY_CHANGE == {
         *("env", "algorithm", "episodes_per_iter", "steps_per_iter", "seed", "max_episode_steps"),
         *("learning_rate", "value_learning_rate", "learning_rate_decay", "gamma", "gae_lambda"),
-        *("baseline", "normalize_observations", "epochs", "value_epochs", "minibatch_size"),
-        *("value_minibatch_size", "clip_range", "recompute_advantages", "max_kl"),
+        *("baseline", "normalize_observations", "epochs", "value_epochs", "minibatches"),
+        *("clip_range", "recompute_advantages", "max_kl"),
         *("hidden_sizes", "activation", "initial_log_std"),
         *("entropy_coefficient", "max_grad_norm", "evaluate_every", "evaluate_episodes"),
     }
@@ -232,6 +233,14 @@ def test_more_iterations_of_a_finished_run_are_one_longer_run(whole, tmp_path):
     arguments = ("--resume", "run", "--iterations", str(ITERATIONS))
     assert run_here(*arguments, cwd=tmp_path).returncode == 0
     assert_same_run(tmp_path / "run", whole)
+
+
+def test_other_iterations_where_learning_rates_fall_are_pointed_out(tmp_path):
+    arguments = (*RUN, "--learning-rate-decay", "True", "--iterations", "2", "--output", "run")
+    assert run_here(*arguments, cwd=tmp_path).returncode == 0
+    done = run_here("--resume", "run", "--iterations", "3", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "with 3 of them in place of 2, results differ" in done.stderr
 
 
 def test_a_finished_run_has_nothing_left_to_do(whole, tmp_path):

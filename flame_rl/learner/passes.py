@@ -13,6 +13,9 @@ from flame_rl.learner.batch import Batch
 from flame_rl.learner.networks import Networks, PolicyStep, Surrogate
 from flame_rl.learner.returns import generalized_advantages, normalize
 
+# Of fewer env steps, a gradient is mostly noise, and takes as long.
+LEAST_MINIBATCH = 64
+
 
 def advantages_and_targets(
     networks: Networks, batch: Batch, config: TrainConfig
@@ -48,7 +51,7 @@ def policy_pass(
     with np.errstate(over="ignore", invalid="ignore"):
         normalized = torch.from_numpy(normalize(advantages).astype(np.float32))
     steps: list[PolicyStep] = []
-    for index in minibatches(batch.steps, config.minibatch_size, generator):
+    for index in minibatches(batch.steps, config.minibatches, generator):
         steps.append(
             networks.step_policy(
                 batch,
@@ -84,18 +87,18 @@ def value_pass(
             max_grad_norm=config.max_grad_norm,
             learning_rate=config.value_learning_rate * decay,
         )
-        for index in minibatches(batch.steps, config.value_minibatch_size, generator)
+        for index in minibatches(batch.steps, config.minibatches, generator)
     ]
     return sum(losses) / len(losses)
 
 
-def minibatches(steps: int, size: int, generator: np.random.Generator) -> Iterator[Tensor]:
-    """All steps in random order, int64 [about `size`] at a time; `size` 0: all at once."""
-    if size == 0 or steps < 2 * size:
+def minibatches(steps: int, count: int, generator: np.random.Generator) -> Iterator[Tensor]:
+    """All steps in random order, int64, in `count` parts or fewer larger ones; 1: in order."""
+    count = min(count, max(1, steps // LEAST_MINIBATCH))
+    if count == 1:
         yield torch.arange(steps)
         return
-    order = torch.from_numpy(generator.permutation(steps))
-    yield from order.tensor_split(steps // size)
+    yield from torch.from_numpy(generator.permutation(steps)).tensor_split(count)
 
 
 def policy_metrics(steps: Sequence[PolicyStep]) -> dict[str, float]:
