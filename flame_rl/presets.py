@@ -54,8 +54,9 @@ ALGORITHMS: dict[str, Preset] = {
     },
 }
 
-# On top of those. CartPole is small and its rewards are sure, so that steps may be longer.
+# On top of those.
 ENVIRONMENTS: dict[tuple[str, str], Preset] = {
+    # CartPole is small, and its rewards are sure: steps may be longer.
     ("reinforce", "CartPole-v1"): {
         "learning_rate": 3e-3,
         "value_learning_rate": 3e-3,
@@ -71,6 +72,10 @@ ENVIRONMENTS: dict[tuple[str, str], Preset] = {
         "learning_rate": 1e-3,
         "minibatches": 32,
     },
+    # A restless ant falls over: with small actions it survives from the start, and learns to walk.
+    ("reinforce", "Ant-v5"): {"initial_log_std": -2.0, "learning_rate": 3e-4},
+    ("a2c", "Ant-v5"): {"initial_log_std": -2.0, "learning_rate": 3e-4},
+    ("ppo", "Ant-v5"): {"initial_log_std": -2.0, "learning_rate": 3e-4},
 }
 
 
