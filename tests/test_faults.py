@@ -170,7 +170,7 @@ def test_a_worker_is_replaced_after_so_many_episodes(clean, tmp_path):
     assert done.returncode == 0, done.stderr
     played = Counter(log.read_text().split())
     assert sum(played.values()) == 4 * 16  # none is lost or played twice
-    task = 4  # of 16 episodes with one worker
+    task = 8  # at most, of 16 episodes with one worker
     assert len(played) >= 4 and max(played.values()) < 10 + task
     assert retries(tmp_path / "run") == 0 and "Tasks sent again" not in done.stdout
     (tmp_path / "same").mkdir()
@@ -216,7 +216,7 @@ def test_a_leaking_worker_is_replaced(tmp_path):
     assert ended.returncode == 0, ended.stderr
     assert_same_run(tmp_path / "run", tmp_path / "clean" / "run")
     assert retries(tmp_path / "run") == 0
-    assert 300e6 < peak < 550e6
+    assert 300e6 < peak < 650e6  # a task of eight after 400 were nearly reached
     assert len(Counter(log.read_text().split())) >= 3
 
 
@@ -388,7 +388,8 @@ def episode(observation: float, index: int = 0) -> Episode:
 
 def learner_for(**options) -> Learner:
     spec = EnvironmentSpec("X-v0", 1, 2, False)
-    return make_learner(spec, hidden_sizes=(6,), activation="relu", **options)
+    plain = {"baseline": "none", "normalize_observations": False, "max_kl": 1e9}
+    return make_learner(spec, hidden_sizes=(6,), activation="relu", **plain, **options)
 
 
 @pytest.mark.parametrize("rate", [1e-2, 1e37, 3e38])

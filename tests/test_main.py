@@ -23,7 +23,7 @@ QUICK = ("--env", "cartpole", "--iterations", "12", "--episodes-per-iter", "10",
 
 METRICS = (
     "iteration,episodes,env_steps,reward_mean,reward_std,reward_min,reward_max,length_mean,"
-    "loss,gradient_norm,policy_entropy,kl,weights_digest"
+    "loss,gradient_norm,policy_entropy,value_loss,explained_variance,kl,weights_digest"
 )
 
 
@@ -40,9 +40,11 @@ def test_help_is_quick_and_complete_without_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch must not be imported')\n")
     seconds = []
     for _ in range(5):
-        began = time.perf_counter()
+        # Of the processor, so that other tests beside this one do not count.
+        before = os.times()
         done = run_main("--help", cwd=tmp_path, environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
-        seconds.append(time.perf_counter() - began)
+        after = os.times()
+        seconds.append(sum(after[2:4]) - sum(before[2:4]))
         assert done.returncode == 0, done.stderr
     assert min(seconds) < 0.5
     flags = "env local iterations episodes-per-iter plot seed workers output learning-rate gamma"
