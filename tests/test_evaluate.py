@@ -27,8 +27,8 @@ from tests.helpers import environment_id, run_here, run_main, start_main
 RUN = ("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "300", "--hidden-sizes", "16")
 EVALUATED = (
     *(*RUN, "--iterations", "10", "--seed", "4", "--checkpoint-every", "4"),
-    *("--evaluate-every", "3", "--evaluate-episodes", "5"),
     *("--learning-rate", "0.0005"),  # so that it is not perfect soon
+    *("--evaluate-every", "3", "--evaluate-episodes", "5"),
 )
 
 

@@ -30,7 +30,14 @@ def run_example(code: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(("algorithm", "factor"), [("ppo", 5), ("a2c", 1.5), ("reinforce", 1.5)])
+@pytest.mark.parametrize(
+    ("algorithm", "factor"),
+    [
+        ("ppo", 5),
+        pytest.param("a2c", 1.5, marks=pytest.mark.slow),
+        pytest.param("reinforce", 1.5, marks=pytest.mark.slow),
+    ],
+)
 def test_the_example_learns_and_one_word_makes_it_another_algorithm(algorithm, factor, tmp_path):
     first, *rows, last = run_example(EXAMPLE.replace('"ppo"', f'"{algorithm}"'), tmp_path)
     assert [int(row.split()[0]) for row in rows] == list(range(10))

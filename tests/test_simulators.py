@@ -202,7 +202,9 @@ def test_plain_is_plain_and_others_have_no_twin():
         choose_simulator("CartPoll-v1", None, "auto")
 
 
-@pytest.mark.parametrize("env", ["cartpole", "halfcheetah", "ant"])
+@pytest.mark.parametrize(
+    "env", ["cartpole", "halfcheetah", pytest.param("ant", marks=pytest.mark.slow)]
+)
 def test_metrics_are_the_same_bytes(env, tmp_path):
     written = []
     for choice, workers in (("plain", 0), ("fast", 2)):
