@@ -37,6 +37,7 @@ from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
 from flame_rl.config import TrainConfig
 from flame_rl.messages import CollectRequest, Episode, PolicySnapshot
+from flame_rl.presets import with_presets
 
 # Episodes of one measurement: about a second each.
 EPISODES = {"cartpole": 4000, "halfcheetah": 64, "hopper": 800, "walker2d": 640, "ant": 64}
@@ -58,7 +59,9 @@ def main() -> None:
 
 def measure(env_id: str, episodes: int, rounds: int, peers: bool) -> None:
     """Print the table of one environment."""
-    snapshot = model.make_policy(describe_environment(env_id, None), TrainConfig()).snapshot(0)
+    config = with_presets(TrainConfig(env=env_id), env_id)
+    policy, _ = model.make_networks(describe_environment(env_id, None), config)
+    snapshot = policy.snapshot(0)
     plain, _ = choose_simulator(env_id, None, "plain")
     fast, note = choose_simulator(env_id, None, "auto")
     if note:
