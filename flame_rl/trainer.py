@@ -27,7 +27,7 @@ from flame_rl.messages import CollectRequest, Episode
 from flame_rl.own_environment import register, unregister
 from flame_rl.presets import with_presets
 from flame_rl.run_folder import differences
-from flame_rl.train import IterationResult, Learner, Totals, reproduce, train
+from flame_rl.train import IterationResult, Learner, Totals, make_request, reproduce, train
 
 if TYPE_CHECKING:
     import gymnasium
@@ -229,17 +229,9 @@ class Trainer:
         """Which episodes an evaluation has; see `evaluate`."""
         if episodes < 1:
             raise UsageError(f"--episodes: at least 1, not {episodes}")
-        return CollectRequest(
-            env_id=self.spec.env_id,
-            max_episode_steps=self.config.max_episode_steps,
-            run_seed=seed,
-            iteration=0,
-            indices=tuple(range(episodes)),
-            policy_version=self.learner.snapshot().version,
-            simulator=self.config.simulator,
-            stream="evaluation",
-            explore=explore,
-        )
+        indices, snapshot = tuple(range(episodes)), self.learner.snapshot()
+        request = make_request(self.config, self.spec.env_id, 0, indices, snapshot)
+        return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episode:
         """Collect only the episode `config.reproduce` of the next iteration."""

@@ -40,8 +40,10 @@ class Batch:
         return len(self.rewards)
 
 
-def make_batch(episodes: Sequence[Episode], log_probs: Callable[[Tensor, Tensor], Tensor]) -> Batch:
-    """Concatenate the episodes; `log_probs` is asked for those of observations and actions."""
+def make_batch(
+    episodes: Sequence[Episode], log_probs: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> Batch:
+    """Concatenate the episodes; `log_probs` is asked for those of observations, rows, actions."""
     lengths = np.array([e.length for e in episodes])
     observations = torch.from_numpy(np.concatenate([e.observations for e in episodes]))
     rows = torch.from_numpy(step_rows(lengths))
@@ -52,7 +54,7 @@ def make_batch(episodes: Sequence[Episode], log_probs: Callable[[Tensor, Tensor]
         observations=observations,
         rows=rows,
         actions=actions,
-        log_probs=log_probs(observations[rows], actions),
+        log_probs=log_probs(observations, rows, actions),
         rewards=np.concatenate([e.rewards for e in episodes]),
         lengths=lengths,
         # An episode that terminated in the very step of its time limit has really ended.

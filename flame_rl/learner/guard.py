@@ -76,7 +76,7 @@ def shrink_until_close(networks: Networks, before: Tensor, batch: Batch, max_kl:
     for halvings in range(_HALVINGS + 1):
         if halvings:
             networks.policy_adam.set_values(before + way * 0.5**halvings)
-        log_probs = networks.log_probs(batch.observations[batch.rows], batch.actions)
+        log_probs = networks.log_probs(batch.observations, batch.rows, batch.actions)
         kl = kl_terms(log_probs, batch.log_probs).mean().item()
         if kl <= max_kl:
             break

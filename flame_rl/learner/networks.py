@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flame_rl.learner.adam import Adam
 from flame_rl.learner.batch import Batch
 from flame_rl.learner.normalize import RunningMoments
-from flame_rl.learner.slices import SLICE_STEPS, accumulate_gradients, without_gradient
+from flame_rl.learner.slices import accumulate_gradients, without_gradient
 
 # Per step, what to maximise: (log pi(a|s) now, the same when collected, advantage) -> [B].
 Surrogate = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -52,11 +52,13 @@ class Networks:
         """Of all observations, float64 [N + E]."""
         return without_gradient(self.value, batch.observations).double().numpy()
 
-    def log_probs(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Of actions taken, float32 [N]."""
-        parts = zip(observations.split(SLICE_STEPS), actions.split(SLICE_STEPS), strict=True)
-        with torch.no_grad():
-            return torch.cat([self.policy.log_prob_and_entropy(*part)[0] for part in parts])
+    def log_probs(self, observations: Tensor, rows: Tensor, actions: Tensor) -> Tensor:
+        """Of the actions taken, float32 [N]; see `Batch` for the arguments."""
+
+        def of(part: Tensor) -> Tensor:
+            return self.policy.log_prob_and_entropy(observations[rows[part]], actions[part])[0]
+
+        return without_gradient(of, torch.arange(len(actions)))
 
     def step_policy(
         self,

@@ -64,8 +64,8 @@ def without_gradient(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tens
     """The function of all rows, slice by slice, several at a time.
 
     Args:
-        function: float32 [B, D] -> [B], each row by itself.
-        rows: [N, D].
+        function: of some rows, [B, ...] -> float32 [B], each row by itself.
+        rows: [N, ...].
     """
 
     @torch.no_grad()
