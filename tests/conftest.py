@@ -14,6 +14,7 @@ from tests.flame_fixtures import (
     MY_ENV,
     PACE_ENV,
     ROOT,
+    SECRET,
     Flame,
     real_cluster,
     run,
@@ -36,12 +37,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "flame_rl", folder / "flame_rl", ignore=ignored)
     (folder / "my_env.py").write_text(MY_ENV.format(marker=str(folder / "died")))
     (folder / "pace_env.py").write_text(PACE_ENV)
-    (folder / ".env").write_text("PASSWORD=secret")
-    (folder / "flame_rl" / "actor" / ".env").write_text("PASSWORD=secret")
-    (folder / "id_rsa").write_text("secret")
-    (folder / "data.bin").write_bytes(os.urandom(3_000_000))
+    (folder / ".env").write_text(f"PASSWORD={SECRET}")
+    (folder / "flame_rl" / "actor" / ".env").write_text(f"PASSWORD={SECRET}")
+    (folder / "id_rsa").write_text(SECRET)
+    (folder / "data.bin").write_bytes(SECRET.encode() + os.urandom(3_000_000))
     (folder / "runs" / "old").mkdir(parents=True)
-    (folder / "runs" / "old" / "weights.safetensors").write_bytes(b"weights")
+    (folder / "runs" / "old" / "weights.safetensors").write_text(SECRET)
     (folder / "link").symlink_to(Path.home())
     return folder
 

@@ -27,6 +27,8 @@ from tests.memory_flame import MemoryFlame, free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 EXECUTORS = 3
+# In every file of the user's that must not travel.
+SECRET = "nobody else's business"
 
 # A user's own environment; the other ids of the module are this one with a fault.
 MY_ENV = """
@@ -64,12 +66,15 @@ class Mine(gymnasium.Env):
         if self.steps == 5 and self.fault == "dies" and not MARKER.exists():
             MARKER.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.steps == 5 and self.fault == "hangs" and not MARKER.exists():
+            MARKER.touch()
+            time.sleep(600)
         if self.fault == "slow":
             time.sleep(0.01)
         ended = self.steps == self.length
         return observation, float(action == (observation[0] > 0)), ended, False, {{}}
 
-for fault in ("", "raises", "nan", "shape", "dies", "slow"):
+for fault in ("", "raises", "nan", "shape", "dies", "hangs", "slow"):
     gymnasium.register("Mine" + fault + "-v0", Mine, kwargs={{"fault": fault}})
 """
 

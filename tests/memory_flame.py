@@ -69,7 +69,8 @@ class ObjectCache(flight.FlightServerBase):
         super().__init__(f"grpc://127.0.0.1:{port}")
         self.endpoint = f"grpc://127.0.0.1:{self.port}"
         self.objects: dict[str, bytes] = before.objects if before else {}
-        self.packages: dict[str, list[str]] = before.packages if before else {}
+        # Of every package ever uploaded, what its files hold by their names; b"" for a folder.
+        self.packages: dict[str, dict[str, bytes]] = before.packages if before else {}
         self._versions: dict[str, int] = before._versions if before else {}
         self.lock = threading.Lock()
 
@@ -88,7 +89,9 @@ class ObjectCache(flight.FlightServerBase):
             self.objects[key] = data
             version = self._versions[key] = self._versions.get(key, 0) + 1
             if key.endswith(".tar.gz"):
-                self.packages[key] = _open_package(data).getnames()
+                with _open_package(data) as package:
+                    files = {member.name: package.extractfile(member) for member in package}
+                    self.packages[key] = {n: f.read() if f else b"" for n, f in files.items()}
         answer = {"endpoint": self.endpoint, "key": key, "version": version}
         writer.write(pa.py_buffer(bson.encode(answer)))
 
@@ -614,9 +617,9 @@ class MemoryFlame:
         with self.manager.changed:
             return Counter(self.manager.finished)
 
-    def uploaded_package(self) -> list[str]:
+    def uploaded_package(self) -> dict[str, bytes]:
         """What the last uploaded package holds, even if it is deleted since."""
-        return sorted(list(self.cache.packages.values())[-1])
+        return list(self.cache.packages.values())[-1]
 
     def worker_pids(self) -> list[int]:
         """The workers that run now."""

@@ -21,7 +21,7 @@ from flame_rl.actor.remote import versions
 from flame_rl.backends.flame import session
 from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.errors import UsageError
-from tests.flame_fixtures import ROOT, Flame, finish, run, start
+from tests.flame_fixtures import ROOT, SECRET, Flame, finish, run, start
 from tests.memory_flame import MemoryFlame
 
 SMALL = ("--iterations", "3", "--episodes-per-iter", "10")
@@ -45,7 +45,7 @@ def test_flame_gives_the_same_bytes_as_this_machine(
     assert not (project / "dist").exists()
     flame.assert_nothing_left()
     if flame.memory is not None:
-        assert set(flame.memory.uploaded_package()) == shipped_files()
+        assert flame.memory.uploaded_package().keys() == shipped_files()
 
 
 @pytest.mark.parametrize("env", ["cartpole", "InvertedPendulum-v5"])
@@ -84,7 +84,10 @@ def test_own_environment_travels_and_nothing_else_does(
     finished = run(project, tmp_path, memory.environment, *flags)
     assert finished.code == 0, finished.err
     assert finished.metrics == local(*flags)
-    assert set(memory.memory.uploaded_package()) == shipped_files() | {"my_env.py"}
+    package = memory.memory.uploaded_package()
+    assert package.keys() == shipped_files() | {"my_env.py"}
+    assert not any(SECRET.encode() in content for content in package.values())
+    assert sum(map(len, package.values())) < 300_000
     memory.assert_nothing_left()
 
 
@@ -169,10 +172,11 @@ def test_unreachable_cluster_is_a_usage_error_within_seconds(
 # The simulator is not trusted
 
 
-def test_simulator_that_kills_its_process_costs_one_task_and_no_executor(
-    project: Path, local, no_torch: Path, tmp_path: Path
+@pytest.mark.parametrize("fault", ["dies", "hangs"])
+def test_simulator_that_dies_or_hangs_costs_one_task_and_no_executor(
+    fault: str, project: Path, local, no_torch: Path, tmp_path: Path
 ) -> None:
-    flags = ("--env", "my_env:Minedies-v0", *SMALL)
+    flags = ("--env", f"my_env:Mine{fault}-v0", "--task-timeout", "8", *SMALL)
     (project / "died").touch()
     undisturbed = local(*flags)
     (project / "died").unlink()
@@ -196,6 +200,24 @@ def test_simulator_that_kills_its_process_costs_one_task_and_no_executor(
     assert finished.code == 0, finished.err
     assert "  Tasks sent again: 1\n" in finished.out
     assert finished.metrics == undisturbed
+
+
+def test_a_collector_is_replaced_after_so_many_episodes(
+    project: Path, local, no_torch: Path, tmp_path: Path
+) -> None:
+    """As one that leaks must be; the executor stays the same."""
+    flags = ("--env", "my_env:Mine-v0", *SMALL)
+    with MemoryFlame(executors=1, worker_path=[no_torch]) as memory:
+        pids: set[int] = set()
+        process = start(project, tmp_path, memory.environment, *flags, "--worker-episodes", "10")
+        while process.poll() is None:
+            pids.update(collector.pid for collector in Flame({}, memory).collectors())
+            time.sleep(0.05)
+        finished = finish(process, tmp_path)
+        assert len(memory.started_workers) == 1
+    assert len(pids) >= 3
+    assert "Tasks sent again" not in finished.out
+    assert finished.metrics == local(*flags)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -398,6 +399,10 @@ def test_run_of_this_machine_goes_on_on_a_cluster(
 # Answers that are not to the question
 
 
+def other_digit(found: re.Match[bytes]) -> bytes:
+    return b"%d" % ((int(found[0]) + 1) % 10)
+
+
 class Postman:
     """Delivers other results than those that were sent, a few times."""
 
@@ -413,12 +418,13 @@ class Postman:
             return
         self._kept.append(data)
         number = len(self._kept)
-        if number % 4 == 0:
-            other = {
-                0: self._kept[-2],  # what was delivered just now
-                1: self._kept[0],  # what was delivered long ago
-                2: data.replace(b'"run_seed": 0', b'"run_seed": 7'),  # another run's
-            }[self.wrong % 3]
+        if number % 3 == 0:
+            other = (
+                self._kept[-2],  # what was delivered just now
+                self._kept[0],  # what was delivered long ago
+                data.replace(b'"run_seed": 0', b'"run_seed": 7'),  # another run's
+                re.sub(rb'(?<="policy_version": )\d', other_digit, data),  # another policy's
+            )[self.wrong % 4]
             assert other != data
             self._memory.cache.objects[key] = other
             self.wrong += 1
@@ -435,7 +441,7 @@ def test_results_of_other_tasks_iterations_and_runs_are_refused(
         flame.memory.on_result = postman.deliver
         finished = run(project, tmp_path, flame.environment, *flags)
         assert_undisturbed(finished, local(*flags))
-        assert postman.wrong >= 3
+        assert postman.wrong >= 4
         assert finished.timing("retries") == postman.wrong
         flame.assert_nothing_left()
 

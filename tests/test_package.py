@@ -11,6 +11,7 @@ import pytest
 
 from flame_rl.backends.package import stage_package
 from flame_rl.errors import UsageError
+from tests.flame_fixtures import SECRET
 
 CORE = {
     "flame_rl/__init__.py",
@@ -34,10 +35,10 @@ def beside(tmp_path, monkeypatch):
     """A folder of the user's, on the path, full of what must not travel."""
     user = tmp_path / "user"
     (user / "runs" / "a").mkdir(parents=True)
-    (user / "runs" / "a" / "weights.safetensors").touch()
-    (user / ".env").write_text("SECRET=1")
-    (user / "id_rsa").write_text("secret")
-    (user / "big.bin").write_bytes(bytes(1_000_000))
+    (user / "runs" / "a" / "weights.safetensors").write_text(SECRET)
+    (user / ".env").write_text(f"PASSWORD={SECRET}")
+    (user / "id_rsa").write_text(SECRET)
+    (user / "big.bin").write_bytes(bytes(1_000_000) + SECRET.encode())
     (user / "link").symlink_to("/etc/passwd")
     (user / "my_env.py").write_text("x = 1\n")
     package = user / "my_envs"
@@ -45,9 +46,9 @@ def beside(tmp_path, monkeypatch):
     (package / "__init__.py").touch()
     (package / "robot.py").touch()
     (package / "assets" / "robot.xml").touch()
-    (package / ".env").write_text("SECRET=2")
+    (package / ".env").write_text(SECRET)
     (package / "__pycache__").mkdir()
-    (package / "__pycache__" / "robot.pyc").touch()
+    (package / "__pycache__" / "robot.pyc").write_text(SECRET)
     monkeypatch.syspath_prepend(str(user))
     monkeypatch.chdir(user)
     importlib.invalidate_caches()
@@ -58,9 +59,9 @@ def staged(tmp_path, env_id: str, name: str = "staging"):
     folder = tmp_path / name
     folder.mkdir()
     package = stage_package(folder, env_id)
-    return package, {
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert not any(path.is_symlink() or SECRET.encode() in path.read_bytes() for path in files)
+    return package, {path.relative_to(folder).as_posix() for path in files}
 
 
 def test_only_the_actor_travels(beside, tmp_path):
