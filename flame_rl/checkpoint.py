@@ -183,7 +183,7 @@ def load(path: Path) -> Checkpoint:
     if any(type(count) is not int or count < 0 for count in counts):
         raise CheckpointError(f"{path}: iterations, episodes, env_steps: not counts: {counts}")
     for name in ("score", "length_mean"):
-        value = header.get(name)
+        value = header.get(name, "missing")
         if name == "score" and value is None:
             continue
         if not isinstance(value, float) or not math.isfinite(value):

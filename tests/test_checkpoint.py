@@ -128,6 +128,11 @@ def with_header(**changes) -> bytes:
     return sealed(wire.pack("checkpoint", HEADER | changes, ARRAYS))
 
 
+def without(name: str) -> bytes:
+    header = {key: value for key, value in HEADER.items() if key != name}
+    return sealed(wire.pack("checkpoint", header, ARRAYS))
+
+
 def with_arrays(**changes) -> bytes:
     return sealed(wire.pack("checkpoint", HEADER, ARRAYS | changes))
 
@@ -144,6 +149,7 @@ def tensor(dtype="F32", shape=(2, 2), begin=0, end=16) -> dict:
 
 
 HOSTILE = {
+    **{f"no {name}": without(name) for name in sorted(HEADER.keys() - {"type"})},
     "empty": b"",
     "a pickle": pickle.dumps(Bomb()),
     "a pickle, sealed": sealed(pickle.dumps(Bomb())),

@@ -170,8 +170,8 @@ def test_a_worker_is_replaced_after_so_many_episodes(clean, tmp_path):
     assert done.returncode == 0, done.stderr
     played = Counter(log.read_text().split())
     assert sum(played.values()) == 4 * 16  # none is lost or played twice
-    task = 8  # at most, of 16 episodes with one worker
-    assert len(played) >= 4 and max(played.values()) < 10 + task
+    task = 16  # at most: an iteration
+    assert len(played) >= 3 and max(played.values()) < 10 + task
     assert retries(tmp_path / "run") == 0 and "Tasks sent again" not in done.stdout
     (tmp_path / "same").mkdir()
     environment["FAULT_LOG"] = str(tmp_path / "other log")

@@ -511,8 +511,8 @@ def test_nothing_grows_in_2000_iterations_while_collectors_die(
     done, memory, files, threads, processes = np.array(seen, float).T
     growth = np.polyfit(done, memory, 1)[0] * iterations
     assert growth < 8e6, f"{growth / 1e6:.1f} MB in {iterations} iterations"
-    half = len(done) // 2
     for name, count in (("files", files), ("threads", threads), ("processes", processes)):
-        assert np.median(count[half:]) <= np.median(count[:half]), name
+        # A leak grows with the iterations; noise does not.
+        assert np.polyfit(done, count, 1)[0] * iterations < 3, name
         # Some are there for the length of a call.
         assert np.ptp(count) <= 6, name
