@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -186,6 +188,42 @@ def test_the_number_of_cores_changes_no_bit(monkeypatch):
             metrics = [learner.update(random_episodes(True)) for _ in range(3)]
             digests.add((algorithm, learner.weights_digest(), str(metrics)))
     assert len(digests) == len(ALGORITHMS)
+
+
+PEAK = """
+import numpy as np, re
+from pathlib import Path
+from flame_rl.messages import EnvironmentSpec, Episode
+from tests.learners import make_learner
+
+def megabytes(field):
+    return int(re.search(field + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1e3
+
+def episodes(steps):
+    rng = np.random.default_rng(0)
+    observations = rng.standard_normal((steps + 1, 100), np.float32)
+    actions = rng.standard_normal((steps, 8), np.float32)
+    return [Episode(0, observations, actions, rng.standard_normal(steps), True, False)]
+
+learner = make_learner(EnvironmentSpec("X-v0", 100, 8, True), algorithm="{algorithm}", epochs=1)
+learner.update(episodes(5_000))  # what torch takes once
+large = episodes(60_000)
+batch = sum(getattr(large[0], name).nbytes for name in ("observations", "actions", "rewards"))
+before = megabytes("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+learner.update(large)
+print((megabytes("VmHWM") - before) / (batch / 1e6))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
+def test_memory_of_an_update(algorithm):
+    """The batch once, and at most three times as much besides."""
+    script = PEAK.replace("{algorithm}", algorithm)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 0.5 < float(done.stdout) < 4
 
 
 def test_adam_by_definition():

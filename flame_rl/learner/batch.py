@@ -39,6 +39,11 @@ class Batch:
     def steps(self) -> int:
         return len(self.rewards)
 
+    def observations_of(self, index: Tensor) -> Tensor:
+        """At some steps: int64 [B] -> float32 [B, D]."""
+        # Several times as quick as indexing with the rows.
+        return self.observations.index_select(0, self.rows[index])
+
 
 def make_batch(
     episodes: Sequence[Episode], log_probs: Callable[[Tensor, Tensor, Tensor], Tensor]

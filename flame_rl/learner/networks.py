@@ -56,7 +56,8 @@ class Networks:
         """Of the actions taken, float32 [N]; see `Batch` for the arguments."""
 
         def of(part: Tensor) -> Tensor:
-            return self.policy.log_prob_and_entropy(observations[rows[part]], actions[part])[0]
+            seen = observations.index_select(0, rows[part])
+            return self.policy.log_prob_and_entropy(seen, actions[part])[0]
 
         return without_gradient(of, torch.arange(len(actions)))
 
@@ -84,7 +85,7 @@ class Networks:
 
         def loss_of(part: Tensor) -> tuple[Tensor, ...]:
             log_probs, entropies = self.policy.log_prob_and_entropy(
-                batch.observations[batch.rows[part]], batch.actions[part]
+                batch.observations_of(part), batch.actions[part]
             )
             old = batch.log_probs[part]
             gain = surrogate(log_probs, old, advantages[part]).sum() / len(index)
@@ -115,7 +116,7 @@ class Networks:
         the mean squared error, in units of the value network's scale."""
 
         def loss_of(part: Tensor) -> tuple[Tensor, ...]:
-            predicted = self.value(batch.observations[batch.rows[part]])
+            predicted = self.value(batch.observations_of(part))
             errors = (predicted - targets[part]) / self.value.scale
             return (0.5 * (errors**2).sum() / len(index),)
 

@@ -8,6 +8,8 @@ from torch import Tensor
 
 # Of a quantity that never changes, the difference from its mean is not to be blown up.
 _LEAST_VARIANCE = 1e-8
+# As many as fit in a cache in float64.
+_BLOCK_ROWS = 8192
 
 
 class RunningMoments:
@@ -33,9 +35,13 @@ class RunningMoments:
 
     def update(self, rows: np.ndarray) -> None:
         """Take in more, of any float type [N, D]."""
+        for start in range(0, len(rows), _BLOCK_ROWS):
+            self._take_in(rows[start : start + _BLOCK_ROWS].astype(np.float64))
+
+    def _take_in(self, rows: np.ndarray) -> None:
         count = len(rows)
-        mean = rows.mean(axis=0, dtype=np.float64)
-        squares = rows.var(axis=0, dtype=np.float64) * count
+        mean = rows.mean(axis=0)
+        squares = np.square(rows - mean).sum(axis=0)
         total = self.count + count
         difference = mean - self.mean
         self.mean = self.mean + difference * (count / total)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from flame_rl.machine import available_cores
 
-# Small enough to fit in a cache a few times over, large enough that Python costs nothing.
-SLICE_STEPS = 4096
+# At most. Small enough to fit in a cache, and for a minibatch of a large batch to be several of
+# them; large enough that Python costs little.
+SLICE_STEPS = 2048
 
 
 def accumulate_gradients(
@@ -44,20 +46,30 @@ def accumulate_gradients(
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad.add_(gradient)
 
-    parts = index.split(SLICE_STEPS)
+    parts = even_slices(index)
     if len(parts) == 1:
         gradients, totals = differentiate(index)
         add(gradients)
         return totals
     cores = available_cores()
     totals = []
-    with ThreadPoolExecutor(cores) as threads:
-        # As many at a time as there are cores: a finished slice's gradient takes memory, too.
-        for first in range(0, len(parts), cores):
-            for gradients, more in threads.map(differentiate, parts[first : first + cores]):
-                add(gradients)
-                totals = [a + b for a, b in zip(totals or [0.0] * len(more), more, strict=True)]
+    # As many at a time as there are cores: a finished slice's gradient takes memory, too.
+    for first in range(0, len(parts), cores):
+        for gradients, more in threads(cores).map(differentiate, parts[first : first + cores]):
+            add(gradients)
+            totals = [a + b for a, b in zip(totals or [0.0] * len(more), more, strict=True)]
     return totals
+
+
+@cache
+def threads(count: int) -> ThreadPoolExecutor:
+    """So many, kept: an update needs them a hundred times."""
+    return ThreadPoolExecutor(count)
+
+
+def even_slices(rows: Tensor) -> tuple[Tensor, ...]:
+    """As few of at most `SLICE_STEPS` rows as there can be."""
+    return rows.tensor_split(max(1, -(-len(rows) // SLICE_STEPS)))
 
 
 def without_gradient(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
@@ -72,8 +84,7 @@ def without_gradient(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tens
     def of(part: Tensor) -> Tensor:
         return function(part)
 
-    parts = rows.split(SLICE_STEPS)
+    parts = even_slices(rows)
     if len(parts) == 1:
         return of(rows)
-    with ThreadPoolExecutor(available_cores()) as threads:
-        return torch.cat(list(threads.map(of, parts)))
+    return torch.cat(list(threads(available_cores()).map(of, parts)))
