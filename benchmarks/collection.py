@@ -1,0 +1,237 @@
+"""Env steps per second on one machine: `uv run python -m benchmarks.collection`.
+
+Compared are, for each environment:
+
+- `bare`: Gymnasium's `env.step` with actions that lie ready (those of the policy that the
+  collectors run), resets included;
+- `floor`: `mj_step` alone, with the same actions, where MuJoCo simulates;
+- `plain`, `fast`: the collector over Gymnasium's environments and over the fast twin; they act by a
+  policy and record episodes;
+- worker processes around the fast one, each with as many episodes.
+
+Ratios are of steps per second of CPU, all processes together, so that a busy machine blurs them
+less; only what a second worker adds is by the clock.
+"""
+
+from __future__ import annotations
+
+import os
+
+# As in the worker processes; before NumPy is imported.
+os.environ |= {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import psutil
+import tyro
+
+import model
+from benchmarks.table import Table, compare, in_turn, write
+from flame_rl.actor.choose import choose_simulator
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.simulators import Simulator, describe_environment, make_environment
+from flame_rl.backends.patience import Patience
+from flame_rl.backends.processes import ProcessBackend
+from flame_rl.config import TrainConfig
+from flame_rl.messages import CollectRequest, Episode, PolicySnapshot
+from flame_rl.presets import with_presets
+
+# Episodes of one measurement, which takes a second or two, and their time limit: no fewer of them
+# than a twin steps side by side.
+EPISODES = {
+    "cartpole": (4000, 500),
+    "halfcheetah": (64, 500),
+    "hopper": (800, 1000),
+    "walker2d": (640, 1000),
+    "ant": (64, 250),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare what collects episodes with bare environments."""
+
+    envs: tuple[str, ...] = tuple(EPISODES)
+    """Environments, of those."""
+
+    repetitions: int = 7
+    """How often each row is measured."""
+
+    quick: bool = False
+    """Twice, in an eighth of the steps: within a minute."""
+
+    output: Path = Path("runs/benchmarks")
+    """Where JSON and plot go."""
+
+
+def main(options: Options) -> None:
+    repetitions, part = (2, 8) if options.quick else (options.repetitions, 1)
+    tables = []
+    for name in options.envs:
+        episodes, limit = EPISODES[name]
+        if episodes > 64 * part:
+            episodes //= part
+        else:
+            limit //= part
+        for table in measure(model.ENVIRONMENTS[name], limit, episodes, repetitions):
+            print(f"\n{table}", flush=True)
+            tables.append(table)
+    write("collection", tables, options.output)
+
+
+def measure(env_id: str, limit: int, episodes: int, repetitions: int) -> list[Table]:
+    """One environment's tables: per second of CPU, and by the clock.
+
+    Args:
+        env_id: the Gymnasium id.
+        limit: after so many steps an episode is cut.
+        episodes: of one measurement.
+        repetitions: how often each row is measured.
+    """
+    config = with_presets(TrainConfig(env=env_id), env_id)
+    policy, _ = model.make_networks(describe_environment(env_id, None), config)
+    snapshot = policy.snapshot(0)
+    plain, _ = choose_simulator(env_id, limit, "plain")
+    fast, note = choose_simulator(env_id, limit, "auto")
+    if note:
+        print(note)
+    ask = partial(request, env_id, limit, snapshot)
+    recorded = collect_episodes(snapshot, ask(min(episodes, 400), 0), plain)
+    actions = np.concatenate([episode.actions for episode in recorded])
+    backends = {
+        n: ProcessBackend(n, Patience(600, 10**9, 10**6), threading.Event()) for n in (1, 2)
+    }
+    rows: dict[str, Callable[[int], int]] = {"bare": Bare(env_id, limit, actions)}
+    if env_id != "CartPole-v1":
+        rows["floor"] = Floor(env_id, limit, actions)
+    for name, simulator in (("plain", plain), ("fast", fast)):
+        rows[name] = partial(collect, simulator, snapshot, partial(ask, episodes))
+    for count, backend in backends.items():
+        # Each worker gets as many episodes as the collectors above.
+        rows[f"{count} worker{'s' * (count > 1)}"] = partial(
+            collect_on, backend, snapshot, partial(ask, count * episodes)
+        )
+    try:
+        for row in rows.values():  # imports, first touches, self-checks
+            row(0)
+        timed = in_turn({name: partial(rates, row) for name, row in rows.items()}, repetitions)
+    finally:
+        for backend in backends.values():
+            backend.close()
+    by_clock, by_cpu = ({n: [rate[i] for rate in r] for n, r in timed.items()} for i in (0, 1))
+    pairs = [(name, "bare") for name in rows if name != "bare"]
+    pairs += [("fast", "floor")] * ("floor" in rows) + [("1 worker", "fast")]
+    what = f"{env_id}, {episodes} episodes, {repetitions} repetitions"
+    return [
+        compare(f"{what}, by CPU time", "steps per second of CPU", by_cpu, pairs),
+        compare(f"{what}, by the clock", "steps per second", by_clock, [("2 workers", "1 worker")]),
+    ]
+
+
+def rates(row: Callable[[int], int], k: int) -> tuple[float, float]:
+    """Steps per second by the clock, and of CPU."""
+    began, cpu = time.perf_counter(), cpu_seconds()
+    steps = row(k)
+    return steps / (time.perf_counter() - began), steps / (cpu_seconds() - cpu)
+
+
+def cpu_seconds() -> float:
+    """What this process and its children have used so far."""
+    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+    return time.process_time() + sum(each.user + each.system for each in times)
+
+
+def request(
+    env_id: str, limit: int, snapshot: PolicySnapshot, episodes: int, k: int
+) -> CollectRequest:
+    return CollectRequest(
+        env_id=env_id,
+        max_episode_steps=limit,
+        run_seed=0,
+        iteration=k,
+        indices=tuple(range(episodes)),
+        policy_version=snapshot.version,
+    )
+
+
+def collect(
+    simulator: Simulator, snapshot: PolicySnapshot, ask: Callable[[int], CollectRequest], k: int
+) -> int:
+    return steps_of(collect_episodes(snapshot, ask(k), simulator))
+
+
+def collect_on(
+    backend: ProcessBackend, snapshot: PolicySnapshot, ask: Callable[[int], CollectRequest], k: int
+) -> int:
+    return steps_of(backend.collect(snapshot, ask(k)).episodes)
+
+
+def steps_of(episodes: list[Episode]) -> int:
+    return sum(episode.length for episode in episodes)
+
+
+class Bare:
+    """Gymnasium's own `step` and `reset`, and nothing else."""
+
+    def __init__(self, env_id: str, limit: int, actions: np.ndarray) -> None:
+        self._env = make_environment(env_id, limit)
+        space = self._env.action_space
+        if isinstance(space, gymnasium.spaces.Box):
+            self._actions = list(np.clip(actions, space.low, space.high))
+        else:
+            self._actions = actions.tolist()
+        self._env.reset(seed=0)
+
+    def __call__(self, k: int) -> int:
+        env = self._env
+        for action in self._actions:
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset()
+        return len(self._actions)
+
+
+class Floor:
+    """`mj_step` alone, from the states that Gymnasium's environment resets to."""
+
+    def __init__(self, env_id: str, limit: int, actions: np.ndarray) -> None:
+        import mujoco
+
+        env = make_environment(env_id, limit)
+        own = env.unwrapped
+        self._mujoco, self._model, self._data = mujoco, own.model, own.data
+        self._frames, self._spec = own.frame_skip, mujoco.mjtState.mjSTATE_INTEGRATION
+        self._actions = list(np.clip(actions, -1.0, 1.0))
+        # Played by Gymnasium once, to know in which states episodes begin, and at which action.
+        self._starts: dict[int, np.ndarray] = {}
+        env.reset(seed=0)
+        ended = True
+        for i, action in enumerate(self._actions):
+            if ended:
+                state = np.empty(mujoco.mj_stateSize(own.model, self._spec))
+                mujoco.mj_getState(own.model, own.data, state, self._spec)
+                self._starts[i] = state
+            _, _, terminated, truncated, _ = env.step(action)
+            ended = terminated or truncated
+            if ended:
+                env.reset()
+
+    def __call__(self, k: int) -> int:
+        mj_step, physics, data = self._mujoco.mj_step, self._model, self._data
+        for i, action in enumerate(self._actions):
+            if i in self._starts:
+                self._mujoco.mj_setState(physics, data, self._starts[i], self._spec)
+            data.ctrl[:] = action
+            mj_step(physics, data, nstep=self._frames)
+        return len(self._actions)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

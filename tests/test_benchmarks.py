@@ -1,0 +1,44 @@
+"""The benchmarks' tables, and that a quick one runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import collection, table
+
+
+def test_rows_are_measured_in_turn() -> None:
+    calls: list[tuple[str, int]] = []
+    rows = {name: lambda k, name=name: calls.append((name, k)) or len(calls) for name in "ab"}
+    assert table.in_turn(rows, 2) == {"a": [1, 3], "b": [2, 4]}
+    assert calls == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+
+
+def test_ratios_compare_rows_of_the_same_repetition(tmp_path: Path) -> None:
+    """Medians of both rows, 20 and 20, would say 1."""
+    rates = {"new": [10.0, 20.0, 60.0], "old": [20.0, 5.0, 30.0]}
+    compared = table.compare("title", "steps per second", rates, [("new", "old")])
+    assert compared.ratios[0].spread == (0.5, 2.0, 4.0)
+    assert str(compared).splitlines()[-1].split() == ["new", "/", "old", "0.500", "2.000", "4.000"]
+    table.write("name", [compared], tmp_path / "made")
+    written = json.loads((tmp_path / "made" / "name.json").read_text())
+    (ratio,) = written["tables"][0]["ratios"]
+    assert (ratio["minimum"], ratio["median"], ratio["maximum"]) == (0.5, 2.0, 4.0)
+    assert written["tables"][0]["rates"] == rates
+    assert (tmp_path / "made" / "name.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_collection_quickly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(collection, "EPISODES", {"cartpole": (16, 80)})
+    collection.main(collection.Options(("cartpole",), quick=True, output=tmp_path))
+    printed = capsys.readouterr().out
+    assert "CartPole-v1, 16 episodes, 2 repetitions, by CPU time" in printed
+    by_cpu, by_clock = json.loads((tmp_path / "collection.json").read_text())["tables"]
+    assert set(by_cpu["rates"]) == {"bare", "plain", "fast", "1 worker", "2 workers"}
+    assert all(rate > 0 for rates in by_cpu["rates"].values() for rate in rates)
+    assert [(r["of"], r["over"]) for r in by_clock["ratios"]] == [("2 workers", "1 worker")]
