@@ -92,6 +92,10 @@ class TrainConfig:
     """Local worker processes; default: all cores; 0: collect in this process, so that a breakpoint
     in the collector works."""
 
+    executors: int | None = None
+    """Executors of a Flame cluster; default: one for every core that it offers. So many share its
+    memory instead: more than cores are for simulators that wait and do not compute."""
+
     output: Path | None = None
     """Run folder; default: runs/<env>-<algorithm>-<time>."""
 
@@ -203,6 +207,8 @@ class TrainConfig:
         check("episodes_per_iter", self.episodes_per_iter >= 1, "at least 1")
         check("seed", 0 <= self.seed < 1 << 63, "an integer from 0 to 2**63 - 1")
         check("workers", self.workers is None or self.workers >= 0, "0 or more")
+        executors = self.executors
+        check("executors", executors is None or executors >= 1, "at least 1")
         check("hidden_sizes", all(size >= 1 for size in self.hidden_sizes), "widths of at least 1")
         for name, low, high, expected in _RANGES:
             value = getattr(self, name)

@@ -22,7 +22,7 @@ LOCK_NAME = ".lock"
 
 # What a resumed run may do otherwise, because no result depends on it.
 MAY_CHANGE = {
-    *("iterations", "local", "workers", "output", "resume", "reproduce", "simulator"),
+    *("iterations", "local", "workers", "executors", "output", "resume", "reproduce", "simulator"),
     *("plot", "verbose", "tensorboard"),
     *("task_timeout", "worker_episodes", "worker_megabytes", "cluster_patience"),
     *("checkpoint_every", "keep_checkpoints"),

@@ -87,6 +87,17 @@ def test_shares_are_worth_sending_and_end_together(workers, episode_seconds, epi
         shares.took(episodes, episodes * episode_seconds / workers)
 
 
+def test_many_workers_get_no_more_tasks_than_the_learner_can_send():
+    """In the time of a task it can send 200 a second, and so 200 tasks' worth to 200 workers."""
+    shares = Shares(200)
+    shares.took(10_000, 10_000 * 0.05 / 200)
+    size, left, sent = shares.of(10_000), 10_000, 0
+    while left > 0:
+        left -= size(left)
+        sent += 1
+    assert sent / 200 <= 10_000 * 0.05 / 200
+
+
 def test_no_more_in_flight_than_allowed():
     running = []
     most = 0

@@ -10,16 +10,21 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import flamepy.core.client
 import pytest
+from flamepy.core.types import ResourceRequirement, SessionAttributes
+from flamepy.proto import types_pb2
 
 from flame_rl.actor.remote import versions
 from flame_rl.backends.flame import session
 from flame_rl.backends.flame.backend import FlameBackend
+from flame_rl.backends.flame.cluster import Room, connect, memory_share
 from flame_rl.errors import UsageError
 from tests.flame_fixtures import ROOT, SECRET, Flame, finish, run, start
 from tests.memory_flame import MemoryFlame
@@ -272,14 +277,62 @@ def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(mo
     monkeypatch.setattr(session, "CALL_SECONDS", 0.1)
     janitor, answered = Mock(), threading.Event()
 
-    def service(_: type) -> SimpleNamespace:
+    def service(_: type, resreq: None) -> SimpleNamespace:
         answered.wait(10)
         return SimpleNamespace(_session=SimpleNamespace(id="late"))
 
     with pytest.raises(TimeoutError):
-        session.Session(SimpleNamespace(service=service), janitor, session.Tally())
+        session.Session(SimpleNamespace(service=service), Room(1), janitor, session.Tally())
     janitor.remember_session.assert_not_called()
     answered.set()
     while not janitor.remember_session.called:
         time.sleep(0.01)
     janitor.remember_session.assert_called_once_with("late")
+
+
+# Executors
+
+
+@pytest.mark.parametrize(
+    ("nodes", "executors", "share"),
+    [([24], 10, 2), ([24], 1, 24), ([24], 25, 0), ([10, 4], 3, 4), ([8, 8], 3, 4), ([], 1, 0)],
+)
+def test_executors_share_the_memory_of_the_nodes(
+    nodes: list[int], executors: int, share: int
+) -> None:
+    assert memory_share(nodes, executors) == share
+
+
+@pytest.fixture
+def memory_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFlame]:
+    """An in-memory Flame of 12 cores and 24 GB, for flamepy in this process; no executor starts."""
+    monkeypatch.setattr(flamepy.core.client.ConnectionInstance, "_connection", None)
+    with MemoryFlame(executors=12) as memory:
+        memory.manager.on_pending = lambda: None
+        for name, value in memory.environment.items():
+            monkeypatch.setenv(name, value)
+        yield memory
+        flamepy.core.client.ConnectionInstance.instance()._channel.close()
+
+
+def test_executors_are_asked_for_by_their_share_of_the_memory(memory_here: MemoryFlame) -> None:
+    _, room = connect(threading.Event(), 48)
+    assert room == Room(48, ResourceRequirement(cpu=0, memory=512 << 20))
+    asked = Mock(return_value=SimpleNamespace(_session=SimpleNamespace(id="name")))
+    session.Session(SimpleNamespace(service=asked), room, Mock(), session.Tally())
+    assert asked.call_args.kwargs == {"resreq": room.claim}
+    with pytest.raises(UsageError, match=r"--executors: 100 would have 245 MB .* at most 96$"):
+        connect(threading.Event(), 100)
+
+
+def test_a_task_is_heard_of_while_many_others_still_run(memory_here: MemoryFlame) -> None:
+    """flamepy by itself watches ten."""
+    _, room = connect(threading.Event(), None)
+    assert room == Room(12)
+    spec = SessionAttributes(id="many", application="flmrun", min_instances=0)
+    many = flamepy.core.client.open_session("many", spec)
+    futures = [many.run(b"") for _ in range(room.in_flight)]
+    last = memory_here.sessions["many"].tasks[str(len(futures))]
+    memory_here.manager.finish(last, types_pb2.TaskState.Succeed, "done", b"answer")
+    assert futures[-1].result(timeout=5) == b"answer"
+    assert not any(future.done() for future in futures[:-1])

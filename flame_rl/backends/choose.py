@@ -49,7 +49,7 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
     if distributed:
         from flame_rl.backends.flame.backend import FlameBackend
 
-        return FlameBackend(config.env, patience, config.cluster_patience, stop)
+        return FlameBackend(config.env, patience, config.cluster_patience, stop, config.executors)
     workers = local_workers(config)
     if workers == 0:
         from flame_rl.backends.inline import InlineBackend

@@ -7,6 +7,9 @@ from collections.abc import Callable
 
 # What it costs to send a task is little beside this, and so is waiting for the last one.
 TASK_SECONDS = 0.25
+# On a cluster a task costs the learner half of this: to send it, watch it, and fetch and delete its
+# answer. If tasks are so long for each worker that there is, it keeps all of them busy.
+LEARNER_SECONDS = 0.01
 
 
 class Shares:
@@ -14,18 +17,21 @@ class Shares:
 
     Half of what is left is shared out among the workers, again and again (Polychronopoulos and Kuck
     1987, "Guided Self-Scheduling"): large tasks at first, in which a worker has many episodes to
-    step side by side, small ones at the end. None takes less than `TASK_SECONDS`, as long as there
-    is one for every worker. No result depends on it.
+    step side by side, small ones at the end. None takes less than `TASK_SECONDS`, or more where the
+    learner could not keep up, as long as there is one for every worker. No result depends on it.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
+        self._task_seconds = max(TASK_SECONDS, LEARNER_SECONDS * workers)
         self._episode_seconds = math.inf
 
     def of(self, episodes: int) -> Callable[[int], int]:
         """For an iteration of so many episodes: how many of those that nobody has yet the next
         task takes."""
-        worth_sending = int(min(TASK_SECONDS / self._episode_seconds, episodes / self._workers))
+        worth_sending = int(
+            min(self._task_seconds / self._episode_seconds, episodes / self._workers)
+        )
         return lambda left: max(1, worth_sending, math.ceil(left / (2 * self._workers)))
 
     def took(self, episodes: int, seconds: float) -> None:

@@ -48,7 +48,12 @@ class FlameBackend:
     """
 
     def __init__(
-        self, env_id: str, patience: Patience, silence: float, stop: threading.Event
+        self,
+        env_id: str,
+        patience: Patience,
+        silence: float,
+        stop: threading.Event,
+        executors: int | None = None,
     ) -> None:
         """Connect, ship the package and open a session.
 
@@ -57,6 +62,7 @@ class FlameBackend:
             patience: how long a task may take.
             silence: seconds without a result after which a failing cluster is given up.
             stop: set when the user asks to stop.
+            executors: how many of the cluster's; None: one for every core.
 
         Raises:
             UsageError: no cluster answers, or the environment's module cannot be shipped.
@@ -67,8 +73,8 @@ class FlameBackend:
         self._checked_at = 0.0
         self._tally = Tally()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
-        self._context, self._executors = connect(stop)
-        self._shares = Shares(self._executors)
+        self._context, self._room = connect(stop, executors)
+        self._shares = Shares(self._room.executors)
         self._open(env_id)
 
     def describe(
@@ -96,13 +102,16 @@ class FlameBackend:
         self._janitor = Janitor()
         self._runner, self._dependencies = deploy(env_id, self._janitor)
         try:
-            self._session = Session(self._runner, self._janitor, self._tally)
+            self._session = self._open_session()
             # Asked at once, so that executors start while the learner imports torch.
             self._their_versions: Future[bytes] | None = self._session.versions()
         except Exception as error:
             self._runner.close()
             raise RunError(f"Flame did not open a session: {error}") from error
         self._closed = False
+
+    def _open_session(self) -> Session:
+        return Session(self._runner, self._room, self._janitor, self._tally)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         # The user is heard even while Flame answers nothing.
@@ -123,7 +132,7 @@ class FlameBackend:
             request,
             lambda data: self._session.collect(data, self._patience),
             task_size=self._shares.of(len(request.indices)),
-            in_flight=2 * self._executors,
+            in_flight=self._room.in_flight,
             stop=self._stop,
             check=self._check,
             transport_failed=self._transport_failed,
@@ -235,7 +244,7 @@ class FlameBackend:
             if self._stop.wait(STOP_POLL_SECONDS):
                 raise Interrupted
             try:
-                self._session = Session(self._runner, self._janitor, self._tally)
+                self._session = self._open_session()
                 self._session.publish(self._encoded)
                 return
             except Exception as error:

@@ -7,13 +7,16 @@ import secrets
 import socket
 import tempfile
 import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
 
 import flamepy.core.client
 import grpc
 import numpy as np
-from flamepy.core.types import FlameContext
+from flamepy.core.types import FlameContext, ResourceRequirement
 from flamepy.runner import Runner
 
 from flame_rl.backends.flame.cleanup import Janitor
@@ -25,13 +28,41 @@ from flame_rl.interrupt import unless_stopped
 CONNECT_SECONDS = 8.0
 PROBE_SECONDS = 3.0
 DEPLOY_SECONDS = 60.0
+# A finished task is heard of only while it is watched, for which flamepy has ten threads. Many more
+# watches than these would take all that Flame allows on one connection, other calls' part too.
+MOST_WATCHED = 128
+# An executor takes about 110 MB by itself, and its simulators come on top.
+LEAST_BYTES = 256 << 20
 
 
-def connect(stop: threading.Event) -> tuple[FlameContext, int]:
-    """Read the configuration, reach the cluster, and count the executors it has room for.
+@dataclass(frozen=True)
+class Room:
+    """How many executors the cluster has for a run.
+
+    Attributes:
+        executors: how many.
+        claim: what Flame is told that each of them needs, of which their number follows; None:
+            what is usual on this cluster.
+    """
+
+    executors: int
+    claim: ResourceRequirement | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """How many tasks to have on their way: one for each executor to go on with at once."""
+        return 2 * self.executors
+
+
+def connect(stop: threading.Event, executors: int | None) -> tuple[FlameContext, Room]:
+    """Read the configuration, reach the cluster, and see how many executors it has room for.
+
+    Args:
+        stop: set when the user asks to stop.
+        executors: how many are wanted; None: one for every core.
 
     Raises:
-        UsageError: within `CONNECT_SECONDS`, if any of that fails.
+        UsageError: within `CONNECT_SECONDS`, if any of that fails, or there is no such room.
         Interrupted: `stop` was set.
     """
     try:
@@ -42,10 +73,12 @@ def connect(stop: threading.Event) -> tuple[FlameContext, int]:
             "with --local"
         ) from error
 
-    def ask() -> int:
+    def ask() -> Room:
         check_reachable(context)
         _limit_calls()
-        return _count_executors()
+        room = _make_room(executors)
+        _watch_at_once(room.in_flight)
+        return room
 
     try:
         return context, unless_stopped(stop, lambda: within(CONNECT_SECONDS, ask))
@@ -112,10 +145,47 @@ class _Deadline(grpc.UnaryUnaryClientInterceptor):
         return continuation(details._replace(timeout=CALL_SECONDS), request)
 
 
-def _count_executors() -> int:
-    """How many executors the cluster's nodes have room for, one core each, as is the default."""
-    nodes = flamepy.core.client.list_nodes()
-    return max(1, sum(node.status.allocatable.cpu for node in nodes))
+def _watch_at_once(tasks: int) -> None:
+    """Otherwise, of more than ten tasks, ten long ones hide that all others are done."""
+    connection = flamepy.core.client.ConnectionInstance.instance()
+    threads = min(tasks, MOST_WATCHED)
+    # All trainers of a process share one connection.
+    if connection._executor._max_workers < threads:
+        connection._executor.shutdown(wait=False)
+        connection._executor = ThreadPoolExecutor(threads, "watch")
+
+
+def _make_room(executors: int | None) -> Room:
+    nodes = [node.status.allocatable for node in flamepy.core.client.list_nodes()]
+    if executors is None:
+        # One core each, as is the default.
+        return Room(max(1, sum(node.cpu for node in nodes)))
+    memory = [node.memory for node in nodes]
+    share = memory_share(memory, executors)
+    if share < LEAST_BYTES:
+        most = sum(each // LEAST_BYTES for each in memory)
+        raise UsageError(
+            f"--executors: {executors} would have {share >> 20} MB of the cluster's memory each, "
+            f"which is too little for a simulator; at most {most}"
+        )
+    # Without a core, or there would be no more of them than cores; their memory bounds them.
+    return Room(executors, ResourceRequirement(cpu=0, memory=share))
+
+
+def memory_share(nodes: Sequence[int], executors: int) -> int:
+    """The most memory that each of so many executors can have; 0 if there is none.
+
+    Args:
+        nodes: what each node offers; an executor is on one of them.
+    """
+    low, high = 0, max(nodes, default=0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(node // middle for node in nodes) >= executors:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def deploy(env_id: str, janitor: Janitor) -> tuple[Runner, list[str]]:

@@ -20,6 +20,7 @@ from flamepy.runner.runner import ObjectFuture, RunnerService
 from flame_rl import wire
 from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame.cleanup import Janitor, closes
+from flame_rl.backends.flame.cluster import Room
 from flame_rl.backends.flame.within import CALL_SECONDS, within
 from flame_rl.backends.patience import Patience
 
@@ -44,13 +45,13 @@ class Session:
         failures: tasks that failed on the way, by no doing of the simulator.
     """
 
-    def __init__(self, runner: Runner, janitor: Janitor, tally: Tally) -> None:
+    def __init__(self, runner: Runner, room: Room, janitor: Janitor, tally: Tally) -> None:
         self._tally = tally
         self._runner = runner
         self._janitor = janitor
 
         def open_service() -> RunnerService:
-            service = runner.service(Collector)
+            service = runner.service(Collector, resreq=room.claim)
             janitor.remember_session(service._session.id)  # even if nobody waits any more
             return service
 
