@@ -110,7 +110,7 @@ class Trainer:
         # Which simulator plays is no matter of the environment.
         self.spec, self.note = replace(spec, note=""), spec.note
         self.config = with_presets(config, env_id)
-        with _one_thread():
+        with one_thread():
             networks = model.make_networks(self.spec, self.config)
         self.learner: Learner = TorchLearner(self.config, *networks)
         self.totals, self.warnings = Totals(), []
@@ -190,7 +190,7 @@ class Trainer:
                 "Trainer.load(path, iterations=…), goes on"
             )
         env_id = self.spec.env_id
-        with _one_thread():
+        with one_thread():
             # Begun anew each time, so that an iteration which failed can be tried again.
             loop = train(self.config, env_id, self.learner, self._backend, self._stop, self.totals)
             result = next(loop, None)
@@ -283,7 +283,7 @@ class Trainer:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Sums that torch divides among cores would make bits depend on how many there are; the learner
     uses them all in its own way (learner/slices.py)."""
     import torch

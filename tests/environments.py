@@ -215,6 +215,16 @@ class Slow(Base):
         return 1.0
 
 
+class Waiting(Base):
+    """As a robot does: it takes real time, and no core."""
+
+    horizon = 2
+
+    def reward(self, action) -> float:
+        time.sleep(0.02)
+        return 1.0
+
+
 class Drawn(ObservationAction):
     """Can be shown: the picture's red is the time step, its green the number of the reset."""
 

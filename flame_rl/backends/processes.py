@@ -18,12 +18,18 @@ from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
 
 
 class ProcessBackend:
+    """See `Backend`.
+
+    Attributes:
+        shares: decides how many episodes a task has.
+    """
+
     def __init__(self, workers: int, patience: Patience, stop: threading.Event) -> None:
         """Start `workers` processes at once; they import while the learner does."""
         self._patience = patience
         self._stop = stop
         self._workers = [Worker() for _ in range(workers)]
-        self._shares = Shares(workers)
+        self.shares = Shares(workers)
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         try:
             for worker in self._workers:
@@ -36,6 +42,11 @@ class ProcessBackend:
                 f"--workers: {workers} processes cannot be started: {error}"
             ) from error
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
+
+    @property
+    def pids(self) -> list[int]:
+        """The worker processes that run."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
 
     def describe(
         self, env_id: str, max_episode_steps: int | None, simulator: str = "auto"
@@ -69,11 +80,11 @@ class ProcessBackend:
             snapshot,
             request,
             submit,
-            task_size=self._shares.of(len(request.indices)),
+            task_size=self.shares.of(len(request.indices)),
             in_flight=workers + 1,
             stop=self._stop,
         )
-        self._shares.took(len(request.indices), time.monotonic() - began)
+        self.shares.took(len(request.indices), time.monotonic() - began)
         # Each worker is sent the weights once.
         return replace(collected, bytes_out=collected.bytes_out + workers * len(encoded))
 

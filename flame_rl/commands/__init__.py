@@ -9,4 +9,5 @@ COMMANDS = {
     "watch": "flame_rl.commands.watch:watch",
     "plot": "flame_rl.commands.plot:plot",
     "export": "flame_rl.commands.export:export",
+    "profile": "flame_rl.commands.profile:profile",
 }

@@ -45,6 +45,10 @@ class FlameBackend:
 
     A session whose tasks fail on the way (its executor's process died, the session manager was
     restarted) is left for a new one, and what is missing is asked for again.
+
+    Attributes:
+        executors: how many the cluster has room for.
+        shares: decides how many episodes a task has.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class FlameBackend:
         self._tally = Tally()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         self._context, self._room = connect(stop, executors)
-        self._shares = Shares(self._room.executors)
+        self.shares = Shares(self._room.executors)
         self._open(env_id)
 
     def describe(
@@ -131,13 +135,13 @@ class FlameBackend:
             snapshot,
             request,
             lambda data: self._session.collect(data, self._patience),
-            task_size=self._shares.of(len(request.indices)),
+            task_size=self.shares.of(len(request.indices)),
             in_flight=self._room.in_flight,
             stop=self._stop,
             check=self._check,
             transport_failed=self._transport_failed,
         )
-        self._shares.took(len(request.indices), time.monotonic() - self._began)
+        self.shares.took(len(request.indices), time.monotonic() - self._began)
         dropped, self._tally.dropped = self._tally.dropped, 0
         return replace(
             collected, bytes_out=collected.bytes_out + len(self._encoded), dropped=dropped

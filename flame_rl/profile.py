@@ -1,0 +1,316 @@
+"""What collecting and updating cost: measured with the backends that training uses.
+
+Every measurement is of tasks of a known number of episodes, some of them cut to a single step, so
+that they are almost no work. `flame_rl.scaling` makes predictions of the costs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from flame_rl.actor.choose import choose_simulator
+from flame_rl.backends.choose import is_distributed, make_backend
+from flame_rl.config import TrainConfig
+from flame_rl.machine import available_cores
+from flame_rl.messages import Episode
+from flame_rl.scaling import Costs, Workload, lock_steps, on_typical_cluster, schedule
+from flame_rl.train import episodes_wanted, make_request
+from flame_rl.trainer import Trainer, one_thread
+
+# Tasks have 1, 2, 4, … episodes, but no more than these, and stop growing at so many seconds.
+MOST_EPISODES = 64
+LONG_SECONDS = 0.25
+# Each size is tried so often, or until it has taken so many seconds.
+REPETITIONS = 3
+ENOUGH_SECONDS = 2.0
+# Tasks of almost no work, to see what a task costs.
+EMPTY_TASKS = 40
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured.
+
+    Attributes:
+        config: of the training, with everything filled in.
+        env_id: the Gymnasium id.
+        workload: an iteration; its episodes are as long as those that were played.
+        local: costs on this machine.
+        cluster: costs on the cluster, None where none is configured.
+        executors: how many the cluster has room for; 0 where there is none.
+    """
+
+    config: TrainConfig
+    env_id: str
+    workload: Workload
+    local: Costs
+    cluster: Costs | None
+    executors: int
+
+    @property
+    def cluster_costs(self) -> Costs:
+        """Of the cluster, or of one like that in docs/scaling.md."""
+        return self.cluster or on_typical_cluster(self.local)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One request, divided into tasks of equal size.
+
+    Attributes:
+        lengths: steps of each episode, by index.
+        size: episodes of a task.
+        seconds: until all were there.
+        client: of them, seconds for which the learner's process computed.
+        computing: seconds for which the workers needed a core; None where that is unknown.
+        bytes_in: that came back.
+    """
+
+    lengths: tuple[int, ...]
+    size: int
+    seconds: float
+    client: float
+    computing: float | None
+    bytes_in: int
+
+    @property
+    def tasks(self) -> list[tuple[int, ...]]:
+        return [self.lengths[i : i + self.size] for i in range(0, len(self.lengths), self.size)]
+
+
+def profile(config: TrainConfig, stop: threading.Event) -> Profile:
+    """Measure what training with this configuration costs, here and on the cluster if there is one.
+
+    Args:
+        config: with `resume`, the policy is that of the run, and otherwise an untrained one.
+        stop: may be set from elsewhere, to end it with `Interrupted`.
+
+    Raises:
+        UsageError, RunError, Interrupted: as in training.
+    """
+    cores = available_cores()
+    here = replace(config, local=True, workers=cores)
+    with contextlib.ExitStack() as ending:
+        # Both at once, so that executors start in the meantime.
+        local_backend = ending.enter_context(contextlib.closing(make_backend(here, stop)))
+        cluster_backend = None
+        if is_distributed(config):
+            cluster_backend = ending.enter_context(contextlib.closing(make_backend(config, stop)))
+        # It has the networks; it collects nothing.
+        trainer = ending.enter_context(Trainer(replace(here, workers=0), stop=stop))
+        if config.resume is not None:
+            trainer.take_up_run()
+        config, env_id = trainer.config, trainer.spec.env_id
+        simulator, _ = choose_simulator(env_id, config.max_episode_steps, config.simulator)
+        slots = simulator.slots
+        simulator.close()
+
+        bench = Bench(local_backend, cores, trainer, lambda: core_seconds(local_backend.pids))
+        local = replace(measure(bench, slots), cores=cores)
+        episodes, bytes_in = bench.episodes, bench.bytes_in
+        steps = [episode.length for episode in episodes]
+        count = episodes_wanted(config, sum(steps) / len(steps))
+        episodes = tuple(itertools.islice(itertools.cycle(episodes), count))
+        cluster, executors = None, 0
+        if cluster_backend is not None:
+            cluster_backend.describe(env_id, config.max_episode_steps, config.simulator)
+            executors = cluster_backend.executors
+            cluster = measure(Bench(cluster_backend, executors, trainer), slots)
+        workload = Workload(
+            lengths=tuple(episode.length for episode in episodes),
+            bytes_per_step=bytes_in / sum(steps),
+            updating=seconds_of_update(trainer, episodes),
+        )
+    return Profile(config, env_id, workload, local, cluster, executors)
+
+
+class Bench:
+    """A backend, asked for tasks of a given size.
+
+    Attributes:
+        workers: how many the backend has.
+        episodes: all whole episodes so far.
+        bytes_in: that they came in.
+    """
+
+    def __init__(
+        self,
+        backend,
+        workers: int,
+        trainer: Trainer,
+        computing: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """`computing` tells for how many seconds the workers have needed a core so far."""
+        self.workers = workers
+        self.episodes: list[Episode] = []
+        self.bytes_in = 0
+        self._backend = backend
+        self._trainer = trainer
+        self._computing = computing
+        self._iteration = itertools.count()
+
+    def time(self, tasks: int, size: int = 1, one_step: bool = False) -> Timed:
+        """Collect so many tasks of so many episodes; with `one_step`, of their first step alone."""
+        snapshot, config = self._trainer.learner.snapshot(), self._trainer.config
+        if one_step:
+            config = replace(config, max_episode_steps=1)
+        indices = tuple(range(tasks * size))
+        env_id = self._trainer.spec.env_id
+        request = make_request(config, env_id, next(self._iteration), indices, snapshot)
+        self._backend.shares = _OfSize(size)
+        computing, client, began = self._computing(), time.process_time(), time.perf_counter()
+        collected = self._backend.collect(snapshot, request)
+        seconds = time.perf_counter() - began
+        client = time.process_time() - client
+        now = self._computing()
+        if not one_step:
+            self.episodes += collected.episodes
+            self.bytes_in += collected.bytes_in
+        return Timed(
+            lengths=tuple(episode.length for episode in collected.episodes),
+            size=size,
+            seconds=seconds,
+            client=client,
+            computing=None if computing is None or now is None else now - computing,
+            bytes_in=collected.bytes_in,
+        )
+
+
+class _OfSize:
+    """In place of `Shares`: tasks of one size."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def of(self, episodes: int) -> Callable[[int], int]:
+        return lambda left: self._size
+
+    def took(self, episodes: int, seconds: float) -> None:
+        pass
+
+
+def measure(bench: Bench, slots: int) -> Costs:
+    """The costs of the place where a backend collects, without `cores`."""
+    workers = bench.workers
+    # Every worker makes its simulators, and is not measured.
+    bench.time(2 * workers, one_step=True)
+    empty = [bench.time(1, one_step=True) for _ in range(3 * REPETITIONS)]
+    empty += [bench.time(1, 16, one_step=True) for _ in range(2)]
+    many = bench.time(EMPTY_TASKS, one_step=True)
+    alone, size = [], 1
+    while True:
+        warm = bench.time(2 * workers, size)
+        spent, again = 0.0, []
+        while len(again) < REPETITIONS and (not again or spent < ENOUGH_SECONDS):
+            again.append(bench.time(1, size))
+            spent += again[-1].seconds
+        alone += again
+        long = median(timed.seconds for timed in again) > LONG_SECONDS
+        if size >= MOST_EPISODES or (long and size > 1):
+            break
+        size *= 2
+    crowded = [warm, *(bench.time(2 * workers, size) for _ in range(2))]
+
+    client_task = many.client / EMPTY_TASKS
+    reading = sum(timed.client - client_task * len(timed.tasks) for timed in crowded)
+    client_byte = max(0.0, reading / sum(timed.bytes_in for timed in crowded))
+    fitted, lock_step, step, episode = fit(
+        [
+            (
+                (1, lock_steps(timed.lengths, slots), sum(timed.lengths), len(timed.lengths)),
+                timed.seconds - client_byte * timed.bytes_in,
+            )
+            for timed in empty + alone
+        ]
+    )
+    # With many tasks a worker has the next one at hand: what is left is what keeps it busy.
+    playing = lock_step + step + episode
+    per_task = workers * (many.seconds - fitted) / (EMPTY_TASKS - 1)
+    task = max(0.0, min(fitted - client_task, per_task - playing))
+    costs = Costs(
+        lock_step=lock_step,
+        step=step,
+        episode=episode,
+        task=task,
+        client_task=client_task,
+        client_byte=client_byte,
+        iteration=max(0.0, fitted - task - client_task),
+        slots=slots,
+        computing=share_computing(alone),
+    )
+    contention = min(timed.seconds / undisturbed(costs, timed, workers) for timed in crowded)
+    # One after another would take `workers` times as long; what seems to take longer is noise.
+    return replace(costs, workers=workers, contention=min(max(1.0, contention), workers))
+
+
+def undisturbed(costs: Costs, timed: Timed, workers: int) -> float:
+    """The seconds that a request would have taken if workers did not disturb each other."""
+    bytes_per_step = timed.bytes_in / sum(timed.lengths)
+    tasks = [
+        (costs.task + costs.playing(part), costs.client_byte * bytes_per_step * sum(part))
+        for part in timed.tasks
+    ]
+    return costs.iteration + schedule(tasks, costs, workers, 2 * workers)
+
+
+def share_computing(timed: Sequence[Timed]) -> float:
+    """The share of its time for which a worker needed a core; 1 where that is unknown."""
+    if any(each.computing is None for each in timed):
+        return 1.0
+    computing = sum(each.computing for each in timed)
+    return min(1.0, computing / sum(each.seconds for each in timed))
+
+
+def fit(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
+    """Coefficients of 0 or more by which a weighted sum comes nearest to what was measured.
+
+    Args:
+        rows: pairs of K numbers, and what their weighted sum should be; how far it is off counts
+            in proportion to that.
+    """
+    numbers, sums = (np.array(part, np.float64) for part in zip(*rows, strict=True))
+    scaled = numbers / sums[:, None]
+    best, least = np.zeros(scaled.shape[1]), np.inf
+    # Least squares on every subset of the columns: there are few.
+    for chosen in itertools.product((False, True), repeat=scaled.shape[1]):
+        columns = np.flatnonzero(chosen)
+        solution, *_ = np.linalg.lstsq(scaled[:, columns], np.ones(len(sums)), rcond=None)
+        if (solution < 0).any():
+            continue
+        error = np.square(scaled[:, columns] @ solution - 1).sum()
+        if error < least:
+            best, least = np.zeros(scaled.shape[1]), error
+            best[columns] = solution
+    return best.tolist()
+
+
+def seconds_of_update(trainer: Trainer, episodes: Sequence[Episode]) -> float:
+    """What the learner's update by so many episodes takes. It changes the learner."""
+    batch = [replace(episode, index=index) for index, episode in enumerate(episodes)]
+    took = []
+    with one_thread():
+        for _ in range(2):  # the first one touches everything for the first time
+            began = time.perf_counter()
+            trainer.learner.update(batch)
+            took.append(time.perf_counter() - began)
+    return min(took)
+
+
+def core_seconds(pids: Sequence[int]) -> float | None:
+    """For how long these processes have had a core or waited for one; None where /proc does not
+    say. Of each, its main thread counts: there the simulator runs."""
+    try:
+        # Nanoseconds running, nanoseconds runnable, and how often.
+        states = [Path(f"/proc/{pid}/schedstat").read_text().split() for pid in pids]
+    except OSError:
+        return None
+    return sum(int(running) + int(runnable) for running, runnable, _ in states) / 1e9
