@@ -218,7 +218,7 @@ def measure(bench: Bench, slots: int) -> Costs:
         if size >= MOST_EPISODES or (long and size > 1):
             break
         size *= 2
-    crowded = [warm, *(bench.time(2 * workers, size) for _ in range(2))]
+    crowded = [warm, *(bench.time(2 * workers, size) for _ in range(REPETITIONS))]
 
     client_task = many.client / EMPTY_TASKS
     reading = sum(timed.client - client_task * len(timed.tasks) for timed in crowded)

@@ -47,7 +47,6 @@ class FlameBackend:
     restarted) is left for a new one, and what is missing is asked for again.
 
     Attributes:
-        executors: how many the cluster has room for.
         shares: decides how many episodes a task has.
     """
 
@@ -80,6 +79,11 @@ class FlameBackend:
         self._context, self._room = connect(stop, executors)
         self.shares = Shares(self._room.executors)
         self._open(env_id)
+
+    @property
+    def executors(self) -> int:
+        """How many the cluster has room for."""
+        return self._room.executors
 
     def describe(
         self, env_id: str, max_episode_steps: int | None, simulator: str = "auto"
