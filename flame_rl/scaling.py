@@ -72,10 +72,10 @@ def on_typical_cluster(local: Costs) -> Costs:
     worker."""
     return replace(
         local,
-        task=0.008,
-        client_task=0.003,
-        client_byte=8e-9,
-        iteration=0.01,
+        task=0.023,
+        client_task=0.0038,
+        client_byte=5e-9,
+        iteration=0.005,
         workers=1,
         contention=1.0,
         cores=None,
