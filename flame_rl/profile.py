@@ -1,13 +1,15 @@
 """What collecting and updating cost: measured with the backends that training uses.
 
-Every measurement is of tasks of a known number of episodes, some of them cut to a single step, so
-that they are almost no work. `flame_rl.scaling` makes predictions of the costs.
+Every measurement is of tasks of a known number of episodes. Some are cut to a single step, so that
+they are almost no work, some to a few, so that many can be side by side and it does not take long.
+`flame_rl.scaling` makes predictions of the costs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -158,21 +160,23 @@ class Bench:
         self._computing = computing
         self._iteration = itertools.count()
 
-    def time(self, tasks: int, size: int = 1, one_step: bool = False) -> Timed:
-        """Collect so many tasks of so many episodes; with `one_step`, of their first step alone."""
-        snapshot, config = self._trainer.learner.snapshot(), self._trainer.config
-        if one_step:
-            config = replace(config, max_episode_steps=1)
+    def time(self, tasks: int, size: int = 1, steps: int | None = None) -> Timed:
+        """Collect so many tasks of so many episodes, whole or cut after so many steps."""
+        config, iteration = self._trainer.config, next(self._iteration)
+        # As after an update: workers must get the weights anew.
+        snapshot = replace(self._trainer.learner.snapshot(), version=iteration)
+        if steps is not None:
+            config = replace(config, max_episode_steps=steps)
         indices = tuple(range(tasks * size))
         env_id = self._trainer.spec.env_id
-        request = make_request(config, env_id, next(self._iteration), indices, snapshot)
+        request = make_request(config, env_id, iteration, indices, snapshot)
         self._backend.shares = _OfSize(size)
         computing, client, began = self._computing(), time.process_time(), time.perf_counter()
         collected = self._backend.collect(snapshot, request)
         seconds = time.perf_counter() - began
         client = time.process_time() - client
         now = self._computing()
-        if not one_step:
+        if steps is None:
             self.episodes += collected.episodes
             self.bytes_in += collected.bytes_in
         return Timed(
@@ -202,10 +206,9 @@ def measure(bench: Bench, slots: int) -> Costs:
     """The costs of the place where a backend collects, without `cores`."""
     workers = bench.workers
     # Every worker makes its simulators, and is not measured.
-    bench.time(2 * workers, one_step=True)
-    empty = [bench.time(1, one_step=True) for _ in range(3 * REPETITIONS)]
-    empty += [bench.time(1, 16, one_step=True) for _ in range(2)]
-    many = bench.time(EMPTY_TASKS, one_step=True)
+    bench.time(2 * workers, steps=1)
+    empty = [bench.time(1, steps=1) for _ in range(3 * REPETITIONS)]
+    many = bench.time(EMPTY_TASKS, steps=1)
     alone, size = [], 1
     while True:
         warm = bench.time(2 * workers, size)
@@ -218,6 +221,15 @@ def measure(bench: Bench, slots: int) -> Costs:
         if size >= MOST_EPISODES or (long and size > 1):
             break
         size *= 2
+    # From a few episodes nothing could be said of many, which share their lock steps.
+    last = again[-1]
+    per_step = last.seconds / sum(last.lengths)
+    width = max(2, min(MOST_EPISODES, int(LONG_SECONDS / per_step)))
+    steps = math.ceil(min(sum(last.lengths) / size, LONG_SECONDS / (per_step * width)))
+    wide = []
+    for limit in sorted({1, steps}):
+        bench.time(2 * workers, width, limit)
+        wide += [bench.time(1, width, limit) for _ in range(REPETITIONS)]
     crowded = [warm, *(bench.time(2 * workers, size) for _ in range(REPETITIONS))]
 
     client_task = many.client / EMPTY_TASKS
@@ -229,7 +241,7 @@ def measure(bench: Bench, slots: int) -> Costs:
                 (1, lock_steps(timed.lengths, slots), sum(timed.lengths), len(timed.lengths)),
                 timed.seconds - client_byte * timed.bytes_in,
             )
-            for timed in empty + alone
+            for timed in empty + alone + wide
         ]
     )
     # With many tasks a worker has the next one at hand: what is left is what keeps it busy.

@@ -60,7 +60,7 @@ class Costs:
 
     def slowdown(self, busy: int) -> float:
         """How much longer a worker takes while so many are busy."""
-        others = min(busy, self.workers) - 1
+        others = max(0, min(busy, self.workers) - 1)
         crowded = 1 + (self.contention - 1) * others / max(1, self.workers - 1)
         if self.cores is None:
             return crowded
@@ -72,9 +72,9 @@ def on_typical_cluster(local: Costs) -> Costs:
     worker."""
     return replace(
         local,
-        task=0.023,
-        client_task=0.0038,
-        client_byte=5e-9,
+        task=0.02,
+        client_task=0.004,
+        client_byte=7e-9,
         iteration=0.005,
         workers=1,
         contention=1.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import replace
 from statistics import median
@@ -28,7 +29,7 @@ from flame_rl.scaling import (
     split,
 )
 from tests.flame_fixtures import Flame, run
-from tests.helpers import environment_id, run_here
+from tests.helpers import ROOT, environment_id, run_here
 
 FREE = Costs(
     lock_step=0.0,
@@ -115,7 +116,7 @@ def test_workers_share_cores_and_waiting_ones_do_not_need_them():
 
 def test_workers_disturb_each_other_as_measured():
     costs = replace(FREE, workers=3, contention=1.5)
-    assert [costs.slowdown(busy) for busy in (1, 2, 3, 9)] == [1.0, 1.25, 1.5, 1.5]
+    assert [costs.slowdown(busy) for busy in (0, 1, 2, 3, 9)] == [1.0, 1.0, 1.25, 1.5, 1.5]
     assert replace(costs, cores=3).slowdown(6) == pytest.approx(3.0)
 
 
@@ -181,7 +182,7 @@ def test_no_cost_is_below_0():
 
 
 def make_profile(cluster: Costs | None = None, executors: int = 0, **local) -> measuring.Profile:
-    costs = replace(FREE, step=1e-3, cores=2, **local)
+    costs = replace(FREE, **({"step": 1e-3, "cores": 2} | local))
     work = Workload(lengths=(50,) * 100, bytes_per_step=20.0, updating=0.2)
     return measuring.Profile(TrainConfig(), "Some-v0", work, costs, cluster, executors)
 
@@ -213,6 +214,21 @@ def test_advice_where_simulators_wait():
     text = "\n".join(advice(measured, *predictions(measured)))
     assert "workers, " in text and "(--workers " in text and "--local" not in text
     assert int(text.split("--workers ")[1].split(")")[0]) >= 16
+
+
+def test_advice_where_executors_may_be_more_than_cores():
+    costs = replace(on_typical_cluster(FREE), step=0.02)
+    waiting = make_profile(costs, executors=4, step=0.02, computing=0.06)
+    assert "--executors " in "\n".join(advice(waiting, *predictions(waiting)))
+    computing = make_profile(costs, executors=4, step=0.02)
+    assert "--executors " not in "\n".join(advice(computing, *predictions(computing)))
+
+
+def test_the_document_shows_what_its_code_prints(capsys):
+    text = (ROOT / "docs" / "scaling.md").read_text()
+    code, printed = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", text, re.DOTALL).groups()
+    exec(code, {})
+    assert capsys.readouterr().out == printed
 
 
 # Predictions against measured runs

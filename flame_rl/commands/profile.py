@@ -171,6 +171,12 @@ def advice(
             f"The cluster now has {measured.executors}: {duration(there.seconds)} an iteration. "
             f"Use {'it (no flag needed)' if wins else ' '.join(flags)}."
         )
+        # Its executors are as many as its cores, unless simulators leave those to each other.
+        if most.workers > measured.executors >= most.workers * measured.local.computing:
+            lines.append(
+                f"These simulators mostly wait: --executors {most.workers} would take "
+                f"{duration(most.seconds)}."
+            )
     return lines
 
 
