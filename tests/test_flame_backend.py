@@ -17,11 +17,12 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import flamepy.core.client
+import psutil
 import pytest
 from flamepy.core.types import ResourceRequirement, SessionAttributes
 from flamepy.proto import types_pb2
 
-from flame_rl.actor.remote import versions
+from flame_rl.actor.remote import Collector, versions
 from flame_rl.backends.flame import session
 from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.backends.flame.cluster import Room, connect, memory_share
@@ -291,6 +292,14 @@ def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(mo
 
 
 # Executors
+
+
+def test_an_executor_starts_its_simulators_process_before_it_is_asked() -> None:
+    collector = Collector()
+    try:
+        assert psutil.pid_exists(collector._worker.pid)
+    finally:
+        collector._worker.close()
 
 
 @pytest.mark.parametrize(

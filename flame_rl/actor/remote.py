@@ -7,6 +7,7 @@ because those cross Flame's object cache without being pickled.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import sys
@@ -31,6 +32,9 @@ class Collector:
 
     def __init__(self) -> None:
         self._worker = Worker()
+        # It imports while the learner does. If it cannot be started, the first request says so.
+        with contextlib.suppress(OSError):
+            self._worker.start()
 
     def versions(self) -> np.ndarray:
         """JSON of `versions()` as uint8."""

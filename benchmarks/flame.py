@@ -1,0 +1,28 @@
+"""A Flame cluster for the benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.flame_fixtures import real_cluster
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[None]:
+    """Within the block, trainers without `local` collect on the cluster that is configured, or on
+    one of its own from Flame's binaries. Ends the benchmark if there are none."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flame-")))
+        try:
+            environment = stack.enter_context(real_cluster(folder))
+        except pytest.skip.Exception as none:
+            sys.exit(str(none))
+        os.environ |= environment
+        yield

@@ -1,0 +1,191 @@
+"""Side by side with others on this machine: `uv run python -m benchmarks.peers`.
+
+Stable-Baselines3, EnvPool and RLlib are each installed into an environment of its own, from a
+dependency group of pyproject.toml in this folder; the project's own environment stays as it is.
+What cannot be installed or started is left out, and a line says so. Compared are, in the same
+environments and with the same networks (work.py), env steps per second of
+
+- collecting, each the way it is meant to be used: 100 whole episodes on all cores here; 8
+  environments in lock step elsewhere, in one process and, of Stable-Baselines3, in one each; two
+  runners of 8 of RLlib; 64 environments of EnvPool on two threads, with this package's policy;
+- training with PPO, the same work per env step: 10 epochs in minibatches of 64, and, `coarse`, of
+  1024;
+
+and, with `--score`, the seconds from starting a program until its policy is that good.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import tyro
+
+from benchmarks.table import Table, compare, in_turn, write
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+# Module and dependency group; without one, the project's own environment is enough.
+PEERS = {
+    "ours": ("ours", None),
+    "Stable-Baselines3": ("sb3", "sb3"),
+    "CleanRL-style": ("clean", None),
+    "RLlib": ("rllib", "rllib"),
+    "EnvPool": ("pool", "envpool"),
+}
+SCORES = {"HalfCheetah-v5": 1500.0, "Hopper-v5": 1000.0}
+SCORED = ("ours", "Stable-Baselines3", "CleanRL-style")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compare with other packages."""
+
+    envs: tuple[str, ...] = ("HalfCheetah-v5", "Ant-v5")
+    """Environments whose speed is compared."""
+
+    repetitions: int = 5
+    """How often each row is measured."""
+
+    score: bool = False
+    """Compare seconds to a score instead, in HalfCheetah and Hopper; a seed a repetition."""
+
+    quick: bool = False
+    """HalfCheetah, collecting alone, twice: within a minute, once the peers are installed."""
+
+    output: Path = Path("runs/benchmarks")
+    """Where JSON and plot go."""
+
+
+@dataclass
+class Peer:
+    """A process that does what it is told."""
+
+    process: subprocess.Popen[str]
+    tasks: list[str] = field(default_factory=list)
+
+    def rate(self, task: str) -> float:
+        """Env steps per second."""
+        self.process.stdin.write(task + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        return answer["env_steps"] / answer["seconds"]
+
+
+def main(options: Options) -> None:
+    pythons = {}
+    for name, (_, group) in PEERS.items():
+        if options.score and name not in SCORED:
+            continue
+        try:
+            pythons[name] = install(group)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"{name} is left out: it cannot be installed: {error}")
+    if options.score:
+        tables = [time_to_score(env_id, pythons, options.repetitions) for env_id in SCORES]
+        write("score", tables, options.output)
+        return
+    envs, repetitions = options.envs, options.repetitions
+    if options.quick:
+        envs, repetitions = envs[:1], 2
+    tables = []
+    for env_id in envs:
+        for table in speed(env_id, pythons, repetitions, options.quick):
+            print(f"\n{table}", flush=True)
+            tables.append(table)
+    write("peers", tables, options.output)
+
+
+def install(group: str | None) -> Path:
+    """The Python of an environment that has what the group names. Uses uv."""
+    if group is None:
+        return Path(sys.executable)
+    environment = HERE / f".venv-{group}"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    subprocess.run(
+        ["uv", "sync", "--quiet", "--project", HERE, "--group", group, "--python", version],
+        env=os.environ | {"UV_PROJECT_ENVIRONMENT": str(environment)},
+        check=True,
+    )
+    return environment / "bin" / "python"
+
+
+def start(name: str, python: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [python, "-m", f"benchmarks.peers.{PEERS[name][0]}", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def speed(env_id: str, pythons: dict[str, Path], repetitions: int, quick: bool) -> list[Table]:
+    """One environment's tables, one for each task; peers that do it, ours first."""
+    peers: dict[str, Peer] = {}
+    try:
+        for name, python in pythons.items():
+            peers[name] = Peer(start(name, python, env_id))
+        for name in list(peers):
+            ready = peers[name].process.stdout.readline()
+            if ready:
+                peers[name].tasks = json.loads(ready)["ready"]
+            else:
+                print(f"{name} is left out: it does not start with {env_id}")
+                del peers[name]
+        tables = []
+        for what in ("collect",) if quick else ("collect", "train", "train coarse"):
+            rows = {
+                name + task.removeprefix(what): partial(lambda p, t, k: p.rate(t), peer, task)
+                for name, peer in peers.items()
+                for task in peer.tasks
+                if task.partition(",")[0] == what
+            }
+            first, *others = rows
+            title = f"{env_id}, {what}, {repetitions} repetitions"
+            rates = in_turn(rows, repetitions)
+            pairs = [(first, other) for other in others]
+            tables.append(compare(title, "env steps per second", rates, pairs))
+        return tables
+    finally:
+        for peer in peers.values():
+            peer.process.stdin.close()
+        for peer in peers.values():
+            try:
+                peer.process.wait(20)
+            except subprocess.TimeoutExpired:
+                peer.process.kill()
+
+
+def time_to_score(env_id: str, pythons: dict[str, Path], repetitions: int) -> Table:
+    """How often per hour it is reached, so that more is faster."""
+
+    def per_hour(name: str, seed: int) -> float:
+        began = time.monotonic()
+        process = start(name, pythons[name], env_id, str(seed), str(SCORES[env_id]))
+        out, _ = process.communicate()
+        seconds = time.monotonic() - began
+        steps = int(out or 0)
+        print(f"{env_id} {name} seed {seed}: {seconds:.1f} s, {steps:,} steps", flush=True)
+        if steps == 0:
+            sys.exit(f"{name} did not reach {SCORES[env_id]} in {env_id} with seed {seed}")
+        return 3600 / seconds
+
+    rows = {name: partial(per_hour, name) for name in pythons}
+    title = f"{env_id}, to a mean return of {SCORES[env_id]:.0f}"
+    pairs = [("ours", name) for name in pythons if name != "ours"]
+    table = compare(title, "times per hour", in_turn(rows, repetitions), pairs)
+    print(f"\n{table}", flush=True)
+    return table
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options, description=__doc__))

@@ -1,0 +1,84 @@
+"""This package. Arguments: `ENV_ID` to serve, `ENV_ID SEED TARGET` to train up to a score."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from benchmarks.peers.work import BATCH, EPISODES, EPOCHS, MINIBATCH, serve
+from flame_rl import TrainConfig, Trainer
+
+# As many as a run has by default.
+COLLECTED = 100
+# For a score soon: few episodes an iteration.
+SCORE_STEPS = {"HalfCheetah-v5": 8000, "Hopper-v5": 4000}
+
+
+def main(env_id: str) -> None:
+    config = TrainConfig(
+        env=env_id,
+        algorithm="ppo",
+        local=True,
+        steps_per_iter=BATCH,
+        epochs=EPOCHS,
+        minibatches=BATCH // MINIBATCH,
+        # No work that the others do not have, and none left out.
+        recompute_advantages=False,
+        max_kl=1e9,
+        iterations=10**6,
+    )
+    seeds = iter(range(10**6))
+    with (
+        Trainer(config) as trainer,
+        Trainer(replace(config, minibatches=16)) as coarse,
+    ):
+
+        def collect() -> int:
+            evaluation = trainer.evaluate(COLLECTED, explore=True, seed=next(seeds))
+            return round(evaluation.episodes * evaluation.length_mean)
+
+        def train(trainer: Trainer) -> int:
+            before = trainer.totals.env_steps
+            return trainer.train().env_steps - before
+
+        # Workers start, and the first iteration has fewer steps.
+        collect(), train(trainer), train(coarse)
+        serve(
+            {
+                "collect": collect,
+                "train": lambda: train(trainer),
+                "train coarse": lambda: train(coarse),
+            }
+        )
+
+
+def score(env_id: str, seed: int, target: float) -> int:
+    """Env steps until the mean return of the last `EPISODES` episodes, or a few more, is that."""
+    config = TrainConfig(
+        env=env_id,
+        algorithm="ppo",
+        local=True,
+        seed=seed,
+        steps_per_iter=SCORE_STEPS[env_id],
+        iterations=1_000_000 // SCORE_STEPS[env_id],
+    )
+    with Trainer(config) as trainer:
+        last: list[tuple[int, float]] = []
+        before = 0
+        for result in trainer:
+            last.append((result.episodes - before, result.reward_mean))
+            before = result.episodes
+            while sum(count for count, _ in last[1:]) >= EPISODES:
+                last.pop(0)
+            episodes = sum(count for count, _ in last)
+            mean = sum(count * reward for count, reward in last) / episodes
+            if episodes >= EPISODES and mean >= target:
+                return result.env_steps
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        main(sys.argv[1])
+    else:
+        print(score(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

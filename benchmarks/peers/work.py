@@ -1,0 +1,52 @@
+"""What all peers have in common: the work that is compared, and how it is asked for.
+
+Imports nothing that not every peer's environment has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+
+# One network for the policy, one for the values: two layers of so many tanh units each.
+HIDDEN = (64, 64)
+# Side by side in those peers that step environments in lock step.
+ENVS = 8
+# Env steps between two updates, how often each is used in one, and in minibatches of how many.
+BATCH, EPOCHS, MINIBATCH = 16_384, 10, 64
+# A score is the mean return of so many training episodes in a row.
+EPISODES = 20
+
+
+def serve(tasks: dict[str, Callable[[], int]]) -> None:
+    """Answer each line of standard input, the name of a task, with a line of JSON.
+
+    Args:
+        tasks: each does its work and returns how many env steps that were.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not end up between the answers
+    print(json.dumps({"ready": sorted(tasks)}), file=answers)
+    for line in sys.stdin:
+        began = time.perf_counter()
+        steps = tasks[line.strip()]()
+        seconds = time.perf_counter() - began
+        print(json.dumps({"env_steps": steps, "seconds": seconds}), file=answers)
+
+
+class Score:
+    """The mean return of the last `EPISODES` training episodes, and whether it is high enough."""
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+        self._returns: deque[float] = deque(maxlen=EPISODES)
+
+    def add(self, value: float) -> bool:
+        """Take in an episode's undiscounted return; whether the target is reached."""
+        self._returns.append(value)
+        full = len(self._returns) == EPISODES
+        return full and sum(self._returns) / EPISODES >= self._target
