@@ -40,8 +40,10 @@ class RunningMoments:
 
     def _take_in(self, rows: np.ndarray) -> None:
         count = len(rows)
-        mean = rows.mean(axis=0)
-        squares = np.square(rows - mean).sum(axis=0)
+        # What is infinite becomes NaN here, and the update is refused.
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = rows.mean(axis=0)
+            squares = np.square(rows - mean).sum(axis=0)
         total = self.count + count
         difference = mean - self.mean
         self.mean = self.mean + difference * (count / total)

@@ -78,7 +78,8 @@ def value_pass(
     decay: float,
 ) -> float:
     """One pass over all steps towards the targets, float64 [N]; returns the mean loss."""
-    wanted = torch.from_numpy(targets.astype(np.float32))
+    with np.errstate(over="ignore"):
+        wanted = torch.from_numpy(targets.astype(np.float32))
     losses = [
         networks.step_value(
             batch,
