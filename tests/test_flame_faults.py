@@ -321,7 +321,9 @@ def test_one_signal_saves_cleans_up_and_ends(
 ) -> None:
     process = start(project, tmp_path, fragile.environment, *SLOW)
     if moment == "collecting":
-        wait_for(process, lambda: any(fragile.sessions().values()) and fragile.collectors())
+        # An executor has its collector before there is anything to collect.
+        config = tmp_path / "run" / "config.json"
+        wait_for(process, lambda: config.exists() and any(fragile.sessions().values()))
     time.sleep(
         dice.uniform(*{"start-up": (0.8, 3.0), "collecting": (0, 2), "any": (0.8, 9)}[moment])
     )
