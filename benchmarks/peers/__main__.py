@@ -89,7 +89,7 @@ def main(options: Options) -> None:
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"{name} is left out: it cannot be installed: {error}")
     if options.score:
-        tables = [time_to_score(env_id, pythons, options.repetitions) for env_id in SCORES]
+        tables = [time_to_score(env_id, pythons, options) for env_id in SCORES]
         write("score", tables, options.output)
         return
     envs, repetitions = options.envs, options.repetitions
@@ -97,7 +97,7 @@ def main(options: Options) -> None:
         envs, repetitions = envs[:1], 2
     tables = []
     for env_id in envs:
-        for table in speed(env_id, pythons, repetitions, options.quick):
+        for table in speed(env_id, pythons, repetitions, options):
             print(f"\n{table}", flush=True)
             tables.append(table)
     write("peers", tables, options.output)
@@ -117,32 +117,37 @@ def install(group: str | None) -> Path:
     return environment / "bin" / "python"
 
 
-def start(name: str, python: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [python, "-m", f"benchmarks.peers.{PEERS[name][0]}", *arguments],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+def start(name: str, python: Path, output: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a peer's program; what it says besides answering goes to a file in `output`."""
+    module, _ = PEERS[name]
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / f"{module}.log").open("w") as log:
+        return subprocess.Popen(
+            [python, "-m", f"benchmarks.peers.{module}", *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
 
 
-def speed(env_id: str, pythons: dict[str, Path], repetitions: int, quick: bool) -> list[Table]:
+def speed(env_id: str, pythons: dict[str, Path], repetitions: int, options: Options) -> list[Table]:
     """One environment's tables, one for each task; peers that do it, ours first."""
     peers: dict[str, Peer] = {}
     try:
         for name, python in pythons.items():
-            peers[name] = Peer(start(name, python, env_id))
+            peers[name] = Peer(start(name, python, options.output, env_id))
         for name in list(peers):
             ready = peers[name].process.stdout.readline()
             if ready:
                 peers[name].tasks = json.loads(ready)["ready"]
             else:
-                print(f"{name} is left out: it does not start with {env_id}")
+                log = options.output / f"{PEERS[name][0]}.log"
+                print(f"{name} is left out: it does not start with {env_id}; see {log}")
                 del peers[name]
         tables = []
-        for what in ("collect",) if quick else ("collect", "train", "train coarse"):
+        for what in ("collect",) if options.quick else ("collect", "train", "train coarse"):
             rows = {
                 name + task.removeprefix(what): partial(lambda p, t, k: p.rate(t), peer, task)
                 for name, peer in peers.items()
@@ -165,12 +170,12 @@ def speed(env_id: str, pythons: dict[str, Path], repetitions: int, quick: bool) 
                 peer.process.kill()
 
 
-def time_to_score(env_id: str, pythons: dict[str, Path], repetitions: int) -> Table:
+def time_to_score(env_id: str, pythons: dict[str, Path], options: Options) -> Table:
     """How often per hour it is reached, so that more is faster."""
 
     def per_hour(name: str, seed: int) -> float:
         began = time.monotonic()
-        process = start(name, pythons[name], env_id, str(seed), str(SCORES[env_id]))
+        process = start(name, pythons[name], options.output, env_id, str(seed), str(SCORES[env_id]))
         out, _ = process.communicate()
         seconds = time.monotonic() - began
         steps = int(out or 0)
@@ -182,7 +187,7 @@ def time_to_score(env_id: str, pythons: dict[str, Path], repetitions: int) -> Ta
     rows = {name: partial(per_hour, name) for name in pythons}
     title = f"{env_id}, to a mean return of {SCORES[env_id]:.0f}"
     pairs = [("ours", name) for name in pythons if name != "ours"]
-    table = compare(title, "times per hour", in_turn(rows, repetitions), pairs)
+    table = compare(title, "times per hour", in_turn(rows, options.repetitions), pairs)
     print(f"\n{table}", flush=True)
     return table
 
