@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from tests.flame_fixtures import real_cluster
 def cluster() -> Iterator[None]:
     """Within the block, trainers without `local` collect on the cluster that is configured, or on
     one of its own from Flame's binaries. Ends the benchmark if there are none."""
+    # Or what was started would stay.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flame-")))
         try:

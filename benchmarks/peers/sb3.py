@@ -8,7 +8,7 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 
 from benchmarks.peers.work import BATCH, ENVS, EPOCHS, HIDDEN, MINIBATCH, Score, serve
 
@@ -18,10 +18,10 @@ NETWORKS = {"net_arch": list(HIDDEN)}
 
 
 def main(env_id: str) -> None:
-    def make(kind: type, minibatch: int = MINIBATCH) -> PPO:
+    def make(minibatch: int) -> PPO:
         model = PPO(
             "MlpPolicy",
-            make_vec_env(env_id, ENVS, vec_env_cls=kind),
+            make_vec_env(env_id, ENVS),
             n_steps=BATCH // ENVS,
             batch_size=minibatch,
             n_epochs=EPOCHS,
@@ -41,14 +41,12 @@ def main(env_id: str) -> None:
         model.learn(BATCH, reset_num_timesteps=False)
         return BATCH
 
-    here, coarse, processes = make(DummyVecEnv), make(DummyVecEnv, 1024), make(SubprocVecEnv)
-    for model in (here, processes):
-        collect(model)
+    fine, coarse = make(MINIBATCH), make(1024)
+    collect(fine)
     serve(
         {
-            "collect": lambda: collect(here),
-            "collect, processes": lambda: collect(processes),
-            "train": lambda: train(here),
+            "collect": lambda: collect(fine),
+            "train": lambda: train(fine),
             "train coarse": lambda: train(coarse),
         }
     )
