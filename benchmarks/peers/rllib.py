@@ -30,11 +30,14 @@ def main(env_id: str) -> None:
     )
 
     def collect() -> int:
-        episodes = synchronous_parallel_sample(
-            worker_set=algorithm.env_runner_group, max_env_steps=BATCH, concat=True
+        # Metrics that nobody takes would be counted as the next training's.
+        episodes, _ = synchronous_parallel_sample(
+            worker_set=algorithm.env_runner_group,
+            max_env_steps=BATCH,
+            concat=True,
+            _uses_new_env_runners=True,
+            _return_metrics=True,
         )
-        if isinstance(episodes, tuple):
-            episodes = episodes[0]
         return sum(len(episode) for episode in episodes)
 
     def train() -> int:

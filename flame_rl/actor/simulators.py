@@ -21,7 +21,7 @@ from gymnasium import spaces
 from flame_rl.messages import EnvironmentSpec, FailureKind
 
 # One forward pass serves all slots; more of them, and the environments leave the processor's cache.
-PLAIN_SLOTS = 16
+PLAIN_SLOTS = 32
 
 
 class Simulator(Protocol):
@@ -188,7 +188,9 @@ class PlainSimulator:
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         space = self._action_space
         if self._bounds is not None:
-            batch = np.clip(actions, *self._bounds)
+            low, high = self._bounds
+            # np.clip takes several times as long on so few numbers.
+            batch = np.minimum(np.maximum(actions, low), high)
             chosen = batch.reshape(-1, *space.shape).astype(space.dtype, copy=False)
         else:
             chosen = (actions + space.start).tolist()
