@@ -81,7 +81,7 @@ def test_shares_are_worth_sending_and_end_together(workers, episode_seconds, epi
         if not known:
             assert sizes[-1] == 1
         else:
-            assert sizes[-1] * episode_seconds <= max(0.25, episode_seconds)
+            assert sizes[-1] * episode_seconds <= max(0.25, 0.01 * workers, episode_seconds)
             small = [size for size in sizes if size * episode_seconds < 0.12]
             assert len(small) <= max(2 * workers, 2)
         shares.took(episodes, episodes * episode_seconds / workers)

@@ -15,10 +15,11 @@ LEARNER_SECONDS = 0.01
 class Shares:
     """Sizes of the tasks of one iteration after another, by what episodes have cost so far.
 
-    Half of what is left is shared out among the workers, again and again (Polychronopoulos and Kuck
-    1987, "Guided Self-Scheduling"): large tasks at first, in which a worker has many episodes to
-    step side by side, small ones at the end. None takes less than `TASK_SECONDS`, or more where the
-    learner could not keep up, as long as there is one for every worker. No result depends on it.
+    Two thirds of what is left are shared out among the workers, again and again (after
+    Polychronopoulos and Kuck 1987, "Guided Self-Scheduling"): large tasks at first, in which a
+    worker has many episodes to step side by side, small ones at the end. None takes less than
+    `TASK_SECONDS`, or more where the learner could not keep up, as long as there is one for every
+    worker. No result depends on it.
     """
 
     def __init__(self, workers: int) -> None:
@@ -32,7 +33,7 @@ class Shares:
         worth_sending = int(
             min(self._task_seconds / self._episode_seconds, episodes / self._workers)
         )
-        return lambda left: max(1, worth_sending, math.ceil(left / (2 * self._workers)))
+        return lambda left: max(1, worth_sending, int(left / (1.5 * self._workers)))
 
     def took(self, episodes: int, seconds: float) -> None:
         """An iteration of so many episodes took so long, with all workers busy."""
