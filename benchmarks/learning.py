@@ -36,10 +36,12 @@ STEPS = {
 ALGORITHMS = ("reinforce", "a2c", "ppo")
 # What a run says besides its presets; chosen with seeds 0 to 2.
 FLAGS = {
-    # With less noise it settles for sliding on its back (1,000 in one of two seeds), and with so
-    # much noise the returns of a longer horizon say little.
-    ("HalfCheetah-v5", "reinforce"): ("--gamma", "0.97", "--initial-log-std", "0"),
+    # With less noise many a run settles for sliding on its back, at 1,000; so does REINFORCE with a
+    # longer horizon, whose returns say little of a single action.
+    ("HalfCheetah-v5", "reinforce"): ("--gamma", "0.92", "--initial-log-std", "0"),
     ("HalfCheetah-v5", "a2c"): ("--gamma", "0.97", "--initial-log-std", "0"),
+    # A little better than 2,000 steps, in both seeds in which that was weak.
+    ("Hopper-v5", "reinforce"): ("--minibatches", "62"),
     # The presets are for the flags' defaults, with iterations of 25 times as many steps.
     ("Ant-v5", "reinforce"): ("--learning-rate", "1e-4", "--value-epochs", "5"),
 }
@@ -113,7 +115,8 @@ def table(options: Options) -> Iterator[Run]:
 
 def steps_per_iteration(env: str, algorithm: str) -> int:
     """PPO uses every step several times; an ant that stays on its feet has episodes of 1,000."""
-    return 4_000 if algorithm == "ppo" or env == "Ant-v5" else 2_000
+    large = algorithm == "ppo" or env == "Ant-v5" or (env, algorithm) == ("Hopper-v5", "reinforce")
+    return 4_000 if large else 2_000
 
 
 def folder_of(run: Run, options: Options) -> Path:

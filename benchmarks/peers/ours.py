@@ -11,7 +11,7 @@ from flame_rl import TrainConfig, Trainer
 # As many as a run has by default.
 COLLECTED = 100
 # For a score soon: few episodes an iteration.
-SCORE_STEPS = {"HalfCheetah-v5": 8000, "Hopper-v5": 4000}
+SCORE_STEPS = {"HalfCheetah-v5": 4000, "Hopper-v5": 2000}
 
 
 def main(env_id: str) -> None:
