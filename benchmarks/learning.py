@@ -197,9 +197,7 @@ def markdown(rows: list[dict[str, object]], options: Options) -> str:
         "| | algorithm | env steps | first iteration | last tenth | evaluation |",
         "|---|---|---|---|---|---|",
     ]
-    cells = defaultdict(list)
-    for row in rows:
-        cells[row["picture"], row["name"]].append(row)
+    cells = by_cell(rows)
     for (picture, name), cell in cells.items():
         steps = f"{statistics.fmean(row['env_steps'] for row in cell):,.0f}"
         columns = (each(cell, column) for column in ("first", "last_tenth", "evaluation"))
@@ -218,8 +216,26 @@ def markdown(rows: list[dict[str, object]], options: Options) -> str:
     return "\n".join([*lines, "```", ""])
 
 
+def in_short(rows: list[dict[str, object]]) -> str:
+    """What the README shows of the rows: of each cell, the last tenth with every seed."""
+    cells = by_cell(rows)
+    lines = ["| | REINFORCE | A2C | PPO |", "|---|---|---|---|"]
+    for env in STEPS:
+        scores = [each(cells[env, algorithm], "last_tenth") for algorithm in ALGORITHMS]
+        lines.append(f"| {env} | {' | '.join(scores)} |")
+    return "\n".join([*lines, ""])
+
+
+def by_cell(rows: list[dict[str, object]]) -> dict[tuple[object, object], list[dict[str, object]]]:
+    """All seeds of each picture and name."""
+    cells = defaultdict(list)
+    for row in rows:
+        cells[row["picture"], row["name"]].append(row)
+    return cells
+
+
 def each(cell: list[dict[str, object]], column: str) -> str:
-    values = [row[column] for row in cell]
+    values = [float(row[column]) for row in cell]
     return f"{', '.join(f'{value:.0f}' for value in values)} / {statistics.fmean(values):.0f}"
 
 
