@@ -30,8 +30,9 @@ from flame_rl import TrainConfig, Trainer
 from flame_rl.train import IterationResult, Timing
 
 ROOT = Path(__file__).resolve().parent.parent
-# How many iterations of each environment, after the first: more where episodes become longer.
-ITERATIONS = {"cartpole": 98, "halfcheetah": 7, "hopper": 35, "walker2d": 35, "ant": 7}
+# How many iterations of each environment, after the first: where episodes become longer, those of a
+# whole run.
+ITERATIONS = {"cartpole": 98, "halfcheetah": 7, "hopper": 98, "walker2d": 98, "ant": 7}
 
 
 @dataclass(frozen=True)
