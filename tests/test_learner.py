@@ -6,6 +6,8 @@ import copy
 import math
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -329,3 +331,18 @@ def test_a_step_that_goes_too_far_is_taken_back(algorithm):
         assert distances[0] > 0.2
         assert 0 < distances[1] < 0.15  # estimated from the actions taken, here exact
         assert metrics["kl"] <= 0.05
+
+
+def test_what_runs_beside_has_ended_even_when_the_other_fails():
+    ended = threading.Event()
+
+    def slow() -> None:
+        time.sleep(0.1)
+        ended.set()
+
+    with pytest.raises(ZeroDivisionError):
+        slices.side_by_side(lambda: 1 / 0, slow)
+    assert ended.is_set()
+    with pytest.raises(ZeroDivisionError):
+        slices.side_by_side(slow, lambda: 1 / 0)
+    assert slices.side_by_side(threading.get_ident, threading.get_ident)[0] == threading.get_ident()

@@ -15,10 +15,9 @@ from flame_rl.learner.batch import Batch
 from flame_rl.learner.networks import Networks
 from flame_rl.learner.passes import (
     advantages_and_targets,
+    policy_and_value_passes,
     policy_metrics,
-    policy_pass,
     value_metrics,
-    value_pass,
 )
 from flame_rl.learner.reinforce import policy_gradient
 
@@ -32,8 +31,16 @@ def a2c(
 ) -> dict[str, float]:
     """One pass. Arguments and result: see `flame_rl.learner.learner.Algorithm`."""
     advantages, targets = advantages_and_targets(networks, batch, config)
-    steps = policy_pass(networks, batch, policy_gradient, advantages, config, generator, decay)
     networks.take_in_returns(targets)
-    for _ in range(config.value_epochs):
-        loss = value_pass(networks, batch, targets, config, generator, decay)
+    steps, loss = policy_and_value_passes(
+        networks,
+        batch,
+        policy_gradient,
+        advantages,
+        targets,
+        config.value_epochs,
+        config,
+        generator,
+        decay,
+    )
     return policy_metrics(steps) | value_metrics(loss, targets - advantages, targets)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from flame_rl.config import TrainConfig
 from flame_rl.learner.batch import Batch
 from flame_rl.learner.networks import Networks, PolicyStep, Surrogate
 from flame_rl.learner.returns import generalized_advantages, normalize
+from flame_rl.learner.slices import side_by_side
 
 # Of fewer env steps, a gradient is mostly noise, and takes as long.
 LEAST_MINIBATCH = 64
@@ -30,28 +31,61 @@ def advantages_and_targets(
     return advantages, advantages + values[batch.rows.numpy()]
 
 
-def policy_pass(
+def policy_and_value_passes(
     networks: Networks,
     batch: Batch,
     surrogate: Surrogate,
     advantages: np.ndarray,
+    targets: np.ndarray,
+    value_epochs: int,
     config: TrainConfig,
     generator: np.random.Generator,
+    decay: float,
+) -> tuple[list[PolicyStep], float]:
+    """A `policy_pass`, and beside it on another core so many times a `value_pass`: neither reads
+    what the other one changes. Returns what the first and the last of them return.
+
+    Args:
+        generator: for the order of the steps.
+    """
+    parts = minibatches(batch.steps, config.minibatches, generator)
+    value_parts = [
+        minibatches(batch.steps, config.minibatches, generator) for _ in range(value_epochs)
+    ]
+
+    def policy() -> list[PolicyStep]:
+        return policy_pass(networks, batch, parts, surrogate, advantages, config, decay)
+
+    def value() -> float:
+        for each in value_parts:
+            loss = value_pass(networks, batch, each, targets, config, decay)
+        return loss
+
+    return side_by_side(policy, value)
+
+
+def policy_pass(
+    networks: Networks,
+    batch: Batch,
+    parts: Sequence[Tensor],
+    surrogate: Surrogate,
+    advantages: np.ndarray,
+    config: TrainConfig,
     decay: float,
 ) -> list[PolicyStep]:
     """One pass over all steps; it ends where the policy has gone too far.
 
     Args:
+        parts: the minibatches.
         surrogate: what to maximise.
         advantages: float64 [N], normalised here over the whole batch.
-        generator: for the order of the steps.
         decay: factor of the learning rate.
     """
     # What became infinite becomes NaN, and the update is refused.
     with np.errstate(over="ignore", invalid="ignore"):
         normalized = torch.from_numpy(normalize(advantages).astype(np.float32))
     steps: list[PolicyStep] = []
-    for index in minibatches(batch.steps, config.minibatches, generator):
+    for index in parts:
         steps.append(
             networks.step_policy(
                 batch,
@@ -72,12 +106,13 @@ def policy_pass(
 def value_pass(
     networks: Networks,
     batch: Batch,
+    parts: Sequence[Tensor],
     targets: np.ndarray,
     config: TrainConfig,
-    generator: np.random.Generator,
     decay: float,
 ) -> float:
-    """One pass over all steps towards the targets, float64 [N]; returns the mean loss."""
+    """One pass over all steps, in minibatches `parts`, towards the targets, float64 [N]; returns
+    the mean loss."""
     with np.errstate(over="ignore"):
         wanted = torch.from_numpy(targets.astype(np.float32))
     losses = [
@@ -88,18 +123,17 @@ def value_pass(
             max_grad_norm=config.max_grad_norm,
             learning_rate=config.value_learning_rate * decay,
         )
-        for index in minibatches(batch.steps, config.minibatches, generator)
+        for index in parts
     ]
     return sum(losses) / len(losses)
 
 
-def minibatches(steps: int, count: int, generator: np.random.Generator) -> Iterator[Tensor]:
+def minibatches(steps: int, count: int, generator: np.random.Generator) -> Sequence[Tensor]:
     """All steps in random order, int64, in `count` parts or fewer larger ones; 1: in order."""
     count = min(count, max(1, steps // LEAST_MINIBATCH))
     if count == 1:
-        yield torch.arange(steps)
-        return
-    yield from torch.from_numpy(generator.permutation(steps)).tensor_split(count)
+        return (torch.arange(steps),)
+    return torch.from_numpy(generator.permutation(steps)).tensor_split(count)
 
 
 def policy_metrics(steps: Sequence[PolicyStep]) -> dict[str, float]:

@@ -18,8 +18,9 @@ from flame_rl.learner.batch import Batch
 from flame_rl.learner.networks import Networks, PolicyStep
 from flame_rl.learner.passes import (
     advantages_and_targets,
+    minibatches,
+    policy_and_value_passes,
     policy_metrics,
-    policy_pass,
     value_metrics,
     value_pass,
 )
@@ -45,8 +46,13 @@ def ppo(
             predicted = targets - advantages
             networks.take_in_returns(targets)
         if not steps or steps[-1].taken:
-            steps += policy_pass(networks, batch, surrogate, advantages, config, generator, decay)
-        loss = value_pass(networks, batch, targets, config, generator, decay)
+            more, loss = policy_and_value_passes(
+                networks, batch, surrogate, advantages, targets, 1, config, generator, decay
+            )
+            steps += more
+        else:
+            parts = minibatches(batch.steps, config.minibatches, generator)
+            loss = value_pass(networks, batch, parts, targets, config, decay)
     return policy_metrics(steps) | value_metrics(loss, predicted, targets)
 
 

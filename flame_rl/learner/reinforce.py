@@ -16,7 +16,13 @@ from torch import Tensor
 from flame_rl.config import TrainConfig
 from flame_rl.learner.batch import Batch
 from flame_rl.learner.networks import Networks
-from flame_rl.learner.passes import policy_metrics, policy_pass, value_metrics, value_pass
+from flame_rl.learner.passes import (
+    minibatches,
+    policy_and_value_passes,
+    policy_metrics,
+    policy_pass,
+    value_metrics,
+)
 from flame_rl.learner.returns import constant_value, discounted_returns, leave_one_out
 
 
@@ -35,20 +41,26 @@ def reinforce(
         baseline = (
             leave_one_out(returns, batch.lengths) if config.baseline == "leave-one-out" else 0.0
         )
+        parts = minibatches(batch.steps, config.minibatches, generator)
+        advantages = returns - baseline
         return policy_metrics(
-            policy_pass(
-                networks, batch, policy_gradient, returns - baseline, config, generator, decay
-            )
+            policy_pass(networks, batch, parts, policy_gradient, advantages, config, decay)
         )
     values = networks.values(batch)
     baseline = values[batch.rows.numpy()]
     returns = returns_to_go(batch, config.gamma, values[np.cumsum(batch.lengths + 1) - 1])
-    steps = policy_pass(
-        networks, batch, policy_gradient, returns - baseline, config, generator, decay
-    )
     networks.take_in_returns(returns)
-    for _ in range(config.value_epochs):
-        loss = value_pass(networks, batch, returns, config, generator, decay)
+    steps, loss = policy_and_value_passes(
+        networks,
+        batch,
+        policy_gradient,
+        returns - baseline,
+        returns,
+        config.value_epochs,
+        config,
+        generator,
+        decay,
+    )
     return policy_metrics(steps) | value_metrics(loss, baseline, returns)
 
 

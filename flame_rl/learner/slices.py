@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from flame_rl.machine import available_cores
+
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 # At most. Small enough to fit in a cache, and for a minibatch of a large batch to be several of
 # them; large enough that Python costs little.
@@ -59,6 +63,15 @@ def accumulate_gradients(
             add(gradients)
             totals = [a + b for a, b in zip(totals or [0.0] * len(more), more, strict=True)]
     return totals
+
+
+def side_by_side(here: Callable[[], First], there: Callable[[], Second]) -> tuple[First, Second]:
+    """What both return; the second runs on a thread of its own meanwhile, and has ended when this
+    does. Neither may change what the other one reads."""
+    # Not one of those below: in those, slices of both wait for a place.
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(there)
+        return here(), second.result()
 
 
 @cache
