@@ -147,6 +147,8 @@ def policy_metrics(steps: Sequence[PolicyStep]) -> dict[str, float]:
 
 def value_metrics(loss: float, predicted: np.ndarray, targets: np.ndarray) -> dict[str, float]:
     """The loss, and which share of the targets' variance was predicted before the update."""
-    variance = targets.var()
-    explained = 1 - (targets - predicted).var() / variance if variance > 0 else 0.0
+    # What is not finite is refused later.
+    with np.errstate(over="ignore", invalid="ignore"):
+        variance = targets.var()
+        explained = 1 - (targets - predicted).var() / variance if variance > 0 else 0.0
     return {"value_loss": loss, "explained_variance": float(explained)}
