@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import Future
@@ -76,12 +77,13 @@ def test_shares_are_worth_sending_and_end_together(workers, episode_seconds, epi
             sizes.append(min(size(left), left))
             left -= sizes[-1]
         assert len(sizes) >= min(workers, episodes)
-        assert sizes == sorted(sizes, reverse=True)
+        assert all(later <= earlier + 1 for earlier, later in itertools.pairwise(sizes))
         # The last to end keeps the others waiting for no more than its own task.
         if not known:
             assert sizes[-1] == 1
         else:
-            assert sizes[-1] * episode_seconds <= max(0.25, 0.01 * workers, episode_seconds)
+            small = max(0.25, 0.01 * workers)
+            assert sizes[-1] * episode_seconds <= max(1.5 * small, episode_seconds)
             small = [size for size in sizes if size * episode_seconds < 0.12]
             assert len(small) <= max(2 * workers, 2)
         shares.took(episodes, episodes * episode_seconds / workers)

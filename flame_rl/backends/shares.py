@@ -17,9 +17,9 @@ class Shares:
 
     Two thirds of what is left are shared out among the workers, again and again (after
     Polychronopoulos and Kuck 1987, "Guided Self-Scheduling"): large tasks at first, in which a
-    worker has many episodes to step side by side, small ones at the end. None takes less than
-    `TASK_SECONDS`, or more where the learner could not keep up, as long as there is one for every
-    worker. No result depends on it.
+    worker has many episodes to step side by side, small ones at the end. Those take about
+    `TASK_SECONDS`, or more where the learner could not keep up, and are of equal size, as long as
+    there is one for every worker. No result depends on it.
     """
 
     def __init__(self, workers: int) -> None:
@@ -30,10 +30,15 @@ class Shares:
     def of(self, episodes: int) -> Callable[[int], int]:
         """For an iteration of so many episodes: how many of those that nobody has yet the next
         task takes."""
-        worth_sending = int(
-            min(self._task_seconds / self._episode_seconds, episodes / self._workers)
+        worth_sending = max(
+            1, int(min(self._task_seconds / self._episode_seconds, episodes / self._workers))
         )
-        return lambda left: max(1, worth_sending, int(left / (1.5 * self._workers)))
+
+        def size(left: int) -> int:
+            small = math.ceil(left / max(1, round(left / worth_sending)))
+            return max(small, int(left / (1.5 * self._workers)))
+
+        return size
 
     def took(self, episodes: int, seconds: float) -> None:
         """An iteration of so many episodes took so long, with all workers busy."""
