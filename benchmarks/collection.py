@@ -20,6 +20,7 @@ import os
 # As in the worker processes; before NumPy is imported.
 os.environ |= {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -121,6 +122,8 @@ def measure(env_id: str, limit: int, episodes: int, repetitions: int) -> list[Ta
     try:
         for row in rows.values():  # imports, first touches, self-checks
             row(0)
+        # Processes that collect have no torch for the garbage collector to look through.
+        gc.freeze()
         timed = in_turn({name: partial(rates, row) for name, row in rows.items()}, repetitions)
     finally:
         for backend in backends.values():
