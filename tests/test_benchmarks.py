@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
-from benchmarks import collection, table
+from benchmarks import collection, learning, table
+from tests.helpers import ROOT
 
 
 def test_rows_are_measured_in_turn() -> None:
@@ -42,3 +45,12 @@ def test_collection_quickly(
     assert set(by_cpu["rates"]) == {"bare", "plain", "fast", "1 worker", "2 workers"}
     assert all(rate > 0 for rates in by_cpu["rates"].values() for rate in rates)
     assert [(r["of"], r["over"]) for r in by_clock["ratios"]] == [("2 workers", "1 worker")]
+
+
+def test_the_readme_shows_the_learning_table() -> None:
+    with (ROOT / "docs" / "learning" / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert learning.in_short(rows) in (ROOT / "README.md").read_text()
+    assert {row["command"] for row in rows} == {
+        shlex.join(run.command) for run in learning.table(learning.Options())
+    }
