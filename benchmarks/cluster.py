@@ -56,8 +56,7 @@ def main(options: Options) -> None:
     envs = ("cartpole",) if options.quick else options.envs
     repetitions, starts = (2, 1) if options.quick else (options.repetitions, 5)
     with cluster():
-        nodes = flamepy.core.client.list_nodes()
-        executors = sum(node.status.allocatable.cpu for node in nodes)
+        executors = cores_of_cluster()
         tables = []
         for env in envs:
             iterations = 8 if options.quick else ITERATIONS[env]
@@ -68,6 +67,16 @@ def main(options: Options) -> None:
     spread = f"{seconds[0]:.1f} to {seconds[-1]:.1f}"
     print(f"\nFirst episode back after {median(seconds):.1f} s ({spread})")
     write("cluster", tables, options.output, seconds_to_first_episode=seconds)
+
+
+def cores_of_cluster() -> int:
+    """And so many executors; a cluster that has just been started has none for a moment."""
+    for _ in range(100):
+        nodes = flamepy.core.client.list_nodes()
+        if cores := sum(node.status.allocatable.cpu for node in nodes):
+            return cores
+        time.sleep(0.1)
+    sys.exit("no node of the cluster offers a core")
 
 
 def measure(env: str, executors: int, iterations: int, repetitions: int) -> list[Table]:
