@@ -33,14 +33,8 @@ def main(env_id: str) -> None:
             observations, *_ = envs.step(clipped)
         return ENVS * STEPS
 
-    def step() -> int:
-        actions = np.zeros((ENVS, *space.shape[-1:]), space.dtype)
-        for _ in range(STEPS):
-            envs.step(actions)
-        return ENVS * STEPS
-
     collect()
-    serve({"collect": collect, "step": step})
+    serve({"collect": collect})
 
 
 def random_policy(observation_dim: int, action_dim: int) -> PolicySnapshot:
