@@ -195,8 +195,8 @@ class _OfSize:
     def __init__(self, size: int) -> None:
         self._size = size
 
-    def of(self, episodes: int) -> Callable[[int], int]:
-        return lambda left: self._size
+    def of(self, episodes: int) -> list[int]:
+        return [self._size] * (episodes // self._size)
 
     def took(self, episodes: int, seconds: float) -> None:
         pass

@@ -6,9 +6,10 @@ docs/scaling.md explains the model and compares it with measurements.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flame_rl.backends.shares import Shares
@@ -153,14 +154,10 @@ def predict(costs: Costs, workload: Workload, workers: int, ahead: int) -> Predi
     )
 
 
-def split(lengths: Sequence[int], size: Callable[[int], int]) -> list[Sequence[int]]:
-    """The episodes of each task; `size` as from `Shares.of`."""
-    parts, start = [], 0
-    while start < len(lengths):
-        stop = start + size(len(lengths) - start)
-        parts.append(lengths[start:stop])
-        start = stop
-    return parts
+def split(lengths: Sequence[int], sizes: Sequence[int]) -> list[Sequence[int]]:
+    """The episodes of each task."""
+    ends = itertools.accumulate(sizes)
+    return [lengths[start:stop] for start, stop in itertools.pairwise([0, *ends])]
 
 
 def schedule(

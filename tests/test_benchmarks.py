@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -37,10 +38,10 @@ def test_ratios_compare_rows_of_the_same_repetition(tmp_path: Path) -> None:
 def test_collection_quickly(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(collection, "EPISODES", {"cartpole": (16, 80)})
+    monkeypatch.setattr(collection, "CASES", (("cartpole", 1, 16, 80),))
     collection.main(collection.Options(("cartpole",), quick=True, output=tmp_path))
     printed = capsys.readouterr().out
-    assert "CartPole-v1, 16 episodes, 2 repetitions, by CPU time" in printed
+    assert re.search(r"CartPole-v1, 16 episodes of \d+ steps, 2 repetitions, by CPU time", printed)
     by_cpu, by_clock = json.loads((tmp_path / "collection.json").read_text())["tables"]
     assert set(by_cpu["rates"]) == {"bare", "plain", "fast", "1 worker", "2 workers"}
     assert all(rate > 0 for rates in by_cpu["rates"].values() for rate in rates)

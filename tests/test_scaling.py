@@ -130,9 +130,10 @@ def test_tasks_hold_every_episode_once(lengths, workers, seconds):
 def test_a_prediction_adds_up():
     costs = replace(FREE, lock_step=2.0, step=0.5, episode=3.0, task=7.0, iteration=11.0, slots=2)
     work = Workload(lengths=(4, 4, 4, 4), bytes_per_step=8.0, updating=5.0)
-    # One alone takes 7 + 4 * 2 + 4 / 2 + 3 = 20, two side by side 7 + 4 * 2 + 8 / 2 + 6 = 25.
+    # One alone takes 7 + 4 * 2 + 4 / 2 + 3 = 20; two side by side, and two more after them, take
+    # 7 + 8 * 2 + 16 / 2 + 12 = 43.
     one = predict(costs, work, workers=1, ahead=1)
-    assert (one.tasks, one.collecting, one.seconds) == (3, 11 + 25 + 20 + 20, 11 + 65 + 5)
+    assert (one.tasks, one.collecting, one.seconds) == (1, 11 + 43, 11 + 43 + 5)
     four = predict(costs, work, workers=4, ahead=1)
     assert (four.tasks, four.collecting, four.shared_out) == (4, 11 + 20, 20)
     reading = predict(replace(costs, client_task=1.0, client_byte=0.25), work, 4, ahead=4)

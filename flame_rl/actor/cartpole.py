@@ -15,7 +15,7 @@ import numpy as np
 from flame_rl.actor.seeds import reset_generators
 from flame_rl.actor.simulators import rows_of
 
-SLOTS = 128
+SLOTS = 256
 
 GRAVITY = 9.8
 POLE_MASS = 0.1

@@ -347,15 +347,18 @@ def _peak_memory() -> int:
 
 
 def _read_exactly(pipe: BinaryIO, size: int, limit: float | None) -> bytes:
-    buffer = bytearray()
-    while len(buffer) < size:
+    # Not a buffer of the announced size at once: what announces it may be broken.
+    chunks: list[bytes] = []
+    left = size
+    while left:
         if limit is not None and not _ready(pipe, select.POLLIN, limit - time.monotonic()):
             raise TimeoutError
-        chunk = pipe.read(min(size - len(buffer), 1 << 20))
+        chunk = pipe.read(min(left, 1 << 20))
         if not chunk:
             raise BrokenPipeError("the other side is gone")
-        buffer += chunk
-    return bytes(buffer)
+        chunks.append(chunk)
+        left -= len(chunk)
+    return b"".join(chunks)
 
 
 def _ready(pipe: BinaryIO, event: int, seconds: float) -> bool:

@@ -6,9 +6,10 @@ future of an encoded answer.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
@@ -59,7 +60,7 @@ def gather(
     request: CollectRequest,
     submit: Callable[[bytes], Future[bytes]],
     *,
-    task_size: Callable[[int], int],
+    task_sizes: Sequence[int],
     in_flight: int,
     stop: threading.Event,
     check: Callable[[], None] = lambda: None,
@@ -74,7 +75,7 @@ def gather(
         snapshot: what acts; the answers' shapes are checked against it.
         request: all episodes that are wanted.
         submit: sends one encoded request, gives the future of an encoded answer.
-        task_size: how many of so many episodes that are still to be sent the next task takes.
+        task_sizes: how many episodes each task takes, all of them together.
         in_flight, stop: see above; a set `stop` ends the wait.
         check: called again and again while waiting; may raise.
         transport_failed: told when not the worker but the way to it failed, which is then not
@@ -83,20 +84,19 @@ def gather(
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect`. Tasks may then still be in flight.
     """
-    unsent = request.indices
-    pending: list[_Task] = []
+    ends = list(itertools.accumulate(task_sizes))
+    # Taken from the end.
+    pending = [
+        _Task(replace(request, indices=request.indices[start:stop]), attempt=1)
+        for start, stop in itertools.pairwise([0, *ends])
+    ][::-1]
     running: dict[Future[bytes], _Task] = {}
     episodes: list[Episode] = []
     bytes_out = bytes_in = retries = 0
     waiting = 0.0
-    while unsent or pending or running:
-        while (unsent or pending) and len(running) < in_flight:
-            if pending:
-                task = pending.pop()
-            else:
-                size = task_size(len(unsent))
-                task = _Task(replace(request, indices=unsent[:size]), attempt=1)
-                unsent = unsent[size:]
+    while pending or running:
+        while pending and len(running) < in_flight:
+            task = pending.pop()
             data = wire.encode_request(task.request)
             bytes_out += len(data)
             future = submit(data)

@@ -48,7 +48,12 @@ class InlineBackend:
         with self._threads.limit(limits=1, user_api="blas"):
             # One task: nobody waits for its end, and all slots are used.
             return gather(
-                snapshot, request, submit, task_size=lambda n: n, in_flight=1, stop=self._stop
+                snapshot,
+                request,
+                submit,
+                task_sizes=[len(request.indices)],
+                in_flight=1,
+                stop=self._stop,
             )
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class ProcessBackend:
             snapshot,
             request,
             submit,
-            task_size=self.shares.of(len(request.indices)),
+            task_sizes=self.shares.of(len(request.indices)),
             in_flight=workers + 1,
             stop=self._stop,
         )

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 # What it costs to send a task is little beside this, and so is waiting for the last one.
 TASK_SECONDS = 0.25
 # On a cluster a task costs the learner half of this: to send it, watch it, and fetch and delete its
 # answer. If tasks are so long for each worker that there is, it keeps all of them busy.
 LEARNER_SECONDS = 0.01
+# Of the episodes, what many workers keep back for those of them that are done first. One has nobody
+# to wait for, and two do not wait long for each other.
+KEPT_BACK = 0.2
 
 
 class Shares:
     """Sizes of the tasks of one iteration after another, by what episodes have cost so far.
 
-    Two thirds of what is left are shared out among the workers, again and again (after
-    Polychronopoulos and Kuck 1987, "Guided Self-Scheduling"): large tasks at first, in which a
-    worker has many episodes to step side by side, small ones at the end. Those take about
-    `TASK_SECONDS`, or more where the learner could not keep up, and are of equal size, as long as
-    there is one for every worker. No result depends on it.
+    First every worker gets one large task, in which it has many episodes to step side by side. The
+    rest is for whoever is done (after Hummel, Schonberg and Flynn 1992, "Factoring"), in tasks of
+    about `TASK_SECONDS`, or more where the learner could not keep up. No result depends on it.
     """
 
     def __init__(self, workers: int) -> None:
@@ -27,18 +27,20 @@ class Shares:
         self._task_seconds = max(TASK_SECONDS, LEARNER_SECONDS * workers)
         self._episode_seconds = math.inf
 
-    def of(self, episodes: int) -> Callable[[int], int]:
-        """For an iteration of so many episodes: how many of those that nobody has yet the next
-        task takes."""
-        worth_sending = max(
-            1, int(min(self._task_seconds / self._episode_seconds, episodes / self._workers))
-        )
-
-        def size(left: int) -> int:
-            small = math.ceil(left / max(1, round(left / worth_sending)))
-            return max(small, int(left / (1.5 * self._workers)))
-
-        return size
+    def of(self, episodes: int) -> list[int]:
+        """How many episodes each task of an iteration has, in the order in which to send them."""
+        workers = self._workers
+        worth_sending = self._task_seconds / self._episode_seconds
+        large = int(episodes * (1 - KEPT_BACK * (1 - 1 / workers) ** 2) / workers)
+        if large <= worth_sending:
+            large = 0
+        rest = episodes - workers * large
+        small = max(1, int(min(worth_sending, rest / workers)))
+        # A task for everyone, or two, so that nobody is left without.
+        count = min(rest, workers * math.ceil(rest / (workers * small)))
+        return [large] * workers * (large > 0) + [
+            rest // count + (i < rest % count) for i in range(count)
+        ]
 
     def took(self, episodes: int, seconds: float) -> None:
         """An iteration of so many episodes took so long, with all workers busy."""

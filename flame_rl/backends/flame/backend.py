@@ -139,7 +139,7 @@ class FlameBackend:
             snapshot,
             request,
             lambda data: self._session.collect(data, self._patience),
-            task_size=self.shares.of(len(request.indices)),
+            task_sizes=self.shares.of(len(request.indices)),
             in_flight=self._room.in_flight,
             stop=self._stop,
             check=self._check,
