@@ -32,7 +32,7 @@ from flame_rl.train import IterationResult, Timing
 ROOT = Path(__file__).resolve().parent.parent
 # How many iterations of each environment, after the first: where episodes become longer, those of a
 # whole run.
-ITERATIONS = {"cartpole": 98, "halfcheetah": 7, "hopper": 98, "walker2d": 98, "ant": 7}
+ITERATIONS = {"cartpole": 98, "halfcheetah": 28, "hopper": 98, "walker2d": 98, "ant": 14}
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ class ObjectCache(flight.FlightServerBase):
         super().__init__(f"grpc://127.0.0.1:{port}")
         self.endpoint = f"grpc://127.0.0.1:{self.port}"
         self.objects: dict[str, bytes] = before.objects if before else {}
+        # Which of those are Arrow tables, as a stream of Arrow's.
+        self._tables: set[str] = before._tables if before else set()
         # Of every package ever uploaded, what its files hold by their names; b"" for a folder.
         self.packages: dict[str, dict[str, bytes]] = before.packages if before else {}
         self._versions: dict[str, int] = before._versions if before else {}
@@ -78,15 +80,15 @@ class ObjectCache(flight.FlightServerBase):
         """A prefix gets a new key; a full key is replaced. A file comes in several rows."""
         if not descriptor.path:
             raise flight.FlightServerError("patches are not imitated")
-        schema = reader.schema
-        if (schema.metadata or {}).get(b"flame.cache.format") == b"arrow-table-v1":
-            raise flight.FlightServerError("Arrow tables are not imitated")
         key = descriptor.path[0].decode()
         if key.count("/") == 1:
             key = f"{key}/{uuid.uuid4()}"
-        data = b"".join(reader.read_all()["data"].to_pylist())
+        table = reader.read_all()
+        is_table = (table.schema.metadata or {}).get(b"flame.cache.format") == b"arrow-table-v1"
+        data = _stream_of(table) if is_table else b"".join(table["data"].to_pylist())
         with self.lock:
             self.objects[key] = data
+            (self._tables.add if is_table else self._tables.discard)(key)
             version = self._versions[key] = self._versions.get(key, 0) + 1
             if key.endswith(".tar.gz"):
                 with _open_package(data) as package:
@@ -101,7 +103,11 @@ class ObjectCache(flight.FlightServerBase):
         with self.lock:
             if key not in self.objects:
                 raise KeyError(f"object <{key}> not found")
-            data, version = self.objects[key], self._versions[key]
+            data, version, is_table = self.objects[key], self._versions[key], key in self._tables
+        if is_table and int(known or 0) != version:
+            table = pa.ipc.open_stream(data).read_all()
+            metadata = table.schema.metadata | {b"flame.cache.version": str(version).encode()}
+            return flight.RecordBatchStream(table.replace_schema_metadata(metadata))
         rows = [] if int(known or 0) == version else [(version, "base", data)]
         columns = [[row[i] for row in rows] for i in range(3)]
         return flight.RecordBatchStream(pa.table(columns, schema=self._RESPONSE))
@@ -115,6 +121,7 @@ class ObjectCache(flight.FlightServerBase):
         with self.lock:
             for name in [n for n in self.objects if n == key or n.startswith(prefix)]:
                 del self.objects[name], self._versions[name]
+                self._tables.discard(name)
         return [b"OK"]
 
     def list_flights(self, context, criteria) -> Iterator[flight.FlightInfo]:
@@ -700,6 +707,13 @@ def _link_packages(requirements: list[str], folder: Path) -> None:
         for name in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
             if not (folder / name).exists():
                 (folder / name).symlink_to(package.locate_file(name))
+
+
+def _stream_of(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
 
 
 def _open_package(data: bytes) -> tarfile.TarFile:

@@ -14,6 +14,7 @@ import flamepy.core.cache as cache
 import flamepy.core.client as client
 import numpy as np
 import psutil
+import pyarrow as pa
 import pytest
 from flamepy.core.types import FlameError
 from flamepy.proto.types_pb2 import ExecutorState
@@ -73,6 +74,11 @@ def test_objects_are_put_updated_fetched_and_deleted(flame: MemoryFlame) -> None
     updated = cache.update_object(ref, old + 1)
     assert (updated.key, updated.version) == (ref.key, 2)
     np.testing.assert_array_equal(cache.get_object(ref), old + 1)
+
+    batch = pa.record_batch([pa.array([1, 2, 3], pa.uint8())], names=["data"])
+    as_arrow = cache.put_object("app/arrow", batch)
+    assert cache.get_object(as_arrow).equals(batch)
+    cache.delete_objects(as_arrow.key)
 
     other = cache.put_object("app/other", b"bytes")
     cache.delete_objects(ref.key)

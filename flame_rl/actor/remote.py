@@ -1,8 +1,8 @@
 """What a Flame executor runs: one `Collector` an executor, with the simulator in a child process.
 
 The executor's own process must not die (Flame would lose the executor) and an exception would
-arrive without its text, so nothing here raises: failures are values. Answers are arrays of bytes
-because those cross Flame's object cache without being pickled.
+arrive without its text, so nothing here raises: failures are values. Answers are columns of bytes
+because those cross Flame's object cache as they are, neither pickled nor copied on the way.
 """
 
 from __future__ import annotations
@@ -11,12 +11,17 @@ import contextlib
 import importlib.metadata
 import json
 import sys
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flame_rl import wire
 from flame_rl.actor.worker import Limits, Worker
 from flame_rl.messages import CollectFailure
+
+# It is on every executor, but not in every actor.
+if TYPE_CHECKING:
+    import pyarrow
 
 
 def versions() -> dict[str, str]:
@@ -36,9 +41,9 @@ class Collector:
         with contextlib.suppress(OSError):
             self._worker.start()
 
-    def versions(self) -> np.ndarray:
-        """JSON of `versions()` as uint8."""
-        return _array(json.dumps(versions()).encode())
+    def versions(self) -> pyarrow.RecordBatch:
+        """JSON of `versions()`, see `column`."""
+        return column(json.dumps(versions()).encode())
 
     def collect(
         self,
@@ -46,7 +51,7 @@ class Collector:
         request: bytes,
         limits: tuple[float, int, int],
         snapshot_ref: str,
-    ) -> np.ndarray:
+    ) -> pyarrow.RecordBatch:
         """Collect in this executor's child.
 
         Args:
@@ -58,7 +63,7 @@ class Collector:
                 whether it has become empty in the meantime.
 
         Returns:
-            Encoded episodes or an encoded failure, as uint8.
+            Encoded episodes or an encoded failure, see `column`.
         """
         env_id = ""
         try:
@@ -70,7 +75,7 @@ class Collector:
             answer = self._worker.collect(
                 data, version, request, Limits(*limits), lambda: _withdrawn(snapshot_ref)
             )
-            return _array(answer)
+            return column(answer)
         except Exception as error:
             return _failure("garbled", f"{type(error).__name__}: {error}", env_id)
 
@@ -85,9 +90,13 @@ def _withdrawn(snapshot_ref: str) -> bool:
         return False  # the cache may be away for a moment; the deadline still holds
 
 
-def _array(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, np.uint8)
+def column(data: bytes) -> pyarrow.RecordBatch:
+    """The bytes as the only column, uint8, of a batch of Arrow: nothing is copied."""
+    import pyarrow
+
+    values = pyarrow.Array.from_buffers(pyarrow.uint8(), len(data), [None, pyarrow.py_buffer(data)])
+    return pyarrow.record_batch([values], names=["data"])
 
 
-def _failure(kind: str, message: str, env_id: str) -> np.ndarray:
-    return _array(wire.encode_failure(CollectFailure(kind, message, env_id)))
+def _failure(kind: str, message: str, env_id: str) -> pyarrow.RecordBatch:
+    return column(wire.encode_failure(CollectFailure(kind, message, env_id)))

@@ -25,6 +25,9 @@ from flame_rl.messages import (
     PolicySnapshot,
 )
 
+# Encoded.
+Answer = bytes | memoryview
+
 MAX_ATTEMPTS = 3
 STOP_POLL_SECONDS = 0.1
 
@@ -58,7 +61,7 @@ class _Task:
 def gather(
     snapshot: PolicySnapshot,
     request: CollectRequest,
-    submit: Callable[[bytes], Future[bytes]],
+    submit: Callable[[bytes], Future[Answer]],
     *,
     task_sizes: Sequence[int],
     in_flight: int,
@@ -90,7 +93,7 @@ def gather(
         _Task(replace(request, indices=request.indices[start:stop]), attempt=1)
         for start, stop in itertools.pairwise([0, *ends])
     ][::-1]
-    running: dict[Future[bytes], _Task] = {}
+    running: dict[Future[Answer], _Task] = {}
     episodes: list[Episode] = []
     bytes_out = bytes_in = retries = 0
     waiting = 0.0
@@ -153,7 +156,7 @@ def _second_chance(task: _Task, failure: CollectFailure) -> list[_Task]:
     )
 
 
-def read_description(data: bytes, stop: threading.Event) -> EnvironmentSpec:
+def read_description(data: Answer, stop: threading.Event) -> EnvironmentSpec:
     """The environment's description. Raises UsageError if the answer is a failure, Interrupted if
     that is because the user asked to stop."""
     answer = wire.decode_description(data)
@@ -174,7 +177,7 @@ def explain(failure: CollectFailure) -> str:
 
 
 def _read_answer(
-    future: Future[bytes], snapshot: PolicySnapshot, request: CollectRequest
+    future: Future[Answer], snapshot: PolicySnapshot, request: CollectRequest
 ) -> tuple[list[Episode] | CollectFailure, int]:
     kind: FailureKind = "transport"
     try:

@@ -112,7 +112,7 @@ class FlameBackend:
         try:
             self._session = self._open_session()
             # Asked at once, so that executors start while the learner imports torch.
-            self._their_versions: Future[bytes] | None = self._session.versions()
+            self._their_versions: Future[memoryview] | None = self._session.versions()
         except Exception as error:
             self._runner.close()
             raise RunError(f"Flame did not open a session: {error}") from error
@@ -171,7 +171,7 @@ class FlameBackend:
             file=sys.stderr,
         )
 
-    def _compare_versions(self, future: Future[bytes]) -> None:
+    def _compare_versions(self, future: Future[memoryview]) -> None:
         """Wait for an executor's versions: different ones give different bits, or nonsense."""
         began = time.monotonic()
         while not future.done():
@@ -186,7 +186,7 @@ class FlameBackend:
                     f"{self._session.events()}"
                 )
         try:
-            theirs = json.loads(future.result())
+            theirs = json.loads(bytes(future.result()))
         except Exception as error:
             raise RunError(
                 f"the first task on the cluster failed: {error}. {self._session.events()}"

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import flamepy.core.cache
 import flamepy.core.client
 import numpy as np
+import pyarrow
 from flamepy.core.types import FlameError
 from flamepy.runner import Runner
 from flamepy.runner.runner import ObjectFuture, RunnerService
@@ -71,11 +72,11 @@ class Session:
             update = flamepy.core.cache.update_object
             self._weights = within(CALL_SECONDS, lambda: update(self._weights, array))
 
-    def versions(self) -> Future[bytes]:
+    def versions(self) -> Future[memoryview]:
         """An executor's versions, as JSON."""
         return self._track(self._service.versions())
 
-    def collect(self, request: bytes, patience: Patience) -> Future[bytes]:
+    def collect(self, request: bytes, patience: Patience) -> Future[memoryview]:
         """Send one encoded request."""
         began = time.monotonic()
         weights = json.dumps(asdict(self._weights))
@@ -83,7 +84,7 @@ class Session:
             task = self._service.collect(self._weights, request, tuple(patience.limits()), weights)
         except Exception as error:
             self.failures += 1
-            failed: Future[bytes] = Future()
+            failed: Future[memoryview] = Future()
             failed.set_exception(error)
             return failed
         return self._track(task, lambda: patience.took(time.monotonic() - began))
@@ -123,9 +124,9 @@ class Session:
 
     def _track(
         self, task: ObjectFuture, succeeded: Callable[[], None] = lambda: None
-    ) -> Future[bytes]:
+    ) -> Future[memoryview]:
         """A future of the task's bytes, with the result already fetched and deleted."""
-        outer: Future[bytes] = Future()
+        outer: Future[memoryview] = Future()
         self._on_their_way.add(outer)
 
         def fetch(_: Future) -> None:
@@ -148,11 +149,14 @@ class Session:
         return outer
 
 
-def _fetch(task: ObjectFuture) -> bytes:
+def _fetch(task: ObjectFuture) -> memoryview:
     ref = task.ref()
     data = flamepy.core.cache.get_object(ref)
     # Every result stays in Flame's cache, and in this client's, until deleted.
     flamepy.core.cache.delete_objects(ref.key)
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8:
+    # A large batch may have become a table of several.
+    batch = isinstance(data, pyarrow.RecordBatch | pyarrow.Table) and data.num_columns == 1
+    values = data.column(0).to_numpy() if batch else None
+    if values is None or values.dtype != np.uint8:
         raise wire.WireError(f"result: {type(data).__name__} where bytes are expected")
-    return data.tobytes()
+    return memoryview(values)
