@@ -36,7 +36,11 @@ STEPS = {
 ALGORITHMS = ("reinforce", "a2c", "ppo")
 # Where that differs from what is usual (`steps_per_iteration`); like what follows, because it was
 # better with seeds 0 to 5. In Hopper PPO gets to 1,000 in a third of the env steps.
-PER_ITERATION = {("Hopper-v5", "reinforce"): 4_000, ("Hopper-v5", "ppo"): 2_000}
+PER_ITERATION = {
+    ("Hopper-v5", "reinforce"): 4_000,
+    ("Hopper-v5", "ppo"): 2_000,
+    ("Walker2d-v5", "ppo"): 2_000,
+}
 # What a run says besides its presets.
 FLAGS = {
     # With less noise many a run settles for sliding on its back, at 1,000; so does REINFORCE with a
