@@ -6,13 +6,12 @@ docs/scaling.md explains the model and compares it with measurements.
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flame_rl.backends.shares import Shares
+from flame_rl.backends.shares import Shares, split
 
 # Shares learn from one iteration for the next. After so many they go up and down by a little, and
 # as many again are averaged.
@@ -152,12 +151,6 @@ def predict(costs: Costs, workload: Workload, workers: int, ahead: int) -> Predi
         shared_out=work * costs.slowdown(workers) / workers,
         client=sum(costs.client_task + reading for _, reading in tasks),
     )
-
-
-def split(lengths: Sequence[int], sizes: Sequence[int]) -> list[Sequence[int]]:
-    """The episodes of each task."""
-    ends = itertools.accumulate(sizes)
-    return [lengths[start:stop] for start, stop in itertools.pairwise([0, *ends])]
 
 
 def schedule(

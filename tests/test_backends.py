@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from concurrent.futures import Future
@@ -74,15 +73,14 @@ def test_shares_are_worth_sending_and_end_together(workers, episode_seconds, epi
         sizes = shares.of(episodes)
         assert sum(sizes) == episodes and min(sizes) >= 1
         assert len(sizes) >= min(workers, episodes)
-        assert all(later <= earlier for earlier, later in itertools.pairwise(sizes))
+        assert sizes == sorted(sizes, reverse=True)
         # The last to end keeps the others waiting for no more than its own task.
         if workers == 1:
             assert sizes == [episodes]
         elif not known:
             assert sizes[-1] == 1
         else:
-            small = max(0.25, 0.01 * workers)
-            assert sizes[-1] * episode_seconds <= max(small, episode_seconds)
+            assert sizes[-1] * episode_seconds <= max(0.25, 0.01 * workers, episode_seconds)
             small = [size for size in sizes if size * episode_seconds < 0.12]
             assert len(small) <= max(2 * workers, 2)
         shares.took(episodes, episodes * episode_seconds / workers)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from flame_rl import TrainConfig, Trainer
 from flame_rl import profile as measuring
-from flame_rl.backends.shares import Shares
+from flame_rl.backends.shares import Shares, split
 from flame_rl.commands.profile import advice, predictions, table
 from flame_rl.scaling import (
     Costs,
@@ -26,7 +26,6 @@ from flame_rl.scaling import (
     on_typical_cluster,
     predict,
     schedule,
-    split,
 )
 from tests.flame_fixtures import Flame, run
 from tests.helpers import ROOT, environment_id, run_here

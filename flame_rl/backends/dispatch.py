@@ -6,7 +6,6 @@ future of an encoded answer.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from flame_rl import wire
 from flame_rl.actor.seeds import episode_randomness
+from flame_rl.backends.shares import split
 from flame_rl.errors import Interrupted, RunError, UsageError
 from flame_rl.messages import (
     CollectFailure,
@@ -87,11 +87,10 @@ def gather(
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect`. Tasks may then still be in flight.
     """
-    ends = list(itertools.accumulate(task_sizes))
     # Taken from the end.
     pending = [
-        _Task(replace(request, indices=request.indices[start:stop]), attempt=1)
-        for start, stop in itertools.pairwise([0, *ends])
+        _Task(replace(request, indices=indices), attempt=1)
+        for indices in split(request.indices, task_sizes)
     ][::-1]
     running: dict[Future[Answer], _Task] = {}
     episodes: list[Episode] = []

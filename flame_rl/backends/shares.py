@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 # What it costs to send a task is little beside this, and so is waiting for the last one.
 TASK_SECONDS = 0.25
@@ -32,16 +37,19 @@ class Shares:
         workers = self._workers
         worth_sending = self._task_seconds / self._episode_seconds
         large = int(episodes * (1 - KEPT_BACK * (1 - 1 / workers) ** 2) / workers)
-        if large <= worth_sending:
-            large = 0
-        rest = episodes - workers * large
+        tasks = [large] * workers if large > worth_sending else []
+        rest = episodes - sum(tasks)
         small = max(1, int(min(worth_sending, rest / workers)))
         # A task for everyone, or two, so that nobody is left without.
         count = min(rest, workers * math.ceil(rest / (workers * small)))
-        return [large] * workers * (large > 0) + [
-            rest // count + (i < rest % count) for i in range(count)
-        ]
+        return tasks + [rest // count + (i < rest % count) for i in range(count)]
 
     def took(self, episodes: int, seconds: float) -> None:
         """An iteration of so many episodes took so long, with all workers busy."""
         self._episode_seconds = seconds * self._workers / episodes
+
+
+def split(items: Sequence[Item], sizes: Sequence[int]) -> list[Sequence[Item]]:
+    """The items of each task, one task after another."""
+    ends = itertools.accumulate(sizes)
+    return [items[start:stop] for start, stop in itertools.pairwise([0, *ends])]
