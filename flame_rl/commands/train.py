@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import shlex
 import sys
@@ -15,8 +14,9 @@ import tyro
 
 from flame_rl.commands import COMMANDS
 from flame_rl.config import TrainConfig
-from flame_rl.errors import Interrupted, RunError, UsageError
+from flame_rl.errors import Interrupted, RunError
 from flame_rl.interrupt import StopSignal, stop_on_signals
+from flame_rl.optional import require
 from flame_rl.output import say
 from flame_rl.run_folder import check_output, hold_folder, resumed_config, write_config
 
@@ -53,7 +53,7 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
 
     check_output(config)
     if config.tensorboard:
-        require_tensorboard()
+        require("flame_rl.report.tensorboard", "tensorboard", "tensorboard")
     if notice := where_collected(config):
         say(f"{notice}\n")
     with contextlib.ExitStack() as ending:
@@ -129,14 +129,3 @@ def train_and_report(trainer: Trainer, folder: Path) -> ConsoleReporter:
         raise
     save()
     return console
-
-
-def require_tensorboard() -> None:
-    """Raises UsageError where the package is not installed."""
-    try:
-        importlib.import_module("flame_rl.report.tensorboard")
-    except ImportError as error:
-        raise UsageError(
-            f"--tensorboard: the package tensorboard cannot be imported: {error}. Install it with "
-            "`uv sync --group tensorboard`"
-        ) from error
