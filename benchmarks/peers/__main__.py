@@ -181,7 +181,10 @@ def time_to_score(env_id: str, pythons: dict[str, Path], options: Options) -> Ta
         seed = FIRST_SEED + k
         began = time.monotonic()
         process = start(name, pythons[name], options.output, env_id, str(seed), str(SCORES[env_id]))
-        out, _ = process.communicate()
+        try:
+            out, _ = process.communicate()
+        finally:
+            process.kill()
         seconds = time.monotonic() - began
         steps = int(out or 0)
         done = f"{steps:,} steps" if steps else "not reached"

@@ -101,10 +101,12 @@ class ActingPolicy:
             return output.argmax(axis=1).astype(np.int32)
         if self._std is not None:
             return (output + self._std * noise).astype(np.float32)
-        # Inverse transform sampling of softmax(output).
-        cumulative = np.cumsum(np.exp(output - output.max(axis=1, keepdims=True)), axis=1)
-        threshold = noise * cumulative[:, -1:]
-        return np.sum(cumulative[:, :-1] <= threshold, axis=1, dtype=np.int32)
+        # Inverse transform sampling of softmax(output); one row a choice, because NumPy reduces
+        # many short rows slowly.
+        logits = np.ascontiguousarray(output.T)
+        cumulative = np.cumsum(np.exp(logits - logits.max(axis=0)), axis=0)
+        threshold = noise[:, 0] * cumulative[-1]
+        return np.sum(cumulative[:-1] <= threshold, axis=0, dtype=np.int32)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
         """The next `steps` rows of noise, float64 [steps, noise_dim]."""
