@@ -72,6 +72,8 @@ ENVIRONMENTS: dict[tuple[str, str], Preset] = {
         "learning_rate": 1e-3,
         "minibatches": 32,
     },
+    # Wider steps in half the passes get as far in less time; HalfCheetah and Hopper lose by them.
+    ("ppo", "Walker2d-v5"): {"epochs": 5, "clip_range": 0.3},
     # A restless ant falls over: with small actions it survives from the start, and learns to walk.
     ("reinforce", "Ant-v5"): {
         "initial_log_std": -2.0,
