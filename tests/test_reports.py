@@ -136,7 +136,7 @@ def test_a_missing_package_is_named_before_anything_is_written(tmp_path):
         environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
     )
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "tensorboard is needed and cannot be imported (not here)" in done.stderr
+    assert "the package tensorboard is needed and cannot be imported (not here)" in done.stderr
     assert "`uv run --group tensorboard main.py …` installs it" in done.stderr
     assert not (tmp_path / "run").exists()
 
