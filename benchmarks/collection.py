@@ -40,7 +40,7 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.simulators import Simulator, make_environment
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
-from flame_rl.messages import CollectRequest, Episode, PolicySnapshot
+from flame_rl.messages import CollectRequest, PolicySnapshot
 
 # Environments, after how many iterations of learning, episodes of one measurement, which takes a
 # second or two, and their time limit: no fewer episodes than a twin steps side by side. Nearly all
@@ -109,7 +109,7 @@ def measure(env: str, iterations: int, limit: int, episodes: int, repetitions: i
         print(note)
     ask = partial(request, env_id, limit, snapshot)
     recorded = collect_episodes(snapshot, ask(min(episodes, 400), 0), plain)
-    actions = np.concatenate([episode.actions for episode in recorded])
+    actions = recorded.actions
     backends = {
         n: ProcessBackend(n, Patience(600, 10**9, 10**6), threading.Event()) for n in (1, 2)
     }
@@ -172,17 +172,13 @@ def request(
 def collect(
     simulator: Simulator, snapshot: PolicySnapshot, ask: Callable[[int], CollectRequest], k: int
 ) -> int:
-    return steps_of(collect_episodes(snapshot, ask(k), simulator))
+    return collect_episodes(snapshot, ask(k), simulator).steps
 
 
 def collect_on(
     backend: ProcessBackend, snapshot: PolicySnapshot, ask: Callable[[int], CollectRequest], k: int
 ) -> int:
-    return steps_of(backend.collect(snapshot, ask(k)).episodes)
-
-
-def steps_of(episodes: list[Episode]) -> int:
-    return sum(episode.length for episode in episodes)
+    return backend.collect(snapshot, ask(k)).episodes.steps
 
 
 class Bare:

@@ -56,7 +56,7 @@ def evaluate(backend: Backend, snapshot: PolicySnapshot, request: CollectRequest
         reward_median=float(np.median(rewards)),
         reward_min=float(rewards.min()),
         reward_max=float(rewards.max()),
-        length_mean=sum(episode.length for episode in episodes) / len(episodes),
+        length_mean=episodes.steps / len(episodes),
     )
 
 

@@ -2,12 +2,13 @@
 
 Everything here is frozen and holds only NumPy arrays and plain values; `flame_rl.wire` turns it
 to bytes and back. In the shapes, D is the width of an observation, A of an action, T the number
-of steps of an episode.
+of steps of an episode, E of episodes, N of their steps together.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -86,7 +87,7 @@ class CollectRequest:
         max_episode_steps: a time limit in steps that replaces the environment's own, or None.
         run_seed: the seed of the whole run.
         iteration: of the training loop, from 0.
-        indices: which episodes of that iteration.
+        indices: which episodes of that iteration, ascending.
         policy_version: the snapshot that must act.
         simulator: "plain", "fast", or "auto" for a fast one where it gives the same bits.
         stream: what the episodes are for; it decides their seeds.
@@ -127,6 +128,69 @@ class Episode:
     @property
     def length(self) -> int:
         return len(self.rewards)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Complete episodes, one after another in the same arrays.
+
+    `episodes[i]` is one of them, and a loop yields one after another: views, made as they are
+    asked for, because an object and a handful of arrays cost as much as short episodes take.
+
+    Attributes:
+        index, terminated, truncated: int64, bool and bool [E], as in `Episode`.
+        lengths: int64 [E], in steps.
+        observations: float32 [N+E, D], of each episode one more than it has steps.
+        actions: float32 [N, A], or int32 [N] if discrete.
+        rewards: float64 [N].
+    """
+
+    index: np.ndarray
+    lengths: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+
+    @property
+    def steps(self) -> int:
+        """N."""
+        return len(self.rewards)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, place: int) -> Episode:
+        if not 0 <= place < len(self):
+            raise IndexError(f"episode {place} of {len(self)}")
+        return self._at(place, int(self.lengths[:place].sum()))
+
+    def __iter__(self) -> Iterator[Episode]:
+        starts = np.cumsum(self.lengths) - self.lengths
+        return (self._at(place, start) for place, start in enumerate(starts.tolist()))
+
+    def _at(self, place: int, start: int) -> Episode:
+        stop = start + int(self.lengths[place])
+        return Episode(
+            index=int(self.index[place]),
+            observations=self.observations[start + place : stop + place + 1],
+            actions=self.actions[start:stop],
+            rewards=self.rewards[start:stop],
+            terminated=bool(self.terminated[place]),
+            truncated=bool(self.truncated[place]),
+        )
+
+
+def joined(parts: Sequence[Episodes]) -> Episodes:
+    """The episodes of all parts, one part after another."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        for field in fields(Episodes)
+    }
+    return Episodes(**columns)
 
 
 FailureKind = Literal[

@@ -23,7 +23,7 @@ from flame_rl.actor.choose import choose_simulator
 from flame_rl.backends.choose import is_distributed, make_backend
 from flame_rl.config import TrainConfig
 from flame_rl.machine import available_cores
-from flame_rl.messages import Episode
+from flame_rl.messages import Episodes, joined
 from flame_rl.scaling import Costs, Workload, lock_steps, on_typical_cluster, schedule
 from flame_rl.train import episodes_wanted, make_request
 from flame_rl.trainer import Trainer, one_thread
@@ -118,18 +118,16 @@ def profile(config: TrainConfig, stop: threading.Event) -> Profile:
 
         bench = Bench(local_backend, cores, trainer, lambda: core_seconds(local_backend.pids))
         local = replace(measure(bench, slots), cores=cores)
-        episodes, bytes_in = bench.episodes, bench.bytes_in
-        steps = [episode.length for episode in episodes]
-        count = episodes_wanted(config, sum(steps) / len(steps))
-        episodes = tuple(itertools.islice(itertools.cycle(episodes), count))
+        played = joined(bench.parts)
+        episodes = first_of(played, episodes_wanted(config, played.steps / len(played)))
         cluster, executors = None, 0
         if cluster_backend is not None:
             cluster_backend.describe(env_id, config.max_episode_steps, config.simulator)
             executors = cluster_backend.executors
             cluster = measure(Bench(cluster_backend, executors, trainer), slots)
         workload = Workload(
-            lengths=tuple(episode.length for episode in episodes),
-            bytes_per_step=bytes_in / sum(steps),
+            lengths=tuple(episodes.lengths.tolist()),
+            bytes_per_step=bench.bytes_in / played.steps,
             updating=seconds_of_update(trainer, episodes),
         )
     return Profile(config, env_id, workload, local, cluster, executors)
@@ -140,7 +138,7 @@ class Bench:
 
     Attributes:
         workers: how many the backend has.
-        episodes: all whole episodes so far.
+        parts: all whole episodes so far.
         bytes_in: that they came in.
     """
 
@@ -153,7 +151,7 @@ class Bench:
     ) -> None:
         """`computing` tells for how many seconds the workers have needed a core so far."""
         self.workers = workers
-        self.episodes: list[Episode] = []
+        self.parts: list[Episodes] = []
         self.bytes_in = 0
         self._backend = backend
         self._trainer = trainer
@@ -177,10 +175,10 @@ class Bench:
         client = time.process_time() - client
         now = self._computing()
         if steps is None:
-            self.episodes += collected.episodes
+            self.parts.append(collected.episodes)
             self.bytes_in += collected.bytes_in
         return Timed(
-            lengths=tuple(episode.length for episode in collected.episodes),
+            lengths=tuple(collected.episodes.lengths.tolist()),
             size=size,
             seconds=seconds,
             client=client,
@@ -305,14 +303,28 @@ def fit(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
     return best.tolist()
 
 
-def seconds_of_update(trainer: Trainer, episodes: Sequence[Episode]) -> float:
-    """What the learner's update by so many episodes takes. It changes the learner."""
-    batch = [replace(episode, index=index) for index, episode in enumerate(episodes)]
+def first_of(episodes: Episodes, count: int) -> Episodes:
+    """The first `count`, from the beginning again where there are fewer."""
+    enough = joined([episodes] * math.ceil(count / len(episodes)))
+    steps = int(enough.lengths[:count].sum())
+    return Episodes(
+        index=np.arange(count),
+        lengths=enough.lengths[:count],
+        terminated=enough.terminated[:count],
+        truncated=enough.truncated[:count],
+        observations=enough.observations[: steps + count],
+        actions=enough.actions[:steps],
+        rewards=enough.rewards[:steps],
+    )
+
+
+def seconds_of_update(trainer: Trainer, episodes: Episodes) -> float:
+    """What the learner's update by these episodes takes. It changes the learner."""
     took = []
     with one_thread():
         for _ in range(2):  # the first one touches everything for the first time
             began = time.perf_counter()
-            trainer.learner.update(batch)
+            trainer.learner.update(episodes)
             took.append(time.perf_counter() - began)
     return min(took)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,7 +14,7 @@ import numpy as np
 from flame_rl.backends import Backend
 from flame_rl.config import TrainConfig
 from flame_rl.evaluate import Evaluation, evaluate
-from flame_rl.messages import CollectRequest, Episode, PolicySnapshot
+from flame_rl.messages import CollectRequest, Episode, Episodes, PolicySnapshot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ class Learner(Protocol):
 
     def snapshot(self) -> PolicySnapshot: ...
 
-    def update(self, episodes: Sequence[Episode]) -> dict[str, float]: ...
+    def update(self, episodes: Episodes) -> dict[str, float]: ...
 
     def weights_digest(self) -> str: ...
 
@@ -157,7 +157,7 @@ def train(
         evaluated = time.perf_counter()
 
         rewards = np.array([episode.rewards.sum() for episode in collected.episodes])
-        steps = sum(episode.length for episode in collected.episodes)
+        steps = collected.episodes.steps
         total_episodes += len(collected.episodes)
         total_steps += steps
         length_mean = steps / len(collected.episodes)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
@@ -21,7 +20,7 @@ from flame_rl.messages import (
     CollectFailure,
     CollectRequest,
     EnvironmentSpec,
-    Episode,
+    Episodes,
     FailureKind,
     PolicySnapshot,
     Stream,
@@ -111,19 +110,16 @@ def decode_request(data: bytes | memoryview) -> CollectRequest:
     )
 
 
-def encode_episodes(episodes: Sequence[Episode], request: CollectRequest) -> bytes:
-    """All episodes in one block: their arrays one after another, and the length of each.
-
-    The header says which question they answer, so that none is taken for another's answer.
-    """
+def encode_episodes(episodes: Episodes, request: CollectRequest) -> bytes:
+    """The header says which question they answer, so that none is taken for another's answer."""
     arrays = {
-        "index": np.array([e.index for e in episodes], np.int64),
-        "length": np.array([e.length for e in episodes], np.int64),
-        "terminated": np.array([e.terminated for e in episodes], np.uint8),
-        "truncated": np.array([e.truncated for e in episodes], np.uint8),
-        "observations": np.concatenate([e.observations for e in episodes]),
-        "actions": np.concatenate([e.actions for e in episodes]),
-        "rewards": np.concatenate([e.rewards for e in episodes]),
+        "index": episodes.index,
+        "length": episodes.lengths,
+        "terminated": episodes.terminated.view(np.uint8),
+        "truncated": episodes.truncated.view(np.uint8),
+        "observations": episodes.observations,
+        "actions": episodes.actions,
+        "rewards": episodes.rewards,
     }
     return pack("episodes", _question(request), arrays)
 
@@ -148,7 +144,7 @@ def encode_failure(failure: CollectFailure) -> bytes:
 
 def decode_result(
     data: bytes | memoryview, snapshot: PolicySnapshot, request: CollectRequest
-) -> list[Episode] | CollectFailure:
+) -> Episodes | CollectFailure:
     """The answer to `request`: its episodes, all of them and no others, or why they are missing.
 
     The returned arrays are views of `data`'s copy; shapes are checked against the snapshot.
@@ -163,7 +159,7 @@ def decode_result(
     length = _array(arrays, "length", np.int64, (count,))
     terminated = _array(arrays, "terminated", np.uint8, (count,))
     truncated = _array(arrays, "truncated", np.uint8, (count,))
-    if sorted(index.tolist()) != sorted(request.indices):
+    if tuple(index.tolist()) != request.indices:
         raise WireError(f"index: not the episodes that were asked for: {index.tolist()[:20]}")
     if length.min() < 1 or length.max() > 1 << 40:
         raise WireError("length: an episode has at least one step")
@@ -181,23 +177,15 @@ def decode_result(
         if actions.min() < 0 or actions.max() >= snapshot.action_dim:
             raise WireError(f"actions: outside 0..{snapshot.action_dim - 1}")
     _nothing_left(arrays)
-
-    episodes = []
-    start = 0
-    for i in range(count):
-        stop = start + int(length[i])
-        episodes.append(
-            Episode(
-                index=int(index[i]),
-                observations=observations[start + i : stop + i + 1],
-                actions=actions[start:stop],
-                rewards=rewards[start:stop],
-                terminated=bool(terminated[i]),
-                truncated=bool(truncated[i]),
-            )
-        )
-        start = stop
-    return episodes
+    return Episodes(
+        index=index,
+        lengths=length,
+        terminated=terminated.view(bool),
+        truncated=truncated.view(bool),
+        observations=observations,
+        actions=actions,
+        rewards=rewards,
+    )
 
 
 def encode_describe(env_id: str, max_episode_steps: int | None, simulator: str = "auto") -> bytes:

@@ -9,16 +9,12 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 from unittest import mock
 
 import numpy as np
 
 import main
-from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
-
-if TYPE_CHECKING:
-    pass
+from flame_rl.messages import CollectRequest, EnvironmentSpec, Episode, Episodes, PolicySnapshot
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -65,6 +61,19 @@ def snapshot_for(spec: EnvironmentSpec, **options) -> PolicySnapshot:
 def request_for(env_id: str, indices=(0, 1, 2), version: int = 0, **options) -> CollectRequest:
     values = {"max_episode_steps": None, "run_seed": 3, "iteration": 2} | options
     return CollectRequest(env_id=env_id, indices=tuple(indices), policy_version=version, **values)
+
+
+def together(episodes: list[Episode]) -> Episodes:
+    """Single episodes as one message."""
+    return Episodes(
+        index=np.array([e.index for e in episodes]),
+        lengths=np.array([e.length for e in episodes]),
+        terminated=np.array([e.terminated for e in episodes]),
+        truncated=np.array([e.truncated for e in episodes]),
+        observations=np.concatenate([e.observations for e in episodes]),
+        actions=np.concatenate([e.actions for e in episodes]),
+        rewards=np.concatenate([e.rewards for e in episodes]),
+    )
 
 
 def assert_same_episodes(left, right) -> None:

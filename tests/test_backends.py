@@ -20,7 +20,13 @@ from flame_rl.backends.processes import ProcessBackend
 from flame_rl.backends.shares import Shares
 from flame_rl.errors import Interrupted, RunError, UsageError
 from flame_rl.messages import CollectFailure
-from tests.helpers import assert_same_episodes, environment_id, random_snapshot, request_for
+from tests.helpers import (
+    assert_same_episodes,
+    environment_id,
+    random_snapshot,
+    request_for,
+    together,
+)
 
 PATIENCE = Patience(60, episodes=100_000, megabytes=4096)
 SNAPSHOT = random_snapshot(4, 2, False)
@@ -116,7 +122,9 @@ def test_no_more_in_flight_than_allowed():
         b"garbage",
         wire.encode_failure(CollectFailure("crash", "died", "CartPole-v1")),
         wire.encode_failure(CollectFailure("invalid", "NaN", "CartPole-v1")),
-        wire.encode_episodes(EXPECTED[9:], REQUEST),  # late, doubled or another run's
+        wire.encode_episodes(
+            together([EXPECTED[9], EXPECTED[10]]), REQUEST
+        ),  # late, doubled or another run's
     ],
 )
 def test_a_failed_task_is_asked_for_again(fault):

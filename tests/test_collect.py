@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import gymnasium
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
+from flame_rl.actor.choose import choose_simulator
 from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.noise import AHEAD
 from flame_rl.actor.policy import ActingPolicy
-from flame_rl.actor.seeds import episode_randomness, episodes_randomness
+from flame_rl.actor.recording import Block, cut_out
+from flame_rl.actor.seeds import (
+    episode_randomness,
+    episodes_randomness,
+    generator_of,
+    uniforms,
+)
 from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
 from flame_rl.messages import CollectFailure
 from tests.helpers import (
@@ -80,6 +93,31 @@ def test_equals_gymnasium_one_step_at_a_time(env_id):
     env.close()
 
 
+def test_many_at_once_equal_gymnasium_one_step_at_a_time():
+    """More than slots, shorter and longer than what is drawn ahead, and than a block."""
+    limit, count = 150, 300
+    # It pushes where the pole leans and turns to: some fall soon, others never.
+    snapshot = replace(
+        random_snapshot(4, 2, False, hidden=()),
+        weights=(np.array([[0, 0], [0, 0], [-1, 1], [-1, 1]], np.float32),),
+        biases=(np.zeros(2, np.float32),),
+    )
+    simulator, _ = choose_simulator("CartPole-v1", limit, "fast")
+    assert count > simulator.slots
+    request = request_for("CartPole-v1", range(count), max_episode_steps=limit)
+    episodes = collect_episodes(snapshot, request, simulator)
+    assert min(episodes.lengths) < AHEAD and limit in episodes.lengths
+    env = gymnasium.make("CartPole-v1", max_episode_steps=limit)
+    for episode in itertools.islice(episodes, 0, None, 3):
+        expected = plain_episode(env, snapshot, request, episode.index)
+        for array, right in zip(
+            (episode.observations, episode.actions, episode.rewards), expected, strict=False
+        ):
+            assert array.tobytes() == right.tobytes()
+        assert (episode.terminated, episode.truncated) == expected[3:]
+    env.close()
+
+
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Hopper-v5"])
 def test_neighbours_order_and_history_change_no_bit(env_id):
     snapshot = snapshot_for(describe_environment(env_id, None))
@@ -106,11 +144,55 @@ def test_another_seed_iteration_or_index_is_another_episode():
 def test_many_episodes_have_the_random_numbers_of_one(run_seed, iteration):
     """Against NumPy's own SeedSequence, one episode after another."""
     for indices in (range(40), [9], [3, (1 << 32) - 1, *range(20)], [1 << 32, *range(20)]):
-        seeds, generators = episodes_randomness(run_seed, iteration, tuple(indices))
-        for index, seed, generator in zip(indices, seeds, generators, strict=True):
-            expected_seed, expected = episode_randomness(run_seed, iteration, index)
-            assert seed == expected_seed
-            assert generator.bit_generator.state == expected.bit_generator.state
+        seeds, words = episodes_randomness(run_seed, iteration, tuple(indices))
+        ahead = uniforms(words, 9)
+        for i, index in enumerate(indices):
+            seed, expected = episode_randomness(run_seed, iteration, index)
+            assert seeds[i] == seed
+            assert generator_of(words[i]).bit_generator.state == expected.bit_generator.state
+            assert ahead[:, i].tobytes() == expected.random(9).tobytes()
+
+
+@given(arrays(np.uint32, st.tuples(st.integers(1, 5), st.just(8))), st.integers(1, 70))
+def test_uniform_numbers_of_any_state_are_numpys(words, count):
+    expected = [generator_of(each).random(count) for each in words]
+    assert uniforms(words, count).T.tobytes() == np.array(expected).tobytes()
+
+
+@pytest.mark.parametrize("slots", [3, 8])
+@pytest.mark.parametrize("height", [1, 4, 100])
+def test_what_is_cut_out_is_what_was_recorded(slots, height):
+    """Numbered steps, in slots that are dropped as they end, against one copy after another."""
+    rng = np.random.default_rng(slots * height)
+    lengths = rng.integers(1, 12, 30)
+    slot, first, end = [], [], np.zeros(slots, int)
+    for length in lengths:  # the slot that is free first
+        slot.append(int(end.argmin()))
+        first.append(end[slot[-1]])
+        end[slot[-1]] += length
+    blocks = []
+    for start in range(0, end.max(), height):
+        shape = height, slots
+        block = Block(
+            start,
+            np.arange(slots),
+            rng.standard_normal((*shape, 3), np.float32),
+            rng.integers(0, 9, shape).astype(np.int32),
+            rng.standard_normal(shape),
+        )
+        blocks.append(block.of(np.flatnonzero(end > start)))
+    last = rng.standard_normal((30, 3), np.float32)
+    whole = list(blocks)
+    parts = cut_out(blocks, np.array(slot), np.array(first), lengths, last)
+    observations, actions, rewards = map(iter, parts)
+    for i, length in enumerate(lengths):
+        for t in range(first[i], first[i] + length):
+            block = whole[t // height]
+            at = t % height, block.slots.tolist().index(slot[i])
+            assert next(observations).tobytes() == block.observations[at].tobytes()
+            assert next(actions) == block.actions[at] and next(rewards) == block.rewards[at]
+        assert next(observations).tobytes() == last[i].tobytes()
+    assert not blocks and not [*observations, *actions, *rewards]
 
 
 def test_terminated_and_truncated_are_kept_apart():

@@ -31,13 +31,14 @@ from flame_rl.backends.processes import ProcessBackend
 from flame_rl.checkpoint import load_newest, load_weights
 from flame_rl.errors import RunError
 from flame_rl.learner.learner import Learner
-from flame_rl.messages import EnvironmentSpec, Episode
+from flame_rl.messages import EnvironmentSpec, Episode, Episodes
 from tests.helpers import (
     ROOT,
     environment_id,
     random_snapshot,
     request_for,
     start_main,
+    together,
 )
 from tests.learners import make_learner
 from tests.test_resume import SLOWLY, WHOLE, assert_same_run, rows, run_here, survivors, whole
@@ -380,10 +381,11 @@ def test_values_of_another_type_are_named(name, workers, words, tmp_path):
         assert word in done.stderr
 
 
-def episode(observation: float, index: int = 0) -> Episode:
+def episode(observation: float, index: int = 0) -> Episodes:
     actions = np.array([0, 1, 1], np.int32)
     observations = np.full((4, 1), observation, np.float32)
-    return Episode(index, observations, actions, np.array([0.0, 1.0, 0.5]), True, False)
+    rewards = np.array([0.0, 1.0, 0.5])
+    return together([Episode(index, observations, actions, rewards, True, False)])
 
 
 def learner_for(**options) -> Learner:
@@ -396,21 +398,21 @@ def learner_for(**options) -> Learner:
 def test_an_update_that_would_not_be_finite_changes_nothing(rate):
     learner = learner_for()
     for _ in range(3):
-        learner.update([episode(0.7)])
+        learner.update(episode(0.7))
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     learner._config = replace(learner._config, learning_rate=rate)
     enormous = episode(1e38 if rate == 1e-2 else 0.7)
     with pytest.raises(RunError, match=r"the update was refused.* a tenth"):
         for _ in range(5):
             kept = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
-            learner.update([enormous])
+            learner.update(enormous)
     after = learner.state_dict()
     assert all(torch.equal(after[name], kept[name]) for name in after)
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
     # And it goes on from there.
     learner.load_state_dict(before)
     learner._config = replace(learner._config, learning_rate=1e-2)
-    learner.update([episode(0.7)])
+    learner.update(episode(0.7))
 
 
 def test_an_update_that_is_refused_ends_the_run_and_leaves_sound_files(tmp_path):

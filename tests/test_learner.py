@@ -17,7 +17,8 @@ import torch
 from flame_rl.learner import slices
 from flame_rl.learner.adam import Adam
 from flame_rl.learner.learner import ALGORITHMS, Learner
-from flame_rl.messages import EnvironmentSpec, Episode
+from flame_rl.messages import EnvironmentSpec, Episode, Episodes
+from tests.helpers import together
 from tests.learners import make_learner
 
 
@@ -35,7 +36,7 @@ def learner_of(continuous: bool, **options) -> Learner:
     return make_learner(EnvironmentSpec("X-v0", 3, 2, continuous), **(plain | options))
 
 
-def random_episodes(continuous: bool) -> list[Episode]:
+def random_episodes(continuous: bool) -> Episodes:
     rng = np.random.default_rng(0)
     episodes = []
     for index, length in enumerate([4, 1, 9, 3]):
@@ -50,7 +51,7 @@ def random_episodes(continuous: bool) -> list[Episode]:
                 truncated=index == 2,
             )
         )
-    return episodes
+    return together(episodes)
 
 
 def policy_terms(policy, episode: Episode, t: int):
@@ -196,6 +197,7 @@ PEAK = """
 import numpy as np, re
 from pathlib import Path
 from flame_rl.messages import EnvironmentSpec, Episode
+from tests.helpers import together
 from tests.learners import make_learner
 
 def megabytes(field):
@@ -205,12 +207,12 @@ def episodes(steps):
     rng = np.random.default_rng(0)
     observations = rng.standard_normal((steps + 1, 100), np.float32)
     actions = rng.standard_normal((steps, 8), np.float32)
-    return [Episode(0, observations, actions, rng.standard_normal(steps), True, False)]
+    return together([Episode(0, observations, actions, rng.standard_normal(steps), True, False)])
 
 learner = make_learner(EnvironmentSpec("X-v0", 100, 8, True), algorithm="{algorithm}", epochs=1)
 learner.update(episodes(5_000))  # what torch takes once
 large = episodes(60_000)
-batch = sum(getattr(large[0], name).nbytes for name in ("observations", "actions", "rewards"))
+batch = sum(getattr(large, name).nbytes for name in ("observations", "actions", "rewards"))
 before = megabytes("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
 learner.update(large)
@@ -288,7 +290,8 @@ def test_a_snapshot_is_a_copy():
 def test_observations_are_normalised_by_all_that_were_seen():
     learner = learner_of(True, normalize_observations=True)
     learner.update(random_episodes(True))
-    others = [replace(e, observations=5 + 3 * e.observations) for e in random_episodes(True)]
+    others = random_episodes(True)
+    others = replace(others, observations=5 + 3 * others.observations)
     learner.update(others)
     rows = np.concatenate([e.observations for e in [*random_episodes(True), *others]]).astype(float)
     snapshot = learner.snapshot()

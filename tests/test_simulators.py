@@ -75,9 +75,9 @@ def test_a_twin_has_gymnasiums_bits(env_id, limit, steps):
     expected = {}
 
     def begin(slots: np.ndarray, t: int) -> None:
-        seeds = rng.integers(1 << 31, size=len(slots)).tolist()
+        seeds = rng.integers(1 << 31, size=len(slots))
         twin.reset(slots, seeds)
-        for slot, seed in zip(slots.tolist(), seeds, strict=True):
+        for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):
             expected[slot] = gymnasium_episode(envs[slot], seed, actions[t:, slot])
             compare(slot)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from flame_rl import wire
 from flame_rl.messages import CollectFailure, EnvironmentSpec, Episode
-from tests.helpers import assert_same_episodes, random_snapshot, request_for
+from tests.helpers import assert_same_episodes, random_snapshot, request_for, together
 
 REQUEST = request_for("CartPole-v1", indices=(4, 9))
 CATEGORICAL = random_snapshot(3, 2, continuous=False)
@@ -56,8 +56,8 @@ def test_request_round_trip():
 
 @pytest.mark.parametrize("continuous", [True, False])
 def test_episodes_round_trip(continuous):
-    episodes = [episode(9, 5, continuous), episode(4, 1, continuous)]
-    data = wire.encode_episodes(episodes, REQUEST)
+    episodes = [episode(4, 1, continuous), episode(9, 5, continuous)]
+    data = wire.encode_episodes(together(episodes), REQUEST)
     decoded = wire.decode_result(data, GAUSSIAN if continuous else CATEGORICAL, REQUEST)
     assert_same_episodes(decoded, episodes)
 
@@ -89,9 +89,8 @@ def test_of_a_failure_of_any_length_the_end_arrives():
     ],
 )
 def test_the_answer_to_another_question_is_refused(other):
-    data = wire.encode_episodes(
-        [episode(9, 5, False), episode(4, 1, False)], dataclasses.replace(REQUEST, **other)
-    )
+    episodes = together([episode(4, 1, False), episode(9, 5, False)])
+    data = wire.encode_episodes(episodes, dataclasses.replace(REQUEST, **other))
     with pytest.raises(wire.WireError, match="another run, iteration or policy"):
         wire.decode_result(data, CATEGORICAL, REQUEST)
 

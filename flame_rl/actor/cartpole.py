@@ -7,12 +7,11 @@ itself and returns rewards of 0 for those steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import gymnasium
 import numpy as np
 
-from flame_rl.actor.seeds import reset_generators
+from flame_rl.actor.seeds import reset_words, uniforms
 from flame_rl.actor.simulators import rows_of
 
 SLOTS = 256
@@ -24,6 +23,7 @@ HALF_LENGTH = 0.5
 POLE_MASS_LENGTH = POLE_MASS * HALF_LENGTH
 FORCE = 10.0
 SECONDS = 0.02
+BOUND = 0.05  # of a state after a reset
 MAX_PLACE = 2.4
 MAX_ANGLE = 12 * 2 * math.pi / 360
 
@@ -50,19 +50,22 @@ class CartPoleTwin:
         self._state = np.zeros((4, SLOTS))
         self._steps = np.zeros(SLOTS, np.int64)
         self._limit = max_episode_steps
-        self._first: dict[int, np.ndarray] = {}  # states by seed
+        # Seeds of resets to come, where the poles then are, and how many of them have come.
+        self._expected, self._first, self._next = np.zeros(0, np.int64), np.zeros((0, 4)), 0
 
-    def expect(self, seeds: Sequence[int]) -> None:
-        generators = reset_generators(seeds)
-        self._first = {
-            seed: generator.uniform(-0.05, 0.05, 4)
-            for seed, generator in zip(seeds, generators, strict=True)
-        }
+    def expect(self, seeds: np.ndarray) -> None:
+        self._expected = seeds
+        # As Gymnasium's generator draws them: uniform between the bounds.
+        self._first = (-BOUND + (BOUND - -BOUND) * uniforms(reset_words(seeds), 4)).T
+        self._next = 0
 
-    def reset(self, slots: np.ndarray, seeds: Sequence[int]) -> None:
-        if not self._first.keys() >= set(seeds):
+    def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
+        places = slice(self._next, self._next + len(seeds))
+        if not np.array_equal(self._expected[places], seeds):
             self.expect(seeds)
-        first = np.array([self._first[seed] for seed in seeds])
+            places = slice(0, len(seeds))
+        self._next = places.stop
+        first = self._first[places]
         self._state[:, slots] = first.T
         self.observations[slots] = first
         self._steps[slots] = 0

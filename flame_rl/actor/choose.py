@@ -132,7 +132,7 @@ def _agrees(twin: Simulator, env: gymnasium.Env) -> bool:
             if terminated or truncated:
                 break
         theirs.append(seen)
-    twin.reset(slots, [1000 + int(slot) for slot in slots])
+    twin.reset(slots, 1000 + slots)
     ours = [[twin.observations[slot].tobytes()] for slot in slots]
     for step in range(_CHECK_STEPS):
         running = np.array([slot for slot in slots if len(theirs[slot]) > step + 1], np.int64)

@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from flame_rl.actor.noise import Noise
 from flame_rl.actor.policy import ROW_BLOCK, ActingPolicy
+from flame_rl.actor.recording import Block, cut_out
 from flame_rl.actor.seeds import episodes_randomness
 from flame_rl.actor.simulators import Simulator, SimulatorError, rows_of
-from flame_rl.messages import CollectFailure, CollectRequest, Episode, PolicySnapshot
+from flame_rl.messages import CollectFailure, CollectRequest, Episodes, PolicySnapshot
 
 # So many lock steps are recorded, and noise for them drawn ahead, before episodes are taken out.
 BLOCK_STEPS = 128
@@ -26,7 +28,7 @@ def collect_episodes(
     request: CollectRequest,
     simulator: Simulator,
     withdrawn: Callable[[], bool] = lambda: False,
-) -> list[Episode] | CollectFailure:
+) -> Episodes | CollectFailure:
     """Play the requested episodes side by side; a finished slot takes the next one at once.
 
     Args:
@@ -64,64 +66,48 @@ def collect_episodes(
             seed=seed,
             traceback=error.cause,
         )
-    return [play.finished[index] for index in request.indices]
-
-
-class _Slot:
-    """The episode that a slot plays.
-
-    Attributes:
-        index, seed, generator: see `flame_rl.actor.seeds.episode_randomness`.
-        first: the row of the block in which its part of the block begins.
-        pieces: observations, actions and rewards of earlier blocks.
-        length: steps in `pieces`.
-    """
-
-    __slots__ = ("first", "generator", "index", "length", "pieces", "seed")
-
-    def __init__(self, index: int, seed: int, generator: np.random.Generator, first: int) -> None:
-        self.index = index
-        self.seed = seed
-        self.generator = generator
-        self.first = first
-        self.pieces: list[tuple[np.ndarray, ...]] = []
-        self.length = 0
+    return play.episodes()
 
 
 class _Play:
     """One request being played.
 
-    A lock step is one row of the block: what all slots saw, drew, did and got. Episodes begin and
-    end at any row; where one ends, or the block does, its part is cut out.
+    In a lock step all slots see, act and are stepped, each in an episode of its own. Episodes
+    begin and end at any lock step; when all have ended, they are cut out of what was recorded.
     """
 
     def __init__(
         self, snapshot: PolicySnapshot, request: CollectRequest, simulator: Simulator
     ) -> None:
-        self.finished: dict[int, Episode] = {}
         self._simulator = simulator
         self._policy = policy = ActingPolicy(snapshot)
-        seeds, generators = episodes_randomness(
+        count = len(request.indices)
+        slots = min(simulator.slots, count)
+        width = _padded(slots)
+        # Of each episode.
+        self._index = np.array(request.indices, np.int64)
+        self._seeds, words = episodes_randomness(
             request.run_seed, request.iteration, request.indices, request.stream
         )
-        simulator.expect(seeds)
-        self._waiting = list(zip(request.indices, seeds, generators, strict=True))[::-1]
-        self._slots: dict[int, _Slot] = {}
-        count = min(simulator.slots, len(request.indices))
-        width = _padded(count)
+        simulator.expect(self._seeds)
+        self._slot = np.zeros(count, np.int64)
+        self._first = np.zeros(count, np.int64)
+        self._lengths = np.zeros(count, np.int64)
+        self._terminated = np.zeros(count, bool)
+        self._truncated = np.zeros(count, bool)
+        self._last = np.zeros((count, policy.observation_dim), np.float32)
+        # The episode of each slot, and how many have begun.
+        self._episode = np.full(width, -1)
+        self._begun = 0
+
         steps = BLOCK_BYTES // (4 * width * policy.observation_dim)
-        self._steps = steps = max(1, min(BLOCK_STEPS, steps))
-        self._observations = np.zeros((steps + 1, width, policy.observation_dim), np.float32)
-        if policy.continuous:
-            self._actions = np.zeros((steps, width, policy.action_dim), np.float32)
-        else:
-            self._actions = np.zeros((steps, width), np.int32)
-        self._rewards = np.zeros((steps, width), np.float64)
-        # Without exploring there is none.
-        self._noise = np.zeros((steps, width, policy.noise_dim if request.explore else 0))
-        self._explores = request.explore
+        self._steps = max(1, min(BLOCK_STEPS, steps))
+        self._width = width
+        self._noise = Noise(policy, words, self._steps, width) if request.explore else None
+        self._blocks: list[Block] = []
+        self._set_running(np.arange(slots))
+        self._block = self._new_block(0)
         self._row = 0
-        self._set_running(np.arange(count))
 
     @property
     def goes_on(self) -> bool:
@@ -134,79 +120,84 @@ class _Play:
         """One step of every running episode, and what follows from it."""
         if self._row == self._steps:
             self._next_block()
-        row, live, simulator = self._row, self._live, self._simulator
-        actions, rows = self._actions[row], self._acting
-        noise = self._noise[row][rows] if self._explores else None
-        actions[rows] = self._policy.act(self._observations[row][rows], noise)
+        row, live, block, simulator = self._row, self._live, self._block, self._simulator
+        block.observations[row, live] = simulator.observations[live]
+        actions, rows = block.actions[row], self._acting
+        noise = None if self._noise is None else self._noise.need(row)[rows]
+        actions[rows] = self._policy.act(block.observations[row][rows], noise)
         simulator.step(actions, self._running)
-        self._rewards[row, live] = simulator.rewards[live]
-        self._observations[row + 1, live] = simulator.observations[live]
-        self._check_finite("reward", self._rewards[row, live], "step")
-        self._check_finite("observation", self._observations[row + 1, live], "step")
+        block.rewards[row, live] = simulator.rewards[live]
+        self._check_finite("reward", simulator.rewards[live], "step", self._running)
+        self._check_finite("observation", simulator.observations[live], "step", self._running)
         self._row = row + 1
         ended = simulator.terminated[live] | simulator.truncated[live]
         if ended.any():
             self._end_episodes(self._running[ended])
 
+    def episodes(self) -> Episodes:
+        """All of them, after the last one's end."""
+        self._keep_block()
+        recorded = cut_out(self._blocks, self._slot, self._first, self._lengths, self._last)
+        return Episodes(self._index, self._lengths, self._terminated, self._truncated, *recorded)
+
     def where(self, slot: int | None) -> tuple[int | None, int | None, int | None]:
         """Index, step and reset seed of the episode in `slot`, as far as there is one."""
-        episode = self._slots.get(slot)
-        if episode is None:
+        if slot is None or self._episode[slot] < 0:
             return None, None, None
-        return episode.index, episode.length + self._row - episode.first, episode.seed
+        episode = self._episode[slot]
+        step = self._lock_step - self._first[episode]
+        return int(self._index[episode]), int(step), int(self._seeds[episode])
+
+    @property
+    def _lock_step(self) -> int:
+        return self._block.first + self._row
 
     def _begin_episodes(self, slots: np.ndarray) -> None:
-        row = self._row
-        for slot in slots.tolist():
-            episode = _Slot(*self._waiting.pop(), first=row)
-            self._slots[slot] = episode
-            self._draw_noise(row, slot)
-        self._simulator.reset(slots, [self._slots[slot].seed for slot in slots.tolist()])
-        self._observations[row, slots] = self._simulator.observations[slots]
-        self._check_finite("observation", self._observations[row, slots], "reset", slots)
+        episodes = np.arange(self._begun, self._begun + len(slots))
+        self._begun += len(slots)
+        self._episode[slots] = episodes
+        self._slot[episodes] = slots
+        self._first[episodes] = self._lock_step
+        if self._noise is not None:
+            self._noise.begin(self._row, slots, episodes)
+        simulator = self._simulator
+        simulator.reset(slots, self._seeds[episodes])
+        self._check_finite("observation", simulator.observations[slots], "reset", slots)
 
     def _end_episodes(self, slots: np.ndarray) -> None:
-        for slot in slots.tolist():
-            episode = self._slots[slot]
-            parts = self._cut(slot, episode, self._row + 1)
-            if episode.pieces:
-                parts = [np.concatenate(each) for each in zip(*episode.pieces, parts, strict=True)]
-            self.finished[episode.index] = Episode(
-                episode.index,
-                *parts,
-                terminated=bool(self._simulator.terminated[slot]),
-                truncated=bool(self._simulator.truncated[slot]),
-            )
-        taken = slots[: len(self._waiting)]
+        episodes, simulator = self._episode[slots], self._simulator
+        self._lengths[episodes] = self._lock_step - self._first[episodes]
+        self._last[episodes] = simulator.observations[slots]
+        self._terminated[episodes] = simulator.terminated[slots]
+        self._truncated[episodes] = simulator.truncated[slots]
+        taken = slots[: len(self._index) - self._begun]
         if len(taken):
             self._begin_episodes(taken)
         if len(taken) < len(slots):
-            self._set_running(np.setdiff1d(self._running, slots[len(taken) :]))
+            left = slots[len(taken) :]
+            if self._noise is not None:
+                self._noise.end(left)
+            self._set_running(np.setdiff1d(self._running, left))
 
     def _next_block(self) -> None:
-        for slot in self._running.tolist():
-            episode = self._slots[slot]
-            episode.pieces.append(self._cut(slot, episode, self._row))
-            episode.length += self._row - episode.first
-            episode.first = 0
-            self._draw_noise(0, slot)
-        self._observations[0] = self._observations[self._row]
+        self._keep_block()
+        self._block = self._new_block(self._lock_step)
         self._row = 0
+        if self._noise is not None:
+            self._noise.next_block()
 
-    def _draw_noise(self, row: int, slot: int) -> None:
-        """For the rows from `row` on; how many are drawn at a time changes no number."""
-        if self._explores:
-            generator = self._slots[slot].generator
-            self._noise[row:, slot] = self._policy.draw_noise(generator, self._steps - row)
+    def _keep_block(self) -> None:
+        self._blocks.append(self._block.of(self._played))
 
-    def _cut(self, slot: int, episode: _Slot, stop: int) -> tuple[np.ndarray, ...]:
-        """Copies of the block's observations up to row `stop`, actions and rewards up to now."""
-        steps = slice(episode.first, self._row)
-        return (
-            self._observations[episode.first : stop, slot].copy(),
-            self._actions[steps, slot].copy(),
-            self._rewards[steps, slot].copy(),
-        )
+    def _new_block(self, first: int) -> Block:
+        self._played = self._running
+        shape, policy = (self._steps, self._width), self._policy
+        if policy.continuous:
+            actions = np.zeros((*shape, policy.action_dim), np.float32)
+        else:
+            actions = np.zeros(shape, np.int32)
+        observations = np.zeros((*shape, policy.observation_dim), np.float32)
+        return Block(first, np.arange(self._width), observations, actions, np.zeros(shape))
 
     def _set_running(self, slots: np.ndarray) -> None:
         """Which slots play, and for which rows the policy acts: as few as possible."""
@@ -216,13 +207,11 @@ class _Play:
             return
         padded = _padded(len(slots))
         self._acting: slice | np.ndarray = slice(0, padded)
-        if padded < self._rewards.shape[1]:
+        if padded < self._width:
             # Padded with slots that play already, so that their actions are only written twice.
             self._acting = np.resize(slots, padded)
 
-    def _check_finite(
-        self, name: str, values: np.ndarray, source: str, slots: np.ndarray | None = None
-    ) -> None:
+    def _check_finite(self, name: str, values: np.ndarray, source: str, slots: np.ndarray) -> None:
         if np.isfinite(values).all():
             return
         rows = np.isfinite(values).reshape(len(values), -1).all(axis=1)
@@ -230,7 +219,7 @@ class _Play:
         raise SimulatorError(
             "invalid",
             f"{name}: {source} returned NaN or infinity: {values[first]!s:.200}",
-            int((self._running if slots is None else slots)[first]),
+            int(slots[first]),
         )
 
 

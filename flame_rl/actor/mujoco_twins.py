@@ -7,7 +7,7 @@ are sums in float32 there and here. tests/test_simulators.py compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -116,15 +116,15 @@ class MujocoTwin:
         self.truncated = np.zeros(SLOTS, bool)
         self._steps = np.zeros(SLOTS, np.int64)
 
-    def expect(self, seeds: Sequence[int]) -> None:
+    def expect(self, seeds: np.ndarray) -> None:
         pass  # a reset's forward dynamics take longer than its seeding
 
-    def reset(self, slots: np.ndarray, seeds: Sequence[int]) -> None:
+    def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         robot, (first_position, first_velocity) = self._robot, self._first
         noise = robot.reset_noise
         positions = np.empty((len(slots), len(first_position)))
         velocities = np.empty((len(slots), len(first_velocity)))
-        for row, seed in enumerate(seeds):
+        for row, seed in enumerate(seeds.tolist()):
             generator, _ = seeding.np_random(seed)
             positions[row] = first_position + generator.uniform(-noise, noise, positions.shape[1])
             if robot.normal_velocities:

@@ -37,12 +37,20 @@ def episode_randomness(
     run_seed: int, iteration: int, index: int, stream: Stream = "training"
 ) -> tuple[int, np.random.Generator]:
     """The environment's reset seed and the generator of the actions' noise of one episode."""
+    reset, noise = _sequences(run_seed, iteration, index, stream)
+    return _reset_seed(reset), np.random.default_rng(noise)
+
+
+def _sequences(
+    run_seed: int, iteration: int, index: int, stream: Stream
+) -> list[np.random.SeedSequence]:
     key = (iteration, index, *_STREAM_KEYS[stream])
-    sequence = np.random.SeedSequence(run_seed, spawn_key=key)
-    reset_sequence, noise_sequence = sequence.spawn(2)
+    return np.random.SeedSequence(run_seed, spawn_key=key).spawn(2)
+
+
+def _reset_seed(sequence: np.random.SeedSequence) -> int:
     # Gymnasium takes non-negative seeds; 31 bits suit environments that keep them in an int32.
-    reset_seed = int(reset_sequence.generate_state(1, np.uint32)[0] >> 1)
-    return reset_seed, np.random.default_rng(noise_sequence)
+    return int(sequence.generate_state(1)[0] >> 1)
 
 
 def _powers(first: int, factor: int, count: int) -> np.ndarray:
@@ -123,29 +131,103 @@ class _Ready(ISeedSequence):
 
 def episodes_randomness(
     run_seed: int, iteration: int, indices: Sequence[int], stream: Stream = "training"
-) -> tuple[list[int], list[np.random.Generator]]:
-    """`episode_randomness` of many episodes: their reset seeds, and their noise's generators."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """`episode_randomness` of many episodes.
+
+    Returns:
+        Their reset seeds, int64 [n], and what `generator_of` makes their noise's generators of,
+        uint32 [n, 8].
+    """
     if len(indices) < _FEW or max(indices) > _WORD:
-        each = [episode_randomness(run_seed, iteration, index, stream) for index in indices]
-        return [seed for seed, _ in each], [generator for _, generator in each]
+        pairs = [_sequences(run_seed, iteration, index, stream) for index in indices]
+        seeds = np.array([_reset_seed(reset) for reset, _ in pairs], np.int64)
+        return seeds, np.stack([noise.generate_state(8) for _, noise in pairs])
     run = words_of(run_seed)
     known = [*run, *[0] * (_POOL - len(run)), *words_of(iteration)]
     index = np.array(indices, np.uint32)
     key = _STREAM_KEYS[stream]
     seeds = generated(mixed_pools([*known, index, *key, 0]), 1)[:, 0] >> np.uint32(1)
-    noise = generated(mixed_pools([*known, index, *key, 1]), 8)
-    return seeds.tolist(), [generator_of(words) for words in noise]
+    return seeds.astype(np.int64), generated(mixed_pools([*known, index, *key, 1]), 8)
 
 
-def reset_generators(seeds: Sequence[int]) -> list[np.random.Generator]:
-    """What an environment of Gymnasium has as `np_random` after a reset with each of `seeds`.
+def reset_words(seeds: np.ndarray) -> np.ndarray:
+    """What `generator_of` makes the `np_random` of Gymnasium's environments of, after resets.
 
     Args:
-        seeds: from 0 to 2**32 - 1.
+        seeds: of the resets, int [n], from 0 to 2**32 - 1.
+
+    Returns:
+        uint32 [n, 8].
     """
-    return [generator_of(words) for words in generated(mixed_pools([np.array(seeds, "u4")]), 8)]
+    return generated(mixed_pools([np.asarray(seeds).astype(np.uint32)]), 8)
 
 
 def generator_of(words: np.ndarray) -> np.random.Generator:
     """The generator that a seed sequence with these first eight uint32 words would seed."""
     return np.random.Generator(np.random.PCG64(_Ready(words.view(np.uint64))))
+
+
+def uniforms(words: np.ndarray, count: int) -> np.ndarray:
+    """`generator_of(w).random(count)` for each w of `words`, of many at once.
+
+    The generator is PCG64 (O'Neill 2014, "PCG: A Family of Simple Fast Space-Efficient
+    Statistically Good Algorithms for Random Number Generation", XSL-RR 128/64): a number is made of
+    a state, and the next state is factor * state + increment, modulo 2**128.
+
+    Args:
+        words: uint32 [n, 8].
+        count: how many numbers of each.
+
+    Returns:
+        float64 [count, n], from 0 to below 1.
+    """
+    blocks = range(0, len(words), _TOGETHER)
+    return np.concatenate([_uniforms(words[i : i + _TOGETHER], count) for i in blocks], axis=1)
+
+
+def _uniforms(words: np.ndarray, count: int) -> np.ndarray:
+    first_high, first_low, high, low = np.ascontiguousarray(words.view(np.uint64).T)
+    increment = (high << _ONE) | (low >> np.uint64(63)), (low << _ONE) | _ONE
+    factor = _FACTOR
+    # Before, the state is 0, and so the increment after one advance; then the seed is added.
+    state = _advanced(_sum(increment, (first_high, first_low)), factor, increment)
+    states = _advanced(state, factor, increment)
+    states = states[0][None], states[1][None]
+    while len(states[0]) < count:
+        # As many states again, each by as many advances at once.
+        further = _advanced(states, factor, increment)
+        states = tuple(np.concatenate(halves) for halves in zip(states, further, strict=True))
+        increment = _advanced(increment, factor, increment)
+        factor = factor**2 & _WIDE_WORD
+    high, low = states[0][:count], states[1][:count]
+    mixed, turn = high ^ low, high >> np.uint64(58)
+    turned = (mixed >> turn) | (mixed << (-turn & np.uint64(63)))
+    return (turned >> np.uint64(11)) * 2.0**-53
+
+
+# A number of 128 bits each: their upper and their lower 64 bits.
+_Wide = tuple[np.ndarray, np.ndarray]
+
+_FACTOR = 0x2360ED051FC65DA44385DF649FCCF645
+_WIDE_WORD = (1 << 128) - 1
+_ONE, _HALF, _LOW_HALF = np.uint64(1), np.uint64(32), np.uint64(_WORD)
+# So few that the states stay in the processor's cache.
+_TOGETHER = 1024
+
+
+def _sum(left: _Wide, right: _Wide) -> _Wide:
+    low = left[1] + right[1]
+    return left[0] + right[0] + (low < right[1]), low
+
+
+def _advanced(state: _Wide, factor: int, increment: _Wide) -> _Wide:
+    """state * factor + increment, modulo 2**128."""
+    high, low = state
+    factor_high, factor_low = np.uint64(factor >> 64), np.uint64(factor & _WIDE_WORD >> 64)
+    # What low * factor_low has beyond 64 bits, from products of 32 bits.
+    left, right = low >> _HALF, low & _LOW_HALF
+    factor_left, factor_right = factor_low >> _HALF, factor_low & _LOW_HALF
+    crossed = right * factor_left
+    middle = ((right * factor_right) >> _HALF) + (crossed & _LOW_HALF) + left * factor_right
+    beyond = left * factor_left + (crossed >> _HALF) + (middle >> _HALF)
+    return _sum((beyond + high * factor_low + low * factor_high, low * factor_low), increment)

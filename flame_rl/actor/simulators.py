@@ -11,7 +11,7 @@ import difflib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import gymnasium
@@ -40,16 +40,16 @@ class Simulator(Protocol):
     terminated: np.ndarray
     truncated: np.ndarray
 
-    def expect(self, seeds: Sequence[int]) -> None:
-        """Told the seeds of all resets that will follow, to prepare them together if that helps."""
+    def expect(self, seeds: np.ndarray) -> None:
+        """Told the seeds of all resets that will follow, int [n], to prepare them together."""
         ...
 
-    def reset(self, slots: np.ndarray, seeds: Sequence[int]) -> None:
+    def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         """Begin an episode in each of `slots`, determined by its seed.
 
         Args:
             slots: int [n], ascending.
-            seeds: as many.
+            seeds: int [n].
 
         Raises:
             SimulatorError: so does `step`.
@@ -169,11 +169,11 @@ class PlainSimulator:
         shape = self._observation_space.shape or self._raw.shape[1:]
         self._raw_by_shape = self._raw.reshape(self.slots, *shape)
 
-    def expect(self, seeds: Sequence[int]) -> None:
+    def expect(self, seeds: np.ndarray) -> None:
         pass
 
-    def reset(self, slots: np.ndarray, seeds: Sequence[int]) -> None:
-        for slot, seed in zip(slots.tolist(), seeds, strict=True):
+    def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
+        for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):
             while len(self._envs) <= slot:
                 self._envs.append(self._make())
             try:

@@ -20,9 +20,10 @@ from flame_rl.messages import (
     CollectFailure,
     CollectRequest,
     EnvironmentSpec,
-    Episode,
+    Episodes,
     FailureKind,
     PolicySnapshot,
+    joined,
 )
 
 # Encoded.
@@ -44,7 +45,7 @@ class Collected:
         dropped: how many answers came that nobody waited for any more.
     """
 
-    episodes: list[Episode]
+    episodes: Episodes
     bytes_out: int
     bytes_in: int
     waiting_seconds: float
@@ -93,7 +94,7 @@ def gather(
         for indices in split(request.indices, task_sizes)
     ][::-1]
     running: dict[Future[Answer], _Task] = {}
-    episodes: list[Episode] = []
+    parts: list[Episodes] = []
     bytes_out = bytes_in = retries = 0
     waiting = 0.0
     while pending or running:
@@ -116,7 +117,7 @@ def gather(
             answer, size = _read_answer(future, snapshot, task.request)
             bytes_in += size
             if not isinstance(answer, CollectFailure):
-                episodes += answer
+                parts.append(answer)
                 continue
             retries += 1
             if transport_failed is not None and answer.kind in ("transport", "stale"):
@@ -125,8 +126,9 @@ def gather(
             else:
                 # At once, so that an environment which fails every time is found out soon.
                 pending += _second_chance(task, answer)
-    episodes.sort(key=lambda episode: episode.index)
-    return Collected(episodes, bytes_out, bytes_in, waiting, retries)
+    # A task's episodes are neighbours in the request.
+    parts.sort(key=lambda part: part.index[0])
+    return Collected(joined(parts), bytes_out, bytes_in, waiting, retries)
 
 
 def _second_chance(task: _Task, failure: CollectFailure) -> list[_Task]:
@@ -177,7 +179,7 @@ def explain(failure: CollectFailure) -> str:
 
 def _read_answer(
     future: Future[Answer], snapshot: PolicySnapshot, request: CollectRequest
-) -> tuple[list[Episode] | CollectFailure, int]:
+) -> tuple[Episodes | CollectFailure, int]:
     kind: FailureKind = "transport"
     try:
         data = future.result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flame_rl.learner.returns import step_rows
-from flame_rl.messages import Episode
+from flame_rl.messages import Episodes
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,11 @@ class Batch:
         return self.observations.index_select(0, self.rows[index])
 
 
-def make_batch(
-    episodes: Sequence[Episode], log_probs: Callable[[Tensor, Tensor, Tensor], Tensor]
-) -> Batch:
-    """Concatenate the episodes; `log_probs` is asked for those of observations, rows, actions."""
-    lengths = np.array([e.length for e in episodes])
-    observations = torch.from_numpy(np.concatenate([e.observations for e in episodes]))
-    rows = torch.from_numpy(step_rows(lengths))
-    actions = torch.from_numpy(np.concatenate([e.actions for e in episodes]))
+def make_batch(episodes: Episodes, log_probs: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Batch:
+    """The episodes as they are; `log_probs` is asked for those of observations, rows, actions."""
+    observations = torch.from_numpy(episodes.observations)
+    rows = torch.from_numpy(step_rows(episodes.lengths))
+    actions = torch.from_numpy(episodes.actions)
     if not actions.is_floating_point():
         actions = actions.long()
     return Batch(
@@ -60,8 +57,8 @@ def make_batch(
         rows=rows,
         actions=actions,
         log_probs=log_probs(observations, rows, actions),
-        rewards=np.concatenate([e.rewards for e in episodes]),
-        lengths=lengths,
+        rewards=episodes.rewards,
+        lengths=episodes.lengths,
         # An episode that terminated in the very step of its time limit has really ended.
-        terminated=np.array([e.terminated for e in episodes]),
+        terminated=episodes.terminated,
     )

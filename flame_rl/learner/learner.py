@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from flame_rl.learner.networks import Networks
 from flame_rl.learner.normalize import RunningMoments
 from flame_rl.learner.ppo import ppo
 from flame_rl.learner.reinforce import reinforce
-from flame_rl.messages import Episode, PolicySnapshot
+from flame_rl.messages import Episodes, PolicySnapshot
 
 # Improves the networks by a batch. Also gets the configuration, a generator that follows from seed
 # and iteration, and the learning rates' factor; returns metrics by name: loss, gradient_norm
@@ -47,7 +47,7 @@ class Learner:
         """The weights for the actors; the version is the number of updates so far."""
         return self._networks.policy.snapshot(self._updates)
 
-    def update(self, episodes: Sequence[Episode]) -> dict[str, float]:
+    def update(self, episodes: Episodes) -> dict[str, float]:
         """Improve the policy by all steps of all episodes.
 
         Args:
