@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from flame_rl import wire
+from flame_rl import packing, wire
 from flame_rl.config import TrainConfig
 from flame_rl.errors import RunError, UsageError
 from flame_rl.files import write_atomically
@@ -154,7 +154,7 @@ def encode(
         "config": json.loads(config.to_json()),
         "versions": _versions(),
     }
-    body = wire.pack("checkpoint", header, {name: t.numpy() for name, t in learner.items()})
+    body = packing.pack("checkpoint", header, {name: t.numpy() for name, t in learner.items()})
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
@@ -174,8 +174,8 @@ def load(path: Path) -> Checkpoint:
     if hashlib.sha256(body).digest() != data[len(MAGIC) : start]:
         raise CheckpointError(f"{path}: the checksum does not match; the file is damaged")
     try:
-        header, arrays = wire.unpack(body, "checkpoint")
-    except wire.WireError as error:
+        header, arrays = packing.unpack(body, "checkpoint")
+    except packing.WireError as error:
         raise CheckpointError(f"{path}: {error}") from error
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{path}: format {header.get('format')}, not {FORMAT}")
@@ -193,7 +193,7 @@ def load(path: Path) -> Checkpoint:
             raise CheckpointError(f"{path}: {name}: missing")
     try:
         spec = wire.read_spec(header["spec"])
-    except wire.WireError as error:
+    except packing.WireError as error:
         raise CheckpointError(f"{path}: spec: {error}") from error
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():

@@ -1,20 +1,15 @@
-"""Messages to bytes and back: safetensors for the arrays, JSON for the rest, everything checked.
+"""Messages to bytes and back, everything checked.
 
-A message is `MAGIC`, the length of a JSON header (uint32, little-endian), the header, and a
-safetensors block. Bytes from elsewhere are not trusted: sizes, types, shapes and finiteness are
-checked before anything is used, nothing is unpickled, and whatever is wrong raises `WireError`.
+Bytes from elsewhere are not trusted: sizes, types, shapes and finiteness are checked before
+anything is used, and whatever is wrong raises `WireError`.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from flame_rl.messages import (
     CollectFailure,
@@ -25,15 +20,9 @@ from flame_rl.messages import (
     PolicySnapshot,
     Stream,
 )
+from flame_rl.packing import Buffer, WireError, in_parts, message_type, pack, unpack
 
-MAGIC = b"flameRL1"
-MAX_HEADER_BYTES = 1 << 20
 MAX_TEXT_CHARACTERS = 100_000
-_LENGTH = struct.Struct("<I")
-
-
-class WireError(ValueError):
-    """Bytes that are not a well-formed message of the expected kind."""
 
 
 def encode_snapshot(snapshot: PolicySnapshot) -> bytes:
@@ -54,7 +43,7 @@ def encode_snapshot(snapshot: PolicySnapshot) -> bytes:
     return pack("snapshot", header, arrays)
 
 
-def decode_snapshot(data: bytes | memoryview) -> PolicySnapshot:
+def decode_snapshot(data: Buffer) -> PolicySnapshot:
     header, arrays = unpack(data, "snapshot")
     layers = _integer(header, "layers", 1, 64)
     weights, biases = [], []
@@ -90,7 +79,7 @@ def encode_request(request: CollectRequest) -> bytes:
     return pack("request", header, {"indices": indices})
 
 
-def decode_request(data: bytes | memoryview) -> CollectRequest:
+def decode_request(data: Buffer) -> CollectRequest:
     header, arrays = unpack(data, "request")
     limit = header.get("max_episode_steps")
     indices = _array(arrays, "indices", np.int64, (None,))
@@ -111,7 +100,15 @@ def decode_request(data: bytes | memoryview) -> CollectRequest:
 
 
 def encode_episodes(episodes: Episodes, request: CollectRequest) -> bytes:
-    """The header says which question they answer, so that none is taken for another's answer."""
+    """See `episodes_in_parts`."""
+    return b"".join(episodes_in_parts(episodes, request))
+
+
+def episodes_in_parts(episodes: Episodes, request: CollectRequest) -> list[Buffer]:
+    """The message, to be sent one part after another: the arrays themselves, not copied.
+
+    The header says which question they answer, so that none is taken for another's answer.
+    """
     arrays = {
         "index": episodes.index,
         "length": episodes.lengths,
@@ -121,7 +118,7 @@ def encode_episodes(episodes: Episodes, request: CollectRequest) -> bytes:
         "actions": episodes.actions,
         "rewards": episodes.rewards,
     }
-    return pack("episodes", _question(request), arrays)
+    return in_parts("episodes", _question(request), arrays)
 
 
 def _question(request: CollectRequest) -> dict[str, Any]:
@@ -143,11 +140,12 @@ def encode_failure(failure: CollectFailure) -> bytes:
 
 
 def decode_result(
-    data: bytes | memoryview, snapshot: PolicySnapshot, request: CollectRequest
+    data: Buffer, snapshot: PolicySnapshot, request: CollectRequest
 ) -> Episodes | CollectFailure:
     """The answer to `request`: its episodes, all of them and no others, or why they are missing.
 
-    The returned arrays are views of `data`'s copy; shapes are checked against the snapshot.
+    The returned arrays are views of `data`, or of a copy where it is read-only; shapes are checked
+    against the snapshot.
     """
     if message_type(data) == "failure":
         return _decode_failure(data)
@@ -194,7 +192,7 @@ def encode_describe(env_id: str, max_episode_steps: int | None, simulator: str =
     return pack("describe", header, {})
 
 
-def decode_describe(data: bytes | memoryview) -> tuple[str, int | None, str]:
+def decode_describe(data: Buffer) -> tuple[str, int | None, str]:
     header, arrays = unpack(data, "describe")
     _nothing_left(arrays)
     limit = header.get("max_episode_steps")
@@ -209,7 +207,7 @@ def encode_description(spec: EnvironmentSpec) -> bytes:
     return pack("description", asdict(spec), {})
 
 
-def decode_description(data: bytes | memoryview) -> EnvironmentSpec | CollectFailure:
+def decode_description(data: Buffer) -> EnvironmentSpec | CollectFailure:
     if message_type(data) == "failure":
         return _decode_failure(data)
     header, arrays = unpack(data, "description")
@@ -228,7 +226,7 @@ def read_spec(header: dict[str, Any]) -> EnvironmentSpec:
     )
 
 
-def _decode_failure(data: bytes | memoryview) -> CollectFailure:
+def _decode_failure(data: Buffer) -> CollectFailure:
     header, arrays = unpack(data, "failure")
     _nothing_left(arrays)
     values: dict[str, Any] = {}
@@ -241,51 +239,6 @@ def _decode_failure(data: bytes | memoryview) -> CollectFailure:
         else:
             values[field.name] = _text(header, field.name)
     return CollectFailure(**values)
-
-
-def pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
-    """A message of any kind: what all encoders here are made of, and checkpoints."""
-    text = json.dumps({"type": kind} | header).encode()
-    body = safetensors.numpy.save({k: np.ascontiguousarray(a) for k, a in arrays.items()})
-    return b"".join((MAGIC, _LENGTH.pack(len(text)), text, body))
-
-
-def _header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
-    """The JSON header and where the arrays begin."""
-    start = len(MAGIC) + _LENGTH.size
-    if len(data) < start or not is_message(data):
-        raise WireError("not a message: it does not begin as one")
-    (size,) = _LENGTH.unpack(data[len(MAGIC) : start])
-    if size > MAX_HEADER_BYTES or start + size > len(data):
-        raise WireError(f"header: {size} bytes are announced, more than there may be or are")
-    try:
-        header = json.loads(bytes(data[start : start + size]))
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"header: not JSON: {error}") from error
-    if not isinstance(header, dict) or not isinstance(header.get("type"), str):
-        raise WireError("header: not a JSON object with a type")
-    return header, start + size
-
-
-def is_message(data: bytes | memoryview) -> bool:
-    """Whether the bytes at least begin as a message."""
-    return bytes(data[: len(MAGIC)]) == MAGIC
-
-
-def message_type(data: bytes | memoryview) -> str:
-    """Which decoder a message is for. Raises WireError if it is none."""
-    return _header(data)[0]["type"]
-
-
-def unpack(data: bytes | memoryview, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The inverse of `pack`; the content of header and arrays is still to be checked."""
-    header, start = _header(data)
-    if header["type"] != kind:
-        raise WireError(f"type: {header['type'][:40]!r} where {kind!r} is expected")
-    try:
-        return header, safetensors.numpy.load(bytes(data[start:]))
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise WireError(f"arrays: {error}") from error
 
 
 def _array(

@@ -77,7 +77,13 @@ def test_number_of_workers_changes_no_byte(
 def shipped_files() -> set[str]:
     """The names in the package of an environment that came with Gymnasium."""
     actor = {path.name for path in (ROOT / "flame_rl" / "actor").glob("*.py")}
-    files = {"__init__.py", "messages.py", "wire.py", *(f"actor/{name}" for name in actor)}
+    files = {
+        "__init__.py",
+        "messages.py",
+        "packing.py",
+        "wire.py",
+        *(f"actor/{name}" for name in actor),
+    }
     folders = {"flame_rl", "flame_rl/actor"}
     return {"pyproject.toml", *folders, *(f"flame_rl/{name}" for name in files)}
 

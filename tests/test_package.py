@@ -16,6 +16,7 @@ from tests.flame_fixtures import SECRET
 CORE = {
     "flame_rl/__init__.py",
     "flame_rl/messages.py",
+    "flame_rl/packing.py",
     "flame_rl/wire.py",
     "flame_rl/actor/__init__.py",
     "flame_rl/actor/cartpole.py",
@@ -70,7 +71,7 @@ def test_only_the_actor_travels(beside, tmp_path):
     package, files = staged(tmp_path, "ant")
     assert files == CORE
     pinned = dict(requirement.split("==") for requirement in package.dependencies)
-    assert pinned.keys() == {"gymnasium[mujoco]", "mujoco", "numpy", "safetensors"}
+    assert pinned.keys() == {"gymnasium[mujoco]", "mujoco", "numpy"}
     for name, version in pinned.items():
         assert version == importlib.metadata.version(name.partition("[")[0])
 

@@ -11,10 +11,12 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
-from flame_rl import wire
+from flame_rl import packing, wire
 from flame_rl.messages import CollectFailure, EnvironmentSpec, Episode
 from tests.helpers import assert_same_episodes, random_snapshot, request_for, together
 
@@ -91,7 +93,7 @@ def test_of_a_failure_of_any_length_the_end_arrives():
 def test_the_answer_to_another_question_is_refused(other):
     episodes = together([episode(4, 1, False), episode(9, 5, False)])
     data = wire.encode_episodes(episodes, dataclasses.replace(REQUEST, **other))
-    with pytest.raises(wire.WireError, match="another run, iteration or policy"):
+    with pytest.raises(packing.WireError, match="another run, iteration or policy"):
         wire.decode_result(data, CATEGORICAL, REQUEST)
 
 
@@ -102,8 +104,8 @@ def test_the_answer_to_another_question_is_refused(other):
 def test_a_request_of_no_known_kind_is_refused(field, value):
     header = dataclasses.asdict(REQUEST) | {field: value}
     indices = np.array(header.pop("indices"))
-    with pytest.raises(wire.WireError, match=field):
-        wire.decode_request(wire.pack("request", header, {"indices": indices}))
+    with pytest.raises(packing.WireError, match=field):
+        wire.decode_request(packing.pack("request", header, {"indices": indices}))
 
 
 def altered(**changes) -> bytes:
@@ -118,7 +120,7 @@ def altered(**changes) -> bytes:
         "actions": np.concatenate([e.actions for e in good]),
         "rewards": np.concatenate([e.rewards for e in good]),
     } | changes
-    return wire.pack(
+    return packing.pack(
         "episodes", wire._question(REQUEST), {k: v for k, v in arrays.items() if v is not None}
     )
 
@@ -149,13 +151,13 @@ def test_the_unaltered_episodes_are_fine():
     ],
 )
 def test_a_wrong_field_is_refused(field, value):
-    with pytest.raises(wire.WireError, match=f"{field}|observations"):
+    with pytest.raises(packing.WireError, match=f"{field}|observations"):
         wire.decode_result(altered(**{field: value}), CATEGORICAL, REQUEST)
 
 
 def test_a_snapshot_whose_layers_do_not_fit_is_refused():
     wrong = dataclasses.replace(GAUSSIAN, weights=GAUSSIAN.weights[::-1])
-    with pytest.raises(wire.WireError, match=r"weight_1|bias_0"):
+    with pytest.raises(packing.WireError, match=r"weight_1|bias_0"):
         wire.decode_snapshot(wire.encode_snapshot(wrong))
 
 
@@ -167,12 +169,12 @@ class Bomb:
 HOSTILE = {
     "empty": b"",
     "pickle": pickle.dumps(Bomb()),
-    "magic alone": wire.MAGIC,
-    "header of gigabytes": wire.MAGIC + struct.pack("<I", 0xFFFFFFFF) + b"{}",
-    "not JSON": wire.MAGIC + struct.pack("<I", 3) + b"abc",
-    "a list": wire.MAGIC + struct.pack("<I", 2) + b"[]",
-    "deep JSON": wire.MAGIC + struct.pack("<I", 200_000) + b"[" * 200_000,
-    "safetensors header of gigabytes": wire.MAGIC
+    "magic alone": packing.MAGIC,
+    "header of gigabytes": packing.MAGIC + struct.pack("<I", 0xFFFFFFFF) + b"{}",
+    "not JSON": packing.MAGIC + struct.pack("<I", 3) + b"abc",
+    "a list": packing.MAGIC + struct.pack("<I", 2) + b"[]",
+    "deep JSON": packing.MAGIC + struct.pack("<I", 200_000) + b"[" * 200_000,
+    "safetensors header of gigabytes": packing.MAGIC
     + struct.pack("<I", 19)
     + json.dumps({"type": "episodes"}, separators=(",", ":")).encode()
     + struct.pack("<Q", 1 << 40)
@@ -183,11 +185,91 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_bytes_are_refused_without_memory(name):
     tracemalloc.start()
-    with pytest.raises(wire.WireError):
+    with pytest.raises(packing.WireError):
         wire.decode_result(HOSTILE[name], CATEGORICAL, REQUEST)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 20_000_000
+
+
+NUMBERS = (*"?bBhHiIqQefd",)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.sampled_from(NUMBERS).flatmap(
+            lambda code: arrays(code, array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4))
+        ),
+        max_size=5,
+    )
+)
+def test_arrays_are_those_of_safetensors(named):
+    """What is written, its library reads; what it writes is read here."""
+    data = packing.pack("x", {}, named)
+    start = len(packing.MAGIC) + 4 + int.from_bytes(data[8:12], "little")
+    again = packing.unpack(data[:start] + safetensors.numpy.save(named), "x")[1]
+    for arrived in (safetensors.numpy.load(data[start:]), packing.unpack(data, "x")[1], again):
+        assert arrived.keys() == named.keys()
+        for name, array in named.items():
+            assert arrived[name].dtype == array.dtype and arrived[name].shape == array.shape
+            assert arrived[name].tobytes() == array.tobytes()
+
+
+def test_arrays_are_sent_and_received_without_a_copy():
+    values = np.arange(6.0)
+    sent = packing.in_parts("x", {}, {"values": values})
+    assert np.shares_memory(np.frombuffer(sent[-1], np.uint8), values)
+    data = bytearray(b"".join(sent))
+    arrived = packing.unpack(data, "x")[1]["values"]
+    arrived[:] = 7
+    assert (packing.unpack(data, "x")[1]["values"] == 7).all()
+    # Of what is read-only, and of what lies between the words of memory, there is a copy.
+    for other in (bytes(data), memoryview(bytearray(b"-" + data))[1:]):
+        array = packing.unpack(other, "x")[1]["values"]
+        assert array.flags.writeable and array.flags.aligned and (array == 7).all()
+
+
+def entry(dtype="F32", shape=(2,), begin=0, end=8) -> dict:
+    return {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"a": entry(end=16, shape=(4,))},  # beyond the end
+        {"a": entry(end=4)},
+        {"a": entry(shape=(1,))},
+        {"a": entry(), "b": entry()},  # twice the same bytes
+        {"a": entry(begin=4, end=12)},
+        {},  # eight bytes of nobody
+        {"a": entry(begin=-8, end=0)},
+        {"a": entry(shape=(-1, -2))},
+        {"a": entry(shape=(2, 1 << 70, 0), end=0), "b": entry()},
+        {"a": entry(shape=(2, *[1] * 40))},
+        {"a": entry(shape=2)},
+        {"a": entry(shape=(2.0,))},
+        {"a": entry(shape=(True, 2))},
+        {"a": entry("F31")},
+        {"a": entry(["F32"])},
+        {"a": entry("BOOL", (8,))},  # neither 0 nor 1
+        {"a": {**entry(), "data_offsets": (0, 8, 8)}},
+        {"a": [0, 8]},
+        {"a": None},
+        [entry()],
+    ],
+)
+def test_arrays_that_cannot_be_are_refused(entries):
+    listed = json.dumps(entries).encode()
+    start = packing.pack("x", {}, {})[: -len(struct.pack("<Q", 0)) - len(b"{}      ")]
+    whole = {"a": entry()}
+    for described in (listed, json.dumps(whole).encode()):
+        data = start + struct.pack("<Q", len(described)) + described + b"\1\2" * 4
+        if described == listed:
+            with pytest.raises(packing.WireError, match="arrays"):
+                packing.unpack(data, "x")
+        else:
+            assert packing.unpack(data, "x")[1].keys() == {"a"}
 
 
 GOOD = altered()
@@ -201,7 +283,7 @@ def decodes_or_refuses(data: bytes) -> None:
         lambda: wire.decode_describe(data),
         lambda: wire.decode_description(data),
     ):
-        with contextlib.suppress(wire.WireError):
+        with contextlib.suppress(packing.WireError):
             decode()
 
 
@@ -226,4 +308,4 @@ def test_truncated_with_a_tail(position, tail):
     st.sampled_from(["snapshot", "request", "failure", "describe", "description"]),
 )
 def test_headers_of_any_content(header, kind):
-    decodes_or_refuses(wire.pack(kind, header, {}))
+    decodes_or_refuses(packing.pack(kind, header, {}))

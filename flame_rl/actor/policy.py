@@ -78,10 +78,10 @@ class ActingPolicy:
             np.maximum(x, -OBSERVATION_CLIP, out=x)
         # A stack of blocks, for each of which NumPy calls BLAS.
         x = x.reshape(-1, ROW_BLOCK, self.observation_dim)
-        for weight, bias in self._layers[:-1]:
-            x = self._activation(x @ weight + bias)
-        weight, bias = self._layers[-1]
-        return (x @ weight + bias).reshape(-1, self.action_dim)
+        for layer, (weight, bias) in enumerate(self._layers):
+            x = x @ weight if layer == 0 else self._activation(x) @ weight
+            x += bias
+        return x.reshape(-1, self.action_dim)
 
     def act(self, observations: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
         """One action for each row.

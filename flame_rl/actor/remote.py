@@ -18,6 +18,7 @@ import numpy as np
 from flame_rl import wire
 from flame_rl.actor.worker import Limits, Worker
 from flame_rl.messages import CollectFailure
+from flame_rl.packing import Buffer
 
 # It is on every executor, but not in every actor.
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def versions() -> dict[str, str]:
     """What decides the bits of an episode besides weights and seeds."""
-    packages = ("numpy", "gymnasium", "mujoco", "safetensors")
+    packages = ("numpy", "gymnasium", "mujoco")
     return {"python": f"{sys.version_info.major}.{sys.version_info.minor}"} | {
         name: importlib.metadata.version(name) for name in packages
     }
@@ -90,7 +91,7 @@ def _withdrawn(snapshot_ref: str) -> bool:
         return False  # the cache may be away for a moment; the deadline still holds
 
 
-def column(data: bytes) -> pyarrow.RecordBatch:
+def column(data: Buffer) -> pyarrow.RecordBatch:
     """The bytes as the only column, uint8, of a batch of Arrow: nothing is copied."""
     import pyarrow
 

@@ -24,13 +24,16 @@ import traceback
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
-from flame_rl import wire
+from flame_rl import packing, wire
 from flame_rl.messages import CollectFailure, FailureKind, PolicySnapshot
+from flame_rl.packing import Buffer, WireError
 
 # A frame's size, and the most memory that its sender has taken so far, both in bytes.
 _HEAD = struct.Struct("<QQ")
 # Far above any real answer; a child that announces more is not answering.
 MAX_FRAME_BYTES = 1 << 34
+# Memory is taken for so much of a frame at once, and not for what a broken child announces.
+_PIECE_BYTES = 1 << 26
 
 # One thread each: workers are as many as cores, and more BLAS threads change bits.
 _ONE_THREAD = {
@@ -99,7 +102,8 @@ class Worker:
                 start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
             )
             os.close(lifeline)
-            os.set_blocking(self._child.stdin.fileno(), False)
+            for pipe in (self._child.stdin, self._child.stdout):
+                os.set_blocking(pipe.fileno(), False)
             if self._closed:  # while the child was being started
                 _kill(self._child)
 
@@ -110,7 +114,7 @@ class Worker:
         deadline: float,
         withdrawn: Callable[[], bool] = lambda: False,
         simulator: str = "auto",
-    ) -> bytes:
+    ) -> Buffer:
         """An encoded `EnvironmentSpec` or `CollectFailure`; the rest is as in `collect`."""
         question = wire.encode_describe(env_id, max_episode_steps, simulator)
         with self._calling:
@@ -123,7 +127,7 @@ class Worker:
         request: bytes,
         limits: Limits,
         withdrawn: Callable[[], bool] = lambda: False,
-    ) -> bytes:
+    ) -> Buffer:
         """Let the child collect.
 
         Args:
@@ -148,7 +152,7 @@ class Worker:
                 self._episodes += len(decoded.indices)
                 if (
                     # What made a simulator fail may have left it unfit for more.
-                    wire.message_type(answer) == "failure"
+                    packing.message_type(answer) == "failure"
                     or self._episodes >= limits.episodes
                     or self._memory_bytes > limits.megabytes * 1_000_000
                 ):
@@ -166,7 +170,7 @@ class Worker:
 
     def _call(
         self, frames: list[bytes], env_id: str, deadline: float, withdrawn: Callable[[], bool]
-    ) -> bytes:
+    ) -> Buffer:
         kind: FailureKind = "crash"
         try:
             self.start()
@@ -246,7 +250,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
     from flame_rl.actor.collect import collect_episodes
     from flame_rl.actor.simulators import Simulator, SimulatorError
 
-    snapshot: PolicySnapshot | wire.WireError = wire.WireError("no weights have come yet")
+    snapshot: PolicySnapshot | WireError = WireError("no weights have come yet")
     simulators: dict[tuple[str, int | None, str], Simulator] = {}
     while True:
         try:
@@ -255,12 +259,12 @@ def main(last_words_fd: int, lifeline: int) -> None:
             return
         env_id = ""
         try:
-            kind = wire.message_type(frame)
+            kind = packing.message_type(frame)
             if kind == "snapshot":
                 # Nothing is answered to weights; what is wrong with them is said to the request.
                 try:
                     snapshot = wire.decode_snapshot(frame)
-                except wire.WireError as error:
+                except WireError as error:
                     snapshot = error
                 continue
             if kind == "describe":
@@ -271,7 +275,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
             else:
                 request = wire.decode_request(frame)
                 env_id = request.env_id
-                if isinstance(snapshot, wire.WireError):
+                if isinstance(snapshot, WireError):
                     raise snapshot
                 key = (env_id, request.max_episode_steps, request.simulator)
                 if key not in simulators:
@@ -280,7 +284,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
                 answer = (
                     wire.encode_failure(result)
                     if isinstance(result, CollectFailure)
-                    else wire.encode_episodes(result, request)
+                    else wire.episodes_in_parts(result, request)
                 )
         except SimulatorError as error:
             answer = wire.encode_failure(
@@ -315,9 +319,11 @@ def _die_with(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _write(pipe: BinaryIO, frame: bytes, limit: float | None = None) -> None:
-    """Send a frame. Raises TimeoutError at `limit` (monotonic seconds), OSError if nobody reads."""
-    for part in (_HEAD.pack(len(frame), _peak_memory()), frame):
+def _write(pipe: BinaryIO, frame: Buffer | list[Buffer], limit: float | None = None) -> None:
+    """Send a frame, which may come in parts. Raises TimeoutError at `limit` (monotonic seconds),
+    OSError if nobody reads."""
+    parts = frame if isinstance(frame, list) else [frame]
+    for part in (_HEAD.pack(sum(map(len, parts)), _peak_memory()), *parts):
         view = memoryview(part)
         while view:
             written = pipe.write(view)
@@ -327,7 +333,7 @@ def _write(pipe: BinaryIO, frame: bytes, limit: float | None = None) -> None:
                 raise TimeoutError
 
 
-def _read(pipe: BinaryIO, limit: float | None = None) -> tuple[bytes, int]:
+def _read(pipe: BinaryIO, limit: float | None = None) -> tuple[bytearray, int]:
     """A frame and its sender's memory in bytes. Raises TimeoutError at `limit` (monotonic seconds),
     OSError at the end."""
     size, memory = _HEAD.unpack(_read_exactly(pipe, _HEAD.size, limit))
@@ -346,19 +352,22 @@ def _peak_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def _read_exactly(pipe: BinaryIO, size: int, limit: float | None) -> bytes:
-    # Not a buffer of the announced size at once: what announces it may be broken.
-    chunks: list[bytes] = []
-    left = size
-    while left:
-        if limit is not None and not _ready(pipe, select.POLLIN, limit - time.monotonic()):
-            raise TimeoutError
-        chunk = pipe.read(min(left, 1 << 20))
-        if not chunk:
-            raise BrokenPipeError("the other side is gone")
-        chunks.append(chunk)
-        left -= len(chunk)
-    return b"".join(chunks)
+def _read_exactly(pipe: BinaryIO, size: int, limit: float | None) -> bytearray:
+    pieces: list[bytearray] = []
+    while size > 0:
+        piece = bytearray(min(size, _PIECE_BYTES))
+        view = memoryview(piece)
+        while view:
+            count = pipe.readinto(view)
+            if count == 0:
+                raise BrokenPipeError("the other side is gone")
+            if count is not None:
+                view = view[count:]
+            elif not _ready(pipe, select.POLLIN, limit - time.monotonic()):
+                raise TimeoutError
+        pieces.append(piece)
+        size -= len(piece)
+    return pieces[0] if len(pieces) == 1 else bytearray().join(pieces)
 
 
 def _ready(pipe: BinaryIO, event: int, seconds: float) -> bool:

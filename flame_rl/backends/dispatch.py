@@ -25,9 +25,7 @@ from flame_rl.messages import (
     PolicySnapshot,
     joined,
 )
-
-# Encoded.
-Answer = bytes | memoryview
+from flame_rl.packing import Buffer
 
 MAX_ATTEMPTS = 3
 STOP_POLL_SECONDS = 0.1
@@ -62,7 +60,7 @@ class _Task:
 def gather(
     snapshot: PolicySnapshot,
     request: CollectRequest,
-    submit: Callable[[bytes], Future[Answer]],
+    submit: Callable[[bytes], Future[Buffer]],
     *,
     task_sizes: Sequence[int],
     in_flight: int,
@@ -93,7 +91,7 @@ def gather(
         _Task(replace(request, indices=indices), attempt=1)
         for indices in split(request.indices, task_sizes)
     ][::-1]
-    running: dict[Future[Answer], _Task] = {}
+    running: dict[Future[Buffer], _Task] = {}
     parts: list[Episodes] = []
     bytes_out = bytes_in = retries = 0
     waiting = 0.0
@@ -157,7 +155,7 @@ def _second_chance(task: _Task, failure: CollectFailure) -> list[_Task]:
     )
 
 
-def read_description(data: Answer, stop: threading.Event) -> EnvironmentSpec:
+def read_description(data: Buffer, stop: threading.Event) -> EnvironmentSpec:
     """The environment's description. Raises UsageError if the answer is a failure, Interrupted if
     that is because the user asked to stop."""
     answer = wire.decode_description(data)
@@ -178,7 +176,7 @@ def explain(failure: CollectFailure) -> str:
 
 
 def _read_answer(
-    future: Future[Answer], snapshot: PolicySnapshot, request: CollectRequest
+    future: Future[Buffer], snapshot: PolicySnapshot, request: CollectRequest
 ) -> tuple[Episodes | CollectFailure, int]:
     kind: FailureKind = "transport"
     try:

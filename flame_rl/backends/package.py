@@ -19,7 +19,7 @@ from flame_rl.actor.remote import versions
 from flame_rl.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_SHIPPED = ("__init__.py", "messages.py", "wire.py", "actor")
+_SHIPPED = ("__init__.py", "messages.py", "packing.py", "wire.py", "actor")
 _IGNORED = shutil.ignore_patterns("__pycache__", ".*", "*.pyc")
 
 

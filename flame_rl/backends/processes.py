@@ -15,6 +15,7 @@ from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
 from flame_rl.errors import UsageError
 from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
+from flame_rl.packing import Buffer, message_type
 
 
 class ProcessBackend:
@@ -60,18 +61,18 @@ class ProcessBackend:
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         encoded = wire.encode_snapshot(snapshot)
 
-        def run(data: bytes) -> bytes:
+        def run(data: bytes) -> Buffer:
             worker = self._idle.get()
             try:
                 began = time.monotonic()
                 answer = worker.collect(encoded, snapshot.version, data, self._patience.limits())
-                if wire.message_type(answer) != "failure":
+                if message_type(answer) != "failure":
                     self._patience.took(time.monotonic() - began)
                 return answer
             finally:
                 self._idle.put(worker)
 
-        def submit(data: bytes) -> Future[bytes]:
+        def submit(data: bytes) -> Future[Buffer]:
             return self._threads.submit(run, data)
 
         workers = len(self._workers)

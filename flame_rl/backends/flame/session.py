@@ -18,7 +18,7 @@ from flamepy.core.types import FlameError
 from flamepy.runner import Runner
 from flamepy.runner.runner import ObjectFuture, RunnerService
 
-from flame_rl import wire
+from flame_rl import packing
 from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame.cleanup import Janitor, closes
 from flame_rl.backends.flame.cluster import Room
@@ -132,7 +132,7 @@ class Session:
         def fetch(_: Future) -> None:
             try:
                 data = _fetch(task)
-                if wire.is_message(data) and wire.message_type(data) == "episodes":
+                if packing.is_message(data) and packing.message_type(data) == "episodes":
                     self._tally.last_result = time.monotonic()
                     succeeded()
                 outer.set_result(data)
@@ -158,5 +158,5 @@ def _fetch(task: ObjectFuture) -> memoryview:
     batch = isinstance(data, pyarrow.RecordBatch | pyarrow.Table) and data.num_columns == 1
     values = data.column(0).to_numpy() if batch else None
     if values is None or values.dtype != np.uint8:
-        raise wire.WireError(f"result: {type(data).__name__} where bytes are expected")
+        raise packing.WireError(f"result: {type(data).__name__} where bytes are expected")
     return memoryview(values)

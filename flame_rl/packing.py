@@ -1,0 +1,162 @@
+"""A JSON header and named arrays to bytes and back: what messages and checkpoints are made of.
+
+The bytes are `MAGIC`, the header's length (uint32, little-endian), the header, and the arrays in
+the format of safetensors. That is written and read here because its library copies every array
+several times on the way; here they are views, of what is sent and of what has arrived. Bytes from
+elsewhere are not trusted: what is not well-formed raises `WireError`, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+MAGIC = b"flameRL1"
+MAX_HEADER_BYTES = 1 << 20
+_LENGTH = struct.Struct("<I")
+_START = len(MAGIC) + _LENGTH.size
+# A length, by which safetensors begins.
+_ARRAYS_LENGTH = struct.Struct("<Q")
+# Where arrays of the widest type begin, so that no view is out of step with the memory.
+_ALIGNMENT = 8
+_MAX_RANK = 8
+_DTYPES = {
+    "BOOL": np.dtype(bool),
+    **{f"U{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8)},
+    **{f"I{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)},
+    **{f"F{8 * n}": np.dtype(f"f{n}") for n in (2, 4, 8)},
+}
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+
+Buffer = bytes | bytearray | memoryview
+
+
+class WireError(ValueError):
+    """Bytes that are not a well-formed message of the expected kind."""
+
+
+def pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
+    """Header and arrays in one piece.
+
+    Args:
+        kind: what `unpack` will be asked for.
+        header: what JSON can hold.
+        arrays: of numbers, by name.
+    """
+    return b"".join(in_parts(kind, header, arrays))
+
+
+def in_parts(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[Buffer]:
+    """The same bytes as `pack`, to be sent one after another; the arrays are not copied."""
+    text = _padded(json.dumps({"type": kind} | header).encode(), _START)
+    # The widest first: then each begins at a multiple of its own width.
+    ordered = sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize)
+    entries, end = {}, 0
+    for name, array in ordered:
+        start, end = end, end + array.nbytes
+        entries[name] = {
+            "dtype": _CODES[array.dtype],
+            "shape": array.shape,
+            "data_offsets": (start, end),
+        }
+    listed = _padded(json.dumps(entries).encode(), 0)
+    return [
+        MAGIC + _LENGTH.pack(len(text)) + text + _ARRAYS_LENGTH.pack(len(listed)) + listed,
+        *(_bytes_of(array) for _, array in ordered if array.size),
+    ]
+
+
+def unpack(data: Buffer, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The inverse of `pack`; the content of header and arrays is still to be checked.
+
+    Returns:
+        The header, and the arrays: writable views of `data`, or of a copy where it is read-only.
+    """
+    header, start = _header(data)
+    if header["type"] != kind:
+        raise WireError(f"type: {header['type'][:40]!r} where {kind!r} is expected")
+    view = memoryview(data)
+    return header, _arrays(memoryview(bytearray(view)) if view.readonly else view, start)
+
+
+def is_message(data: Buffer) -> bool:
+    """Whether the bytes at least begin as a message."""
+    return bytes(data[: len(MAGIC)]) == MAGIC
+
+
+def message_type(data: Buffer) -> str:
+    """Which decoder a message is for. Raises WireError if it is none."""
+    return _header(data)[0]["type"]
+
+
+def _padded(text: bytes, before: int) -> bytes:
+    return text + b" " * (-(before + len(text)) % _ALIGNMENT)
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def _header(data: Buffer) -> tuple[dict[str, Any], int]:
+    """The JSON header and where the arrays begin."""
+    if len(data) < _START or not is_message(data):
+        raise WireError("not a message: it does not begin as one")
+    (size,) = _LENGTH.unpack(data[len(MAGIC) : _START])
+    header = _json(data, _START, size, "header")
+    if not isinstance(header.get("type"), str):
+        raise WireError("header: not a JSON object with a type")
+    return header, _START + size
+
+
+def _json(data: Buffer, start: int, size: int, name: str) -> dict[str, Any]:
+    if size > MAX_HEADER_BYTES or start + size > len(data):
+        raise WireError(f"{name}: {size} bytes are announced, more than there may be or are")
+    try:
+        value = json.loads(bytes(data[start : start + size]))
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"{name}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise WireError(f"{name}: not a JSON object")
+    return value
+
+
+def _arrays(data: memoryview, start: int) -> dict[str, np.ndarray]:
+    body = start + _ARRAYS_LENGTH.size
+    if body > len(data):
+        raise WireError("arrays: missing")
+    (size,) = _ARRAYS_LENGTH.unpack(data[start:body])
+    entries = _json(data, body, size, "arrays")
+    body += size
+    arrays, places = {}, [(0, 0), (len(data) - body,) * 2]
+    for name, entry in entries.items():
+        array, place = _array(data[body:], name, entry)
+        arrays[name] = array
+        places.append(place)
+    places.sort()
+    if any(left[1] != right[0] for left, right in pairwise(places)):
+        raise WireError("arrays: they overlap, or leave bytes out")
+    return arrays
+
+
+def _array(body: memoryview, name: str, entry: Any) -> tuple[np.ndarray, tuple[int, int]]:
+    """One array, and where it begins and ends."""
+    try:
+        dtype = _DTYPES[entry["dtype"]]
+        shape = tuple(entry["shape"])
+        first, last = entry["data_offsets"]
+        known = all(type(number) is int and number >= 0 for number in (*shape, first, last))
+        if not known or len(shape) > _MAX_RANK or last > len(body):
+            raise ValueError("a number is out of range")
+        if last - first != math.prod(shape) * dtype.itemsize:
+            raise ValueError("its size is not that of its shape")
+        array = np.ndarray(shape, dtype, body, first)
+        if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+            raise ValueError("not 0 or 1")
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"arrays: {name[:40]}: {type(error).__name__}: {error}") from error
+    return array if array.flags.aligned else array.copy(), (first, last)
