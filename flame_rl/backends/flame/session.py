@@ -125,19 +125,25 @@ class Session:
     def _track(
         self, task: ObjectFuture, succeeded: Callable[[], None] = lambda: None
     ) -> Future[memoryview]:
-        """A future of the task's bytes, with the result already fetched and deleted."""
+        """A future of the task's bytes, with the result already fetched."""
         outer: Future[memoryview] = Future()
         self._on_their_way.add(outer)
 
         def fetch(_: Future) -> None:
             try:
-                data = _fetch(task)
+                ref = task.ref()
+                data = _bytes_of(flamepy.core.cache.get_object(ref))
                 if packing.is_message(data) and packing.message_type(data) == "episodes":
                     self._tally.last_result = time.monotonic()
                     succeeded()
-                outer.set_result(data)
-            except InvalidStateError:
-                self._tally.dropped += 1
+                try:
+                    outer.set_result(data)
+                except InvalidStateError:
+                    self._tally.dropped += 1
+                # Every result stays in Flame's cache, and in this client's, until deleted; the
+                # learner need not wait for that.
+                with contextlib.suppress(Exception):
+                    flamepy.core.cache.delete_objects(ref.key)
             except Exception as error:
                 self.failures += 1
                 with contextlib.suppress(InvalidStateError):
@@ -149,14 +155,10 @@ class Session:
         return outer
 
 
-def _fetch(task: ObjectFuture) -> memoryview:
-    ref = task.ref()
-    data = flamepy.core.cache.get_object(ref)
-    # Every result stays in Flame's cache, and in this client's, until deleted.
-    flamepy.core.cache.delete_objects(ref.key)
+def _bytes_of(result: object) -> memoryview:
     # A large batch may have become a table of several.
-    batch = isinstance(data, pyarrow.RecordBatch | pyarrow.Table) and data.num_columns == 1
-    values = data.column(0).to_numpy() if batch else None
+    batch = isinstance(result, pyarrow.RecordBatch | pyarrow.Table) and result.num_columns == 1
+    values = result.column(0).to_numpy() if batch else None
     if values is None or values.dtype != np.uint8:
-        raise packing.WireError(f"result: {type(data).__name__} where bytes are expected")
+        raise packing.WireError(f"result: {type(result).__name__} where bytes are expected")
     return memoryview(values)
