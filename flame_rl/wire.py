@@ -74,8 +74,9 @@ def decode_snapshot(data: Buffer) -> PolicySnapshot:
 
 
 def encode_request(request: CollectRequest) -> bytes:
-    header = asdict(request)
-    indices = np.asarray(header.pop("indices"), np.int64)
+    # Not `asdict`, which copies every index.
+    header = dict(vars(request))
+    indices = np.array(header.pop("indices"), np.int64)
     return pack("request", header, {"indices": indices})
 
 
