@@ -7,7 +7,9 @@ Compared are, for each environment:
 - `floor`: `mj_step` alone, with the same actions, where MuJoCo simulates;
 - `plain`, `fast`: the collector over Gymnasium's environments and over the fast twin; they act by a
   policy and record episodes;
-- worker processes around the fast one, each with as many episodes.
+- worker processes around the fast one, each with as many episodes;
+- `2 apart`: two processes with the fast one that have nothing to do with each other, for what two
+  cores can give: they may share caches and memory, or be halves of one.
 
 Ratios are of steps per second of CPU, all processes together, so that a busy machine blurs them
 less; only what a second worker adds is by the clock.
@@ -21,6 +23,7 @@ import os
 os.environ |= {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -123,6 +126,8 @@ def measure(env: str, iterations: int, limit: int, episodes: int, repetitions: i
         rows[f"{count} worker{'s' * (count > 1)}"] = partial(
             collect_on, backend, snapshot, partial(ask, count * episodes)
         )
+    apart = Apart(2, rows["fast"])
+    rows["2 apart"] = apart
     try:
         for row in rows.values():  # imports, first touches, self-checks
             row(0)
@@ -130,16 +135,22 @@ def measure(env: str, iterations: int, limit: int, episodes: int, repetitions: i
         gc.freeze()
         timed = in_turn({name: partial(rates, row) for name, row in rows.items()}, repetitions)
     finally:
+        apart.close()
         for backend in backends.values():
             backend.close()
     by_clock, by_cpu = ({n: [rate[i] for rate in r] for n, r in timed.items()} for i in (0, 1))
-    pairs = [(name, "bare") for name in rows if name != "bare"]
+    pairs = [(name, "bare") for name in rows if name not in ("bare", "2 apart")]
     pairs += [("fast", "floor")] * ("floor" in rows) + [("1 worker", "fast")]
     steps = f"of {len(actions) / len(recorded):.0f} steps"
     what = f"{env_id}, {episodes} episodes {steps}, {repetitions} repetitions"
     return [
         compare(f"{what}, by CPU time", "steps per second of CPU", by_cpu, pairs),
-        compare(f"{what}, by the clock", "steps per second", by_clock, [("2 workers", "1 worker")]),
+        compare(
+            f"{what}, by the clock",
+            "steps per second",
+            by_clock,
+            [("2 workers", "1 worker"), ("2 apart", "fast"), ("2 workers", "2 apart")],
+        ),
     ]
 
 
@@ -179,6 +190,37 @@ def collect_on(
     backend: ProcessBackend, snapshot: PolicySnapshot, ask: Callable[[int], CollectRequest], k: int
 ) -> int:
     return backend.collect(snapshot, ask(k)).episodes.steps
+
+
+class Apart:
+    """Processes that each do the same as this one, all at the same time, and send back nothing."""
+
+    def __init__(self, count: int, row: Callable[[int], int]) -> None:
+        self._children = [self._fork(row) for _ in range(count)]
+
+    def __call__(self, k: int) -> int:
+        for _, asks, _ in self._children:
+            os.write(asks, bytes([k]))
+        return sum(int.from_bytes(os.read(answers, 8), "little") for *_, answers in self._children)
+
+    def close(self) -> None:
+        for pid, asks, answers in self._children:
+            os.close(asks)
+            os.close(answers)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def _fork(self, row: Callable[[int], int]) -> tuple[int, int, int]:
+        asked, asks = os.pipe()
+        answers, answered = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            while k := os.read(asked, 1):
+                os.write(answered, row(k[0]).to_bytes(8, "little"))
+            os._exit(0)
+        os.close(asked)
+        os.close(answered)
+        return pid, asks, answers
 
 
 class Bare:
