@@ -17,6 +17,9 @@ LEARNER_SECONDS = 0.01
 # Of the episodes, what many workers keep back for those of them that are done first. One has nobody
 # to wait for, and two do not wait long for each other.
 KEPT_BACK = 0.2
+# Nothing is kept back where each worker's part would be less than this of a task worth sending: few
+# episodes side by side take nearly as long as many.
+LEAST_KEPT_BACK = 0.15
 
 
 class Shares:
@@ -36,10 +39,13 @@ class Shares:
         """How many episodes each task of an iteration has, in the order in which to send them."""
         workers = self._workers
         worth_sending = self._task_seconds / self._episode_seconds
-        large = int(episodes * (1 - KEPT_BACK * (1 - 1 / workers) ** 2) / workers)
-        tasks = [large] * workers if large > worth_sending else []
+        kept_back = episodes * KEPT_BACK * (1 - 1 / workers) ** 2
+        large = int((episodes - kept_back) / workers)
+        tasks, limit = [], math.inf
+        if large > worth_sending and kept_back >= workers * worth_sending * LEAST_KEPT_BACK:
+            tasks, limit = [large] * workers, worth_sending
         rest = episodes - sum(tasks)
-        small = max(1, int(min(worth_sending, rest / workers)))
+        small = max(1, int(min(limit, rest / workers)))
         # A task for everyone, or two, so that nobody is left without.
         count = min(rest, workers * math.ceil(rest / (workers * small)))
         return tasks + [rest // count + (i < rest % count) for i in range(count)]
