@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 
 from flame_rl.commands import COMMANDS
@@ -34,7 +35,11 @@ def run_command(words: list[str]) -> int:
             )
         place = COMMANDS[name]
     module, _, function = place.partition(":")
-    return getattr(importlib.import_module(module), function)(words) or 0
+    # Nothing has begun yet, and what Ctrl-C raises gets lost in a library that tries an import.
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    command = getattr(importlib.import_module(module), function)
+    signal.signal(signal.SIGINT, before)
+    return command(words) or 0
 
 
 if __name__ == "__main__":

@@ -43,9 +43,11 @@ def test_collection_quickly(
     printed = capsys.readouterr().out
     assert re.search(r"CartPole-v1, 16 episodes of \d+ steps, 2 repetitions, by CPU time", printed)
     by_cpu, by_clock = json.loads((tmp_path / "collection.json").read_text())["tables"]
-    assert set(by_cpu["rates"]) == {"bare", "plain", "fast", "1 worker", "2 workers"}
+    rows = {"bare", "plain", "fast", "1 worker", "2 workers", "2 apart"}
+    assert set(by_cpu["rates"]) == rows
     assert all(rate > 0 for rates in by_cpu["rates"].values() for rate in rates)
-    assert [(r["of"], r["over"]) for r in by_clock["ratios"]] == [("2 workers", "1 worker")]
+    pairs = [("2 workers", "1 worker"), ("2 apart", "fast"), ("2 workers", "2 apart")]
+    assert [(r["of"], r["over"]) for r in by_clock["ratios"]] == pairs
 
 
 def test_the_readme_shows_the_learning_table() -> None:

@@ -506,6 +506,23 @@ def test_one_signal_at_any_moment(number, moment, whole, tmp_path):
     finish(tmp_path, whole)
 
 
+def test_ctrl_c_is_not_lost_in_an_import(tmp_path):
+    """Of a library that goes on whatever another import raises."""
+    (tmp_path / "tyro.py").write_text(
+        "import pathlib, time\n"
+        "pathlib.Path('importing').touch()\n"
+        "try:\n"
+        "    time.sleep(20)\n"
+        "except BaseException:\n"
+        "    raise SystemExit(7)\n"
+    )
+    path = os.pathsep.join((str(tmp_path), str(ROOT)))
+    process = start_main("--help", cwd=tmp_path, environment={"PYTHONPATH": path})
+    wait_until((tmp_path / "importing").exists)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_one_signal_at_twenty_random_moments(seed, whole, tmp_path):
