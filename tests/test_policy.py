@@ -52,6 +52,21 @@ def test_every_activation_has_both_twins():
     assert ACTIVATIONS.keys() == model.ACTIVATIONS.keys()
 
 
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_sees_one_number_at_a_time(name):
+    activation, torchs = ACTIVATIONS[name], model.ACTIVATIONS[name]()
+    x = np.random.default_rng(5).standard_normal(10_000) * 4
+    x[:6] = 0, 1e-30, -1e-30, 1e300, -1e300, 88
+    expected = activation(x.copy())
+    np.testing.assert_allclose(expected, torchs(torch.from_numpy(x)), rtol=1e-6, atol=1e-6)
+    for first in range(40):
+        for count in (1, 3, 8, 21):
+            part = activation(x[first : first + count].copy())
+            assert part.tobytes() == expected[first : first + count].tobytes()
+    table = activation(np.concatenate([x, x]).reshape(-1, 8, 10))
+    assert table.tobytes() == 2 * expected.tobytes()
+
+
 def test_no_hidden_layer_is_a_linear_policy():
     policy = policy_of(False, "tanh", hidden=())
     observations = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32)

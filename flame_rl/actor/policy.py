@@ -4,6 +4,7 @@ Law of this file: an observation's action must not depend on which other observa
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
 `ROW_BLOCK` rows, padded if need be. In float64 and with one BLAS thread, each row then has the same
 bits at any position and in any company; in float32, or in one product of all rows, it has not.
+Activations look at one number at a time, so that these may have float32's precision.
 """
 
 from __future__ import annotations
@@ -17,13 +18,21 @@ from flame_rl.messages import OBSERVATION_CLIP, PolicySnapshot
 ROW_BLOCK = 8
 
 
+def _tanh(x: np.ndarray) -> np.ndarray:
+    # As precise as the learner's own, and four times as fast as in float64. In place, so that NumPy
+    # casts a piece at a time and needs no second array. Beyond float32 lies infinity, and is right.
+    with np.errstate(over="ignore"):
+        return np.tanh(x, out=x, dtype=np.float32, casting="same_kind")
+
+
 def _silu(x: np.ndarray) -> np.ndarray:
     # tanh form: no overflow for large negative x, unlike 1 / (1 + exp(-x)).
-    return 0.5 * x * (1.0 + np.tanh(0.5 * x))
+    return 0.5 * x * (1.0 + _tanh(0.5 * x))
 
 
+# Of float64, which they may overwrite.
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "tanh": np.tanh,
+    "tanh": _tanh,
     "relu": lambda x: np.maximum(x, 0.0),
     "silu": _silu,
 }
