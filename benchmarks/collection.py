@@ -156,9 +156,10 @@ def measure(env: str, iterations: int, limit: int, episodes: int, repetitions: i
 
 def rates(row: Callable[[int], int], k: int) -> tuple[float, float]:
     """Steps per second by the clock, and of CPU."""
-    began, cpu = time.perf_counter(), cpu_seconds()
+    cpu, began = cpu_seconds(), time.perf_counter()
     steps = row(k)
-    return steps / (time.perf_counter() - began), steps / (cpu_seconds() - cpu)
+    seconds = time.perf_counter() - began
+    return steps / seconds, steps / (cpu_seconds() - cpu)
 
 
 def cpu_seconds() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import signal
 import subprocess
@@ -57,6 +58,31 @@ def test_equals_collecting_in_this_process(worker):
     expected = collect_episodes(newer, request, PlainSimulator("CartPole-v1", None))
     assert_same_episodes(collect(worker, request, newer), expected)
     assert worker.pid == pid
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's pipes can be enlarged")
+@pytest.mark.parametrize("allowed", [True, False])
+def test_answers_come_through_an_enlarged_pipe_or_where_that_is_refused_another(
+    worker, allowed, monkeypatch
+):
+    sizes, really = [], fcntl.fcntl
+
+    def enlarge(pipe, command, size):
+        assert command == fcntl.F_SETPIPE_SZ
+        if not allowed:
+            raise PermissionError("too many pipes")
+        sizes.append((really(pipe, fcntl.F_GETPIPE_SZ), really(pipe, command, size)))
+
+    monkeypatch.setattr(fcntl, "fcntl", enlarge)
+    snapshot, request = random_snapshot(4, 2, False), request_for("CartPole-v1", range(800))
+    answer = collect(worker, request, snapshot)
+    expected = collect_episodes(snapshot, request, PlainSimulator("CartPole-v1", None))
+    assert_same_episodes(answer, expected)
+    assert answer.observations.nbytes > 2**18
+    if allowed:
+        ((before, after),) = sizes
+        assert after > before
+    assert bool(sizes) == allowed
 
 
 def test_describes(worker):

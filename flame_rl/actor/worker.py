@@ -35,6 +35,10 @@ MAX_FRAME_BYTES = 1 << 34
 # Memory is taken for so much of a frame at once, and not for what a broken child announces.
 _PIECE_BYTES = 1 << 26
 
+# Through Linux's 64 KiB, an answer of megabytes comes in a hundred pieces, with a wait for each
+# other at every one. A user's pipes share a limit, so no more than helps.
+_PIPE_BYTES = 1 << 18
+
 # One thread each: workers are as many as cores, and more BLAS threads change bits.
 _ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -104,6 +108,9 @@ class Worker:
             os.close(lifeline)
             for pipe in (self._child.stdin, self._child.stdout):
                 os.set_blocking(pipe.fileno(), False)
+            if sys.platform == "linux":
+                with contextlib.suppress(OSError):  # at that limit: slower, that is all
+                    fcntl.fcntl(self._child.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             if self._closed:  # while the child was being started
                 _kill(self._child)
 
