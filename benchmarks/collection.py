@@ -23,12 +23,14 @@ import os
 os.environ |= {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 import gc
-import signal
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import gymnasium
@@ -194,34 +196,36 @@ def collect_on(
 
 
 class Apart:
-    """Processes that each do the same as this one, all at the same time, and send back nothing."""
+    """Processes that each do the same as this one, all at the same time, and send back nothing but
+    how many steps they took."""
 
     def __init__(self, count: int, row: Callable[[int], int]) -> None:
-        self._children = [self._fork(row) for _ in range(count)]
+        context = multiprocessing.get_context("fork")  # with what the row holds
+        self._children: list[tuple[BaseProcess, Connection]] = []
+        for _ in range(count):
+            here, there = context.Pipe()
+            child = context.Process(target=repeat, args=(row, there), daemon=True)
+            child.start()
+            there.close()
+            self._children.append((child, here))
 
     def __call__(self, k: int) -> int:
-        for _, asks, _ in self._children:
-            os.write(asks, bytes([k]))
-        return sum(int.from_bytes(os.read(answers, 8), "little") for *_, answers in self._children)
+        for _, connection in self._children:
+            connection.send_bytes(k.to_bytes(8, "little"))
+        return sum(int.from_bytes(each.recv_bytes(), "little") for _, each in self._children)
 
     def close(self) -> None:
-        for pid, asks, answers in self._children:
-            os.close(asks)
-            os.close(answers)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        for child, connection in self._children:
+            child.kill()
+            child.join()
+            connection.close()
 
-    def _fork(self, row: Callable[[int], int]) -> tuple[int, int, int]:
-        asked, asks = os.pipe()
-        answers, answered = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            while k := os.read(asked, 1):
-                os.write(answered, row(k[0]).to_bytes(8, "little"))
-            os._exit(0)
-        os.close(asked)
-        os.close(answered)
-        return pid, asks, answers
+
+def repeat(row: Callable[[int], int], connection: Connection) -> None:
+    """In a process of its own: the row again and again, as often as it is asked for."""
+    while True:
+        k = int.from_bytes(connection.recv_bytes(), "little")
+        connection.send_bytes(row(k).to_bytes(8, "little"))
 
 
 class Bare:
