@@ -8,7 +8,7 @@ import signal
 import sys
 
 from flame_rl.commands import COMMANDS
-from flame_rl.errors import RunError, UsageError
+from flame_rl.system.errors import RunError, UsageError
 
 
 def main() -> int:

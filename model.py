@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
-from flame_rl.config import TrainConfig
-from flame_rl.messages import OBSERVATION_CLIP, EnvironmentSpec, PolicySnapshot
+from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import OBSERVATION_CLIP, EnvironmentSpec, PolicySnapshot
 
 # Names for --env. Dimensions and the kind of action are read from the environment itself.
 ENVIRONMENTS = {
@@ -26,7 +26,7 @@ ENVIRONMENTS = {
     "ant": "Ant-v5",
 }
 
-# Every name here has its NumPy twin in flame_rl/actor/policy.py.
+# Every name here has its NumPy twin in flame_rl/actor/policy/.
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
 
 

@@ -40,12 +40,13 @@ import tyro
 
 from benchmarks.table import Table, compare, in_turn, write
 from flame_rl import TrainConfig, Trainer
-from flame_rl.actor.choose import choose_simulator
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.simulators import Simulator, make_environment
+from flame_rl.actor.environments.making import make_environment
+from flame_rl.actor.simulators.choose import choose_simulator
+from flame_rl.actor.simulators.protocol import Simulator
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
-from flame_rl.messages import CollectRequest, PolicySnapshot
+from flame_rl.wire.messages import CollectRequest, PolicySnapshot
 
 # Environments, after how many iterations of learning, episodes of one measurement, which takes a
 # second or two, and their time limit: no fewer episodes than a twin steps side by side. Nearly all

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 
 # Looked up where they are asked for.
-_MODULES = {"TrainConfig": "flame_rl.config", "Trainer": "flame_rl.trainer"}
+_MODULES = {"TrainConfig": "flame_rl.settings.config", "Trainer": "flame_rl.run.trainer"}
 
 __all__ = ["TrainConfig", "Trainer"]
 

@@ -191,7 +191,7 @@ class Flame:
         for pid in self.worker_pids():
             with contextlib.suppress(psutil.Error):
                 children = psutil.Process(pid).children()
-                found += [child for child in children if runs(child, "flame_rl.actor.worker")]
+                found += [child for child in children if runs(child, "flame_rl.actor.worker.child")]
         return found
 
     def stop(self, server: str) -> None:

@@ -14,7 +14,13 @@ from unittest import mock
 import numpy as np
 
 import main
-from flame_rl.messages import CollectRequest, EnvironmentSpec, Episode, Episodes, PolicySnapshot
+from flame_rl.wire.messages import (
+    CollectRequest,
+    EnvironmentSpec,
+    Episode,
+    Episodes,
+    PolicySnapshot,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import model
-from flame_rl.config import TrainConfig
 from flame_rl.learner.learner import Learner
-from flame_rl.messages import EnvironmentSpec
-from flame_rl.presets import with_presets
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.presets import with_presets
+from flame_rl.wire.messages import EnvironmentSpec
 
 
 def make_learner(spec: EnvironmentSpec, **options) -> Learner:

@@ -9,17 +9,17 @@ from concurrent.futures import Future
 import psutil
 import pytest
 
-from flame_rl import wire
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.seeds import episode_randomness
-from flame_rl.actor.simulators import PlainSimulator
+from flame_rl.actor.random.seeds import episode_randomness
+from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.backends.dispatch import MAX_ATTEMPTS, gather
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
 from flame_rl.backends.shares import Shares
-from flame_rl.errors import Interrupted, RunError, UsageError
-from flame_rl.messages import CollectFailure
+from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.wire import codec
+from flame_rl.wire.messages import CollectFailure
 from tests.helpers import (
     assert_same_episodes,
     environment_id,
@@ -34,9 +34,9 @@ REQUEST = request_for("CartPole-v1", range(11))
 
 
 def answer(data: bytes) -> bytes:
-    request = wire.decode_request(data)
+    request = codec.decode_request(data)
     simulator = PlainSimulator(request.env_id, None)
-    return wire.encode_episodes(collect_episodes(SNAPSHOT, request, simulator), request)
+    return codec.encode_episodes(collect_episodes(SNAPSHOT, request, simulator), request)
 
 
 def done(value: bytes | Exception) -> Future:
@@ -120,9 +120,9 @@ def test_no_more_in_flight_than_allowed():
     [
         ConnectionError("Stream removed"),
         b"garbage",
-        wire.encode_failure(CollectFailure("crash", "died", "CartPole-v1")),
-        wire.encode_failure(CollectFailure("invalid", "NaN", "CartPole-v1")),
-        wire.encode_episodes(
+        codec.encode_failure(CollectFailure("crash", "died", "CartPole-v1")),
+        codec.encode_failure(CollectFailure("invalid", "NaN", "CartPole-v1")),
+        codec.encode_episodes(
             together([EXPECTED[9], EXPECTED[10]]), REQUEST
         ),  # late, doubled or another run's
     ],
@@ -131,7 +131,7 @@ def test_a_failed_task_is_asked_for_again(fault):
     requests = []
 
     def submit(data):
-        indices = wire.decode_request(data).indices
+        indices = codec.decode_request(data).indices
         requests.append(indices)
         failed = 4 in indices and sum(4 in sent for sent in requests) < MAX_ATTEMPTS
         return done(fault if failed else answer(data))
@@ -158,7 +158,7 @@ def test_what_keeps_failing_ends_the_run_with_its_message(kind, error, attempts)
 
     def submit(data):
         requests.append(data)
-        return done(wire.encode_failure(CollectFailure(kind, "the cause", "CartPole-v1")))
+        return done(codec.encode_failure(CollectFailure(kind, "the cause", "CartPole-v1")))
 
     with pytest.raises(error, match="the cause"):
         gather_with(submit, task_size=1, in_flight=1)
@@ -167,9 +167,9 @@ def test_what_keeps_failing_ends_the_run_with_its_message(kind, error, attempts)
 
 def test_a_final_failure_names_the_one_episode_and_its_seed():
     def submit(data):
-        bad = 7 in wire.decode_request(data).indices
+        bad = 7 in codec.decode_request(data).indices
         failure = CollectFailure("crash", "the worker process died", "CartPole-v1")
-        return done(wire.encode_failure(failure) if bad else answer(data))
+        return done(codec.encode_failure(failure) if bad else answer(data))
 
     with pytest.raises(RunError) as caught:
         gather_with(submit)

@@ -22,9 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import model
-from flame_rl import packing, wire
-from flame_rl.actor.seeds import episode_randomness
-from flame_rl.checkpoint import (
+from flame_rl.actor.random.seeds import episode_randomness
+from flame_rl.learner.learner import Learner
+from flame_rl.run.checkpoint import (
     BEST_NAME,
     MAGIC,
     Checkpointer,
@@ -34,13 +34,13 @@ from flame_rl.checkpoint import (
     load_newest,
     numbered,
 )
-from flame_rl.config import TrainConfig
-from flame_rl.errors import RunError
-from flame_rl.learner.learner import Learner
-from flame_rl.messages import EnvironmentSpec
-from flame_rl.presets import with_presets
-from flame_rl.run_folder import CHECKPOINTS_NAME
-from flame_rl.train import Totals
+from flame_rl.run.folder import CHECKPOINTS_NAME
+from flame_rl.run.loop import Totals
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.presets import with_presets
+from flame_rl.system.errors import RunError
+from flame_rl.wire import codec, packing
+from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import ROOT, clean_environment, environment_id
 from tests.test_resume import assert_same_run, run_here
 from tests.test_wire import Bomb, decodes_or_refuses
@@ -154,7 +154,7 @@ HOSTILE = {
     "a pickle": pickle.dumps(Bomb()),
     "a pickle, sealed": sealed(pickle.dumps(Bomb())),
     "a message, not sealed": BODY,
-    "another message": sealed(wire.encode_describe("X-v0", None)),
+    "another message": sealed(codec.encode_describe("X-v0", None)),
     "magic alone": MAGIC,
     "nothing, sealed": sealed(b""),
     "a header of gigabytes": sealed(packing.MAGIC + struct.pack("<I", 0xFFFFFFFF) + b"{}"),
@@ -438,7 +438,7 @@ def test_damaged_ones_do_not_push_out_what_is_saved_after_them(tmp_path):
 
 TORN = """
 import os, signal, sys
-import flame_rl.files
+import flame_rl.system.files
 
 fsync = os.fsync
 
@@ -486,7 +486,7 @@ def test_a_kill_at_any_moment_leaves_the_old_bytes_or_the_new(tmp_path):
     code = f"""
 import itertools
 from pathlib import Path
-from flame_rl.files import write_atomically
+from flame_rl.system.files import write_atomically
 for i in itertools.count():
     write_atomically(Path({str(target)!r}), bytes([65 + i % 2]) * 3_000_000)
 """

@@ -15,19 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from flame_rl.actor.choose import choose_simulator
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.noise import AHEAD
-from flame_rl.actor.policy import ActingPolicy
-from flame_rl.actor.recording import Block, cut_out
-from flame_rl.actor.seeds import (
+from flame_rl.actor.environments.making import describe_environment
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.actor.random.noise import AHEAD
+from flame_rl.actor.random.seeds import (
     episode_randomness,
     episodes_randomness,
     generator_of,
     uniforms,
 )
-from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
-from flame_rl.messages import CollectFailure
+from flame_rl.actor.recording import Block, cut_out
+from flame_rl.actor.simulators.choose import choose_simulator
+from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.wire.messages import CollectFailure
 from tests.helpers import (
     ROOT,
     assert_same_episodes,
@@ -306,8 +308,8 @@ def test_collects_where_torch_cannot_be_imported():
 import sys
 sys.modules["torch"] = None
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.simulators import PlainSimulator
-import flame_rl.actor.remote, flame_rl.actor.worker
+from flame_rl.actor.simulators.plain import PlainSimulator
+import flame_rl.actor.remote, flame_rl.actor.worker.supervisor
 from tests.helpers import random_snapshot, request_for
 episodes = collect_episodes(
     random_snapshot(4, 2, False), request_for("CartPole-v1"), PlainSimulator("CartPole-v1", None)
@@ -321,7 +323,8 @@ print(len(episodes), [m for m in sys.modules if m.startswith(("flame_rl.learner"
 
 
 def test_mujoco_leaves_no_log_and_no_warning(tmp_path):
-    code = "from flame_rl.actor.simulators import make_environment as m; m('HalfCheetah-v5', None)"
+    code = "from flame_rl.actor.environments import making; "
+    code += "making.make_environment('HalfCheetah-v5', None)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

@@ -17,10 +17,11 @@ import psutil
 import pytest
 import torch
 
-from flame_rl import TrainConfig, Trainer, checkpoint
-from flame_rl.actor.seeds import episode_randomness
-from flame_rl.evaluate import bootstrap_interval
-from flame_rl.run_folder import CONFIG_NAME
+from flame_rl import TrainConfig, Trainer
+from flame_rl.actor.random.seeds import episode_randomness
+from flame_rl.run import checkpoint
+from flame_rl.run.evaluation import bootstrap_interval
+from flame_rl.run.folder import CONFIG_NAME
 from tests.flame_fixtures import Flame
 from tests.helpers import environment_id, run_here, run_main, start_main
 

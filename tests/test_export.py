@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from flame_rl import export
-from flame_rl.config import TrainConfig
-from flame_rl.errors import RunError
-from flame_rl.messages import EnvironmentSpec
-from flame_rl.presets import with_presets
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.presets import with_presets
+from flame_rl.system.errors import RunError
+from flame_rl.tools import onnx_file as export
+from flame_rl.wire.messages import EnvironmentSpec
 from model import make_networks
 from tests.helpers import ROOT, run_main
 
@@ -112,7 +112,7 @@ def trained(tmp_path_factory):
 
 
 def test_the_command_exports_a_run(trained):
-    from flame_rl.saved import load_saved
+    from flame_rl.run.saved import load_saved
 
     done = run_main("export", "run", "policy.onnx", cwd=trained)
     assert done.returncode == 0, done.stderr

@@ -22,16 +22,16 @@ import psutil
 import pytest
 import torch
 
-from flame_rl import wire
-from flame_rl.actor.seeds import episode_randomness
-from flame_rl.actor.worker import Limits, Worker
+from flame_rl.actor.random.seeds import episode_randomness
+from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.backends import patience as patience_module
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
-from flame_rl.checkpoint import load_newest, load_weights
-from flame_rl.errors import RunError
 from flame_rl.learner.learner import Learner
-from flame_rl.messages import EnvironmentSpec, Episode, Episodes
+from flame_rl.run.checkpoint import load_newest, load_weights
+from flame_rl.system.errors import RunError
+from flame_rl.wire import codec
+from flame_rl.wire.messages import EnvironmentSpec, Episode, Episodes
 from tests.helpers import (
     ROOT,
     environment_id,
@@ -200,7 +200,7 @@ def test_a_leaking_worker_is_replaced(tmp_path):
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.Error):
                     # Until it is a worker it shows the memory of this process.
-                    if "flame_rl.actor.worker" in child.cmdline():
+                    if "flame_rl.actor.worker.child" in child.cmdline():
                         peak = max(peak, child.memory_info().rss)
 
     watcher = threading.Thread(target=watch)
@@ -229,8 +229,8 @@ def test_a_worker_is_not_charged_with_the_memory_of_its_learner():
         snapshot, limits = random_snapshot(1, 2, False), Limits(60, 100_000, 400)
         pids = set()
         for _ in range(3):
-            request = wire.encode_request(request_for(environment_id("ActionReward")))
-            worker.collect(wire.encode_snapshot(snapshot), 0, request, limits)
+            request = codec.encode_request(request_for(environment_id("ActionReward")))
+            worker.collect(codec.encode_snapshot(snapshot), 0, request, limits)
             pids.add(worker.pid)
     finally:
         worker.close()
@@ -239,13 +239,13 @@ def test_a_worker_is_not_charged_with_the_memory_of_its_learner():
 
 ORPHAN = """
 import os, sys, threading, time
-from flame_rl import wire
-from flame_rl.actor.worker import Limits, Worker
+from flame_rl.wire import codec
+from flame_rl.actor.worker.supervisor import Limits, Worker
 from tests.helpers import environment_id, random_snapshot, request_for
 
 def collect():
     snapshot, request = random_snapshot(1, 2, False), request_for(environment_id({name!r}))
-    encoded = wire.encode_snapshot(snapshot), 0, wire.encode_request(request)
+    encoded = codec.encode_snapshot(snapshot), 0, codec.encode_request(request)
     worker.collect(*encoded, Limits(600, 1000, 4096))
 
 worker = Worker()

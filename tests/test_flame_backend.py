@@ -26,7 +26,7 @@ from flame_rl.actor.remote import Collector, versions
 from flame_rl.backends.flame import session
 from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.backends.flame.cluster import Room, connect, memory_share
-from flame_rl.errors import UsageError
+from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import ROOT, SECRET, Flame, finish, run, start
 from tests.memory_flame import MemoryFlame
 
@@ -76,16 +76,14 @@ def test_number_of_workers_changes_no_byte(
 
 def shipped_files() -> set[str]:
     """The names in the package of an environment that came with Gymnasium."""
-    actor = {path.name for path in (ROOT / "flame_rl" / "actor").glob("*.py")}
-    files = {
-        "__init__.py",
-        "messages.py",
-        "packing.py",
-        "wire.py",
-        *(f"actor/{name}" for name in actor),
-    }
-    folders = {"flame_rl", "flame_rl/actor"}
-    return {"pyproject.toml", *folders, *(f"flame_rl/{name}" for name in files)}
+    package = ROOT / "flame_rl"
+    shipped = [package, package / "__init__.py"]
+    for part in ("actor", "wire"):
+        folders = [package / part, *(p for p in (package / part).rglob("*") if p.is_dir())]
+        for folder in folders:
+            if folder.name != "__pycache__":
+                shipped += [folder, *folder.glob("*.py")]
+    return {"pyproject.toml", *(path.relative_to(ROOT).as_posix() for path in shipped)}
 
 
 def test_own_environment_travels_and_nothing_else_does(

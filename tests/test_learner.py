@@ -17,7 +17,7 @@ import torch
 from flame_rl.learner import slices
 from flame_rl.learner.adam import Adam
 from flame_rl.learner.learner import ALGORITHMS, Learner
-from flame_rl.messages import EnvironmentSpec, Episode, Episodes
+from flame_rl.wire.messages import EnvironmentSpec, Episode, Episodes
 from tests.helpers import together
 from tests.learners import make_learner
 
@@ -196,7 +196,7 @@ def test_the_number_of_cores_changes_no_bit(monkeypatch):
 PEAK = """
 import numpy as np, re
 from pathlib import Path
-from flame_rl.messages import EnvironmentSpec, Episode
+from flame_rl.wire.messages import EnvironmentSpec, Episode
 from tests.helpers import together
 from tests.learners import make_learner
 

@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from flame_rl.config import TrainConfig
-from flame_rl.run_folder import hold_folder
+from flame_rl.run.folder import hold_folder
+from flame_rl.settings.config import TrainConfig
 from tests.helpers import ROOT, environment_id, run_main, start_main
 
 QUICK = ("--env", "cartpole", "--iterations", "12", "--episodes-per-iter", "10", "--seed", "5")
@@ -121,8 +121,8 @@ def test_writes_the_run_folder(finished):
 
 
 def test_the_saved_weights_are_those_of_the_last_row(finished):
-    from flame_rl.checkpoint import load_weights
     from flame_rl.learner.learner import tensors_digest
+    from flame_rl.run.checkpoint import load_weights
 
     _, folder = finished
     last = (folder / "metrics.csv").read_text().splitlines()[-1]
@@ -264,8 +264,8 @@ def test_one_signal_saves_and_leaves_nothing(number, code, tmp_path):
     assert process.returncode == code, errors
     assert psutil.wait_procs(children, timeout=1)[1] == []
     assert "Training Interrupted!" in output and "Final Mean Reward" in output
-    from flame_rl.checkpoint import load_weights
     from flame_rl.learner.learner import tensors_digest
+    from flame_rl.run.checkpoint import load_weights
 
     last = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[-1]
     assert last.endswith(tensors_digest(load_weights(tmp_path / "run")))
@@ -405,7 +405,7 @@ def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path):
 def test_a_full_disk_costs_the_report_and_not_the_run(tmp_path):
     """/dev/full refuses every write."""
     from flame_rl.report import Reporters
-    from flame_rl.report.files import _Rows
+    from flame_rl.report.tables import _Rows
 
     class FullDisk:
         def __init__(self):
@@ -439,7 +439,7 @@ def test_config_round_trip():
 
 
 def test_a_moving_average_and_spread_are_drawn_for_short_and_long_runs(tmp_path):
-    from flame_rl.report.plot import plot_curve
+    from flame_rl.report.figures import plot_curve
 
     for count in (1, 2, 50):
         rows = ["env_steps,reward_mean,reward_std,weights_digest"]

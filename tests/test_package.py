@@ -10,26 +10,37 @@ import sys
 import pytest
 
 from flame_rl.backends.package import stage_package
-from flame_rl.errors import UsageError
+from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import SECRET
 
 CORE = {
     "flame_rl/__init__.py",
-    "flame_rl/messages.py",
-    "flame_rl/packing.py",
-    "flame_rl/wire.py",
     "flame_rl/actor/__init__.py",
-    "flame_rl/actor/cartpole.py",
-    "flame_rl/actor/choose.py",
     "flame_rl/actor/collect.py",
-    "flame_rl/actor/mujoco_twins.py",
-    "flame_rl/actor/noise.py",
-    "flame_rl/actor/policy.py",
+    "flame_rl/actor/environments/__init__.py",
+    "flame_rl/actor/environments/making.py",
+    "flame_rl/actor/failure.py",
+    "flame_rl/actor/policy/__init__.py",
+    "flame_rl/actor/policy/acting.py",
+    "flame_rl/actor/random/__init__.py",
+    "flame_rl/actor/random/noise.py",
+    "flame_rl/actor/random/seeds.py",
     "flame_rl/actor/recording.py",
     "flame_rl/actor/remote.py",
-    "flame_rl/actor/seeds.py",
-    "flame_rl/actor/simulators.py",
-    "flame_rl/actor/worker.py",
+    "flame_rl/actor/simulators/__init__.py",
+    "flame_rl/actor/simulators/cartpole.py",
+    "flame_rl/actor/simulators/choose.py",
+    "flame_rl/actor/simulators/mujoco_twins.py",
+    "flame_rl/actor/simulators/plain.py",
+    "flame_rl/actor/simulators/protocol.py",
+    "flame_rl/actor/worker/__init__.py",
+    "flame_rl/actor/worker/child.py",
+    "flame_rl/actor/worker/frames.py",
+    "flame_rl/actor/worker/supervisor.py",
+    "flame_rl/wire/__init__.py",
+    "flame_rl/wire/codec.py",
+    "flame_rl/wire/messages.py",
+    "flame_rl/wire/packing.py",
 }
 
 

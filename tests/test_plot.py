@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from flame_rl.commands.plot import plot
-from flame_rl.config import TrainConfig
-from flame_rl.errors import UsageError
 from flame_rl.report.curves import group_runs, mean_curve, read_run, smooth, student
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
 
 TINY = TrainConfig(iterations=20, steps_per_iter=100, learning_rate=0.01)
 

@@ -8,10 +8,10 @@ import torch
 from threadpoolctl import threadpool_limits
 
 import model
-from flame_rl.actor.policy import ACTIVATIONS, ROW_BLOCK, ActingPolicy
-from flame_rl.config import TrainConfig
-from flame_rl.messages import EnvironmentSpec
-from flame_rl.presets import with_presets
+from flame_rl.actor.policy.acting import ACTIVATIONS, ROW_BLOCK, ActingPolicy
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.presets import with_presets
+from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import random_snapshot
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flame_rl.learner import passes
+from flame_rl.learner.algorithms.ppo import clipped_surrogate
 from flame_rl.learner.networks import kl_terms
 from flame_rl.learner.passes import minibatches
-from flame_rl.learner.ppo import clipped_surrogate
 from tests.test_learner import learner_of, random_episodes
 
 NUMBERS = st.floats(-2, 2)
@@ -61,7 +61,7 @@ def test_advantages_are_computed_once_or_before_every_pass(recompute, monkeypatc
         calls.append(original(*arguments)[0])
         return calls[-1], calls[-1]
 
-    monkeypatch.setattr("flame_rl.learner.ppo.advantages_and_targets", counted)
+    monkeypatch.setattr("flame_rl.learner.algorithms.ppo.advantages_and_targets", counted)
     learner_of(True, algorithm="ppo", epochs=4, recompute_advantages=recompute).update(
         random_episodes(True)
     )

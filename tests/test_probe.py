@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import model
-from flame_rl.actor.policy import ActingPolicy
+from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.backends.inline import InlineBackend
-from flame_rl.config import TrainConfig
 from flame_rl.learner.learner import ALGORITHMS, Learner
-from flame_rl.presets import with_presets
-from flame_rl.train import Totals, train
+from flame_rl.run.loop import Totals, train
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.presets import with_presets
 from tests.helpers import environment_id
 
 # What makes tiny problems quick, and nothing about what is computed.

@@ -16,12 +16,12 @@ import psutil
 import pytest
 import torch
 
-from flame_rl import checkpoint
-from flame_rl.config import TrainConfig
-from flame_rl.errors import UsageError
 from flame_rl.learner.learner import Learner, tensors_digest
-from flame_rl.messages import EnvironmentSpec
-from flame_rl.run_folder import check_output, hold_folder
+from flame_rl.run import checkpoint
+from flame_rl.run.folder import check_output, hold_folder
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import environment_id, run_here, run_main, start_main
 from tests.learners import make_learner
 
@@ -200,7 +200,7 @@ def test_flags_that_would_make_it_another_run_are_refused(flags, difference, kil
 
 def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
     """A field that is added and forgotten is refused, which is the safe side."""
-    from flame_rl.run_folder import MAY_CHANGE
+    from flame_rl.run.folder import MAY_CHANGE
 
     fields = set(TrainConfig.__dataclass_fields__)
     assert fields - MAY_CHANGE == {

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_rl import TrainConfig, Trainer
-from flame_rl import profile as measuring
 from flame_rl.backends.shares import Shares, split
 from flame_rl.commands.profile import advice, predictions, table
-from flame_rl.scaling import (
+from flame_rl.tools import profiling as measuring
+from flame_rl.tools.scaling import (
     Costs,
     Prediction,
     Workload,

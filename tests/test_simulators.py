@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from gymnasium.envs.mujoco import hopper_v5
 
-from flame_rl.actor import cartpole, mujoco_twins
-from flame_rl.actor.choose import choose_simulator
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.simulators import PlainSimulator, SimulatorError, describe_environment
+from flame_rl.actor.environments.making import describe_environment
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.simulators import cartpole, mujoco_twins
+from flame_rl.actor.simulators.choose import choose_simulator
+from flame_rl.actor.simulators.plain import PlainSimulator
 from tests.helpers import assert_same_episodes, environment_id, request_for, run_main, snapshot_for
 
 OTHER = replace(mujoco_twins.ROBOTS["HalfCheetah-v5"], control_cost=0.1001)

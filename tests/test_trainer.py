@@ -18,8 +18,8 @@ import torch
 from gymnasium import spaces
 
 from flame_rl import TrainConfig, Trainer
-from flame_rl.config import CALLABLE
-from flame_rl.errors import Interrupted, RunError, UsageError
+from flame_rl.settings.config import CALLABLE
+from flame_rl.system.errors import Interrupted, RunError, UsageError
 from tests.environments import Base
 from tests.helpers import clean_environment, environment_id, run_main
 
@@ -49,7 +49,7 @@ def digests(trainer: Trainer) -> list[str]:
 
 def test_importing_is_light(tmp_path):
     for statement, absent in (
-        ("import flame_rl", ("torch", "numpy", "tyro", "flame_rl.config")),
+        ("import flame_rl", ("torch", "numpy", "tyro", "flame_rl.settings.config")),
         ("from flame_rl import TrainConfig, Trainer", ("torch", "tyro", "flamepy", "matplotlib")),
     ):
         code = f"{statement}\nimport sys\nprint(sorted(set({absent}) & set(sys.modules)))"

@@ -14,9 +14,10 @@ import pytest
 from PIL import Image, ImageSequence
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.simulators import PlainSimulator, describe_environment
-from flame_rl.errors import Interrupted, UsageError
-from flame_rl.watch import show
+from flame_rl.actor.environments.making import describe_environment
+from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.system.errors import Interrupted, UsageError
+from flame_rl.tools.viewer import show
 from tests.helpers import (
     ROOT,
     assert_same_episodes,
@@ -129,7 +130,7 @@ def test_the_episodes_shown_are_those_of_an_evaluation(trained):
 
 
 def test_the_untrained_policy_is_the_one_that_training_begins_with(tmp_path):
-    from flame_rl.trainer import TrainConfig, Trainer
+    from flame_rl.run.trainer import TrainConfig, Trainer
 
     env = environment_id("Drawn")
     watched = run_main(
@@ -183,7 +184,7 @@ def test_what_is_missing_is_named_with_the_remedy(tmp_path, missing, flags, mess
 
 @needs_opengl
 def test_the_camera_goes_with_the_robot(monkeypatch):
-    from flame_rl.watch import _follow
+    from flame_rl.tools.viewer import _follow
 
     monkeypatch.setenv("MUJOCO_GL", "egl")
     env = gymnasium.make("Ant-v5", render_mode="rgb_array", width=64, height=64).unwrapped

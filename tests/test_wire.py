@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from flame_rl import packing, wire
-from flame_rl.messages import CollectFailure, EnvironmentSpec, Episode
+from flame_rl.wire import codec, packing
+from flame_rl.wire.messages import CollectFailure, EnvironmentSpec, Episode
 from tests.helpers import assert_same_episodes, random_snapshot, request_for, together
 
 REQUEST = request_for("CartPole-v1", indices=(4, 9))
@@ -41,7 +41,7 @@ def episode(index: int, steps: int, continuous: bool) -> Episode:
 
 @pytest.mark.parametrize("snapshot", [CATEGORICAL, GAUSSIAN])
 def test_snapshot_round_trip(snapshot):
-    decoded = wire.decode_snapshot(wire.encode_snapshot(snapshot))
+    decoded = codec.decode_snapshot(codec.encode_snapshot(snapshot))
     assert (decoded.version, decoded.activation) == (snapshot.version, snapshot.activation)
     for a, b in zip(
         decoded.weights + decoded.biases, snapshot.weights + snapshot.biases, strict=True
@@ -53,29 +53,29 @@ def test_snapshot_round_trip(snapshot):
 def test_request_round_trip():
     for other in ({}, {"max_episode_steps": 17}, {"stream": "validation"}, {"explore": False}):
         request = dataclasses.replace(REQUEST, **other)
-        assert wire.decode_request(wire.encode_request(request)) == request
+        assert codec.decode_request(codec.encode_request(request)) == request
 
 
 @pytest.mark.parametrize("continuous", [True, False])
 def test_episodes_round_trip(continuous):
     episodes = [episode(4, 1, continuous), episode(9, 5, continuous)]
-    data = wire.encode_episodes(together(episodes), REQUEST)
-    decoded = wire.decode_result(data, GAUSSIAN if continuous else CATEGORICAL, REQUEST)
+    data = codec.encode_episodes(together(episodes), REQUEST)
+    decoded = codec.decode_result(data, GAUSSIAN if continuous else CATEGORICAL, REQUEST)
     assert_same_episodes(decoded, episodes)
 
 
 def test_failure_and_description_round_trip():
     failure = CollectFailure("invalid", "NaN", "X-v0", 1, 4, 7, 99, "Traceback: …")
-    assert wire.decode_result(wire.encode_failure(failure), CATEGORICAL, REQUEST) == failure
+    assert codec.decode_result(codec.encode_failure(failure), CATEGORICAL, REQUEST) == failure
     spec = EnvironmentSpec("X-v0", 3, 2, True)
-    assert wire.decode_description(wire.encode_description(spec)) == spec
+    assert codec.decode_description(codec.encode_description(spec)) == spec
 
 
 def test_of_a_failure_of_any_length_the_end_arrives():
     failure = CollectFailure(
         "simulator", "a" * 200_000 + "b", "X-v0", traceback="c" * 200_000 + "d"
     )
-    arrived = wire.decode_result(wire.encode_failure(failure), CATEGORICAL, REQUEST)
+    arrived = codec.decode_result(codec.encode_failure(failure), CATEGORICAL, REQUEST)
     assert arrived.message.endswith("ab") and arrived.traceback.endswith("cd")
 
 
@@ -92,9 +92,9 @@ def test_of_a_failure_of_any_length_the_end_arrives():
 )
 def test_the_answer_to_another_question_is_refused(other):
     episodes = together([episode(4, 1, False), episode(9, 5, False)])
-    data = wire.encode_episodes(episodes, dataclasses.replace(REQUEST, **other))
+    data = codec.encode_episodes(episodes, dataclasses.replace(REQUEST, **other))
     with pytest.raises(packing.WireError, match="another run, iteration or policy"):
-        wire.decode_result(data, CATEGORICAL, REQUEST)
+        codec.decode_result(data, CATEGORICAL, REQUEST)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_request_of_no_known_kind_is_refused(field, value):
     header = dataclasses.asdict(REQUEST) | {field: value}
     indices = np.array(header.pop("indices"))
     with pytest.raises(packing.WireError, match=field):
-        wire.decode_request(packing.pack("request", header, {"indices": indices}))
+        codec.decode_request(packing.pack("request", header, {"indices": indices}))
 
 
 def altered(**changes) -> bytes:
@@ -121,12 +121,12 @@ def altered(**changes) -> bytes:
         "rewards": np.concatenate([e.rewards for e in good]),
     } | changes
     return packing.pack(
-        "episodes", wire._question(REQUEST), {k: v for k, v in arrays.items() if v is not None}
+        "episodes", codec._question(REQUEST), {k: v for k, v in arrays.items() if v is not None}
     )
 
 
 def test_the_unaltered_episodes_are_fine():
-    assert len(wire.decode_result(altered(), CATEGORICAL, REQUEST)) == 2
+    assert len(codec.decode_result(altered(), CATEGORICAL, REQUEST)) == 2
 
 
 @pytest.mark.parametrize(
@@ -152,13 +152,13 @@ def test_the_unaltered_episodes_are_fine():
 )
 def test_a_wrong_field_is_refused(field, value):
     with pytest.raises(packing.WireError, match=f"{field}|observations"):
-        wire.decode_result(altered(**{field: value}), CATEGORICAL, REQUEST)
+        codec.decode_result(altered(**{field: value}), CATEGORICAL, REQUEST)
 
 
 def test_a_snapshot_whose_layers_do_not_fit_is_refused():
     wrong = dataclasses.replace(GAUSSIAN, weights=GAUSSIAN.weights[::-1])
     with pytest.raises(packing.WireError, match=r"weight_1|bias_0"):
-        wire.decode_snapshot(wire.encode_snapshot(wrong))
+        codec.decode_snapshot(codec.encode_snapshot(wrong))
 
 
 class Bomb:
@@ -186,7 +186,7 @@ HOSTILE = {
 def test_hostile_bytes_are_refused_without_memory(name):
     tracemalloc.start()
     with pytest.raises(packing.WireError):
-        wire.decode_result(HOSTILE[name], CATEGORICAL, REQUEST)
+        codec.decode_result(HOSTILE[name], CATEGORICAL, REQUEST)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 20_000_000
@@ -277,11 +277,11 @@ GOOD = altered()
 
 def decodes_or_refuses(data: bytes) -> None:
     for decode in (
-        lambda: wire.decode_result(data, CATEGORICAL, REQUEST),
-        lambda: wire.decode_snapshot(data),
-        lambda: wire.decode_request(data),
-        lambda: wire.decode_describe(data),
-        lambda: wire.decode_description(data),
+        lambda: codec.decode_result(data, CATEGORICAL, REQUEST),
+        lambda: codec.decode_snapshot(data),
+        lambda: codec.decode_request(data),
+        lambda: codec.decode_describe(data),
+        lambda: codec.decode_description(data),
     ):
         with contextlib.suppress(packing.WireError):
             decode()

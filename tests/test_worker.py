@@ -14,11 +14,11 @@ import time
 import psutil
 import pytest
 
-from flame_rl import wire
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.simulators import PlainSimulator
-from flame_rl.actor.worker import Limits, Worker
-from flame_rl.messages import CollectFailure, EnvironmentSpec
+from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.actor.worker.supervisor import Limits, Worker
+from flame_rl.wire import codec
+from flame_rl.wire.messages import CollectFailure, EnvironmentSpec
 from tests.helpers import (
     ROOT,
     assert_same_episodes,
@@ -39,12 +39,12 @@ def worker():
 
 def collect(worker, request, snapshot=SNAPSHOT, deadline=60.0, episodes=100_000, megabytes=4096):
     data = worker.collect(
-        wire.encode_snapshot(snapshot),
+        codec.encode_snapshot(snapshot),
         snapshot.version,
-        wire.encode_request(request),
+        codec.encode_request(request),
         Limits(deadline, episodes, megabytes),
     )
-    return wire.decode_result(data, snapshot, request)
+    return codec.decode_result(data, snapshot, request)
 
 
 def test_equals_collecting_in_this_process(worker):
@@ -86,7 +86,7 @@ def test_answers_come_through_an_enlarged_pipe_or_where_that_is_refused_another(
 
 
 def test_describes(worker):
-    spec = wire.decode_description(worker.describe("Pendulum-v1", None, 60))
+    spec = codec.decode_description(worker.describe("Pendulum-v1", None, 60))
     assert isinstance(spec, EnvironmentSpec) and spec.observation_dim == 3
 
 
@@ -118,15 +118,15 @@ def test_a_fault_is_a_value_and_the_next_call_works(worker, fault, kind, words):
 def test_a_module_that_cannot_be_imported_shows_its_own_traceback(worker, tmp_path, monkeypatch):
     (tmp_path / "broken_env.py").write_text("import does_not_exist_anywhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    failure = wire.decode_description(worker.describe("broken_env:Mine-v0", None, 60))
+    failure = codec.decode_description(worker.describe("broken_env:Mine-v0", None, 60))
     assert failure.kind == "environment"
     assert "broken_env.py" in failure.traceback and "does_not_exist_anywhere" in failure.traceback
 
 
 def test_garbage_from_a_request_is_answered(worker):
     request = request_for("CartPole-v1")
-    failure = wire.decode_result(
-        worker.collect(b"garbage", 0, wire.encode_request(request), Limits(60, 9, 4096)),
+    failure = codec.decode_result(
+        worker.collect(b"garbage", 0, codec.encode_request(request), Limits(60, 9, 4096)),
         SNAPSHOT,
         request,
     )
@@ -188,8 +188,8 @@ def test_a_killed_child_between_calls_is_replaced(worker):
 def test_a_child_does_not_outlive_its_parent():
     code = f"""
 import os, threading
-from flame_rl import wire
-from flame_rl.actor.worker import Limits, Worker
+from flame_rl.wire import codec
+from flame_rl.actor.worker.supervisor import Limits, Worker
 from tests.helpers import *
 from tests.test_worker import collect
 worker = Worker()

@@ -9,8 +9,8 @@ import envpool
 import numpy as np
 
 from benchmarks.peers.work import HIDDEN, serve
-from flame_rl.actor.policy import ActingPolicy
-from flame_rl.messages import PolicySnapshot
+from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.wire.messages import PolicySnapshot
 
 ENVS = 64
 THREADS = 2

@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flame_rl.actor.noise import Noise
-from flame_rl.actor.policy import ROW_BLOCK, ActingPolicy
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.policy.acting import ROW_BLOCK, ActingPolicy
+from flame_rl.actor.random.noise import Noise
+from flame_rl.actor.random.seeds import episodes_randomness
 from flame_rl.actor.recording import Block, cut_out
-from flame_rl.actor.seeds import episodes_randomness
-from flame_rl.actor.simulators import Simulator, SimulatorError, rows_of
-from flame_rl.messages import CollectFailure, CollectRequest, Episodes, PolicySnapshot
+from flame_rl.actor.simulators.protocol import Simulator, rows_of
+from flame_rl.wire.messages import CollectFailure, CollectRequest, Episodes, PolicySnapshot
 
 # So many lock steps are recorded, and noise for them drawn ahead, before episodes are taken out.
 BLOCK_STEPS = 128

@@ -48,7 +48,7 @@ def cut_out(
         last: float32 [E, D], the observation after its last step.
 
     Returns:
-        observations, actions and rewards as in `flame_rl.messages.Episodes`.
+        observations, actions and rewards as in `flame_rl.wire.messages.Episodes`.
     """
     count = len(length)
     start = np.cumsum(length) - length

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flame_rl import wire
-from flame_rl.actor.worker import Limits, Worker
-from flame_rl.messages import CollectFailure
-from flame_rl.packing import Buffer
+from flame_rl.actor.worker.supervisor import Limits, Worker
+from flame_rl.wire import codec
+from flame_rl.wire.messages import CollectFailure
+from flame_rl.wire.packing import Buffer
 
 # It is on every executor, but not in every actor.
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ class Collector:
         """
         env_id = ""
         try:
-            env_id = wire.decode_request(request).env_id
+            env_id = codec.decode_request(request).env_id
             if len(snapshot) == 0:
                 return _failure("stale", "the learner has withdrawn this task", env_id)
             data = snapshot.tobytes()
-            version = wire.decode_snapshot(data).version
+            version = codec.decode_snapshot(data).version
             answer = self._worker.collect(
                 data, version, request, Limits(*limits), lambda: _withdrawn(snapshot_ref)
             )
@@ -100,4 +100,4 @@ def column(data: Buffer) -> pyarrow.RecordBatch:
 
 
 def _failure(kind: str, message: str, env_id: str) -> pyarrow.RecordBatch:
-    return column(wire.encode_failure(CollectFailure(kind, message, env_id)))
+    return column(codec.encode_failure(CollectFailure(kind, message, env_id)))

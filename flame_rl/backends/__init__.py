@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from flame_rl.backends.dispatch import Collected
-from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
 
 
 class Backend(Protocol):

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
-from flame_rl import wire
-from flame_rl.actor.seeds import episode_randomness
+from flame_rl.actor.random.seeds import episode_randomness
 from flame_rl.backends.shares import split
-from flame_rl.errors import Interrupted, RunError, UsageError
-from flame_rl.messages import (
+from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.wire import codec
+from flame_rl.wire.messages import (
     CollectFailure,
     CollectRequest,
     EnvironmentSpec,
@@ -25,7 +25,7 @@ from flame_rl.messages import (
     PolicySnapshot,
     joined,
 )
-from flame_rl.packing import Buffer
+from flame_rl.wire.packing import Buffer
 
 MAX_ATTEMPTS = 3
 STOP_POLL_SECONDS = 0.1
@@ -98,7 +98,7 @@ def gather(
     while pending or running:
         while pending and len(running) < in_flight:
             task = pending.pop()
-            data = wire.encode_request(task.request)
+            data = codec.encode_request(task.request)
             bytes_out += len(data)
             future = submit(data)
             running[future] = task
@@ -158,7 +158,7 @@ def _second_chance(task: _Task, failure: CollectFailure) -> list[_Task]:
 def read_description(data: Buffer, stop: threading.Event) -> EnvironmentSpec:
     """The environment's description. Raises UsageError if the answer is a failure, Interrupted if
     that is because the user asked to stop."""
-    answer = wire.decode_description(data)
+    answer = codec.decode_description(data)
     if stop.is_set():
         raise Interrupted
     if isinstance(answer, CollectFailure):
@@ -182,7 +182,7 @@ def _read_answer(
     try:
         data = future.result()
         kind = "garbled"
-        return wire.decode_result(data, snapshot, request), len(data)
+        return codec.decode_result(data, snapshot, request), len(data)
     except Exception as error:
         # Whatever a transport raises is a failure of that task, to be tried again.
         message = f"{type(error).__name__}: {error}"

@@ -7,13 +7,14 @@ from concurrent.futures import Future
 
 import threadpoolctl
 
-from flame_rl import wire
-from flame_rl.actor.choose import describe
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.simulators import Simulator, SimulatorError
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.simulators.choose import describe
+from flame_rl.actor.simulators.protocol import Simulator
 from flame_rl.backends.dispatch import Collected, explain, gather
-from flame_rl.errors import UsageError
-from flame_rl.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
+from flame_rl.system.errors import UsageError
+from flame_rl.wire import codec
+from flame_rl.wire.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
 
 
 class InlineBackend:
@@ -34,13 +35,13 @@ class InlineBackend:
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         def submit(data: bytes) -> Future[bytes]:
-            part = wire.decode_request(data)
+            part = codec.decode_request(data)
             result = collect_episodes(snapshot, part, self._simulator, self._stop.is_set)
             future: Future[bytes] = Future()
             future.set_result(
-                wire.encode_failure(result)
+                codec.encode_failure(result)
                 if isinstance(result, CollectFailure)
-                else wire.encode_episodes(result, part)
+                else codec.encode_episodes(result, part)
             )
             return future
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import gymnasium
 
 from flame_rl.actor.remote import versions
-from flame_rl.errors import UsageError
+from flame_rl.system.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_SHIPPED = ("__init__.py", "messages.py", "packing.py", "wire.py", "actor")
+_SHIPPED = ("__init__.py", "wire", "actor")
 _IGNORED = shutil.ignore_patterns("__pycache__", ".*", "*.pyc")
 
 

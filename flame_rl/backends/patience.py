@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from flame_rl.actor.worker import Limits
+from flame_rl.actor.worker.supervisor import Limits
 
 # Until a first task is done, nothing is known of the environment.
 FIRST_SECONDS = 600.0

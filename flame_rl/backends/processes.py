@@ -8,14 +8,14 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
-from flame_rl import wire
-from flame_rl.actor.worker import Worker
+from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends.dispatch import Collected, gather, read_description
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
-from flame_rl.errors import UsageError
-from flame_rl.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
-from flame_rl.packing import Buffer, message_type
+from flame_rl.system.errors import UsageError
+from flame_rl.wire import codec
+from flame_rl.wire.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.packing import Buffer, message_type
 
 
 class ProcessBackend:
@@ -59,7 +59,7 @@ class ProcessBackend:
         return read_description(answer, self._stop)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
-        encoded = wire.encode_snapshot(snapshot)
+        encoded = codec.encode_snapshot(snapshot)
 
         def run(data: bytes) -> Buffer:
             worker = self._idle.get()

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import tyro
 
-from flame_rl.errors import Interrupted, UsageError
-from flame_rl.interrupt import StopSignal, stop_on_signals
-from flame_rl.output import say
+from flame_rl.system.errors import Interrupted, UsageError
+from flame_rl.system.output import say
+from flame_rl.system.signals import StopSignal, stop_on_signals
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def run(command: EvaluateCommand, stop: StopSignal) -> None:
     """Evaluate and print."""
-    from flame_rl.backends.choose import where_collected
+    from flame_rl.backends.select import where_collected
     from flame_rl.report.console import TITLES
-    from flame_rl.trainer import Trainer
+    from flame_rl.run.trainer import Trainer
 
     changes = {"local": command.local, "workers": command.workers}
     with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import tyro
 
-from flame_rl.errors import UsageError
-from flame_rl.files import write_atomically
-from flame_rl.output import say
+from flame_rl.system.errors import UsageError
+from flame_rl.system.files import write_atomically
+from flame_rl.system.output import say
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ def export(arguments: Sequence[str]) -> None:
     command = tyro.cli(ExportCommand, args=arguments, prog="main.py export")
     if not command.file.parent.is_dir() or command.file.is_dir():
         raise UsageError(f"{command.file}: name a file in a folder that exists")
-    from flame_rl.export import GROUP, check_onnx, to_onnx
-    from flame_rl.optional import require
+    from flame_rl.system.optional import require
+    from flame_rl.tools.onnx_file import GROUP, check_onnx, to_onnx
 
     # Before torch is imported, which takes seconds.
     for package in ("onnx", "onnxruntime"):
         require(package, package, GROUP)
-    from flame_rl.saved import load_saved
+    from flame_rl.run.saved import load_saved
 
     saved = load_saved(command.run, best=command.best)
     for warning in saved.warnings:

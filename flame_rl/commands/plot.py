@@ -9,8 +9,8 @@ from pathlib import Path
 
 import tyro
 
-from flame_rl.errors import UsageError
-from flame_rl.output import say
+from flame_rl.system.errors import UsageError
+from flame_rl.system.output import say
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def plot(arguments: Sequence[str]) -> None:
     command = tyro.cli(PlotCommand, args=arguments, prog="main.py plot")
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.report.curves import group_runs, read_run
-    from flame_rl.report.plot import SUFFIXES, plot_settings
+    from flame_rl.report.figures import SUFFIXES, plot_settings
 
     if not command.runs:
         raise UsageError("plot: name one run folder or more, such as runs/*")

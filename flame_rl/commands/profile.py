@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from flame_rl.config import TrainConfig
-from flame_rl.errors import Interrupted
-from flame_rl.interrupt import StopSignal, stop_on_signals
-from flame_rl.output import say
-from flame_rl.run_folder import resumed_config
+from flame_rl.run.folder import resumed_config
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import Interrupted
+from flame_rl.system.output import say
+from flame_rl.system.signals import StopSignal, stop_on_signals
 
 if TYPE_CHECKING:
-    from flame_rl.profile import Profile
-    from flame_rl.scaling import Prediction
+    from flame_rl.tools.profiling import Profile
+    from flame_rl.tools.scaling import Prediction
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -57,7 +57,7 @@ def profile(arguments: Sequence[str]) -> int:
 def run(config: TrainConfig, as_json: bool, stop: StopSignal) -> None:
     """Measure and print."""
     # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl import profile as measuring
+    from flame_rl.tools import profiling as measuring
 
     measured = measuring.profile(config, stop)
     local, cluster = predictions(measured)
@@ -74,7 +74,7 @@ def run(config: TrainConfig, as_json: bool, stop: StopSignal) -> None:
 
 def predictions(measured: Profile) -> tuple[dict[int, Prediction], dict[int, Prediction]]:
     """By number of workers on this machine, and of executors."""
-    from flame_rl.scaling import predict
+    from flame_rl.tools.scaling import predict
 
     most = WORKERS[-1]
     here = sorted({*WORKERS, measured.local.cores})
@@ -140,7 +140,7 @@ def advice(
     measured: Profile, local: dict[int, Prediction], cluster: dict[int, Prediction]
 ) -> list[str]:
     """Which flags to use, and from how many executors on a cluster is faster."""
-    from flame_rl.scaling import enough
+    from flame_rl.tools.scaling import enough
 
     best = enough(list(local.values()))
     flags = [] if best.workers == measured.local.cores else [f"--workers {best.workers}"]

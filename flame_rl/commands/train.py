@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import tyro
 
 from flame_rl.commands import COMMANDS
-from flame_rl.config import TrainConfig
-from flame_rl.errors import Interrupted, RunError
-from flame_rl.interrupt import StopSignal, stop_on_signals
-from flame_rl.optional import require
-from flame_rl.output import say
-from flame_rl.run_folder import check_output, hold_folder, resumed_config, write_config
+from flame_rl.run.folder import check_output, hold_folder, resumed_config, write_config
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import Interrupted, RunError
+from flame_rl.system.optional import require
+from flame_rl.system.output import say
+from flame_rl.system.signals import StopSignal, stop_on_signals
 
 if TYPE_CHECKING:
     from flame_rl.report.console import ConsoleReporter
-    from flame_rl.trainer import Trainer
+    from flame_rl.run.trainer import Trainer
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -48,8 +48,8 @@ def parse(arguments: Sequence[str], default: TrainConfig) -> TrainConfig:
 def run(config: TrainConfig, stop: StopSignal) -> None:
     """Train, and report to the console and the run folder."""
     # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl.backends.choose import where_collected
-    from flame_rl.trainer import Trainer
+    from flame_rl.backends.select import where_collected
+    from flame_rl.run.trainer import Trainer
 
     check_output(config)
     if config.tensorboard:
@@ -74,7 +74,7 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
         console.summary(interrupted=stop.is_set())
         if config.plot:
             from flame_rl.report.console import TITLES
-            from flame_rl.report.plot import plot_curve
+            from flame_rl.report.figures import plot_curve
 
             plot_curve(folder, title=f"{TITLES[config.algorithm]} on {trainer.spec.env_id}")
         say(f"Run folder: {folder}")
@@ -82,10 +82,10 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
 
 def train_and_report(trainer: Trainer, folder: Path) -> ConsoleReporter:
     """All iterations that are left; whatever ends them, what was learned is saved."""
-    from flame_rl.checkpoint import Checkpointer, save_weights
     from flame_rl.report import Reporters
     from flame_rl.report.console import ConsoleReporter
-    from flame_rl.report.files import EvaluationsReporter, MetricsReporter, TimingReporter
+    from flame_rl.report.tables import EvaluationsReporter, MetricsReporter, TimingReporter
+    from flame_rl.run.checkpoint import Checkpointer, save_weights
 
     config, done = trainer.config, trainer.totals
     write_config(folder, config)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from flame_rl.config import TrainConfig
-from flame_rl.display import has_display
-from flame_rl.errors import Interrupted, UsageError
-from flame_rl.interrupt import StopSignal, stop_on_signals
-from flame_rl.output import say
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.display import has_display
+from flame_rl.system.errors import Interrupted, UsageError
+from flame_rl.system.output import say
+from flame_rl.system.signals import StopSignal, stop_on_signals
 
 if TYPE_CHECKING:
-    from flame_rl.trainer import Trainer
+    from flame_rl.run.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def watch(arguments: Sequence[str]) -> int:
 
 def run(command: WatchCommand, stop: StopSignal) -> None:
     """Show the episodes and print each one's reward."""
-    from flame_rl.watch import show
+    from flame_rl.tools.viewer import show
 
     with load(command, stop) as trainer:
         for warning in trainer.warnings:
@@ -93,7 +93,7 @@ def run(command: WatchCommand, stop: StopSignal) -> None:
 
 def load(command: WatchCommand, stop: StopSignal) -> Trainer:
     """Whose policy it is."""
-    from flame_rl.trainer import Trainer
+    from flame_rl.run.trainer import Trainer
 
     here = {"local": True, "workers": 0}
     if command.env is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flame_rl.learner.returns import step_rows
-from flame_rl.messages import Episodes
+from flame_rl.wire.messages import Episodes
 
 
 @dataclass(frozen=True)

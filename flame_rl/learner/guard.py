@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flame_rl.errors import RunError
 from flame_rl.learner.batch import Batch
 from flame_rl.learner.networks import Networks, kl_terms
+from flame_rl.system.errors import RunError
 
 # After so many halvings nothing of the step is left to see.
 _HALVINGS = 10

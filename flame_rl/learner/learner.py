@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.config import TrainConfig
-from flame_rl.learner.a2c import a2c
+from flame_rl.learner.algorithms.a2c import a2c
+from flame_rl.learner.algorithms.ppo import ppo
+from flame_rl.learner.algorithms.reinforce import reinforce
 from flame_rl.learner.batch import Batch, make_batch
 from flame_rl.learner.guard import refused_unless_finite, shrink_until_close
 from flame_rl.learner.networks import Networks
 from flame_rl.learner.normalize import RunningMoments
-from flame_rl.learner.ppo import ppo
-from flame_rl.learner.reinforce import reinforce
-from flame_rl.messages import Episodes, PolicySnapshot
+from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import Episodes, PolicySnapshot
 
 # Improves the networks by a batch. Also gets the configuration, a generator that follows from seed
 # and iteration, and the learning rates' factor; returns metrics by name: loss, gradient_norm

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flame_rl.config import TrainConfig
 from flame_rl.learner.batch import Batch
 from flame_rl.learner.networks import Networks, PolicyStep, Surrogate
 from flame_rl.learner.returns import generalized_advantages, normalize
 from flame_rl.learner.slices import side_by_side
+from flame_rl.settings.config import TrainConfig
 
 # Of fewer env steps, a gradient is mostly noise, and takes as long.
 LEAST_MINIBATCH = 64

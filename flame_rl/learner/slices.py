@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from flame_rl.machine import available_cores
+from flame_rl.system.cores import available_cores
 
 First = TypeVar("First")
 Second = TypeVar("Second")

@@ -8,10 +8,10 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flame_rl.config import TrainConfig
-from flame_rl.messages import EnvironmentSpec
-from flame_rl.output import say
-from flame_rl.train import IterationResult, Totals
+from flame_rl.run.loop import IterationResult, Totals
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.output import say
+from flame_rl.wire.messages import EnvironmentSpec
 
 RULE = "=" * 60
 LINE_EVERY = 10

@@ -10,10 +10,10 @@ from typing import Literal
 
 import numpy as np
 
-from flame_rl.config import TrainConfig
-from flame_rl.errors import UsageError
-from flame_rl.report.files import METRICS_NAME, read_metrics, read_timing
-from flame_rl.run_folder import CONFIG_NAME, MAY_CHANGE
+from flame_rl.report.tables import METRICS_NAME, read_metrics, read_timing
+from flame_rl.run.folder import CONFIG_NAME, MAY_CHANGE
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
 
 # What seeds of one setting may differ in. With another number of iterations, learning rates may
 # fall otherwise.

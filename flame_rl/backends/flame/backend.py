@@ -14,9 +14,8 @@ from dataclasses import replace
 import flamepy.core.client
 from flamepy.core.types import FlameError
 
-from flame_rl import wire
 from flame_rl.actor.remote import versions
-from flame_rl.actor.worker import Worker
+from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends.dispatch import STOP_POLL_SECONDS, Collected, gather, read_description
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import check_answers, connect, deploy
@@ -25,9 +24,10 @@ from flame_rl.backends.flame.within import within
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
-from flame_rl.errors import Interrupted, RunError, UsageError
-from flame_rl.interrupt import unless_stopped
-from flame_rl.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
+from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.signals import unless_stopped
+from flame_rl.wire import codec
+from flame_rl.wire.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
 
 # An executor installs the package's dependencies before its first task; with a cold cache of
 # packages this takes as long as downloading MuJoCo does.
@@ -129,7 +129,7 @@ class FlameBackend:
         if self._their_versions is not None:
             self._compare_versions(self._their_versions)
             self._their_versions = None
-        self._encoded = wire.encode_snapshot(snapshot)
+        self._encoded = codec.encode_snapshot(snapshot)
         self._began = time.monotonic()
         try:
             self._session.publish(self._encoded)

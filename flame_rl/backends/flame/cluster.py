@@ -22,8 +22,8 @@ from flamepy.runner import Runner
 from flame_rl.backends.flame.cleanup import Janitor
 from flame_rl.backends.flame.within import CALL_SECONDS, within
 from flame_rl.backends.package import stage_package
-from flame_rl.errors import Interrupted, RunError, UsageError
-from flame_rl.interrupt import unless_stopped
+from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.signals import unless_stopped
 
 CONNECT_SECONDS = 8.0
 PROBE_SECONDS = 3.0

@@ -18,12 +18,12 @@ from flamepy.core.types import FlameError
 from flamepy.runner import Runner
 from flamepy.runner.runner import ObjectFuture, RunnerService
 
-from flame_rl import packing
 from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame.cleanup import Janitor, closes
 from flame_rl.backends.flame.cluster import Room
 from flame_rl.backends.flame.within import CALL_SECONDS, within
 from flame_rl.backends.patience import Patience
+from flame_rl.wire import packing
 
 
 @dataclass

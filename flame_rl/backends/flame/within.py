@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from flame_rl.interrupt import in_thread
+from flame_rl.system.signals import in_thread
 
 CALL_SECONDS = 5.0
 

@@ -1,0 +1,28 @@
+"""What a simulator did wrong, with the place."""
+
+from __future__ import annotations
+
+from flame_rl.wire.messages import FailureKind
+
+
+class SimulatorError(Exception):
+    """A simulator did what it must not.
+
+    Attributes:
+        kind: as in `CollectFailure`.
+        slot: which slot is to blame; None where no episode runs yet.
+        cause: the simulator's own traceback, or "".
+    """
+
+    def __init__(
+        self, kind: FailureKind, message: str, slot: int | None = None, cause: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.kind: FailureKind = kind
+        self.slot = slot
+        self.cause = cause
+
+
+def summary(error: BaseException) -> str:
+    """The exception's type and text, in one line."""
+    return f"{type(error).__name__}: {error}"

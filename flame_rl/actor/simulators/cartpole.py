@@ -1,0 +1,96 @@
+"""CartPole in vectorised NumPy: the same bits as Gymnasium's environment, for all slots at once.
+
+Gymnasium's own vector version is another environment: it seeds all poles together, resets them by
+itself and returns rewards of 0 for those steps.
+"""
+
+from __future__ import annotations
+
+import math
+
+import gymnasium
+import numpy as np
+
+from flame_rl.actor.random.seeds import reset_words, uniforms
+from flame_rl.actor.simulators.protocol import rows_of
+
+SLOTS = 256
+
+GRAVITY = 9.8
+POLE_MASS = 0.1
+TOTAL_MASS = 0.1 + 1.0
+HALF_LENGTH = 0.5
+POLE_MASS_LENGTH = POLE_MASS * HALF_LENGTH
+FORCE = 10.0
+SECONDS = 0.02
+BOUND = 0.05  # of a state after a reset
+MAX_PLACE = 2.4
+MAX_ANGLE = 12 * 2 * math.pi / 360
+
+
+class CartPoleTwin:
+    """`SLOTS` poles. See `Simulator`.
+
+    The equations of motion are Florian's ("Correct equations for the dynamics of the cart-pole
+    system", 2007) without friction, each operation in the order in which Gymnasium has it.
+    """
+
+    def __init__(self, env: gymnasium.Env, max_episode_steps: int) -> None:
+        """
+        Args:
+            env: the environment of Gymnasium, of which nothing is needed.
+            max_episode_steps: after which an episode is truncated.
+        """
+        self.slots = SLOTS
+        self.observations = np.zeros((SLOTS, 4), np.float32)
+        self.rewards = np.ones(SLOTS, np.float64)  # every step pays 1, the last one too
+        self.terminated = np.zeros(SLOTS, bool)
+        self.truncated = np.zeros(SLOTS, bool)
+        # Place, velocity, angle and angular velocity, each for all slots.
+        self._state = np.zeros((4, SLOTS))
+        self._steps = np.zeros(SLOTS, np.int64)
+        self._limit = max_episode_steps
+        # Seeds of resets to come, where the poles then are, and how many of them have come.
+        self._expected, self._first, self._next = np.zeros(0, np.int64), np.zeros((0, 4)), 0
+
+    def expect(self, seeds: np.ndarray) -> None:
+        self._expected = seeds
+        # As Gymnasium's generator draws them: uniform between the bounds.
+        self._first = (-BOUND + (BOUND - -BOUND) * uniforms(reset_words(seeds), 4)).T
+        self._next = 0
+
+    def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
+        places = slice(self._next, self._next + len(seeds))
+        if not np.array_equal(self._expected[places], seeds):
+            self.expect(seeds)
+            places = slice(0, len(seeds))
+        self._next = places.stop
+        first = self._first[places]
+        self._state[:, slots] = first.T
+        self.observations[slots] = first
+        self._steps[slots] = 0
+
+    def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
+        rows = rows_of(slots)
+        state = self._state[:, rows]
+        place, velocity, angle, rotation = state
+        force = np.where(actions[rows] == 1, FORCE, -FORCE)
+        cosine, sine = np.cos(angle), np.sin(angle)
+        push = (force + POLE_MASS_LENGTH * np.square(rotation) * sine) / TOTAL_MASS
+        angular = (GRAVITY * sine - cosine * push) / (
+            HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * np.square(cosine) / TOTAL_MASS)
+        )
+        linear = push - POLE_MASS_LENGTH * angular * cosine / TOTAL_MASS
+        place += SECONDS * velocity
+        velocity += SECONDS * linear
+        angle += SECONDS * rotation
+        rotation += SECONDS * angular
+        if not isinstance(rows, slice):  # then `state` is a copy
+            self._state[:, rows] = state
+        self.observations[rows] = state.T
+        self.terminated[rows] = (np.abs(place) > MAX_PLACE) | (np.abs(angle) > MAX_ANGLE)
+        self._steps[rows] += 1
+        self.truncated[rows] = self._steps[rows] >= self._limit
+
+    def close(self) -> None:
+        pass

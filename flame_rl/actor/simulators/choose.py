@@ -1,0 +1,153 @@
+"""Which simulator plays an environment: a fast twin where it is sure to give the same bits.
+
+Sure means three things: the environment is the registered one as Gymnasium makes it, the libraries
+have versions with which the twin was compared, and a short comparison on this machine agrees.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
+
+from flame_rl.actor.environments.making import describe_environment, make_environment
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.actor.simulators.protocol import Simulator
+from flame_rl.wire.messages import EnvironmentSpec
+
+# The twin's module and class, and Gymnasium's class that it is a twin of.
+_CARTPOLE = "flame_rl.actor.simulators.cartpole:CartPoleTwin"
+_MUJOCO = "flame_rl.actor.simulators.mujoco_twins:MujocoTwin"
+_TWINS = {
+    "CartPole-v1": (_CARTPOLE, "gymnasium.envs.classic_control.cartpole:CartPoleEnv"),
+    "HalfCheetah-v5": (_MUJOCO, "gymnasium.envs.mujoco.half_cheetah_v5:HalfCheetahEnv"),
+    "Hopper-v5": (_MUJOCO, "gymnasium.envs.mujoco.hopper_v5:HopperEnv"),
+    "Walker2d-v5": (_MUJOCO, "gymnasium.envs.mujoco.walker2d_v5:Walker2dEnv"),
+    "Ant-v5": (_MUJOCO, "gymnasium.envs.mujoco.ant_v5:AntEnv"),
+}
+# What tests/test_simulators.py has passed with. MuJoCo before 4.0 has no mujoco.batch.
+VERIFIED_GYMNASIUM = ("1.4",)
+VERIFIED_MUJOCO = ("4.0",)
+_CHECK_EPISODES = 8
+_CHECK_STEPS = 40
+
+
+def choose_simulator(
+    env_id: str, max_episode_steps: int | None, choice: str
+) -> tuple[Simulator, str]:
+    """The simulator of an environment, and one line on why its fast one is not used, or "".
+
+    Args:
+        env_id: the Gymnasium id.
+        max_episode_steps: a time limit that replaces the environment's own, or None.
+        choice: "plain", "fast", or "auto" for a fast one where that is possible.
+
+    Raises:
+        SimulatorError: of kind "environment"; also if "fast" is not possible.
+    """
+    if choice == "plain":
+        return PlainSimulator(env_id, max_episode_steps), ""
+    env = make_environment(env_id, max_episode_steps)
+    try:
+        reason = _why_not(env_id, env)
+        if reason is None:
+            twin = _make_twin(env)
+            if _agrees(twin, env):
+                return twin, ""
+            reason = f"the fast twin of {env_id} differs from it on this machine"
+    except Exception as error:
+        reason = f"the fast twin of {env_id} raises {type(error).__name__}: {error}"
+    finally:
+        env.close()
+    if choice == "fast":
+        raise SimulatorError("environment", f"--simulator fast is not possible: {reason}")
+    note = f"Played by Gymnasium's own environment: {reason}." if env_id in _TWINS else ""
+    return PlainSimulator(env_id, max_episode_steps), note
+
+
+def describe(
+    env_id: str, max_episode_steps: int | None, choice: str
+) -> tuple[Simulator, EnvironmentSpec]:
+    """The simulator of an environment and what the learner must know. See `choose_simulator`."""
+    spec = describe_environment(env_id, max_episode_steps)
+    simulator, note = choose_simulator(env_id, max_episode_steps, choice)
+    return simulator, replace(spec, note=note)
+
+
+def _why_not(env_id: str, env: gymnasium.Env) -> str | None:
+    """What stands against a twin of `env`, or None."""
+    if env_id not in _TWINS:
+        return f"there is no fast twin of {env_id}, only of {', '.join(_TWINS)}"
+    module, _, name = _TWINS[env_id][1].partition(":")
+    expected = [TimeLimit, OrderEnforcing, getattr(importlib.import_module(module), name)]
+    found, layer = [type(env)], env
+    while isinstance(layer, gymnasium.Wrapper):
+        layer = layer.env
+        found.append(type(layer))
+    if found != expected or layer.spec.kwargs:
+        return f"{env_id} is registered with a class, wrappers or arguments that are not its own"
+    libraries = {"gymnasium": VERIFIED_GYMNASIUM}
+    if _TWINS[env_id][0] == _MUJOCO:
+        libraries["mujoco"] = VERIFIED_MUJOCO
+    for library, verified in libraries.items():
+        version = importlib.metadata.version(library)
+        if ".".join(version.split(".")[:2]) not in verified:
+            return (
+                f"the fast twin of {env_id} was compared with {library} {', '.join(verified)}, "
+                f"and this is {version}"
+            )
+    return None
+
+
+def _make_twin(env: gymnasium.Env) -> Simulator:
+    module, _, name = _TWINS[env.spec.id][0].partition(":")
+    return getattr(importlib.import_module(module), name)(env, env.spec.max_episode_steps)
+
+
+def _agrees(twin: Simulator, env: gymnasium.Env) -> bool:
+    """Whether both give the same bits for a few episodes of random actions."""
+    rng = np.random.default_rng(0)
+    slots = np.arange(_CHECK_EPISODES)
+    space = env.action_space
+    if isinstance(space, gymnasium.spaces.Box):
+        actions = rng.uniform(-1.2, 1.2, (_CHECK_STEPS, len(slots), *space.shape)).astype("f4")
+    else:
+        actions = rng.integers(space.n, size=(_CHECK_STEPS, len(slots)), dtype=np.int32)
+    theirs: list[list[bytes]] = []
+    for slot in slots:
+        observation, _ = env.reset(seed=1000 + int(slot))
+        seen = [observation.astype(np.float32).tobytes()]
+        for action in actions[:, slot]:
+            chosen = np.clip(action, space.low, space.high) if action.shape else int(action)
+            observation, reward, terminated, truncated, _ = env.step(chosen)
+            seen.append(_bits(observation, reward, terminated, truncated))
+            if terminated or truncated:
+                break
+        theirs.append(seen)
+    twin.reset(slots, 1000 + slots)
+    ours = [[twin.observations[slot].tobytes()] for slot in slots]
+    for step in range(_CHECK_STEPS):
+        running = np.array([slot for slot in slots if len(theirs[slot]) > step + 1], np.int64)
+        if len(running) == 0:
+            break
+        twin.step(actions[step], running)
+        for slot in running:
+            ours[slot].append(
+                _bits(
+                    twin.observations[slot],
+                    twin.rewards[slot],
+                    twin.terminated[slot],
+                    twin.truncated[slot],
+                )
+            )
+    return ours == theirs
+
+
+def _bits(observation: np.ndarray, reward: float, terminated: bool, truncated: bool) -> bytes:
+    outcome = np.float64(reward).tobytes() + bytes((bool(terminated), bool(truncated)))
+    return observation.astype(np.float32).tobytes() + outcome

@@ -1,0 +1,259 @@
+"""HalfCheetah, Hopper, Walker2d and Ant: the same bits as Gymnasium's environments, sooner.
+
+What an environment adds to its model (rewards, termination, observations) is computed for all slots
+together. The bits are Gymnasium's because the operations are, one by one: control costs, for one,
+are sums in float32 there and here. tests/test_simulators.py compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import gymnasium
+import mujoco
+import numpy as np
+from gymnasium.utils import seeding
+
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.simulators.protocol import rows_of
+
+SLOTS = 64
+_STATE = mujoco.mjtState.mjSTATE_INTEGRATION
+
+
+def _hopper_is_healthy(qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
+    state = (np.abs(qpos[:, 2:]) < 100.0).all(axis=1) & (np.abs(qvel) < 100.0).all(axis=1)
+    return state & (qpos[:, 1] > 0.7) & (qpos[:, 1] < np.inf) & (np.abs(qpos[:, 2]) < 0.2)
+
+
+def _walker_is_healthy(qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
+    return (qpos[:, 1] > 0.8) & (qpos[:, 1] < 2.0) & (np.abs(qpos[:, 2]) < 1.0)
+
+
+def _ant_is_healthy(qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
+    finite = np.isfinite(qpos).all(axis=1) & np.isfinite(qvel).all(axis=1)
+    return finite & (qpos[:, 2] >= 0.2) & (qpos[:, 2] <= 1.0)
+
+
+@dataclass(frozen=True)
+class _Robot:
+    """What Gymnasium's environment adds to its model.
+
+    Attributes:
+        hidden: how many coordinates, from the first, the observation leaves out.
+        reset_noise: how far from the model's own an episode's first state lies.
+        normal_velocities: whether the first velocities are normal or uniform.
+        control_cost: per squared unit of action.
+        is_healthy: positions [n, nq] and velocities [n, nv] -> bool [n]; while healthy, each step
+            pays 1, and the episode goes on. None: it ends by the time limit alone.
+        velocity_limit: observed velocities are clipped to it; None: they are not.
+        feels_contacts: whether contact forces are observed, and cost.
+    """
+
+    hidden: int
+    reset_noise: float
+    normal_velocities: bool
+    control_cost: float
+    is_healthy: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
+    velocity_limit: float | None = None
+    feels_contacts: bool = False
+
+
+ROBOTS = {
+    "HalfCheetah-v5": _Robot(1, 0.1, True, 0.1, None),
+    "Hopper-v5": _Robot(1, 5e-3, False, 1e-3, _hopper_is_healthy, 10.0),
+    "Walker2d-v5": _Robot(1, 5e-3, False, 1e-3, _walker_is_healthy, 10.0),
+    "Ant-v5": _Robot(2, 0.1, True, 0.5, _ant_is_healthy, feels_contacts=True),
+}
+_CONTACT_COST = 5e-4
+
+
+class _Physics(Protocol):
+    """The states of all slots.
+
+    Attributes:
+        positions, velocities: float64 [W, nq] and [W, nv].
+        x: float64 [W], where along the track the robot is.
+        contacts: float64 [W, 6 per body], forces; None where nobody asks.
+    """
+
+    positions: np.ndarray
+    velocities: np.ndarray
+    x: np.ndarray
+    contacts: np.ndarray | None
+
+    def reset(self, slots: np.ndarray, positions: np.ndarray, velocities: np.ndarray) -> None: ...
+
+    def step(self, controls: np.ndarray, slots: np.ndarray, frames: int) -> None: ...
+
+
+class MujocoTwin:
+    """`SLOTS` robots. See `Simulator`."""
+
+    def __init__(self, env: gymnasium.Env, max_episode_steps: int) -> None:
+        """
+        Args:
+            env: the environment of Gymnasium, whose model is taken.
+            max_episode_steps: after which an episode is truncated.
+        """
+        own = env.unwrapped
+        self.slots = SLOTS
+        self._robot = robot = ROBOTS[own.spec.id]
+        self._limit = max_episode_steps
+        self._frames = own.frame_skip
+        self._dt = own.dt
+        self._first = own.init_qpos, own.init_qvel
+        self._bounds = own.action_space.low, own.action_space.high
+        self._physics: _Physics
+        if robot.feels_contacts:
+            self._physics = _OneByOne(own.model, SLOTS)
+        else:
+            self._physics = _Together(own.model, SLOTS)
+        self.observations = np.zeros((SLOTS, own.observation_space.shape[0]), np.float32)
+        self.rewards = np.zeros(SLOTS, np.float64)
+        self.terminated = np.zeros(SLOTS, bool)
+        self.truncated = np.zeros(SLOTS, bool)
+        self._steps = np.zeros(SLOTS, np.int64)
+
+    def expect(self, seeds: np.ndarray) -> None:
+        pass  # a reset's forward dynamics take longer than its seeding
+
+    def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
+        robot, (first_position, first_velocity) = self._robot, self._first
+        noise = robot.reset_noise
+        positions = np.empty((len(slots), len(first_position)))
+        velocities = np.empty((len(slots), len(first_velocity)))
+        for row, seed in enumerate(seeds.tolist()):
+            generator, _ = seeding.np_random(seed)
+            positions[row] = first_position + generator.uniform(-noise, noise, positions.shape[1])
+            if robot.normal_velocities:
+                drawn = noise * generator.standard_normal(velocities.shape[1])
+            else:
+                drawn = generator.uniform(-noise, noise, velocities.shape[1])
+            velocities[row] = first_velocity + drawn
+        self._physics.reset(slots, positions, velocities)
+        self._steps[slots] = 0
+        rows = rows_of(slots)
+        self._observe(rows, self._felt(rows))
+
+    def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
+        robot, physics, rows = self._robot, self._physics, rows_of(slots)
+        clipped = np.clip(actions[rows], *self._bounds)
+        before = physics.x[rows].copy()
+        physics.step(clipped, slots, self._frames)
+        velocity = (physics.x[rows] - before) / self._dt
+        costs = robot.control_cost * np.sum(np.square(clipped), axis=1)
+        felt = self._felt(rows)
+        if felt is not None:
+            costs = costs + _CONTACT_COST * np.sum(np.square(felt), axis=1)
+        if robot.is_healthy is None:
+            self.rewards[rows] = velocity - costs
+        else:
+            healthy = robot.is_healthy(physics.positions[rows], physics.velocities[rows])
+            self.rewards[rows] = velocity + healthy - costs
+            self.terminated[rows] = ~healthy
+        self._observe(rows, felt)
+        self._steps[rows] += 1
+        self.truncated[rows] = self._steps[rows] >= self._limit
+
+    def close(self) -> None:
+        pass
+
+    def _felt(self, rows: slice | np.ndarray) -> np.ndarray | None:
+        contacts = self._physics.contacts
+        return None if contacts is None else np.clip(contacts[rows], -1.0, 1.0)
+
+    def _observe(self, rows: slice | np.ndarray, felt: np.ndarray | None) -> None:
+        robot, physics = self._robot, self._physics
+        positions = physics.positions[rows, robot.hidden :]
+        velocities = physics.velocities[rows]
+        if robot.velocity_limit is not None:
+            velocities = np.clip(velocities, -robot.velocity_limit, robot.velocity_limit)
+        middle = positions.shape[1]
+        end = middle + velocities.shape[1]
+        # A value beyond float32 becomes infinite here and is reported as such later.
+        with np.errstate(over="ignore"):
+            self.observations[rows, :middle] = positions
+            self.observations[rows, middle:end] = velocities
+            if felt is not None:
+                self.observations[rows, end:] = felt[:, 6:]  # not the world's own
+
+
+class _Together:
+    """All slots in one call, which steps them one after another on this thread."""
+
+    def __init__(self, model: mujoco.MjModel, slots: int) -> None:
+        from mujoco.batch import Batch  # MuJoCo 4.0 and later
+
+        self._batch = Batch(model, slots, nthread=1)
+        self.positions = self._batch.bind("qpos")
+        self.velocities = self._batch.bind("qvel")
+        self.x = self.positions[:, 0]
+        self.contacts = None
+        self._controls = self._batch.bind("ctrl")
+
+    def reset(self, slots: np.ndarray, positions: np.ndarray, velocities: np.ndarray) -> None:
+        self._batch.reset(slots, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
+        self.positions[slots] = positions
+        self.velocities[slots] = velocities
+        self._batch.forward(slots)
+
+    def step(self, controls: np.ndarray, slots: np.ndarray, frames: int) -> None:
+        from mujoco.batch import SimulationError
+
+        self._controls[rows_of(slots)] = controls
+        try:
+            self._batch.step(None if len(slots) == self._batch.nsim else slots, nstep=frames)
+        except SimulationError as error:
+            slot = int(error.ids[0])
+            raise SimulatorError(
+                "simulator", f"step raised {self._batch.error(slot)}", slot
+            ) from error
+
+
+class _OneByOne:
+    """One MjData, into which each slot's state is put for its step.
+
+    Contact forces need a second call after each step, which a batch does not make. One MjData stays
+    in the processor's cache; many would not.
+    """
+
+    def __init__(self, model: mujoco.MjModel, slots: int) -> None:
+        self._model = model
+        self._data = mujoco.MjData(model)
+        self._states = np.zeros((slots, mujoco.mj_stateSize(model, _STATE)))
+        # The integration state begins with the time, the positions and the velocities.
+        start = mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_TIME)
+        self.positions = self._states[:, start : start + model.nq]
+        self.velocities = self._states[:, start + model.nq : start + model.nq + model.nv]
+        self.x = np.zeros(slots)
+        self.contacts = np.zeros((slots, 6 * model.nbody))
+        self._felt = self._data.cfrc_ext.reshape(-1)
+        self._place = self._data.xpos[1]  # of the torso
+
+    def reset(self, slots: np.ndarray, positions: np.ndarray, velocities: np.ndarray) -> None:
+        for slot, position, velocity in zip(slots.tolist(), positions, velocities, strict=True):
+            mujoco.mj_resetData(self._model, self._data)
+            self._data.qpos[:] = position
+            self._data.qvel[:] = velocity
+            mujoco.mj_forward(self._model, self._data)
+            self._take(slot)
+
+    def step(self, controls: np.ndarray, slots: np.ndarray, frames: int) -> None:
+        model, data, states, held = self._model, self._data, self._states, self._data.ctrl
+        for slot, control in zip(slots.tolist(), controls, strict=True):
+            mujoco.mj_setState(model, data, states[slot], _STATE)
+            held[:] = control
+            try:
+                mujoco.mj_step(model, data, nstep=frames)
+                mujoco.mj_rnePostConstraint(model, data)
+            except mujoco.FatalError as error:
+                raise SimulatorError("simulator", f"step raised {error}", slot) from error
+            self._take(slot)
+
+    def _take(self, slot: int) -> None:
+        mujoco.mj_getState(self._model, self._data, self._states[slot], _STATE)
+        self.x[slot] = self._place[0]
+        self.contacts[slot] = self._felt

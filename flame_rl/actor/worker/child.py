@@ -1,0 +1,106 @@
+"""The child process of a worker: reads frames, answers requests, until standard input closes."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import fcntl
+import os
+import signal
+import sys
+import threading
+import traceback
+
+from flame_rl.actor.worker.frames import read_frame, write_frame
+from flame_rl.wire import codec, packing
+from flame_rl.wire.messages import CollectFailure, PolicySnapshot
+from flame_rl.wire.packing import WireError
+
+
+def main(last_words_fd: int, lifeline: int) -> None:
+    """The child: read frames, answer requests, until standard input closes."""
+    faulthandler.enable(os.fdopen(last_words_fd, "w"))
+    questions = os.fdopen(os.dup(0), "rb", buffering=0)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    # What a simulator prints must not end up between the frames.
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    _die_with(lifeline)
+
+    # Only now: what these print, or where they hang, is taken care of.
+    from flame_rl.actor.collect import collect_episodes
+    from flame_rl.actor.failure import SimulatorError
+    from flame_rl.actor.simulators.choose import choose_simulator, describe
+    from flame_rl.actor.simulators.protocol import Simulator
+
+    snapshot: PolicySnapshot | WireError = WireError("no weights have come yet")
+    simulators: dict[tuple[str, int | None, str], Simulator] = {}
+    while True:
+        try:
+            frame, _ = read_frame(questions)
+        except OSError:
+            return
+        env_id = ""
+        try:
+            kind = packing.message_type(frame)
+            if kind == "snapshot":
+                # Nothing is answered to weights; what is wrong with them is said to the request.
+                try:
+                    snapshot = codec.decode_snapshot(frame)
+                except WireError as error:
+                    snapshot = error
+                continue
+            if kind == "describe":
+                key = codec.decode_describe(frame)
+                env_id = key[0]
+                simulators[key], spec = describe(*key)
+                answer = codec.encode_description(spec)
+            else:
+                request = codec.decode_request(frame)
+                env_id = request.env_id
+                if isinstance(snapshot, WireError):
+                    raise snapshot
+                key = (env_id, request.max_episode_steps, request.simulator)
+                if key not in simulators:
+                    simulators[key], _ = choose_simulator(*key)
+                result = collect_episodes(snapshot, request, simulators[key])
+                answer = (
+                    codec.encode_failure(result)
+                    if isinstance(result, CollectFailure)
+                    else codec.episodes_in_parts(result, request)
+                )
+        except SimulatorError as error:
+            answer = codec.encode_failure(
+                CollectFailure(error.kind, str(error), env_id, traceback=error.cause)
+            )
+        except Exception as error:
+            answer = codec.encode_failure(
+                CollectFailure(
+                    "simulator",
+                    f"the collector raised {type(error).__name__}: {error}",
+                    env_id,
+                    traceback=traceback.format_exc(),
+                )
+            )
+        write_frame(answers, answer)
+
+
+def _die_with(lifeline: int) -> None:
+    """End this process, and what its simulator has started, when the other end of the pipe closes:
+    the parent is gone, whatever the simulator is doing."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            os.read(lifeline, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+    if sys.platform == "linux":
+        # A simulator may compute for long without giving that thread a chance: the kernel itself.
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,78 @@
+"""Frames between a worker's supervisor and its child: a head, then a message of `flame_rl.wire`."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import select
+import struct
+import sys
+import time
+from typing import BinaryIO
+
+from flame_rl.wire.packing import Buffer
+
+# A frame's size, and the most memory that its sender has taken so far, both in bytes.
+_HEAD = struct.Struct("<QQ")
+# Far above any real answer; a child that announces more is not answering.
+MAX_FRAME_BYTES = 1 << 34
+# Memory is taken for so much of a frame at once, and not for what a broken child announces.
+_PIECE_BYTES = 1 << 26
+
+
+def write_frame(pipe: BinaryIO, frame: Buffer | list[Buffer], limit: float | None = None) -> None:
+    """Send a frame, which may come in parts. Raises TimeoutError at `limit` (monotonic seconds),
+    OSError if nobody reads."""
+    parts = frame if isinstance(frame, list) else [frame]
+    for part in (_HEAD.pack(sum(map(len, parts)), _peak_memory()), *parts):
+        view = memoryview(part)
+        while view:
+            written = pipe.write(view)
+            if written is not None:
+                view = view[written:]
+            elif not ready(pipe, select.POLLOUT, limit - time.monotonic()):
+                raise TimeoutError
+
+
+def read_frame(pipe: BinaryIO, limit: float | None = None) -> tuple[bytearray, int]:
+    """A frame and its sender's memory in bytes. Raises TimeoutError at `limit` (monotonic seconds),
+    OSError at the end."""
+    size, memory = _HEAD.unpack(_read_exactly(pipe, _HEAD.size, limit))
+    if size > MAX_FRAME_BYTES:
+        raise OSError(f"a frame of {size} bytes is announced")
+    return _read_exactly(pipe, size, limit), memory
+
+
+def _peak_memory() -> int:
+    # Not getrusage's, which on Linux begins with what the parent had when it forked.
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:  # noqa: PTH123
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _read_exactly(pipe: BinaryIO, size: int, limit: float | None) -> bytearray:
+    pieces: list[bytearray] = []
+    while size > 0:
+        piece = bytearray(min(size, _PIECE_BYTES))
+        view = memoryview(piece)
+        while view:
+            count = pipe.readinto(view)
+            if count == 0:
+                raise BrokenPipeError("the other side is gone")
+            if count is not None:
+                view = view[count:]
+            elif not ready(pipe, select.POLLIN, limit - time.monotonic()):
+                raise TimeoutError
+        pieces.append(piece)
+        size -= len(piece)
+    return pieces[0] if len(pieces) == 1 else bytearray().join(pieces)
+
+
+def ready(pipe: BinaryIO, event: int, seconds: float) -> bool:
+    """Wait until the pipe can be read (POLLIN) or written (POLLOUT), or is broken."""
+    poll = select.poll()
+    poll.register(pipe, event)
+    return bool(poll.poll(max(0.0, seconds) * 1000))

@@ -1,0 +1,246 @@
+"""A child process around `collect_episodes`, and the handle that supervises it.
+
+A simulator may crash, hang or leak. It runs in a child, so that its death is a value: whoever holds
+the `Worker` gets a `CollectFailure` and, with the next call, a new child. The two talk over the
+child's standard input and output (frames.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import BinaryIO, NamedTuple
+
+from flame_rl.actor.worker.frames import read_frame, ready, write_frame
+from flame_rl.wire import codec, packing
+from flame_rl.wire.messages import CollectFailure, FailureKind
+from flame_rl.wire.packing import Buffer
+
+# Through Linux's 64 KiB, an answer of megabytes comes in a hundred pieces, with a wait for each
+# other at every one. A user's pipes share a limit, so no more than helps.
+_PIPE_BYTES = 1 << 18
+
+# One thread each: workers are as many as cores, and more BLAS threads change bits.
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "VECLIB_MAXIMUM_THREADS": "1",
+}
+
+
+class Limits(NamedTuple):
+    """When a child is killed or replaced.
+
+    Attributes:
+        deadline: seconds that one answer may take.
+        episodes: a child that has played so many is replaced.
+        megabytes: one that has taken more memory is replaced.
+    """
+
+    deadline: float
+    episodes: int
+    megabytes: int
+
+
+class Worker:
+    """Supervises one child. `start` is optional and lets the child import while others work."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._last_words: BinaryIO | None = None
+        self._lifeline: BinaryIO | None = None
+        self._sent_version: int | None = None
+        self._episodes = 0
+        self._memory_bytes = 0
+        self._closed = False
+        self._calling = threading.RLock()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None while there is none."""
+        child = self._child
+        return child.pid if child else None
+
+    def start(self) -> None:
+        """Start the child unless it runs. Raises BrokenPipeError after `close`."""
+        with self._calling:
+            if self._closed:
+                raise BrokenPipeError("this worker is closed")
+            if self._child is not None and self._child.poll() is None:
+                return
+            self._forget()
+            self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 - lives as the child does
+            path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
+            # The child holds the other end and dies when this one closes, with its supervisor.
+            lifeline, held = os.pipe()
+            self._lifeline = os.fdopen(held, "wb", buffering=0)
+            descriptors = [self._last_words.fileno(), lifeline]
+            self._child = subprocess.Popen(
+                # -P: modules are found where the parent finds them, and nowhere else.
+                [sys.executable, "-P", "-m", "flame_rl.actor.worker.child", *map(str, descriptors)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=os.environ | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(path)},
+                pass_fds=descriptors,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
+            )
+            os.close(lifeline)
+            for pipe in (self._child.stdin, self._child.stdout):
+                os.set_blocking(pipe.fileno(), False)
+            if sys.platform == "linux":
+                with contextlib.suppress(OSError):  # at that limit: slower, that is all
+                    fcntl.fcntl(self._child.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            if self._closed:  # while the child was being started
+                _kill(self._child)
+
+    def describe(
+        self,
+        env_id: str,
+        max_episode_steps: int | None,
+        deadline: float,
+        withdrawn: Callable[[], bool] = lambda: False,
+        simulator: str = "auto",
+    ) -> Buffer:
+        """An encoded `EnvironmentSpec` or `CollectFailure`; the rest is as in `collect`."""
+        question = codec.encode_describe(env_id, max_episode_steps, simulator)
+        with self._calling:
+            return self._call([question], env_id, deadline, withdrawn)
+
+    def collect(
+        self,
+        snapshot: bytes,
+        version: int,
+        request: bytes,
+        limits: Limits,
+        withdrawn: Callable[[], bool] = lambda: False,
+    ) -> Buffer:
+        """Let the child collect.
+
+        Args:
+            snapshot: encoded; sent only to a child that does not hold this version yet.
+            version: the snapshot's.
+            request: encoded.
+            limits: when the child is killed or replaced.
+            withdrawn: asked about once a second; true when nobody wants the answer any more, and
+                the child is killed.
+
+        Returns:
+            Encoded episodes, or an encoded `CollectFailure`: never raises for what the child does.
+        """
+        decoded = codec.decode_request(request)
+        with self._calling:
+            alive = self._child is not None and self._child.poll() is None
+            holds_it = alive and self._sent_version == version
+            frames = [request] if holds_it else [snapshot, request]
+            answer = self._call(frames, decoded.env_id, limits.deadline, withdrawn)
+            if self._child is not None:
+                self._sent_version = version
+                self._episodes += len(decoded.indices)
+                if (
+                    # What made a simulator fail may have left it unfit for more.
+                    packing.message_type(answer) == "failure"
+                    or self._episodes >= limits.episodes
+                    or self._memory_bytes > limits.megabytes * 1_000_000
+                ):
+                    self._replace()
+            return answer
+
+    def close(self) -> None:
+        """Kill the child, for good, even in the middle of another thread's call."""
+        self._closed = True
+        child = self._child
+        if child is not None:
+            _kill(child)
+        with self._calling:
+            self._end_child()
+
+    def _call(
+        self, frames: list[bytes], env_id: str, deadline: float, withdrawn: Callable[[], bool]
+    ) -> Buffer:
+        kind: FailureKind = "crash"
+        try:
+            self.start()
+            limit = time.monotonic() + deadline
+            for frame in frames:
+                write_frame(self._child.stdin, frame, limit)
+            while not ready(self._child.stdout, select.POLLIN, min(1.0, limit - time.monotonic())):
+                if time.monotonic() >= limit:
+                    raise TimeoutError
+                if withdrawn():
+                    raise InterruptedError
+            answer, self._memory_bytes = read_frame(self._child.stdout, limit)
+            return answer
+        except TimeoutError:
+            kind = "timeout"
+            message = f"the worker process gave no answer within {deadline:.0f} s and was killed"
+        except InterruptedError:
+            kind = "stale"
+            message = "the learner has withdrawn this task"
+        except OSError as error:
+            message = f"the worker process {self._ending(error)}"
+        last_words = self._read_last_words()
+        self._end_child()
+        return codec.encode_failure(
+            CollectFailure(kind=kind, message=message, env_id=env_id, traceback=last_words)
+        )
+
+    def _replace(self) -> None:
+        self._end_child()
+        with contextlib.suppress(OSError):  # closed, or for the next call to report
+            self.start()
+
+    def _end_child(self) -> None:
+        if self._child is not None:
+            _kill(self._child)
+            self._child.wait()
+        self._forget()
+
+    def _ending(self, error: OSError) -> str:
+        if self._child is None:
+            return f"could not be started: {error}"
+        try:
+            # A pipe breaks a moment before its process is gone.
+            code = self._child.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return f"broke off: {error}"
+        return f"died by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+    def _forget(self) -> None:
+        if self._child is not None:
+            self._child.stdin.close()
+            self._child.stdout.close()
+        for file in (self._last_words, self._lifeline):
+            if file is not None:
+                file.close()
+        self._child = self._last_words = self._lifeline = self._sent_version = None
+        self._episodes = self._memory_bytes = 0
+
+    def _read_last_words(self) -> str:
+        if self._last_words is None:
+            return ""
+        self._last_words.seek(0)
+        return self._last_words.read(20_000).decode(errors="replace")
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End the child and whatever its simulator has started: they are one group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

@@ -1,0 +1,151 @@
+"""metrics.csv and evaluations.csv, which a rerun reproduces to the byte, and timing.csv, which it
+does not."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict
+from pathlib import Path
+
+from flame_rl.run.folder import METRICS_NAME
+from flame_rl.run.loop import IterationResult
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.files import write_atomically
+
+EVALUATIONS_NAME = "evaluations.csv"
+TIMING_NAME = "timing.csv"
+
+
+class MetricsReporter:
+    """One row an iteration, on disk before the next begins."""
+
+    def __init__(self, folder: Path, keep: int = 0) -> None:
+        """Begin the file, or go on after its first `keep` rows."""
+        self._rows = _Rows(folder / METRICS_NAME, keep)
+
+    def report(self, result: IterationResult) -> None:
+        self._rows.write(
+            {
+                "iteration": result.iteration,
+                "episodes": result.episodes,
+                "env_steps": result.env_steps,
+                "reward_mean": result.reward_mean,
+                "reward_std": result.reward_std,
+                "reward_min": result.reward_min,
+                "reward_max": result.reward_max,
+                "length_mean": result.length_mean,
+                **result.losses,
+                "weights_digest": result.weights_digest,
+            }
+        )
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class EvaluationsReporter:
+    """One row an evaluation."""
+
+    def __init__(self, folder: Path, keep: int = 0) -> None:
+        """Begin the file, or go on after its first `keep` rows."""
+        self._rows = _Rows(folder / EVALUATIONS_NAME, keep)
+
+    def report(self, result: IterationResult) -> None:
+        if result.evaluation is not None:
+            done = {"iteration": result.iteration, "env_steps": result.env_steps}
+            self._rows.write(done | asdict(result.evaluation))
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class TimingReporter:
+    """Where the time went, one row an iteration."""
+
+    def __init__(self, folder: Path, keep: int = 0) -> None:
+        """Begin the file, or go on after its first `keep` rows."""
+        self._rows = _Rows(folder / TIMING_NAME, keep)
+
+    def report(self, result: IterationResult) -> None:
+        timing = result.timing
+        self._rows.write(
+            {
+                "iteration": result.iteration,
+                "collecting_seconds": f"{timing.collecting:.6f}",
+                "updating_seconds": f"{timing.updating:.6f}",
+                "waiting_seconds": f"{timing.waiting:.6f}",
+                "evaluating_seconds": f"{timing.evaluating:.6f}",
+                "env_steps_per_second": f"{timing.env_steps_per_second:.1f}",
+                "bytes_out": timing.bytes_out,
+                "bytes_in": timing.bytes_in,
+                "retries": timing.retries,
+                "dropped": timing.dropped,
+            }
+        )
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+def read_metrics(folder: Path) -> dict[str, list[float]]:
+    """The numeric columns of a run's metrics.csv."""
+    return _read_columns(folder / METRICS_NAME)
+
+
+def read_timing(folder: Path) -> dict[str, list[float]]:
+    """The columns of a run's timing.csv."""
+    return _read_columns(folder / TIMING_NAME)
+
+
+def _read_columns(path: Path) -> dict[str, list[float]]:
+    with path.open(newline="") as file:
+        # A run that goes on, or was killed, may have written a part of its last line.
+        rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
+    names = [name for name in (rows[0] if rows else {}) if name != "weights_digest"]
+    return {name: [float(row[name]) for row in rows] for name in names}
+
+
+class _Rows:
+    """A CSV file whose header is the first row's keys."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self._writer: csv.DictWriter[str] | None = None
+        kept = _first_rows(path, keep) if keep else b""
+        if kept:
+            # Rows after the last checkpoint are computed again; a torn last line goes, too.
+            write_atomically(path, kept)
+        self._has_header = bool(kept)
+        self._file = path.open("a" if kept else "w", newline="")
+
+    def write(self, row: dict[str, object]) -> None:
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, row, lineterminator="\n")
+            if not self._has_header:
+                self._writer.writeheader()
+        self._writer.writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def iterations_on_disk(config: TrainConfig) -> int:
+    """How many iterations of the run in `config.resume` all its files of results have whole."""
+    rows = _whole_rows(config.resume / METRICS_NAME)
+    if config.evaluate_every is None:
+        return rows
+    # The next evaluation is missing, and so is the iteration that has it.
+    evaluations = _whole_rows(config.resume / EVALUATIONS_NAME)
+    return min(rows, (evaluations + 1) * config.evaluate_every - 1)
+
+
+def _whole_rows(path: Path) -> int:
+    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
+
+
+def _first_rows(path: Path, count: int) -> bytes:
+    """The header and the first `count` rows, or as many as are there whole."""
+    if not path.exists():
+        return b""
+    lines = path.read_bytes().splitlines(keepends=True)[: count + 1]
+    return b"".join(line for line in lines if line.endswith(b"\n"))

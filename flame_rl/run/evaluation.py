@@ -1,0 +1,79 @@
+"""How good a policy is: the undiscounted rewards of whole episodes that it does not learn from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flame_rl.backends import Backend
+from flame_rl.wire.messages import CollectRequest, PolicySnapshot
+
+RESAMPLES = 10_000
+# So many numbers are resampled at a time.
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The rewards of an evaluation's episodes.
+
+    Attributes:
+        episodes: how many.
+        reward_mean: of the episodes' undiscounted sums.
+        reward_low, reward_high: a 95 % bootstrap interval of that mean.
+        reward_median, reward_min, reward_max: of the same sums.
+        length_mean: steps per episode.
+    """
+
+    episodes: int
+    reward_mean: float
+    reward_low: float
+    reward_high: float
+    reward_median: float
+    reward_min: float
+    reward_max: float
+    length_mean: float
+
+    def __str__(self) -> str:
+        return (
+            f"mean {self.reward_mean:.1f} (95 %: {self.reward_low:.1f} to {self.reward_high:.1f}), "
+            f"median {self.reward_median:.1f}, {self.reward_min:.1f} to {self.reward_max:.1f} in "
+            f"{self.episodes} episodes of {self.length_mean:.1f} steps"
+        )
+
+
+def evaluate(backend: Backend, snapshot: PolicySnapshot, request: CollectRequest) -> Evaluation:
+    """Play the requested episodes. Raises as `Backend.collect` does."""
+    episodes = backend.collect(snapshot, request).episodes
+    rewards = np.array([episode.rewards.sum() for episode in episodes])
+    low, high = bootstrap_interval(rewards)
+    return Evaluation(
+        episodes=len(episodes),
+        reward_mean=float(rewards.mean()),
+        reward_low=low,
+        reward_high=high,
+        reward_median=float(np.median(rewards)),
+        reward_min=float(rewards.min()),
+        reward_max=float(rewards.max()),
+        length_mean=episodes.steps / len(episodes),
+    )
+
+
+def bootstrap_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
+    """Where the mean would lie with other draws of as many values: the percentile bootstrap (Efron
+    1979, "Bootstrap Methods: Another Look at the Jackknife"), the same for the same values.
+
+    Args:
+        values: float64 [N].
+        confidence: the interval's share of the resampled means.
+    """
+    generator = np.random.default_rng(0)
+    means = np.empty(RESAMPLES)
+    block = max(1, _BLOCK // len(values))
+    for start in range(0, RESAMPLES, block):
+        count = min(block, RESAMPLES - start)
+        picked = generator.integers(0, len(values), (count, len(values)))
+        means[start : start + count] = values[picked].mean(axis=1)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)

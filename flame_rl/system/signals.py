@@ -1,0 +1,97 @@
+"""Signals as a request to stop, not as an exception in the middle of an update."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+from flame_rl.system.errors import Interrupted
+
+_SHOW_CURSOR = "\x1b[?25h"
+# `uv run` passes on a signal that the terminal has already sent to everyone: that is still one.
+_ONE_SIGNAL_SECONDS = 0.3
+_GRACE_SECONDS = 0.5
+_POLL_SECONDS = 0.1
+
+Result = TypeVar("Result")
+
+
+class StopSignal(threading.Event):
+    """Set once the user asks to stop.
+
+    Attributes:
+        exit_code: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 0 before.
+    """
+
+    exit_code = 0
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopSignal]:
+    """Within the block, the first signal sets the event; a second one ends the process at once.
+
+    Workers notice on their own that this process is gone.
+    """
+    stop = StopSignal()
+    received_at = 0.0
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal received_at
+        now = time.monotonic()
+        if not stop.is_set():
+            received_at = now
+        elif now - received_at > _ONE_SIGNAL_SECONDS:
+            if sys.stdout.isatty():
+                os.write(1, _SHOW_CURSOR.encode())
+            os._exit(128 + number)
+        stop.exit_code = 128 + number
+        stop.set()
+
+    previous = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def unless_stopped(stop: threading.Event, function: Callable[[], Result]) -> Result:
+    """Call the function, in a thread that is left behind if it goes on for half a second after
+    `stop` was set.
+
+    Raises:
+        Interrupted: that happened, or `stop` was set before.
+        Exception: whatever the function raised.
+    """
+    if stop.is_set():
+        raise Interrupted
+    future = in_thread(function)
+    # Nothing that Python calls in C may block here, or no signal would be heard.
+    while not future.done() and not stop.is_set():
+        wait([future], timeout=_POLL_SECONDS)
+    wait([future], timeout=_GRACE_SECONDS)
+    if not future.done():
+        raise Interrupted
+    return future.result()
+
+
+def in_thread(function: Callable[[], Result]) -> Future[Result]:
+    """What the function returns or raises, called in a thread that nothing waits for."""
+    future: Future[Result] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+
+    threading.Thread(target=call, daemon=True).start()
+    return future

@@ -1,0 +1,101 @@
+"""Pictures one after another as a film: .mp4, or .gif, which needs no further package."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from PIL import Image
+
+from flame_rl.system.errors import UsageError
+from flame_rl.system.optional import require
+
+GROUP = "video"
+# Viewers play a GIF of more pictures per second at whatever speed they like.
+_GIF_FPS = 50
+_GIF_WIDTH = 320
+
+
+class Film(Protocol):
+    """Takes pictures, uint8 [height, width, 3], all of one size; is on disk after `close`."""
+
+    def add(self, picture: np.ndarray) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def make_film(path: Path, fps: float) -> Film:
+    """By the path's suffix.
+
+    Args:
+        path: of the file.
+        fps: pictures per second.
+
+    Raises:
+        UsageError: another suffix, no such folder, or a package is missing.
+    """
+    kinds = {".mp4": Mp4, ".gif": Gif}
+    if path.suffix.lower() not in kinds:
+        raise UsageError(f"--video: {path} must end in {' or '.join(kinds)}")
+    if not path.parent.is_dir() or path.is_dir():
+        raise UsageError(f"--video: {path}: name a file in a folder that exists")
+    return kinds[path.suffix.lower()](path, fps)
+
+
+class Mp4:
+    """H.264, written as the pictures come."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self._ffmpeg = require("imageio_ffmpeg", "imageio-ffmpeg", GROUP)
+        self._path = path
+        self._fps = fps
+        self._writer: Generator[None, np.ndarray, None] | None = None
+
+    def add(self, picture: np.ndarray) -> None:
+        if self._writer is None:
+            height, width, _ = picture.shape
+            self._writer = self._ffmpeg.write_frames(
+                # The colours are kept at half the resolution, so that sizes must be even.
+                str(self._path),
+                (width, height),
+                fps=self._fps,
+                macro_block_size=2,
+            )
+            self._writer.send(None)
+        self._writer.send(np.ascontiguousarray(picture))
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Gif:
+    """Kept in memory until it is written, and therefore small: at most 50 pictures per second, and
+    a fraction of the size."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self._path = path
+        self._every = math.ceil(fps / _GIF_FPS)
+        self._milliseconds = 1000 * self._every / fps
+        self._pictures: list[Image.Image] = []
+        self._count = 0
+
+    def add(self, picture: np.ndarray) -> None:
+        if self._count % self._every == 0:
+            image = Image.fromarray(picture)
+            self._pictures.append(image.reduce(math.ceil(image.width / _GIF_WIDTH)).quantize())
+        self._count += 1
+
+    def close(self) -> None:
+        if self._pictures:
+            first, *others = self._pictures
+            first.save(
+                self._path,
+                save_all=True,
+                append_images=others,
+                duration=self._milliseconds,
+                loop=0,
+            )
