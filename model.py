@@ -1,4 +1,4 @@
-"""The part to edit: the environments by name, and the networks that learn them.
+"""The part to edit: the networks.
 
 A policy is a torch module with two methods that the learner uses: `log_prob_and_entropy`, and
 `snapshot`, which exports the layers for the actors; those run in NumPy and never import torch.
@@ -16,15 +16,6 @@ from torch.distributions import Categorical, Normal
 
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import OBSERVATION_CLIP, EnvironmentSpec, PolicySnapshot
-
-# Names for --env. Dimensions and the kind of action are read from the environment itself.
-ENVIRONMENTS = {
-    "cartpole": "CartPole-v1",
-    "halfcheetah": "HalfCheetah-v5",
-    "hopper": "Hopper-v5",
-    "walker2d": "Walker2d-v5",
-    "ant": "Ant-v5",
-}
 
 # Every name here has its NumPy twin in flame_rl/actor/policy/.
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
@@ -80,10 +71,10 @@ class DiscretePolicy(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.activation = config.activation
+        self.activation = config.experiment.activation
         self.normalizer = make_normalizer(spec, config)
-        sizes = (spec.observation_dim, *config.hidden_sizes, spec.action_dim)
-        self.network = mlp(sizes, config.activation, output_gain=0.01)
+        sizes = (spec.observation_dim, *config.experiment.hidden_sizes, spec.action_dim)
+        self.network = mlp(sizes, config.experiment.activation, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> Categorical:
         """The distribution over actions: observation float32 [B, D] -> logits [B, actions]."""
@@ -106,11 +97,12 @@ class ContinuousPolicy(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.activation = config.activation
+        self.activation = config.experiment.activation
         self.normalizer = make_normalizer(spec, config)
-        sizes = (spec.observation_dim, *config.hidden_sizes, spec.action_dim)
-        self.network = mlp(sizes, config.activation, output_gain=0.01)
-        self.log_std = nn.Parameter(torch.full((spec.action_dim,), config.initial_log_std))
+        sizes = (spec.observation_dim, *config.experiment.hidden_sizes, spec.action_dim)
+        self.network = mlp(sizes, config.experiment.activation, output_gain=0.01)
+        start = torch.full((spec.action_dim,), config.algorithm.initial_log_std)
+        self.log_std = nn.Parameter(start)
 
     def forward(self, observation: Tensor) -> Normal:
         """The distribution over actions: observation float32 [B, D] -> mean [B, A]."""
@@ -137,8 +129,8 @@ class ValueNetwork(nn.Module):
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
         self.normalizer = make_normalizer(spec, config)
-        sizes = (spec.observation_dim, *config.hidden_sizes, 1)
-        self.network = mlp(sizes, config.activation, output_gain=1.0)
+        sizes = (spec.observation_dim, *config.experiment.hidden_sizes, 1)
+        self.network = mlp(sizes, config.experiment.activation, output_gain=1.0)
         # The standard deviation of returns, set by the learner: the layers work near 1.
         self.register_buffer("scale", torch.ones(()))
 
@@ -149,7 +141,7 @@ class ValueNetwork(nn.Module):
 
 def make_normalizer(spec: EnvironmentSpec, config: TrainConfig) -> nn.Module:
     """As `--normalize-observations` says."""
-    if config.normalize_observations:
+    if config.algorithm.normalize_observations:
         return ObservationNormalizer(spec.observation_dim)
     return nn.Identity()
 
@@ -159,7 +151,7 @@ def make_networks(
 ) -> tuple[DiscretePolicy | ContinuousPolicy, ValueNetwork]:
     """Networks that fit the environment's spaces; their first weights follow from the seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+        torch.manual_seed(config.experiment.seed)
         policy = (ContinuousPolicy if spec.continuous else DiscretePolicy)(spec, config)
         return policy, ValueNetwork(spec, config)
 

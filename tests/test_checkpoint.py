@@ -21,23 +21,19 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import model
 from flame_rl.actor.random.seeds import episode_randomness
-from flame_rl.learner.learner import Learner
+from flame_rl.learner.learner import Learner, make_learner
 from flame_rl.run.checkpoint import (
-    BEST_NAME,
     MAGIC,
-    Checkpointer,
     CheckpointError,
     encode,
     load,
-    load_newest,
-    numbered,
 )
 from flame_rl.run.folder import CHECKPOINTS_NAME
-from flame_rl.run.loop import Totals
+from flame_rl.run.results import Totals
+from flame_rl.run.resume import load_newest
+from flame_rl.run.retention import BEST_NAME, Checkpointer, numbered
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.presets import with_presets
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import EnvironmentSpec
@@ -47,15 +43,13 @@ from tests.test_wire import Bomb, decodes_or_refuses
 
 pytestmark = pytest.mark.faults
 
-CONFIG = with_presets(
-    TrainConfig(env="cartpole", hidden_sizes=(3,), seed=5, output=Path("a/b")), "CartPole-v1"
-)
+CONFIG = TrainConfig(env="cartpole", hidden_sizes=(3,), seed=5, output=Path("a/b"))
 NAME = r"00000007\.ckpt"
 SPEC = EnvironmentSpec("X-v0", 2, 2, False)
 
 
 def new_learner() -> Learner:
-    return Learner(CONFIG, *model.make_networks(SPEC, CONFIG))
+    return make_learner(CONFIG, SPEC)
 
 
 def sealed(body: bytes) -> bytes:

@@ -22,6 +22,7 @@ from flame_rl.actor.random.seeds import episode_randomness
 from flame_rl.run import checkpoint
 from flame_rl.run.evaluation import bootstrap_interval
 from flame_rl.run.folder import CONFIG_NAME
+from flame_rl.run.retention import numbered
 from tests.flame_fixtures import Flame
 from tests.helpers import environment_id, run_here, run_main, start_main
 
@@ -89,7 +90,7 @@ def test_an_evaluation_is_a_plain_loop_with_torch(env_id, tmp_path):
     with Trainer(config) as trainer:
         trainer.train()
         measured = trainer.evaluate(11, seed=5)
-        policy = trainer.learner._networks.policy
+        policy = trainer.learner.parts["policy"]
     seeds = [reset_seed(5, 0, index, 3) for index in range(11)]
     expected = sorted(plain_rewards(policy, env_id, seeds))
     assert measured.episodes == 11
@@ -208,7 +209,7 @@ def test_the_commands_options(whole, tmp_path):
 
 def test_a_damaged_newest_checkpoint_is_named(whole, tmp_path):
     run = Path(shutil.copytree(whole, tmp_path / "run"))
-    newest = checkpoint.numbered(run / "checkpoints")[0]
+    newest = numbered(run / "checkpoints")[0]
     newest.write_bytes(newest.read_bytes()[:-1])
     done = run_here("evaluate", "run", "--episodes", "2", "--workers", "0", cwd=tmp_path)
     assert done.returncode == 0 and "after 8 iterations" in done.stdout
@@ -292,8 +293,8 @@ def test_an_evaluation_is_of_the_weights_after_its_iteration(whole):
     best = checkpoint.load(whole / "checkpoints" / "best.ckpt")
     iteration = best.totals.iterations - 1
     with Trainer.load(whole, best=True, workers=0) as trainer:
-        seeds = [reset_seed(config.seed, iteration, index, 2) for index in range(5)]
-        policy = trainer.learner._networks.policy
+        seeds = [reset_seed(config.experiment.seed, iteration, index, 2) for index in range(5)]
+        policy = trainer.learner.parts["policy"]
     expected = plain_rewards(policy, "CartPole-v1", seeds)
     (row,) = (row for row in rows if row["iteration"] == iteration)
     assert row["reward_mean"] == sum(expected) / 5 == best.score

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from flame_rl import Trainer
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.presets import with_presets
 from flame_rl.system.errors import RunError
 from flame_rl.tools import onnx_file as export
 from flame_rl.wire.messages import EnvironmentSpec
@@ -26,7 +26,7 @@ def make_policy(continuous=True, activation="tanh", normalize=True, sizes=(64, 6
     config = TrainConfig(
         activation=activation, normalize_observations=normalize, hidden_sizes=sizes
     )
-    policy, _ = make_networks(spec, with_presets(config, spec.env_id))
+    policy, _ = make_networks(spec, config)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
@@ -112,12 +112,12 @@ def trained(tmp_path_factory):
 
 
 def test_the_command_exports_a_run(trained):
-    from flame_rl.run.saved import load_saved
-
     done = run_main("export", "run", "policy.onnx", cwd=trained)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("policy.onnx: observation [batch, 4] -> logits (2 actions)")
-    export.check_onnx((trained / "policy.onnx").read_bytes(), load_saved(trained / "run").snapshot)
+    with Trainer.load(trained / "run", local=True, workers=0) as trainer:
+        snapshot = trainer.learner.snapshot()
+    export.check_onnx((trained / "policy.onnx").read_bytes(), snapshot)
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])

@@ -27,8 +27,10 @@ from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.backends import patience as patience_module
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
+from flame_rl.learner.guard import undone_on_failure
 from flame_rl.learner.learner import Learner
-from flame_rl.run.checkpoint import load_newest, load_weights
+from flame_rl.run.resume import load_newest
+from flame_rl.run.weights import load_weights
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Episodes
@@ -394,24 +396,30 @@ def learner_for(**options) -> Learner:
     return make_learner(spec, hidden_sizes=(6,), activation="relu", **plain, **options)
 
 
+def set_learning_rate(learner: Learner, rate: float) -> None:
+    algorithm = learner.algorithm
+    learner.algorithm = replace(algorithm, config=algorithm.config.changed(learning_rate=rate))
+
+
 @pytest.mark.parametrize("rate", [1e-2, 1e37, 3e38])
 def test_an_update_that_would_not_be_finite_changes_nothing(rate):
     learner = learner_for()
     for _ in range(3):
         learner.update(episode(0.7))
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
-    learner._config = replace(learner._config, learning_rate=rate)
+    set_learning_rate(learner, rate)
     enormous = episode(1e38 if rate == 1e-2 else 0.7)
     with pytest.raises(RunError, match=r"the update was refused.* a tenth"):
         for _ in range(5):
             kept = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
-            learner.update(enormous)
+            with undone_on_failure(learner):
+                learner.update(enormous)
     after = learner.state_dict()
     assert all(torch.equal(after[name], kept[name]) for name in after)
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
     # And it goes on from there.
     learner.load_state_dict(before)
-    learner._config = replace(learner._config, learning_rate=1e-2)
+    set_learning_rate(learner, 1e-2)
     learner.update(episode(0.7))
 
 

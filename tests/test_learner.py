@@ -6,8 +6,6 @@ import copy
 import math
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +14,8 @@ import torch
 
 from flame_rl.learner import slices
 from flame_rl.learner.adam import Adam
-from flame_rl.learner.learner import ALGORITHMS, Learner
+from flame_rl.learner.learner import Learner
+from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Episodes
 from tests.helpers import together
 from tests.learners import make_learner
@@ -87,7 +86,7 @@ def normalized(lists):
 
 def oracle_advantages(learner: Learner, episodes, gamma: float, variant: str):
     """Episode by episode, step by step."""
-    value = learner._networks.value
+    value = learner.parts["value"]
     with torch.no_grad():
         values = [
             [value(torch.from_numpy(o[None])).item() for o in e.observations] for e in episodes
@@ -139,7 +138,7 @@ def test_loss_and_gradient(continuous, slice_steps, variant, monkeypatch):
     monkeypatch.setattr(slices, "SLICE_STEPS", slice_steps)
     options = {"gamma": 0.9, "entropy_coefficient": 0.1} | VARIANTS[variant]
     learner = learner_of(continuous, **options)
-    policy = copy.deepcopy(learner._networks.policy)
+    policy = copy.deepcopy(learner.parts["policy"])
     for parameter in policy.parameters():
         parameter.grad = None
     episodes = random_episodes(continuous)
@@ -155,9 +154,7 @@ def test_loss_and_gradient(continuous, slice_steps, variant, monkeypatch):
     assert metrics["loss"] == pytest.approx(expected.item(), rel=1e-4, abs=1e-5)
     norm = math.sqrt(sum((p.grad**2).sum().item() for p in policy.parameters()))
     assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
-    for ours, theirs in zip(
-        learner._networks.policy.parameters(), policy.parameters(), strict=True
-    ):
+    for ours, theirs in zip(learner.parts["policy"].parameters(), policy.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
 
 
@@ -169,14 +166,14 @@ def test_values_are_fitted_after_they_were_used(variant):
     episodes = random_episodes(True)
     with torch.no_grad():
         last = [
-            learner._networks.value(torch.from_numpy(e.observations[-1:])).item() for e in episodes
+            learner.parts["value"](torch.from_numpy(e.observations[-1:])).item() for e in episodes
         ]
     metrics = learner.update(episodes)
     assert metrics["value_loss"] < 0.02
     if variant == "value":
         with torch.no_grad():
             for episode, expected in zip(episodes, slow_returns(episodes, 0.9, last), strict=True):
-                predicted = learner._networks.value(torch.from_numpy(episode.observations[:-1]))
+                predicted = learner.parts["value"](torch.from_numpy(episode.observations[:-1]))
                 assert predicted.numpy() == pytest.approx(expected, abs=0.4)
 
 
@@ -259,7 +256,7 @@ def test_adam_by_definition():
 def test_a_large_gradient_is_clipped():
     learner = learner_of(True, max_grad_norm=1e-3)
     metrics = learner.update(random_episodes(True))
-    parameters = learner._networks.policy.parameters()
+    parameters = learner.parts["policy"].parameters()
     total = math.sqrt(sum((p.grad**2).sum().item() for p in parameters))
     assert metrics["gradient_norm"] > 1e-3 and total == pytest.approx(1e-3, rel=1e-3)
 
@@ -304,9 +301,9 @@ def test_the_learning_rate_falls_to_nothing():
     learner = learner_of(True, learning_rate=1e-3, **options)
     moves = []
     for _ in range(6):
-        before = learner._networks.policy_adam.values()
+        before = learner.parts["policy_adam"].values()
         learner.update(random_episodes(True))
-        moves.append((learner._networks.policy_adam.values() - before).abs().max().item())
+        moves.append((learner.parts["policy_adam"].values() - before).abs().max().item())
     assert moves[0] == pytest.approx(1e-3, rel=0.01)  # Adam's first step
     assert moves[0] > moves[1] > moves[2] > moves[3] > 0
     assert moves[4:] == [0, 0]
@@ -325,7 +322,7 @@ def test_a_step_that_goes_too_far_is_taken_back(algorithm):
         )
         distances = []
         for learner in (far, near):
-            policy = learner._networks.policy
+            policy = learner.parts["policy"]
             before = copy.deepcopy(policy)
             metrics = learner.update(episodes)
             with torch.no_grad():
@@ -334,18 +331,3 @@ def test_a_step_that_goes_too_far_is_taken_back(algorithm):
         assert distances[0] > 0.2
         assert 0 < distances[1] < 0.15  # estimated from the actions taken, here exact
         assert metrics["kl"] <= 0.05
-
-
-def test_what_runs_beside_has_ended_even_when_the_other_fails():
-    ended = threading.Event()
-
-    def slow() -> None:
-        time.sleep(0.1)
-        ended.set()
-
-    with pytest.raises(ZeroDivisionError):
-        slices.side_by_side(lambda: 1 / 0, slow)
-    assert ended.is_set()
-    with pytest.raises(ZeroDivisionError):
-        slices.side_by_side(slow, lambda: 1 / 0)
-    assert slices.side_by_side(threading.get_ident, threading.get_ident)[0] == threading.get_ident()

@@ -102,7 +102,11 @@ def test_writes_the_run_folder(finished):
         "curve.png",
     }
     config = TrainConfig.from_json((folder / "config.json").read_text())
-    assert (config.env, config.seed, config.iterations) == ("cartpole", 5, 12)
+    assert (config.experiment.env, config.experiment.seed, config.experiment.iterations) == (
+        "cartpole",
+        5,
+        12,
+    )
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert ",".join(rows[0]) == METRICS and len(rows) == 12
@@ -122,7 +126,7 @@ def test_writes_the_run_folder(finished):
 
 def test_the_saved_weights_are_those_of_the_last_row(finished):
     from flame_rl.learner.learner import tensors_digest
-    from flame_rl.run.checkpoint import load_weights
+    from flame_rl.run.weights import load_weights
 
     _, folder = finished
     last = (folder / "metrics.csv").read_text().splitlines()[-1]
@@ -196,7 +200,7 @@ def test_the_folder_of_a_run_that_failed_in_its_first_iteration_may_be_taken_aga
     again = run_main("--env", environment_id("ActionReward"), *flags, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     config = TrainConfig.from_json((tmp_path / "run" / "config.json").read_text())
-    assert config.env == environment_id("ActionReward")
+    assert config.experiment.env == environment_id("ActionReward")
     assert rows(tmp_path) == 3
 
 
@@ -265,7 +269,7 @@ def test_one_signal_saves_and_leaves_nothing(number, code, tmp_path):
     assert psutil.wait_procs(children, timeout=1)[1] == []
     assert "Training Interrupted!" in output and "Final Mean Reward" in output
     from flame_rl.learner.learner import tensors_digest
-    from flame_rl.run.checkpoint import load_weights
+    from flame_rl.run.weights import load_weights
 
     last = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[-1]
     assert last.endswith(tensors_digest(load_weights(tmp_path / "run")))
@@ -435,7 +439,7 @@ def test_a_full_disk_costs_the_report_and_not_the_run(tmp_path):
 def test_config_round_trip():
     config = TrainConfig(env="ant", hidden_sizes=(3, 4, 5), output=None, workers=3)
     assert TrainConfig.from_json(config.to_json()) == config
-    assert json.loads(config.to_json())["hidden_sizes"] == [3, 4, 5]
+    assert json.loads(config.to_json())["experiment"]["hidden_sizes"] == [3, 4, 5]
 
 
 def test_a_moving_average_and_spread_are_drawn_for_short_and_long_runs(tmp_path):

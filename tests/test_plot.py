@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,14 @@ from flame_rl.report.curves import group_runs, mean_curve, read_run, smooth, stu
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 
-TINY = TrainConfig(iterations=20, steps_per_iter=100, learning_rate=0.01)
+SETTINGS = {"iterations": 20, "steps_per_iter": 100, "learning_rate": 0.01}
+
+
+def config_of(**others) -> TrainConfig:
+    return TrainConfig(**SETTINGS | others)
+
+
+TINY = config_of()
 
 
 @pytest.fixture
@@ -54,10 +60,12 @@ def test_a_torn_last_line_is_left_out(make_run):
 def test_seeds_of_one_setting_are_grouped_and_named_by_what_differs(make_run):
     configs = {
         "seed 0": TINY,
-        "seed 1, elsewhere": replace(TINY, seed=1, workers=3, local=True, task_timeout=9.0),
-        "ppo": replace(TINY, algorithm="ppo", learning_rate=0.5),
-        "quicker": replace(TINY, learning_rate=0.02),
-        "hopper": replace(TINY, env="hopper", learning_rate=0.3),
+        "seed 1, elsewhere": TrainConfig(
+            **SETTINGS, seed=1, workers=3, local=True, task_timeout=9.0
+        ),
+        "ppo": config_of(algorithm="ppo", learning_rate=0.5),
+        "quicker": config_of(learning_rate=0.02),
+        "hopper": config_of(env="hopper", learning_rate=0.3),
     }
     runs = [read_run(make_run(name, config, range(20))) for name, config in configs.items()]
     settings = group_runs(runs)
@@ -84,9 +92,16 @@ def test_the_same_seed_twice_is_refused(make_run):
 
 def test_the_mean_of_seeds_is_taken_at_equal_steps_not_at_equal_iterations(make_run):
     # 9 iterations are not smoothed. Both lines are y = x / 100, in steps of different lengths.
-    config = replace(TINY, iterations=9)
+    config = config_of(iterations=9)
     short = read_run(make_run("a", config, np.arange(1.0, 10), steps=100.0))
-    long = read_run(make_run("b", replace(config, seed=1), np.arange(3.0, 30, 3), steps=300.0))
+    long = read_run(
+        make_run(
+            "b",
+            config_of(iterations=9, seed=1),
+            np.arange(3.0, 30, 3),
+            steps=300.0,
+        )
+    )
     curve = mean_curve((short, long), "env_steps")
     # From where both have begun to where the first one ends.
     assert (curve.x[0], curve.x[-1]) == (300, 900)
@@ -122,7 +137,7 @@ def test_the_command_draws_many_settings(make_run, tmp_path, capsys, suffix):
     folders = [
         make_run(
             f"{env} {algorithm} {seed}",
-            replace(TINY, env=env, algorithm=algorithm, seed=seed),
+            config_of(env=env, algorithm=algorithm, seed=seed),
             rng.normal(size=20) + np.arange(20),
         )
         for env in ("cartpole", "hopper")
@@ -144,7 +159,7 @@ def test_the_command_draws_many_settings(make_run, tmp_path, capsys, suffix):
 
 def test_single_iterations_are_drawn_and_unfinished_runs_named(make_run, tmp_path, capsys):
     for count in (1, 2, 20):
-        folder = make_run(f"{count}", replace(TINY, seed=count), np.ones(count))
+        folder = make_run(f"{count}", config_of(seed=count), np.ones(count))
         plot([str(folder), "--output", str(tmp_path / "one.png")])
         warning = capsys.readouterr().err
         assert warning == "" if count == 20 else f"has {count} of its 20 iterations" in warning

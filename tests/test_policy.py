@@ -10,7 +10,6 @@ from threadpoolctl import threadpool_limits
 import model
 from flame_rl.actor.policy.acting import ACTIVATIONS, ROW_BLOCK, ActingPolicy
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.presets import with_presets
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import random_snapshot
 
@@ -22,7 +21,7 @@ def policy_of(
     config = TrainConfig(
         activation=activation, hidden_sizes=hidden, normalize_observations=normalizes
     )
-    policy, _ = model.make_networks(spec, with_presets(config, "X-v0"))
+    policy, _ = model.make_networks(spec, config)
     if normalizes:
         policy.normalizer.set(np.array([0, 1, -2, 5, 0.5]), np.array([1, 0.1, 3, 9, 1e-4]))
     with torch.no_grad():  # away from the small first outputs

@@ -1,4 +1,4 @@
-"""The clipped surrogate and its passes against plain formulas."""
+"""The clipped objective and its epochs against plain formulas."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flame_rl.learner import passes
-from flame_rl.learner.algorithms.ppo import clipped_surrogate
-from flame_rl.learner.networks import kl_terms
-from flame_rl.learner.passes import minibatches
+from flame_rl.learner import on_policy
+from flame_rl.learner.algorithms import ppo
+from flame_rl.learner.algorithms.ppo import clipped_objective
+from flame_rl.learner.on_policy import kl_terms, minibatches
 from tests.test_learner import learner_of, random_episodes
 
 NUMBERS = st.floats(-2, 2)
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, st.sampled_from([0.1, 0.2, 0.5]))
-def test_clipped_surrogate_by_definition(new, old, advantage, clip):
+def test_clipped_objective_by_definition(new, old, advantage, clip):
     ratio = math.exp(new - old)
     # The paper's figure 1: flat where going on would only make the ratio more extreme.
     if advantage >= 0:
@@ -29,7 +29,7 @@ def test_clipped_surrogate_by_definition(new, old, advantage, clip):
     else:
         expected = max(ratio, 1 - clip) * advantage
     as_tensor = [torch.tensor([x], dtype=torch.float64) for x in (new, old, advantage)]
-    assert clipped_surrogate(*as_tensor, clip).item() == pytest.approx(expected, abs=1e-9)
+    assert clipped_objective(*as_tensor, clip).item() == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_kl_estimate_is_unbiased():
@@ -53,15 +53,15 @@ def test_minibatches_take_every_step_once(steps, wanted, count):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_advantages_are_computed_once_or_before_every_pass(recompute, monkeypatch):
+def test_advantages_are_computed_once_or_before_every_epoch(recompute, monkeypatch):
     calls = []
-    original = passes.advantages_and_targets
+    original = ppo.generalized_advantages
 
     def counted(*arguments):
-        calls.append(original(*arguments)[0])
-        return calls[-1], calls[-1]
+        calls.append(original(*arguments))
+        return calls[-1]
 
-    monkeypatch.setattr("flame_rl.learner.algorithms.ppo.advantages_and_targets", counted)
+    monkeypatch.setattr(ppo, "generalized_advantages", counted)
     learner_of(True, algorithm="ppo", epochs=4, recompute_advantages=recompute).update(
         random_episodes(True)
     )
@@ -69,8 +69,8 @@ def test_advantages_are_computed_once_or_before_every_pass(recompute, monkeypatc
     assert all((a != b).any() for a, b in pairwise(calls))
 
 
-def test_passes_end_where_the_policy_has_gone_too_far(monkeypatch):
-    monkeypatch.setattr(passes, "LEAST_MINIBATCH", 4)
+def test_epochs_end_where_the_policy_has_gone_too_far(monkeypatch):
+    monkeypatch.setattr(on_policy, "LEAST_MINIBATCH", 4)
     taken = []
     for max_kl in (1e9, 1e-3):
         learner = learner_of(

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import torch
 
-import model
+from flame_rl import Trainer
 from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.backends.inline import InlineBackend
-from flame_rl.learner.learner import ALGORITHMS, Learner
-from flame_rl.run.loop import Totals, train
-from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.presets import with_presets
+from flame_rl.learner.learner import Learner
+from flame_rl.settings.algorithms import ALGORITHMS
 from tests.helpers import environment_id
+from tests.learners import make_config
 
 # What makes tiny problems quick, and nothing about what is computed.
 QUICK = {
@@ -31,18 +27,14 @@ QUICK = {
 
 def solve(name: str, **options):
     env_id = environment_id(name)
-    config = with_presets(TrainConfig(env=env_id, **(QUICK | options)), env_id)
-    stop = threading.Event()
-    backend = InlineBackend(stop)
-    learner = Learner(config, *model.make_networks(backend.describe(env_id, None), config))
-    results = list(train(config, env_id, learner, backend, stop, Totals()))
-    backend.close()
-    return results, learner
+    config = make_config(env_id, workers=0, local=True, **(QUICK | options))
+    with Trainer(config) as trainer:
+        return list(trainer), trainer.learner
 
 
 def value_of(learner: Learner, observation: list[float]) -> float:
     with torch.no_grad():
-        return learner._networks.value(torch.tensor([observation])).item()
+        return learner.parts["value"](torch.tensor([observation])).item()
 
 
 VARIANTS = [

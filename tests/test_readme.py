@@ -53,4 +53,4 @@ def test_the_example_learns_and_one_word_makes_it_another_algorithm(algorithm, f
     for name, score in (("before", before), ("after", after)):
         with Trainer.load(tmp_path / f"{name}.ckpt", local=True, workers=0) as trainer:
             assert f"{trainer.evaluate(20).reward_mean:.1f}" == f"{score}"
-            assert trainer.config.algorithm == algorithm
+            assert trainer.config.algorithm_name == algorithm

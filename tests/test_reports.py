@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flame_rl.report import Reporters
-from flame_rl.run.loop import Totals
+from flame_rl.run.results import Totals
 from tests.helpers import ROOT, clean_environment, run_here, run_main
 
 RUN = (

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from flame_rl.learner.learner import Learner, tensors_digest
-from flame_rl.run import checkpoint
-from flame_rl.run.folder import check_output, hold_folder
+from flame_rl.run import checkpoint, resume, retention, weights
+from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -72,9 +72,16 @@ def half(tmp_path_factory) -> Path:
     assert done.returncode == 0, done.stderr
     run = folder / "run"
     (run / "checkpoints" / "00000010.ckpt").unlink()
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(config | {"iterations": ITERATIONS}))
+    alter_config(run, "iterations", ITERATIONS)
     return run
+
+
+def alter_config(run: Path, name: str, value: object) -> None:
+    """Write another value into config.json, in whichever part has it."""
+    config = json.loads((run / "config.json").read_text())
+    (part,) = (part for part in config.values() if name in part)
+    part[name] = value
+    (run / "config.json").write_text(json.dumps(config))
 
 
 @pytest.fixture
@@ -86,7 +93,7 @@ def killed(half, tmp_path) -> Path:
 def assert_same_run(run: Path, whole: Path) -> None:
     assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
     last = (run / "metrics.csv").read_text().splitlines()[-1]
-    assert last.endswith(tensors_digest(checkpoint.load_weights(run)))
+    assert last.endswith(tensors_digest(weights.load_weights(run)))
 
 
 def kill_and_go_on(tmp_path: Path, moments: list[int | float], workers: int = 2) -> int:
@@ -199,19 +206,19 @@ def test_flags_that_would_make_it_another_run_are_refused(flags, difference, kil
 
 
 def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
-    """A field that is added and forgotten is refused, which is the safe side."""
-    from flame_rl.run.folder import MAY_CHANGE
-
-    fields = set(TrainConfig.__dataclass_fields__)
-    assert fields - MAY_CHANGE == {
-        *("env", "algorithm", "episodes_per_iter", "steps_per_iter", "seed", "max_episode_steps"),
-        *("learning_rate", "value_learning_rate", "learning_rate_decay", "gamma", "gae_lambda"),
-        *("baseline", "normalize_observations", "epochs", "value_epochs", "minibatches"),
-        *("clip_range", "recompute_advantages", "max_kl"),
-        *("hidden_sizes", "activation", "initial_log_std"),
-        *("entropy_coefficient", "max_grad_norm", "evaluate_every", "evaluate_episodes"),
-    }
-    assert fields >= MAY_CHANGE
+    """What decides the result, but the number of iterations."""
+    saved = TrainConfig(algorithm="ppo")
+    others = {"max_grad_norm": 0.25, "hidden_sizes": (5,), "activation": "relu", "env": "ant"}
+    for part in ("experiment", "algorithm"):
+        for name, value in vars(getattr(saved, part)).items():
+            usual = {bool: not value, float: 0.5}.get(type(value), 7)
+            other = others.get(name, usual)
+            changed = saved.changed(**{name: other})
+            found = differences(saved, changed)
+            assert bool(found) == (name != "iterations"), name
+            assert name == "iterations" or "--" + name.replace("_", "-") in found
+    free = {"workers": 1, "local": True, "simulator": "plain", "plot": True, "checkpoint_every": 3}
+    assert not differences(saved, saved.changed(**free))
 
 
 def test_flags_that_change_no_result_are_taken(killed, whole, tmp_path):
@@ -224,7 +231,7 @@ def test_flags_that_change_no_result_are_taken(killed, whole, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert_same_run(killed, whole)
-    assert TrainConfig.from_json((killed / "config.json").read_text()).checkpoint_every == 7
+    assert TrainConfig.from_json((killed / "config.json").read_text()).output.checkpoint_every == 7
 
 
 def test_more_iterations_of_a_finished_run_are_one_longer_run(whole, tmp_path):
@@ -248,8 +255,8 @@ def test_a_finished_run_has_nothing_left_to_do(whole, tmp_path):
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_same_run(run, whole)
-    weights = "weights.safetensors"
-    assert (run / weights).read_bytes() == (whole / weights).read_bytes()
+    name = "weights.safetensors"
+    assert (run / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_a_folder_that_holds_no_run(tmp_path):
@@ -275,8 +282,7 @@ def test_a_config_that_is_none_is_refused(content, killed, tmp_path):
 
 @pytest.mark.parametrize(("field", "value"), [("env", None), ("seed", "7"), ("gamma", "much")])
 def test_a_config_with_a_field_of_another_type_is_refused(field, value, killed, tmp_path):
-    config = json.loads((killed / "config.json").read_text())
-    (killed / "config.json").write_text(json.dumps(config | {field: value}))
+    alter_config(killed, field, value)
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 2 and "config.json" in done.stderr
 
@@ -322,7 +328,7 @@ def assert_timing_is_complete(run: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, killed, whole, tmp_path):
-    newest = checkpoint.numbered(killed / "checkpoints")[0]
+    newest = retention.numbered(killed / "checkpoints")[0]
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 4
     content = {"flip": data, "cut": data[:900], "empty": b"", "foreign": b"PK\3\4" * 100}
@@ -337,8 +343,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, killed
 
 def test_the_best_one_is_used_where_all_others_are_damaged(killed, whole, tmp_path):
     folder = killed / "checkpoints"
-    best = checkpoint.load(folder / checkpoint.BEST_NAME).totals.iterations
-    for path in checkpoint.numbered(folder):
+    best = checkpoint.load(folder / retention.BEST_NAME).totals.iterations
+    for path in retention.numbered(folder):
         path.write_bytes(path.read_bytes()[:-1])
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0
@@ -395,8 +401,8 @@ def test_only_damaged_checkpoints(killed, whole, tmp_path):
 
 
 def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
-    now = checkpoint._versions()
-    monkeypatch.setattr(checkpoint, "_versions", lambda: now | {"numpy": "1.0"})
+    now = checkpoint.versions()
+    monkeypatch.setattr(resume, "versions", lambda: now | {"numpy": "1.0"})
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
@@ -421,10 +427,11 @@ def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
     if fault == "a count":
         state["updates"] = torch.zeros(2)
     config = TrainConfig(resume=tmp_path, hidden_sizes=(6,))
-    folder = tmp_path / checkpoint.CHECKPOINTS_NAME
+    folder = tmp_path / CHECKPOINTS_NAME
     folder.mkdir()
     data = checkpoint.encode(checkpoint.Totals(3, 36, 99), 1.0, state, SPEC, config)
     (folder / "00000003.ckpt").write_bytes(data)
     (tmp_path / "metrics.csv").write_text("iteration\n0\n1\n2\n")
     with pytest.raises(UsageError, match="does not fit the network"):
-        checkpoint.restore(config, learner(6))
+        found, _ = resume.newest_of_run(config)
+        resume.load_state(learner(6), found, tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import subprocess
@@ -18,7 +17,7 @@ import torch
 from gymnasium import spaces
 
 from flame_rl import TrainConfig, Trainer
-from flame_rl.settings.config import CALLABLE
+from flame_rl.settings.environments import CALLABLE, ENVIRONMENTS
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from tests.environments import Base
 from tests.helpers import clean_environment, environment_id, run_main
@@ -74,7 +73,9 @@ def test_the_package_has_no_other_names():
 
 def test_one_iteration_at_a_time_or_all_that_are_left():
     with make() as trainer:
-        assert trainer.config.learning_rate == 0.003 and trainer.spec.env_id == "CartPole-v1"
+        assert (
+            trainer.config.algorithm.learning_rate == 0.003 and trainer.spec.env_id == "CartPole-v1"
+        )
         first = trainer.train()
         assert (first.iteration, first.episodes) == (0, 6)
         assert first.reward_min <= first.reward_mean <= first.reward_max
@@ -150,7 +151,7 @@ def test_actions_are_torchs_likeliest():
     rng = np.random.default_rng(0)
     with make(algorithm="ppo", iterations=2) as trainer:
         list(trainer)
-        policy = trainer.learner._networks.policy.double()
+        policy = trainer.learner.parts["policy"].double()
         for observation in rng.standard_normal((50, 4)).astype(np.float32):
             with torch.no_grad():
                 (logits,) = policy(torch.from_numpy(observation[None]).double()).logits
@@ -163,8 +164,8 @@ def test_actions_are_torchs_mean_within_the_bounds():
     with make("Pendulum-v1", algorithm="a2c", iterations=1) as trainer:
         list(trainer)
         with torch.no_grad():
-            trainer.learner._networks.policy.network[-1].weight.mul_(500)
-        policy = trainer.learner._networks.policy
+            trainer.learner.parts["policy"].network[-1].weight.mul_(500)
+        policy = trainer.learner.parts["policy"]
         clipped = 0
         for observation in rng.standard_normal((50, 3)).astype(np.float32) * 3:
             with torch.no_grad():
@@ -182,7 +183,7 @@ def test_actions_that_explore_have_the_policys_probabilities():
         list(trainer)
         with torch.no_grad():
             rows = torch.from_numpy(observation[None])
-            expected = trainer.learner._networks.policy(rows).probs[0, 1].item()
+            expected = trainer.learner.parts["policy"](rows).probs[0, 1].item()
         actions = [trainer.compute_action(observation, explore=True) for _ in range(4000)]
         assert 0.05 < expected < 0.95
         assert np.mean(actions) == pytest.approx(expected, abs=0.03)
@@ -261,11 +262,9 @@ def test_what_cannot_be_loaded(tmp_path):
 
 
 def test_an_environment_that_has_changed_is_noticed(tmp_path, monkeypatch):
-    import model
-
     with make() as trainer:
         trainer.save("run.ckpt")
-    monkeypatch.setitem(model.ENVIRONMENTS, "cartpole", "Acrobot-v1")
+    monkeypatch.setitem(ENVIRONMENTS, "cartpole", "Acrobot-v1")
     with pytest.raises(UsageError, match="was another one"):
         Trainer.load("run.ckpt")
 
@@ -321,7 +320,7 @@ def test_a_function_may_make_the_environment(function, name):
         assert results[-1].reward_mean > results[0].reward_mean
         assert trainer.compute_action(np.zeros(1, np.float32)) == 1
         assert trainer.evaluate(3).reward_mean == 5
-        assert trainer.config.env_name == CALLABLE + name
+        assert trainer.config.experiment.env_name == CALLABLE + name
     assert set(gymnasium.registry) == known
 
 
@@ -355,7 +354,7 @@ def test_a_functions_run_goes_on_only_where_it_is_given(tmp_path):
     with make(twice_the_pay) as trainer:
         trainer.train()
         trainer.save("run.ckpt")
-        assert json.loads(trainer.config.to_json())["env"] == (
+        assert json.loads(trainer.config.to_json())["experiment"]["env"] == (
             "callable tests.test_trainer.twice_the_pay"
         )
         expected = digests(trainer)
@@ -408,16 +407,16 @@ def test_nothing_is_left_behind_by_one_that_cannot_be_made():
 
 def test_a_configuration_prints_as_a_table():
     config = TrainConfig(algorithm="ppo", hidden_sizes=(3, 4), gamma=0.5)
-    lines = dict(line.split(maxsplit=1) for line in str(config).splitlines() if line)
-    fields = [field.name for field in dataclasses.fields(TrainConfig)]
-    assert list(lines)[:-1] == fields
+    rows = [line.split(maxsplit=1) for line in str(config).splitlines()]
+    lines = dict(row for row in rows if len(row) == 2)
+    parts = (config.experiment, config.algorithm, config.execution, config.output)
+    assert lines.keys() == {"algorithm"}.union(*(vars(part) for part in parts))
     assert lines["env"] == "cartpole" and lines["hidden_sizes"] == "3 4"
-    assert lines["gamma"] == "0.5" and lines["epochs"] == "10  preset"
-    assert str(TrainConfig(env=twice_the_pay)).startswith("env ")
+    # What training uses: the preset for CartPole, and no open default.
+    assert lines["gamma"] == "0.5" and lines["learning_rate"] == "0.001"
+    assert "callable tests.test_trainer.twice_the_pay" in str(TrainConfig(env=twice_the_pay))
 
 
 def test_a_configuration_of_a_function_is_read_as_text():
     config = TrainConfig(env=twice_the_pay, output=Path("x"))
-    assert TrainConfig.from_json(config.to_json()) == dataclasses.replace(
-        config, env=config.env_name
-    )
+    assert TrainConfig.from_json(config.to_json()) == config.changed(env=config.experiment.env_name)

@@ -8,21 +8,22 @@ from pathlib import Path
 
 from flame_rl.backends import Backend
 from flame_rl.backends.patience import Patience
-from flame_rl.settings.config import CALLABLE, TrainConfig
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.environments import CALLABLE
 from flame_rl.system.cores import available_cores
 from flame_rl.system.errors import UsageError
 
 
 def is_distributed(config: TrainConfig) -> bool:
     """Whether to collect on a Flame cluster: the user has said where one is, and not `--local`."""
-    if config.local or config.reproduce is not None:
+    if config.execution.local or config.output.reproduce is not None:
         return False
     return "FLAME_ENDPOINT" in os.environ or (Path.home() / ".flame" / "flame.yaml").exists()
 
 
 def where_collected(config: TrainConfig) -> str | None:
     """For a user who might expect a cluster: that there is none; None where nobody does."""
-    if config.local or is_distributed(config):
+    if config.execution.local or is_distributed(config):
         return None
     workers = local_workers(config)
     where = f"with {workers} local workers" if workers else "in this process"
@@ -38,18 +39,22 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
         stop: set from outside when the user asks to stop.
     """
     distributed = is_distributed(config)
-    if not isinstance(config.env, str) and (distributed or config.workers):
+    env, execution = config.experiment.env, config.execution
+    if not isinstance(env, str) and (distributed or execution.workers):
+        name = config.experiment.env_name.removeprefix(CALLABLE)
         raise UsageError(
-            f"--env: the function {config.env_name.removeprefix(CALLABLE)} makes environments in "
-            "this process alone (local=True, workers=0). For worker processes or a cluster, "
-            "register the environment in a module and name it as module:EnvId"
+            f"--env: the function {name} makes environments in this process alone (local=True, "
+            "workers=0). For worker processes or a cluster, register the environment in a module "
+            "and name it as module:EnvId"
         )
-    patience = Patience(config.task_timeout, config.worker_episodes, config.worker_megabytes)
+    patience = Patience(
+        execution.task_timeout, execution.worker_episodes, execution.worker_megabytes
+    )
     # Imported here because each is heavy and a run needs one: flamepy takes a second.
     if distributed:
         from flame_rl.backends.flame.backend import FlameBackend
 
-        return FlameBackend(config.env, patience, config.cluster_patience, stop, config.executors)
+        return FlameBackend(env, patience, execution.cluster_patience, stop, execution.executors)
     workers = local_workers(config)
     if workers == 0:
         from flame_rl.backends.inline import InlineBackend
@@ -62,8 +67,8 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
 
 def local_workers(config: TrainConfig) -> int:
     """The number of worker processes on this machine: what was asked for, or one per core."""
-    if config.reproduce is not None or not isinstance(config.env, str):
+    if config.output.reproduce is not None or not isinstance(config.experiment.env, str):
         return 0
-    if config.workers is not None:
-        return config.workers
+    if config.execution.workers is not None:
+        return config.execution.workers
     return available_cores()

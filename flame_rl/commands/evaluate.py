@@ -67,7 +67,6 @@ def evaluate(arguments: Sequence[str]) -> int:
 def run(command: EvaluateCommand, stop: StopSignal) -> None:
     """Evaluate and print."""
     from flame_rl.backends.select import where_collected
-    from flame_rl.report.console import TITLES
     from flame_rl.run.trainer import Trainer
 
     changes = {"local": command.local, "workers": command.workers}
@@ -79,7 +78,7 @@ def run(command: EvaluateCommand, stop: StopSignal) -> None:
         result = trainer.evaluate(command.episodes, command.explore, command.seed)
     of = {
         "env": trainer.spec.env_id,
-        "algorithm": trainer.config.algorithm,
+        "algorithm": trainer.config.algorithm_name,
         "iterations": trainer.totals.iterations,
         "env_steps": trainer.totals.env_steps,
         "explore": command.explore,
@@ -89,7 +88,7 @@ def run(command: EvaluateCommand, stop: StopSignal) -> None:
         say(json.dumps(of | asdict(result)))
         return
     say(
-        f"{TITLES[of['algorithm']]} on {of['env']} after {of['iterations']} iterations, "
+        f"{trainer.config.algorithm.title} on {of['env']} after {of['iterations']} iterations, "
         f"{result.episodes} episodes {'exploring' if command.explore else 'without exploring'}\n"
         f"  Mean reward: {result.reward_mean:.1f} "
         f"(95 %: {result.reward_low:.1f} to {result.reward_high:.1f})\n"

@@ -42,17 +42,18 @@ def export(arguments: Sequence[str]) -> None:
     # Before torch is imported, which takes seconds.
     for package in ("onnx", "onnxruntime"):
         require(package, package, GROUP)
-    from flame_rl.run.saved import load_saved
+    from flame_rl.run.trainer import Trainer
 
-    saved = load_saved(command.run, best=command.best)
-    for warning in saved.warnings:
+    with Trainer.load(command.run, command.best, local=True, workers=0) as trainer:
+        saved, env_id, warnings = trainer.learner.snapshot(), trainer.spec.env_id, trainer.warnings
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    model = to_onnx(saved.snapshot, saved.env_id)
-    difference = check_onnx(model, saved.snapshot)
+    model = to_onnx(saved, env_id)
+    difference = check_onnx(model, saved)
     write_atomically(command.file, model)
-    outputs = "mean, log_std" if saved.snapshot.continuous else "logits"
+    outputs = "mean, log_std" if saved.continuous else "logits"
     say(
-        f"{command.file}: observation [batch, {saved.snapshot.observation_dim}] -> {outputs} "
-        f"({saved.snapshot.action_dim} actions) after {saved.totals.iterations} iterations of "
-        f"{saved.env_id}; greatest relative difference from NumPy {difference:.1e}"
+        f"{command.file}: observation [batch, {saved.observation_dim}] -> {outputs} "
+        f"({saved.action_dim} actions) after {trainer.totals.iterations} iterations of "
+        f"{env_id}; greatest relative difference from NumPy {difference:.1e}"
     )

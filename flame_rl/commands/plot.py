@@ -40,7 +40,7 @@ def plot(arguments: Sequence[str]) -> None:
         raise UsageError(f"--output: {command.output} must end in {' or '.join(SUFFIXES)}")
     runs = [read_run(folder) for folder in dict.fromkeys(command.runs)]
     for run in runs:
-        done, wanted = len(run.rewards), run.config.iterations
+        done, wanted = len(run.rewards), run.config.experiment.iterations
         if done < wanted:
             print(
                 f"warning: {run.folder} has {done} of its {wanted} iterations; a mean of seeds "

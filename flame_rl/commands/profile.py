@@ -46,8 +46,8 @@ def profile(arguments: Sequence[str]) -> int:
 
     command = parse(TrainConfig())
     config = command.train
-    if config.resume is not None:
-        config = resumed_config(config.resume, lambda default: parse(default).train)
+    if config.output.resume is not None:
+        config = resumed_config(config.output.resume, lambda default: parse(default).train)
     with stop_on_signals() as stop:
         with contextlib.suppress(Interrupted):
             run(config, command.json, stop)
@@ -90,12 +90,12 @@ def costs(measured: Profile) -> list[str]:
     """What was measured, in lines for a person."""
     local, work, config = measured.local, measured.workload, measured.config
     length = sum(work.lengths) / len(work.lengths)
-    who = "an untrained policy" if config.resume is None else "the run's policy"
+    who = "an untrained policy" if config.output.resume is None else "the run's policy"
     tasks = f"{duration(local.task + local.client_task)} here"
     if (there := measured.cluster) is not None:
         tasks += f", {duration(there.task + there.client_task)} on the cluster"
     return [
-        f"{measured.env_id}, {config.algorithm}: {len(work.lengths)} episodes an iteration, of "
+        f"{measured.env_id}, {config.algorithm_name}: {len(work.lengths)} episodes an iteration of "
         f"{length:.0f} steps as {who} plays",
         f"  an env step   {duration(mean_playing(measured) / length)} of a worker"
         f"{'' if local.computing > 0.5 else ', which mostly waits'}",

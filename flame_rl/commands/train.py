@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import tyro
-
 from flame_rl.commands import COMMANDS
 from flame_rl.run.folder import check_output, hold_folder, resumed_config, write_config
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import Interrupted, RunError
 from flame_rl.system.optional import require
 from flame_rl.system.output import say
 from flame_rl.system.signals import StopSignal, stop_on_signals
+
+DESCRIPTION = """Train a policy: a learner here, episodes collected in parallel elsewhere.
+
+Episodes are collected on a Flame cluster where one is configured (FLAME_ENDPOINT, or
+~/.flame/flame.yaml), and otherwise on the cores of this machine."""
 
 if TYPE_CHECKING:
     from flame_rl.report.console import ConsoleReporter
@@ -27,22 +30,16 @@ if TYPE_CHECKING:
 
 def train(arguments: Sequence[str]) -> int:
     """Returns 0, or 128 and the number of the signal that ended it."""
-    config = parse(arguments, TrainConfig())
-    if config.resume is not None:
-        config = resumed_config(config.resume, lambda default: parse(arguments, default))
+    folder = resumed_folder(arguments)
+    if folder is not None:
+        config = resumed_config(folder, arguments)
+    else:
+        commands = ", ".join(f"main.py {name}" for name in COMMANDS)
+        config, _ = parse(arguments, description=f"{DESCRIPTION}\n\nOther commands: {commands}.")
     with stop_on_signals() as stop:
         with contextlib.suppress(Interrupted):
             run(config, stop)
         return stop.exit_code
-
-
-def parse(arguments: Sequence[str], default: TrainConfig) -> TrainConfig:
-    """The flags, on top of a configuration."""
-    commands = ", ".join(f"main.py {name}" for name in COMMANDS)
-    description = f"{inspect.cleandoc(TrainConfig.__doc__)}\n\nOther commands: {commands}."
-    return tyro.cli(
-        TrainConfig, args=arguments, default=default, prog="main.py", description=description
-    )
 
 
 def run(config: TrainConfig, stop: StopSignal) -> None:
@@ -52,31 +49,30 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
     from flame_rl.run.trainer import Trainer
 
     check_output(config)
-    if config.tensorboard:
+    if config.output.tensorboard:
         require("flame_rl.report.tensorboard", "tensorboard", "tensorboard")
     if notice := where_collected(config):
         say(f"{notice}\n")
     with contextlib.ExitStack() as ending:
         trainer = ending.enter_context(Trainer(config, stop=stop))
-        if config.reproduce is None:
+        if config.output.reproduce is None:
             folder = ending.enter_context(hold_folder(config))
-        trainer.take_up_run()
+        trainer.resume_run()
         if trainer.note:
             say(f"{trainer.note}\n")
         for warning in trainer.warnings:
             print(f"warning: {warning}", file=sys.stderr)
-        if config.reproduce is not None:
+        if config.output.reproduce is not None:
             episode = trainer.reproduce()
             say(f"Reward {episode.rewards.sum()} in {episode.length} steps; nothing failed.")
             return
         console = train_and_report(trainer, folder)
         trainer.close()
         console.summary(interrupted=stop.is_set())
-        if config.plot:
-            from flame_rl.report.console import TITLES
+        if config.output.plot:
             from flame_rl.report.figures import plot_curve
 
-            plot_curve(folder, title=f"{TITLES[config.algorithm]} on {trainer.spec.env_id}")
+            plot_curve(folder, title=f"{config.algorithm.title} on {trainer.spec.env_id}")
         say(f"Run folder: {folder}")
 
 
@@ -85,19 +81,22 @@ def train_and_report(trainer: Trainer, folder: Path) -> ConsoleReporter:
     from flame_rl.report import Reporters
     from flame_rl.report.console import ConsoleReporter
     from flame_rl.report.tables import EvaluationsReporter, MetricsReporter, TimingReporter
-    from flame_rl.run.checkpoint import Checkpointer, save_weights
+    from flame_rl.run.retention import Checkpointer
+    from flame_rl.run.weights import save_weights
 
     config, done = trainer.config, trainer.totals
     write_config(folder, config)
     console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
     consumers = [
-        MetricsReporter(folder, done.iterations),
+        MetricsReporter(folder, trainer.learner.algorithm.metrics, done.iterations),
         TimingReporter(folder, done.iterations),
         console,
     ]
-    if config.evaluate_every is not None:
-        consumers.append(EvaluationsReporter(folder, done.iterations // config.evaluate_every))
-    if config.tensorboard:
+    if config.experiment.evaluate_every is not None:
+        consumers.append(
+            EvaluationsReporter(folder, done.iterations // config.experiment.evaluate_every)
+        )
+    if config.output.tensorboard:
         from flame_rl.report.tensorboard import TensorBoardReporter
 
         consumers.append(TensorBoardReporter(folder, done))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,8 @@ class Batch:
         observations: float32 [N + E, D], of each episode one more than it has steps.
         rows: int64 [N], where in `observations` the steps are.
         actions: float32 [N, A], or int64 [N] if discrete.
-        log_probs: float32 [N], of the actions, by the policy that took them.
+        log_probs: log-probabilities of the actions by the policy that took them, float32 [N]; None
+            until that policy has been asked.
         rewards: float64 [N].
         lengths: int64 [E].
         terminated: bool [E]; what did not terminate was cut and would have gone on.
@@ -30,33 +30,30 @@ class Batch:
     observations: Tensor
     rows: Tensor
     actions: Tensor
-    log_probs: Tensor
     rewards: np.ndarray
     lengths: np.ndarray
     terminated: np.ndarray
+    log_probs: Tensor | None = None
 
     @property
     def steps(self) -> int:
         return len(self.rewards)
 
-    def observations_of(self, index: Tensor) -> Tensor:
-        """At some steps: int64 [B] -> float32 [B, D]."""
+    def observations_at(self, steps: Tensor) -> Tensor:
+        """The observations at some steps: int64 [B] -> float32 [B, D]."""
         # Several times as quick as indexing with the rows.
-        return self.observations.index_select(0, self.rows[index])
+        return self.observations.index_select(0, self.rows[steps])
 
 
-def make_batch(episodes: Episodes, log_probs: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Batch:
-    """The episodes as they are; `log_probs` is asked for those of observations, rows, actions."""
-    observations = torch.from_numpy(episodes.observations)
-    rows = torch.from_numpy(step_rows(episodes.lengths))
+def make_batch(episodes: Episodes) -> Batch:
+    """The episodes as tensors; nothing is copied but discrete actions."""
     actions = torch.from_numpy(episodes.actions)
     if not actions.is_floating_point():
         actions = actions.long()
     return Batch(
-        observations=observations,
-        rows=rows,
+        observations=torch.from_numpy(episodes.observations),
+        rows=torch.from_numpy(step_rows(episodes.lengths)),
         actions=actions,
-        log_probs=log_probs(observations, rows, actions),
         rewards=episodes.rewards,
         lengths=episodes.lengths,
         # An episode that terminated in the very step of its time limit has really ended.

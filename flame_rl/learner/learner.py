@@ -1,113 +1,155 @@
-"""The learner: networks that one algorithm improves, and what it must remember to go on."""
+"""What every learner has, whichever algorithm it runs: versions, random numbers, saved state,
+digests, and the refusal of what is not finite."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import importlib
+import math
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.algorithms.a2c import a2c
-from flame_rl.learner.algorithms.ppo import ppo
-from flame_rl.learner.algorithms.reinforce import reinforce
-from flame_rl.learner.batch import Batch, make_batch
-from flame_rl.learner.guard import refused_unless_finite, shrink_until_close
-from flame_rl.learner.networks import Networks
-from flame_rl.learner.normalize import RunningMoments
 from flame_rl.settings.config import TrainConfig
-from flame_rl.wire.messages import Episodes, PolicySnapshot
+from flame_rl.system.errors import RunError
+from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
-# Improves the networks by a batch. Also gets the configuration, a generator that follows from seed
-# and iteration, and the learning rates' factor; returns metrics by name: loss, gradient_norm
-# (before clipping), policy_entropy (in nats) and its own.
-Algorithm = Callable[
-    [Networks, Batch, TrainConfig, np.random.Generator, float],
-    dict[str, float],
-]
+_REMEDY = (
+    "The weights are as they were before this update. Likely causes: a learning rate that is too "
+    "large (try a tenth), or rewards or observations of enormous size (scale them in the "
+    "environment)"
+)
 
-ALGORITHMS: dict[str, Algorithm] = {"reinforce": reinforce, "a2c": a2c, "ppo": ppo}
+
+class Part(Protocol):
+    """Something with state: a torch module, an optimiser, running moments, a replay store."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> object: ...
+
+
+class Algorithm(Protocol):
+    """What `Learner` asks of an algorithm.
+
+    Attributes:
+        parts: all that the next update depends on, by name. A torch module among them is a network,
+            whose weights are digested and written to weights.safetensors.
+        metrics: names of what `update` may return, in the order of metrics.csv.
+    """
+
+    @property
+    def parts(self) -> dict[str, Part]: ...
+
+    @property
+    def metrics(self) -> tuple[str, ...]: ...
+
+    def snapshot(self, version: int) -> PolicySnapshot: ...
+
+    def update(
+        self, episodes: Episodes, generator: np.random.Generator, progress: float
+    ) -> dict[str, float]:
+        """Learn from an iteration's episodes.
+
+        Args:
+            episodes: whole ones, sorted by index.
+            generator: follows from the run's seed and the number of updates.
+            progress: updates so far over all iterations, from 0; it may pass 1 in a resumed run.
+
+        Returns:
+            Some of `metrics`, or none in an iteration without an update.
+        """
+        ...
 
 
 class Learner:
-    """Updates a policy; everything that the next update depends on is in `state_dict`."""
+    """Updates a policy by an algorithm; everything the next update depends on is in `state_dict`.
 
-    def __init__(self, config: TrainConfig, policy: nn.Module, value: nn.Module) -> None:
-        """Take over networks as in model.py, and update them in place."""
-        self._config = config
-        self._improve = ALGORITHMS[config.algorithm]
-        self._networks = Networks(policy, value)
-        self._observations: RunningMoments | None = None
-        if config.normalize_observations:
-            self._observations = RunningMoments(len(policy.normalizer.mean))
+    Attributes:
+        algorithm: see `Algorithm`.
+    """
+
+    def __init__(self, config: TrainConfig, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        self._seed = config.experiment.seed
+        self._iterations = config.experiment.iterations
         self._updates = 0
 
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The algorithm's parts, by name."""
+        return self.algorithm.parts
+
     def snapshot(self) -> PolicySnapshot:
-        """The weights for the actors; the version is the number of updates so far."""
-        return self._networks.policy.snapshot(self._updates)
+        """The policy for the actors; its version is the number of updates so far."""
+        return self.algorithm.snapshot(self._updates)
 
     def update(self, episodes: Episodes) -> dict[str, float]:
-        """Improve the policy by all steps of all episodes.
-
-        Args:
-            episodes: complete ones, collected with the latest snapshot, sorted by index.
+        """Improve the policy by whole episodes, collected with the latest snapshot.
 
         Returns:
-            The algorithm's metrics, and `kl`, the distance from the policy that collected.
+            The algorithm's metrics by name.
 
         Raises:
-            RunError: something became NaN or infinite; all is as it was before.
+            RunError: a metric or a part of the state became NaN or infinite. The state is then
+                that of a broken update; see `undone_on_failure`.
         """
-        config, networks = self._config, self._networks
-        # Episodes take (iteration, index) for theirs.
-        sequence = np.random.SeedSequence(config.seed, spawn_key=(self._updates,))
-        decay = 1.0
-        if config.learning_rate_decay:
-            decay = max(0.0, 1 - self._updates / config.iterations)
-        batch = make_batch(episodes, networks.log_probs)
-        before = networks.policy_adam.values()
-        with refused_unless_finite(self) as metrics:
-            generator = np.random.default_rng(sequence)
-            metrics |= self._improve(networks, batch, config, generator, decay)
-            metrics["kl"] = shrink_until_close(networks, before, batch, config.max_kl)
-            if self._observations is not None:
-                # Only now: the batch belongs to the policy that collected it.
-                self._observations.update(batch.observations.numpy())
-                for network in (networks.policy, networks.value):
-                    network.normalizer.set(self._observations.mean, self._observations.std)
+        # Episodes take (iteration, index) for their spawn key.
+        sequence = np.random.SeedSequence(self._seed, spawn_key=(self._updates,))
+        generator = np.random.default_rng(sequence)
+        # What becomes infinite on the way is refused at the end.
+        with np.errstate(over="ignore", invalid="ignore"):
+            progress = self._updates / self._iterations
+            metrics = self.algorithm.update(episodes, generator, progress)
+        refuse_unless_finite(metrics, self.state_dict())
         self._updates += 1
         return metrics
 
     def weights(self) -> dict[str, Tensor]:
-        """Of policy and value network, by name."""
-        networks = {"policy": self._networks.policy, "value": self._networks.value}
-        return {
-            f"{part}.{name}": tensor
-            for part, network in networks.items()
-            for name, tensor in network.state_dict().items()
-        }
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """All that the next update depends on, by name."""
-        state = self._networks.state_dict()
-        if self._observations is not None:
-            moments = self._observations.state_dict()
-            state |= {f"observations.{name}": tensor for name, tensor in moments.items()}
-        return state | {"updates": torch.tensor(self._updates)}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `state_dict`. Raises KeyError, ValueError or RuntimeError if it does not
-        fit."""
-        self._networks.load_state_dict(state)
-        if self._observations is not None:
-            names = ("count", "mean", "squares")
-            self._observations.load_state_dict({n: state[f"observations.{n}"] for n in names})
-        self._updates = int(state["updates"])
+        """The weights of all networks, by name."""
+        return _tensors({n: p for n, p in self.parts.items() if isinstance(p, nn.Module)})
 
     def weights_digest(self) -> str:
         """SHA-256 over names, types, shapes and bytes of all weights."""
         return tensors_digest(self.weights())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that the next update depends on, by name."""
+        return _tensors(self.parts) | {"updates": torch.tensor(self._updates)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state_dict`. Raises KeyError, ValueError or RuntimeError if it does not
+        fit."""
+        for name, part in self.parts.items():
+            prefix = f"{name}."
+            part.load_state_dict(
+                {key.removeprefix(prefix): t for key, t in state.items() if key.startswith(prefix)}
+            )
+        self._updates = int(state["updates"])
+
+
+def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
+    """A learner with the configured algorithm; its first weights follow from the seed."""
+    module, _, function = config.algorithm.learner.partition(":")
+    return Learner(config, getattr(importlib.import_module(module), function)(config, spec))
+
+
+def refuse_unless_finite(metrics: dict[str, float], state: dict[str, Tensor]) -> None:
+    """Raise RunError if a metric or a tensor of the state is NaN or infinite."""
+    wrong = [
+        f"the {name.replace('_', ' ')} is {value}"
+        for name, value in metrics.items()
+        if not math.isfinite(value)
+    ]
+    wrong += [
+        f"{name} became NaN or infinite"
+        for name, tensor in state.items()
+        if not torch.isfinite(tensor).all()
+    ]
+    if wrong:
+        raise RunError(f"the update was refused: {wrong[0]}. {_REMEDY}")
 
 
 def tensors_digest(tensors: dict[str, Tensor]) -> str:
@@ -118,3 +160,11 @@ def tensors_digest(tensors: dict[str, Tensor]) -> str:
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+def _tensors(parts: dict[str, Part]) -> dict[str, Tensor]:
+    return {
+        f"{part}.{name}": tensor
+        for part, owner in parts.items()
+        for name, tensor in owner.state_dict().items()
+    }

@@ -1,8 +1,8 @@
 """A loss's gradient, slice by slice: bounded memory, all cores, and the same bits on any number.
 
 torch's own threads divide a sum among the cores, so that its last bits depend on how many those
-are. With them set to one (trainer.py does), every slice is computed by one thread here, several
-slices at a time, and the slices are added in their order.
+are. With them set to one (run/trainer.py does), one thread computes a slice here, several slices at
+a time, and the slices are added in their order.
 """
 
 from __future__ import annotations
@@ -10,41 +10,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from flame_rl.system.cores import available_cores
 
-First = TypeVar("First")
-Second = TypeVar("Second")
-
-# At most. Small enough to fit in a cache, and for a minibatch of a large batch to be several of
-# them; large enough that Python costs little.
+# Rows in a slice, at most. Few enough to fit in a cache, and for a large minibatch to be several
+# slices; enough that Python costs little.
 SLICE_STEPS = 2048
 
 
 def accumulate_gradients(
     parameters: Sequence[torch.nn.Parameter],
     index: Tensor,
-    loss_of: Callable[[Tensor], tuple[Tensor, ...]],
-) -> list[float]:
-    """Add to every parameter's `.grad` that of the loss over all steps of `index`.
+    loss: Callable[[Tensor], dict[str, Tensor]],
+) -> dict[str, float]:
+    """Add the gradient of the loss over all steps of `index` to every parameter's `.grad`.
 
     Args:
         parameters: to differentiate by; each must take part in the loss.
-        index: int64 [B], which steps.
-        loss_of: of a part of `index`, its share of the loss, then any shares of metrics. Shares
-            are added up, so a mean must already be divided by B.
+        index: int64 [B], the steps.
+        loss: numbers by name for a part of `index`; "loss" is differentiated. Each is a share
+            that is added to those of the other parts, so a mean is already divided by B.
 
     Returns:
-        The sums: the loss, then the metrics.
+        The sums of the shares by name.
     """
 
-    def differentiate(part: Tensor) -> tuple[tuple[Tensor, ...], list[float]]:
-        shares = loss_of(part)
-        return torch.autograd.grad(shares[0], parameters), [share.item() for share in shares]
+    def differentiate(part: Tensor) -> tuple[tuple[Tensor, ...], dict[str, float]]:
+        shares = loss(part)
+        numbers = {name: share.item() for name, share in shares.items()}
+        return torch.autograd.grad(shares["loss"], parameters), numbers
 
     def add(gradients: tuple[Tensor, ...]) -> None:
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -56,32 +53,23 @@ def accumulate_gradients(
         add(gradients)
         return totals
     cores = available_cores()
-    totals = []
+    totals: dict[str, float] = {}
     # As many at a time as there are cores: a finished slice's gradient takes memory, too.
     for first in range(0, len(parts), cores):
         for gradients, more in threads(cores).map(differentiate, parts[first : first + cores]):
             add(gradients)
-            totals = [a + b for a, b in zip(totals or [0.0] * len(more), more, strict=True)]
+            totals = {name: totals.get(name, 0.0) + value for name, value in more.items()}
     return totals
-
-
-def side_by_side(here: Callable[[], First], there: Callable[[], Second]) -> tuple[First, Second]:
-    """What both return; the second runs on a thread of its own meanwhile, and has ended when this
-    does. Neither may change what the other one reads."""
-    # Not one of those below: in those, slices of both wait for a place.
-    with ThreadPoolExecutor(1) as thread:
-        second = thread.submit(there)
-        return here(), second.result()
 
 
 @cache
 def threads(count: int) -> ThreadPoolExecutor:
-    """So many, kept: an update needs them a hundred times."""
+    """`count` threads, kept: an update needs them a hundred times."""
     return ThreadPoolExecutor(count)
 
 
 def even_slices(rows: Tensor) -> tuple[Tensor, ...]:
-    """As few of at most `SLICE_STEPS` rows as there can be."""
+    """The rows in as few slices of at most `SLICE_STEPS` as possible, of even size."""
     return rows.tensor_split(max(1, -(-len(rows) // SLICE_STEPS)))
 
 
@@ -94,10 +82,10 @@ def without_gradient(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tens
     """
 
     @torch.no_grad()
-    def of(part: Tensor) -> Tensor:
+    def evaluate(part: Tensor) -> Tensor:
         return function(part)
 
     parts = even_slices(rows)
     if len(parts) == 1:
-        return of(rows)
-    return torch.cat(list(threads(available_cores()).map(of, parts)))
+        return evaluate(rows)
+    return torch.cat(list(threads(available_cores()).map(evaluate, parts)))

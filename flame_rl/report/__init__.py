@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Protocol
 
-from flame_rl.run.loop import IterationResult
+from flame_rl.run.results import IterationResult
 
 
 class Reporter(Protocol):

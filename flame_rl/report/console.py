@@ -8,14 +8,13 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flame_rl.run.loop import IterationResult, Totals
+from flame_rl.run.results import IterationResult, Totals
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.output import say
 from flame_rl.wire.messages import EnvironmentSpec
 
 RULE = "=" * 60
 LINE_EVERY = 10
-TITLES = {"reinforce": "REINFORCE", "a2c": "A2C", "ppo": "PPO"}
 
 
 class ConsoleReporter:
@@ -39,7 +38,7 @@ class ConsoleReporter:
         mode = "distributed" if distributed else "local"
         self._print(
             f"{RULE}\n"
-            f"{mode.title()} {TITLES[config.algorithm]} on {spec.env_id}"
+            f"{mode.title()} {config.algorithm.title} on {spec.env_id}"
             f"{' using Flame Runner' if distributed else ''}\n"
             f"{RULE}\n"
             "\n"
@@ -48,7 +47,7 @@ class ConsoleReporter:
             f"  Observation dim: {spec.observation_dim}\n"
             f"  Action dim: {spec.action_dim}\n"
             f"  Continuous actions: {spec.continuous}\n"
-            f"  Training iterations: {config.iterations}\n"
+            f"  Training iterations: {config.experiment.iterations}\n"
             f"{_amounts(config)}"
             "\n"
             f"Starting {mode} training..."
@@ -66,7 +65,7 @@ class ConsoleReporter:
                 transient=True,
             )
             self._progress.add_task(
-                "", total=config.iterations, completed=done.iterations, reward=""
+                "", total=config.experiment.iterations, completed=done.iterations, reward=""
             )
             self._progress.start()
 
@@ -77,13 +76,13 @@ class ConsoleReporter:
             self._progress.update(
                 self._progress.task_ids[0], advance=1, reward=f"{result.reward_mean:.1f}"
             )
-        last = result.iteration == self._config.iterations - 1
+        last = result.iteration == self._config.experiment.iterations - 1
         if result.iteration % LINE_EVERY == 0 or last:
             self._print(
                 f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f} | "
-                f"Loss: {result.losses['loss']:z.4f}"
+                f"Loss: {_loss(result)}"
             )
-        if self._config.verbose:
+        if self._config.output.verbose:
             self._print(_details(result))
 
     def close(self) -> None:
@@ -118,6 +117,11 @@ class ConsoleReporter:
             say(text)
 
 
+def _loss(result: IterationResult) -> str:
+    # An iteration without an update has none.
+    return f"{result.losses['loss']:z.4f}" if "loss" in result.losses else "-"
+
+
 def _details(result: IterationResult) -> str:
     timing = result.timing
     seconds = {"collecting": timing.collecting, "updating": timing.updating}
@@ -139,12 +143,13 @@ def _details(result: IterationResult) -> str:
 
 
 def _amounts(config: TrainConfig) -> str:
-    if config.steps_per_iter is not None:
+    iterations = config.experiment.iterations
+    if config.experiment.steps_per_iter is not None:
         return (
-            f"  Steps per iteration: about {config.steps_per_iter}\n"
-            f"  Total steps: about {config.iterations * config.steps_per_iter}\n"
+            f"  Steps per iteration: about {config.experiment.steps_per_iter}\n"
+            f"  Total steps: about {iterations * config.experiment.steps_per_iter}\n"
         )
     return (
-        f"  Episodes per iteration: {config.episodes_per_iter}\n"
-        f"  Total episodes: {config.iterations * config.episodes_per_iter}\n"
+        f"  Episodes per iteration: {config.experiment.episodes_per_iter}\n"
+        f"  Total episodes: {iterations * config.experiment.episodes_per_iter}\n"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,9 @@ from typing import Literal
 import numpy as np
 
 from flame_rl.report.tables import METRICS_NAME, read_metrics, read_timing
-from flame_rl.run.folder import CONFIG_NAME, MAY_CHANGE
+from flame_rl.run.folder import CONFIG_NAME
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-
-# What seeds of one setting may differ in. With another number of iterations, learning rates may
-# fall otherwise.
-_NO_SETTING = (MAY_CHANGE - {"iterations"}) | {"seed"}
 
 # What a curve is drawn over: columns of `Run`.
 Axis = Literal["env_steps", "seconds"]
@@ -60,7 +55,7 @@ class Setting:
 
     @property
     def env(self) -> str:
-        return self.runs[0].config.env
+        return self.runs[0].config.experiment.env
 
 
 @dataclass(frozen=True)
@@ -110,7 +105,7 @@ def group_runs(runs: list[Run]) -> list[Setting]:
         values = _setting_values(run.config)
         same = groups[repr(values)]
         for other in same:
-            if other.config.seed == run.config.seed:
+            if other.config.experiment.seed == run.config.experiment.seed:
                 raise UsageError(
                     f"{other.folder} and {run.folder} have the same configuration and seed; name "
                     "one of them"
@@ -167,19 +162,26 @@ def student(degrees: int) -> float:
 
 
 def _setting_values(config: TrainConfig) -> dict[str, object]:
-    values = dataclasses.asdict(config)
-    return {name: value for name, value in values.items() if name not in _NO_SETTING}
+    """All that decides the result, but the seed."""
+    values = {
+        "algorithm": config.algorithm_name,
+        **vars(config.experiment),
+        **vars(config.algorithm),
+    }
+    values["env"] = config.experiment.env_name
+    del values["seed"]
+    return values
 
 
 def _name(config: TrainConfig, all_configs: list[TrainConfig]) -> str:
     """The algorithm, and the fields in which others with it in this environment differ."""
     mine = _setting_values(config)
     rivals = [
-        _setting_values(other)
-        for other in all_configs
-        if (other.env, other.algorithm) == (config.env, config.algorithm)
+        values
+        for values in map(_setting_values, all_configs)
+        if (values["env"], values["algorithm"]) == (mine["env"], mine["algorithm"])
     ]
     differing = [name for name in mine if any(other[name] != mine[name] for other in rivals)]
     return ", ".join(
-        [config.algorithm, *(f"{name.replace('_', ' ')} {mine[name]}" for name in differing)]
+        [config.algorithm_name, *(f"{name.replace('_', ' ')} {mine[name]}" for name in differing)]
     )

@@ -123,7 +123,7 @@ def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
     seeds = len(setting.runs)
     if seeds == 1:
         (run,) = setting.runs
-        label = f"{setting.name} (seed {run.config.seed})"
+        label = f"{setting.name} (seed {run.config.experiment.seed})"
         axes.plot(getattr(run, axis), run.rewards, color=style["color"], alpha=0.3, linewidth=0.8)
     else:
         label = f"{setting.name} ({seeds} seeds)"

@@ -7,20 +7,25 @@ import csv
 from dataclasses import asdict
 from pathlib import Path
 
-from flame_rl.run.folder import METRICS_NAME
-from flame_rl.run.loop import IterationResult
-from flame_rl.settings.config import TrainConfig
+from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
+from flame_rl.run.results import IterationResult
 from flame_rl.system.files import write_atomically
 
-EVALUATIONS_NAME = "evaluations.csv"
 TIMING_NAME = "timing.csv"
 
 
 class MetricsReporter:
     """One row an iteration, on disk before the next begins."""
 
-    def __init__(self, folder: Path, keep: int = 0) -> None:
-        """Begin the file, or go on after its first `keep` rows."""
+    def __init__(self, folder: Path, metrics: tuple[str, ...], keep: int = 0) -> None:
+        """Begin the file, or go on after its first `keep` rows.
+
+        Args:
+            folder: the run folder.
+            metrics: the algorithm's columns; a cell is empty where an iteration has no value.
+            keep: rows to keep.
+        """
+        self._metrics = metrics
         self._rows = _Rows(folder / METRICS_NAME, keep)
 
     def report(self, result: IterationResult) -> None:
@@ -34,7 +39,7 @@ class MetricsReporter:
                 "reward_min": result.reward_min,
                 "reward_max": result.reward_max,
                 "length_mean": result.length_mean,
-                **result.losses,
+                **{name: result.losses.get(name, "") for name in self._metrics},
                 "weights_digest": result.weights_digest,
             }
         )
@@ -102,7 +107,7 @@ def _read_columns(path: Path) -> dict[str, list[float]]:
         # A run that goes on, or was killed, may have written a part of its last line.
         rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
     names = [name for name in (rows[0] if rows else {}) if name != "weights_digest"]
-    return {name: [float(row[name]) for row in rows] for name in names}
+    return {name: [float(row[name] or "nan") for row in rows] for name in names}
 
 
 class _Rows:
@@ -127,20 +132,6 @@ class _Rows:
 
     def close(self) -> None:
         self._file.close()
-
-
-def iterations_on_disk(config: TrainConfig) -> int:
-    """How many iterations of the run in `config.resume` all its files of results have whole."""
-    rows = _whole_rows(config.resume / METRICS_NAME)
-    if config.evaluate_every is None:
-        return rows
-    # The next evaluation is missing, and so is the iteration that has it.
-    evaluations = _whole_rows(config.resume / EVALUATIONS_NAME)
-    return min(rows, (evaluations + 1) * config.evaluate_every - 1)
-
-
-def _whole_rows(path: Path) -> int:
-    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
 
 def _first_rows(path: Path, count: int) -> bytes:

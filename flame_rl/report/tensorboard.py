@@ -11,7 +11,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from flame_rl.run.loop import IterationResult, Totals
+from flame_rl.run.results import IterationResult, Totals
 
 FOLDER_NAME = "tensorboard"
 

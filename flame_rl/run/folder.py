@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.checks import flag
+from flame_rl.settings.config import TrainConfig, names_of
+from flame_rl.settings.parse import parse
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import write_atomically
 
 CONFIG_NAME = "config.json"
 METRICS_NAME = "metrics.csv"
+EVALUATIONS_NAME = "evaluations.csv"
 CHECKPOINTS_NAME = "checkpoints"
 LOCK_NAME = ".lock"
 
-# What a resumed run may do otherwise, because no result depends on it.
-MAY_CHANGE = {
-    *("iterations", "local", "workers", "executors", "output", "resume", "reproduce", "simulator"),
-    *("plot", "verbose", "tensorboard"),
-    *("task_timeout", "worker_episodes", "worker_megabytes", "cluster_patience"),
-    *("checkpoint_every", "keep_checkpoints"),
-}
 
-
-def resumed_config(folder: Path, parse: Callable[[TrainConfig], TrainConfig]) -> TrainConfig:
+def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     """The configuration of the run in `folder`, changed by the flags that were given.
 
     Args:
         folder: the run folder.
-        parse: reads the command line with the given configuration as defaults.
+        arguments: the command line.
 
     Raises:
         UsageError: it holds no run, or a flag would change its results.
@@ -44,45 +38,49 @@ def resumed_config(folder: Path, parse: Callable[[TrainConfig], TrainConfig]) ->
         saved = TrainConfig.from_json(path.read_text(errors="replace"))
     except OSError as error:
         raise UsageError(f"--resume: {folder} holds no run: {error}") from error
-    given = parse(replace(saved, resume=folder, reproduce=None))
-    different = differences(saved, given)
-    if different:
+    given, _ = parse(arguments, saved.changed(resume=folder))
+    if different := differences(saved, given):
         raise UsageError(
             f"--resume: these flags would make it another run: {different}. Leave them "
             "out, or begin a new run"
         )
-    fixed = given.steps_per_iter is None
-    if fixed and given.reproduce is not None and given.reproduce >= given.episodes_per_iter:
+    experiment, episode = given.experiment, given.output.reproduce
+    fixed = experiment.steps_per_iter is None
+    if fixed and episode is not None and episode >= experiment.episodes_per_iter:
         raise UsageError(
-            f"--reproduce: an episode from 0 to {given.episodes_per_iter - 1}, "
-            f"not {given.reproduce}"
+            f"--reproduce: an episode from 0 to {experiment.episodes_per_iter - 1}, not {episode}"
         )
     return given
 
 
 def differences(saved: TrainConfig, given: TrainConfig) -> str:
-    """What would make `given` another run than `saved`, for a person; empty if nothing."""
+    """What would make `given` another run than `saved`, for a person; empty if nothing.
+
+    What decides the result must stay; a run may only be given more iterations, or fewer.
+    """
+    extended = replace(saved.experiment, iterations=given.experiment.iterations)
+    pairs = [(extended, given.experiment), (saved.algorithm, given.algorithm)]
     return "; ".join(
-        f"--{field.name.replace('_', '-')} {before} in the run, {after} now"
-        for field in dataclasses.fields(TrainConfig)
-        if field.name not in MAY_CHANGE
-        and (before := getattr(saved, field.name)) != (after := getattr(given, field.name))
+        f"{flag(name)} {getattr(before, name)} in the run, {getattr(after, name)} now"
+        for before, after in pairs
+        for name in names_of(type(before))
+        if getattr(before, name) != getattr(after, name)
     )
 
 
 def check_output(config: TrainConfig) -> None:
     """Raises UsageError if --output names what cannot be the folder of a new run."""
-    if config.resume is not None or config.output is None:
+    if config.output.resume is not None or config.output.output is None:
         return
-    if config.output.exists() and not config.output.is_dir():
-        raise UsageError(f"--output: {config.output} is a file; name a folder")
-    metrics = config.output / METRICS_NAME
+    if config.output.output.exists() and not config.output.output.is_dir():
+        raise UsageError(f"--output: {config.output.output} is a file; name a folder")
+    metrics = config.output.output / METRICS_NAME
     begun = metrics.exists() and metrics.stat().st_size > 0
     # One that failed in its first iteration has left nothing to go on with.
-    if begun or any((config.output / CHECKPOINTS_NAME).glob("*.ckpt")):
+    if begun or any((config.output.output / CHECKPOINTS_NAME).glob("*.ckpt")):
         raise UsageError(
-            f"--output: {config.output} holds another run; name a new folder, or go on with "
-            f"--resume {config.output}"
+            f"--output: {config.output.output} holds another run; name a new folder, or go on with "
+            f"--resume {config.output.output}"
         )
 
 
@@ -118,20 +116,19 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
 
 def write_config(folder: Path, config: TrainConfig) -> None:
     """Write config.json. Raises UsageError if it cannot be written."""
-    stored = replace(config, resume=None, reproduce=None)
     try:
-        write_atomically(folder / CONFIG_NAME, stored.to_json().encode())
+        write_atomically(folder / CONFIG_NAME, config.to_json().encode())
     except OSError as error:
         raise UsageError(f"--output: cannot write to {folder}: {error}") from error
 
 
 def _make_folder(config: TrainConfig) -> Path:
-    chosen = config.resume or config.output
+    chosen = config.output.resume or config.output.output
     if chosen is not None:
         chosen.mkdir(parents=True, exist_ok=True)
         return chosen
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.env_name)
-    stem = Path("runs") / f"{name}-{config.algorithm}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.experiment.env_name)
+    stem = Path("runs") / f"{name}-{config.algorithm_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = stem, 2
     while True:
         try:

@@ -20,11 +20,10 @@ from flame_rl.actor.environments.making import make_environment
 from flame_rl.backends.select import is_distributed, make_backend
 from flame_rl.run.agent import Agent
 from flame_rl.run.evaluation import Evaluation, evaluate
-from flame_rl.run.folder import differences
-from flame_rl.run.loop import IterationResult, Learner, Totals, make_request, reproduce, train
 from flame_rl.run.own_environment import register, unregister
-from flame_rl.settings.config import CALLABLE, TrainConfig
-from flame_rl.settings.presets import with_presets
+from flame_rl.run.results import IterationResult, Totals
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.environments import CALLABLE, environment_id
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.signals import unless_stopped
 from flame_rl.wire.messages import CollectRequest, Episode
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from flame_rl.run.checkpoint import Checkpoint
+
 
 # Gets every result, as soon as it is there; may end the iteration over a Trainer.
 Callback = Callable[[IterationResult], Literal["stop"] | None]
@@ -48,13 +48,13 @@ class Trainer:
                 print(result.iteration, result.reward_mean)
 
     Attributes:
-        config: as given, with everything filled in that it left to the presets.
-        spec: what is known of the environment.
+        config: as given.
+        spec: the environment's description.
         note: why no fast simulator plays it, if there is one; or "".
         distributed: whether episodes are collected on a Flame cluster.
-        learner: what is improved.
-        totals: what is done so far.
-        warnings: for the user, of a run that was taken up again.
+        learner: what learns.
+        totals: how far the run is.
+        warnings: for the user, about a run that was taken up again.
     """
 
     def __init__(
@@ -67,14 +67,16 @@ class Trainer:
 
         Args:
             config: what to train. Run folders are the command line's: `resume` is without effect
-                until `take_up_run`.
+                until `resume_run`.
             callback: gets every result; where it returns "stop", iterating ends.
             stop: may be set from elsewhere, to end whatever is going on with `Interrupted`.
 
         Raises:
-            UsageError: something in the configuration cannot be.
+            UsageError: the environment or a setting cannot be used.
             RunError: the cluster cannot be used.
         """
+        self.config = config
+        self.warnings: list[str] = []
         self._callback = callback
         self._stop = threading.Event() if stop is None else stop
         self._ended = False
@@ -82,9 +84,10 @@ class Trainer:
         self._spaces: gymnasium.Env | None = None
         self._agent: Agent | None = None
         self.distributed = is_distributed(config)
-        if config.env_name.startswith(CALLABLE) and isinstance(config.env, str):
+        env, name = config.experiment.env, config.experiment.env_name
+        if name.startswith(CALLABLE) and isinstance(env, str):
             raise UsageError(
-                f"--env: the function {config.env_name.removeprefix(CALLABLE)} made this run's "
+                f"--env: the function {name.removeprefix(CALLABLE)} made this run's "
                 "environments; only Python can pass it: Trainer.load(path, env=…)"
             )
         # Before torch is imported: workers and executors start in the meantime.
@@ -92,30 +95,30 @@ class Trainer:
         try:
             # It takes seconds, in which the user is heard.
             unless_stopped(self._stop, lambda: importlib.import_module("model"))
-            self._make_learner(config)
+            self._make_learner()
         except BaseException:
             self.close()
             raise
 
-    def _make_learner(self, config: TrainConfig) -> None:
-        import model
-        from flame_rl.learner.learner import Learner as TorchLearner
+    def _make_learner(self) -> None:
+        from flame_rl.learner.learner import make_learner
 
-        if isinstance(config.env, str):
-            env_id = model.ENVIRONMENTS.get(config.env.lower(), config.env)
+        experiment = self.config.experiment
+        if isinstance(experiment.env, str):
+            env_id = environment_id(experiment.env)
         else:
-            name = config.env_name.removeprefix(CALLABLE)
-            env_id = self._registered = register(config.env, name)
-        spec = self._backend.describe(env_id, config.max_episode_steps, config.simulator)
+            name = experiment.env_name.removeprefix(CALLABLE)
+            env_id = self._registered = register(experiment.env, name)
+        spec = self._backend.describe(
+            env_id, experiment.max_episode_steps, self.config.execution.simulator
+        )
         # Which simulator plays is no matter of the environment.
         self.spec, self.note = replace(spec, note=""), spec.note
-        self.config = with_presets(config, env_id)
         with one_thread():
-            networks = model.make_networks(self.spec, self.config)
-        self.learner: Learner = TorchLearner(self.config, *networks)
-        self.totals, self.warnings = Totals(), []
-        # Of actions that `compute_action` samples; episodes have generators of their own.
-        self._generator = np.random.default_rng(config.seed)
+            self.learner = make_learner(self.config, self.spec)
+        self.totals = Totals()
+        # Samples the actions of `compute_action`; episodes have generators of their own.
+        self._generator = np.random.default_rng(experiment.seed)
 
     @classmethod
     def load(
@@ -132,49 +135,58 @@ class Trainer:
             path: a checkpoint file or a run folder.
             best: of a run folder, its best checkpoint.
             callback, stop: as in `Trainer`.
-            changes: fields of `TrainConfig` that change no result, such as `iterations` and
-                `workers`; and `env`, where a function made the environments.
+            changes: settings that change no result, such as `iterations` and `workers`; and `env`,
+                where a function made the environments.
 
         Raises:
             UsageError: there is no sound checkpoint, it does not fit the networks in model.py, or a
                 change would make it another run.
         """
         stop = threading.Event() if stop is None else stop
-        saved_module = unless_stopped(stop, lambda: importlib.import_module("flame_rl.run.saved"))
-        checkpoint, warnings = saved_module.find_checkpoint(Path(path), best)
-        saved = TrainConfig.from_values(checkpoint.config)
-        if saved.env_name.startswith(CALLABLE) and "env" in changes:
-            saved = replace(saved, env=changes["env"])
-        config = replace(saved, **changes)
-        if different := differences(saved, config):
+        resume = unless_stopped(stop, lambda: importlib.import_module("flame_rl.run.resume"))
+        checkpoint, warnings = resume.find_checkpoint(Path(path), best)
+        saved = TrainConfig.from_data(checkpoint.config)
+        if saved.experiment.env_name.startswith(CALLABLE) and "env" in changes:
+            saved = saved.changed(env=changes["env"])
+        config = saved.changed(**changes)
+        if different := resume.differences(saved, config):
             raise UsageError(f"these changes would make it another run: {different}")
-        trainer = cls(replace(config, resume=None, reproduce=None), callback, stop)
+        trainer = cls(config, callback, stop)
         try:
             trainer._take_up(checkpoint, Path(path))
         except BaseException:
             trainer.close()
             raise
+        # Other versions and other iterations are no news to whoever names a checkpoint.
         trainer.warnings = warnings
         return trainer
 
-    def take_up_run(self) -> None:
-        """Go on where the run in the folder `config.resume` was, if there is one.
+    def resume_run(self) -> None:
+        """Go on where the run in the folder `config.output.resume` was, if it has a checkpoint.
 
         Raises:
             UsageError: its newest sound checkpoint does not fit the networks in model.py.
         """
-        from flame_rl.run.checkpoint import restore
+        from flame_rl.run.resume import newest_of_run
 
-        self.totals, self.warnings = restore(self.config, self.learner)
+        folder = self.config.output.resume
+        if folder is None:
+            return
+        checkpoint, self.warnings = newest_of_run(self.config)
+        if checkpoint is None:
+            self.warnings.append("no sound checkpoint: the run begins at the beginning")
+        else:
+            self.warnings += self._take_up(checkpoint, folder)
 
-    def _take_up(self, checkpoint: Checkpoint, path: Path) -> None:
-        from flame_rl.run.checkpoint import load_state
+    def _take_up(self, checkpoint: Checkpoint, path: Path) -> list[str]:
+        from flame_rl.run.resume import load_state, what_differs
 
         then, now = (replace(spec, env_id="") for spec in (checkpoint.spec, self.spec))
         if then != now:
             raise UsageError(f"--env: the environment of {path} was another one: {then}, now {now}")
         load_state(self.learner, checkpoint, path)
         self.totals = checkpoint.totals
+        return what_differs(checkpoint, self.config)
 
     def train(self) -> IterationResult:
         """One iteration: collect, update, and evaluate where that is due.
@@ -184,18 +196,17 @@ class Trainer:
             RunError: workers kept failing, or the update became NaN. The learner is as it was.
             Interrupted: `stop` was set.
         """
-        if self.totals.iterations >= self.config.iterations:
+        from flame_rl.run.iteration import run_iteration
+
+        if self.totals.iterations >= self.config.experiment.iterations:
             raise UsageError(
-                f"--iterations: all {self.config.iterations} are done; save(path), then "
+                f"--iterations: all {self.config.experiment.iterations} are done; save(path), then "
                 "Trainer.load(path, iterations=…), goes on"
             )
-        env_id = self.spec.env_id
-        with one_thread():
-            # Begun anew each time, so that an iteration which failed can be tried again.
-            loop = train(self.config, env_id, self.learner, self._backend, self._stop, self.totals)
-            result = next(loop, None)
-        if result is None:
+        if self._stop.is_set():
             raise Interrupted
+        with one_thread():
+            result = run_iteration(self.config, self.spec, self.learner, self._backend, self.totals)
         self.totals = result.totals
         if self._callback is not None and self._callback(result) == "stop":
             self._ended = True
@@ -204,7 +215,7 @@ class Trainer:
     def __iter__(self) -> Iterator[IterationResult]:
         """The iterations that are left; fewer, once the callback says "stop" or `stop` is set."""
         self._ended = False
-        while self.totals.iterations < self.config.iterations:
+        while self.totals.iterations < self.config.experiment.iterations:
             if self._ended or self._stop.is_set():
                 return
             yield self.train()
@@ -226,17 +237,23 @@ class Trainer:
         return evaluate(self._backend, self.learner.snapshot(), request)
 
     def evaluation_request(self, episodes: int, explore: bool, seed: int) -> CollectRequest:
-        """Which episodes an evaluation has; see `evaluate`."""
+        """The request for an evaluation's episodes; see `evaluate`."""
         if episodes < 1:
             raise UsageError(f"--episodes: at least 1, not {episodes}")
-        indices, snapshot = tuple(range(episodes)), self.learner.snapshot()
-        request = make_request(self.config, self.spec.env_id, 0, indices, snapshot)
+        request = self._request(0, tuple(range(episodes)))
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episode:
-        """Collect only the episode `config.reproduce` of the next iteration."""
-        env_id = self.spec.env_id
-        return reproduce(self.config, env_id, self.learner, self._backend, self.totals)
+        """Collect only the episode `config.output.reproduce` of the next iteration."""
+        request = self._request(self.totals.iterations, (self.config.output.reproduce,))
+        (episode,) = self._backend.collect(self.learner.snapshot(), request).episodes
+        return episode
+
+    def _request(self, iteration: int, indices: tuple[int, ...]) -> CollectRequest:
+        from flame_rl.run.iteration import make_request
+
+        version = self.learner.snapshot().version
+        return make_request(self.config, self.spec, iteration, indices, version)
 
     def compute_action(self, observation: object, explore: bool = False) -> int | np.ndarray:
         """What the policy does: an action that the environment takes.
@@ -258,11 +275,11 @@ class Trainer:
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint, which `load` takes up. Raises RunError if the disk refuses."""
-        from flame_rl.run.checkpoint import encode, refused_by_the_disk, save
+        from flame_rl.run.checkpoint import encode, refused_by_the_disk, write
 
         state = self.learner.state_dict()
         with refused_by_the_disk(Path(path)):
-            save(Path(path), encode(self.totals, None, state, self.spec, self.config))
+            write(Path(path), encode(self.totals, None, state, self.spec, self.config))
 
     def close(self) -> None:
         """Leave nothing behind: no process, no thread. May be called twice."""
@@ -284,8 +301,8 @@ class Trainer:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums that torch divides among cores would make bits depend on how many there are; the learner
-    uses them all in its own way (learner/slices.py)."""
+    """Sums that torch divides among cores would make bits depend on their number; the learner uses
+    all cores in its own way (learner/slices.py)."""
     import torch
 
     before = torch.get_num_threads()

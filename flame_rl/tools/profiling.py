@@ -21,7 +21,7 @@ import numpy as np
 
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.backends.select import is_distributed, make_backend
-from flame_rl.run.loop import episodes_wanted, make_request
+from flame_rl.run.iteration import episodes_wanted, make_request
 from flame_rl.run.trainer import Trainer, one_thread
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.cores import available_cores
@@ -109,10 +109,12 @@ def profile(config: TrainConfig, stop: threading.Event) -> Profile:
             cluster_backend = ending.enter_context(contextlib.closing(make_backend(config, stop)))
         # It has the networks; it collects nothing.
         trainer = ending.enter_context(Trainer(replace(here, workers=0), stop=stop))
-        if config.resume is not None:
+        if config.output.resume is not None:
             trainer.take_up_run()
         config, env_id = trainer.config, trainer.spec.env_id
-        simulator, _ = choose_simulator(env_id, config.max_episode_steps, config.simulator)
+        simulator, _ = choose_simulator(
+            env_id, config.experiment.max_episode_steps, config.execution.simulator
+        )
         slots = simulator.slots
         simulator.close()
 
@@ -122,7 +124,9 @@ def profile(config: TrainConfig, stop: threading.Event) -> Profile:
         episodes = first_of(played, episodes_wanted(config, played.steps / len(played)))
         cluster, executors = None, 0
         if cluster_backend is not None:
-            cluster_backend.describe(env_id, config.max_episode_steps, config.simulator)
+            cluster_backend.describe(
+                env_id, config.experiment.max_episode_steps, config.execution.simulator
+            )
             executors = cluster_backend.executors
             cluster = measure(Bench(cluster_backend, executors, trainer), slots)
         workload = Workload(

@@ -3,44 +3,67 @@ section 4, synchronously), with generalised advantages in place of n-step ones.
 
     maximise  mean_t [ log pi(a_t | s_t) * A_t ]  +  entropy bonus,   V(s_t) -> A_t + V(s_t)
 
-One pass over each batch.
+One epoch of the policy over each batch, a few of the value network.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from flame_rl.learner.algorithms.reinforce import policy_gradient
+import model
 from flame_rl.learner.batch import Batch
-from flame_rl.learner.networks import Networks
-from flame_rl.learner.passes import (
-    advantages_and_targets,
-    policy_and_value_passes,
+from flame_rl.learner.on_policy import (
+    ActorCritic,
+    OnPolicy,
+    minibatches,
+    on_policy,
+    policy_epoch,
+    policy_gradient_loss,
     policy_metrics,
+    value_epoch,
+    value_loss,
     value_metrics,
 )
+from flame_rl.learner.returns import generalized_advantages
 from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import EnvironmentSpec
 
 
-def a2c(
-    networks: Networks,
+def a2c(config: TrainConfig, spec: EnvironmentSpec) -> OnPolicy:
+    """The algorithm with new networks."""
+    metrics = ("loss", "gradient_norm", "policy_entropy", "value_loss", "explained_variance")
+    return on_policy(model.make_networks(spec, config), config, improve, metrics)
+
+
+def improve(
+    networks: ActorCritic,
     batch: Batch,
     config: TrainConfig,
     generator: np.random.Generator,
     decay: float,
 ) -> dict[str, float]:
-    """One pass. Arguments and result: see `flame_rl.learner.learner.Algorithm`."""
-    advantages, targets = advantages_and_targets(networks, batch, config)
-    networks.take_in_returns(targets)
-    steps, loss = policy_and_value_passes(
-        networks,
-        batch,
-        policy_gradient,
-        advantages,
-        targets,
-        config.value_epochs,
-        config,
-        generator,
-        decay,
+    """One update. Arguments and result: see `flame_rl.learner.on_policy.Improve`."""
+    settings = config.algorithm
+    values = networks.values(batch)
+    advantages = generalized_advantages(
+        batch.rewards,
+        values,
+        batch.lengths,
+        batch.terminated,
+        config.experiment.gamma,
+        settings.gae_lambda,
     )
-    return policy_metrics(steps) | value_metrics(loss, targets - advantages, targets)
+    targets = advantages + values[batch.rows.numpy()]
+
+    loss = policy_gradient_loss(
+        networks.policy.module, batch, advantages, settings.entropy_coefficient
+    )
+    parts = minibatches(batch.steps, settings.minibatches, generator)
+    steps, _ = policy_epoch(networks.policy, loss, parts, settings, decay)
+
+    networks.follow_returns(targets)
+    error = value_loss(networks.value.module, batch, targets)
+    for _ in range(settings.value_epochs):
+        parts = minibatches(batch.steps, settings.minibatches, generator)
+        last = value_epoch(networks.value, error, parts, settings, decay)
+    return policy_metrics(steps) | value_metrics(last, targets - advantages, targets)

@@ -1,77 +1,82 @@
-"""REINFORCE (Williams 1992; Sutton and Barto 2018, section 13.4).
+"""REINFORCE (Williams 1992, "Simple Statistical Gradient-Following Algorithms for Connectionist
+Reinforcement Learning"), with a baseline.
 
     maximise  mean_t [ log pi(a_t | s_t) * (G_t - b_t) ]  +  entropy bonus
 
-over complete episodes. G_t is the discounted return, b_t a baseline that does not depend on the
-action: nothing, the other episodes' returns at the same time step, or a value network that has
-learned from earlier iterations only, so that the gradient stays unbiased. The differences are
-normalised over the whole batch.
+G_t is the return from step t to the end of its episode, b_t the baseline: nothing, the mean return
+of the other episodes at the same time step, or a value network fitted to the returns. One epoch
+over each batch.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from torch import Tensor
 
+import model
 from flame_rl.learner.batch import Batch
-from flame_rl.learner.networks import Networks
-from flame_rl.learner.passes import (
+from flame_rl.learner.on_policy import (
+    ActorCritic,
+    OnPolicy,
     minibatches,
-    policy_and_value_passes,
+    on_policy,
+    policy_epoch,
+    policy_gradient_loss,
     policy_metrics,
-    policy_pass,
+    value_epoch,
+    value_loss,
     value_metrics,
 )
 from flame_rl.learner.returns import constant_value, discounted_returns, leave_one_out
 from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import EnvironmentSpec
 
 
-def reinforce(
-    networks: Networks,
+def reinforce(config: TrainConfig, spec: EnvironmentSpec) -> OnPolicy:
+    """The algorithm with new networks."""
+    metrics = ("loss", "gradient_norm", "policy_entropy")
+    if config.algorithm.baseline == "value":
+        metrics += ("value_loss", "explained_variance")
+    return on_policy(model.make_networks(spec, config), config, improve, metrics)
+
+
+def improve(
+    networks: ActorCritic,
     batch: Batch,
     config: TrainConfig,
     generator: np.random.Generator,
     decay: float,
 ) -> dict[str, float]:
-    """One pass. Arguments and result: see `flame_rl.learner.learner.Algorithm`."""
-    if config.baseline != "value":
+    """One update. Arguments and result: see `flame_rl.learner.on_policy.Improve`."""
+    settings, gamma = config.algorithm, config.experiment.gamma
+    values = None
+    if settings.baseline == "value":
+        values = networks.values(batch)
+        returns = returns_to_go(batch, gamma, values[np.cumsum(batch.lengths + 1) - 1])
+        baseline = values[batch.rows.numpy()]
+    else:
         # Without a value network, one constant stands for the value of what a limit cut off.
-        rest = constant_value(batch.rewards, batch.lengths, ~batch.terminated, config.gamma)
-        returns = returns_to_go(batch, config.gamma, np.full(len(batch.lengths), rest))
-        baseline = (
-            leave_one_out(returns, batch.lengths) if config.baseline == "leave-one-out" else 0.0
-        )
-        parts = minibatches(batch.steps, config.minibatches, generator)
-        advantages = returns - baseline
-        return policy_metrics(
-            policy_pass(networks, batch, parts, policy_gradient, advantages, config, decay)
-        )
-    values = networks.values(batch)
-    baseline = values[batch.rows.numpy()]
-    returns = returns_to_go(batch, config.gamma, values[np.cumsum(batch.lengths + 1) - 1])
-    networks.take_in_returns(returns)
-    steps, loss = policy_and_value_passes(
-        networks,
-        batch,
-        policy_gradient,
-        returns - baseline,
-        returns,
-        config.value_epochs,
-        config,
-        generator,
-        decay,
+        rest = constant_value(batch.rewards, batch.lengths, ~batch.terminated, gamma)
+        returns = returns_to_go(batch, gamma, np.full(len(batch.lengths), rest))
+        leave_out = settings.baseline == "leave-one-out"
+        baseline = leave_one_out(returns, batch.lengths) if leave_out else 0.0
+
+    loss = policy_gradient_loss(
+        networks.policy.module, batch, returns - baseline, settings.entropy_coefficient
     )
-    return policy_metrics(steps) | value_metrics(loss, baseline, returns)
+    parts = minibatches(batch.steps, settings.minibatches, generator)
+    steps, _ = policy_epoch(networks.policy, loss, parts, settings, decay)
+    if values is None:
+        return policy_metrics(steps)
 
-
-def policy_gradient(log_probs: Tensor, _: Tensor, advantages: Tensor) -> Tensor:
-    """What the policy gradient theorem says to maximise (Sutton and Barto 2018, eq. 13.11)."""
-    return log_probs * advantages
+    networks.follow_returns(returns)
+    error = value_loss(networks.value.module, batch, returns)
+    for _ in range(settings.value_epochs):
+        parts = minibatches(batch.steps, settings.minibatches, generator)
+        last = value_epoch(networks.value, error, parts, settings, decay)
+    return policy_metrics(steps) | value_metrics(last, baseline, returns)
 
 
 def returns_to_go(batch: Batch, discount: float, last: np.ndarray) -> np.ndarray:
-    """G_t, float64 [N]; `last` (float64 [E]) stands for what a time limit cut off."""
-    # Rewards beyond all bounds become NaN here, and the update is refused.
-    with np.errstate(over="ignore", invalid="ignore"):
-        bootstrap = np.where(batch.terminated, 0.0, last)
-        return discounted_returns(batch.rewards, batch.lengths, discount, bootstrap)
+    """G_t, float64 [N]; `last` (float64 [E]) is the value of what a time limit cut off."""
+    bootstrap = np.where(batch.terminated, 0.0, last)
+    return discounted_returns(batch.rewards, batch.lengths, discount, bootstrap)

@@ -1,0 +1,266 @@
+"""What reinforce, a2c and ppo share: policy and value network, the batch, and how far to step.
+
+Their updates learn from the episodes of the latest policy alone, once or a few times over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flame_rl.learner.batch import Batch, make_batch
+from flame_rl.learner.learner import Part
+from flame_rl.learner.normalize import RunningMoments
+from flame_rl.learner.returns import normalize
+from flame_rl.learner.trained import Loss, Mean, TrainedNetwork
+from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import Episodes, PolicySnapshot
+
+# With fewer steps, a gradient is mostly noise, and takes as long.
+LEAST_MINIBATCH = 64
+# After this number of halvings nothing of the update is left to see.
+_HALVINGS = 10
+
+
+class ActorCritic:
+    """A policy and a value network in training.
+
+    Attributes:
+        policy, value: the two networks.
+        returns: mean and variance of all returns so far, which the value network's scale follows.
+    """
+
+    def __init__(self, policy: nn.Module, value: nn.Module) -> None:
+        self.policy = TrainedNetwork(policy)
+        self.value = TrainedNetwork(value)
+        self.returns = RunningMoments(1)
+
+    def values(self, batch: Batch) -> np.ndarray:
+        """Values of all observations, float64 [N + E]."""
+        return self.value.evaluate(self.value.module, batch.observations).double().numpy()
+
+    def log_probs(self, batch: Batch) -> Tensor:
+        """Log-probabilities of the batch's actions by the policy of now, float32 [N]."""
+
+        def log_prob(steps: Tensor) -> Tensor:
+            seen, actions = batch.observations_at(steps), batch.actions[steps]
+            return self.policy.module.log_prob_and_entropy(seen, actions)[0]
+
+        return self.policy.evaluate(log_prob, torch.arange(batch.steps))
+
+    def follow_returns(self, returns: np.ndarray) -> None:
+        """Set the value network's scale to the root mean square of all returns so far.
+
+        Args:
+            returns: those of this batch, float64 [N].
+        """
+        self.returns.update(returns[:, None])
+        (mean,), (std,) = self.returns.mean, self.returns.std
+        self.value.module.scale.fill_(float(np.hypot(mean, std)))
+
+
+# Improves the networks by a batch. Also gets the configuration, a generator that follows from the
+# seed and the number of updates, and the factor of the learning rates; returns metrics by name.
+Improve = Callable[
+    [ActorCritic, Batch, TrainConfig, np.random.Generator, float],
+    dict[str, float],
+]
+
+
+@dataclass(frozen=True)
+class OnPolicy:
+    """An on-policy algorithm for `flame_rl.learner.learner.Learner`.
+
+    Attributes:
+        networks: policy and value network.
+        config: `algorithm` has max_kl, learning_rate_decay and normalize_observations.
+        improve: one update.
+        metrics: names of what `improve` returns, and "kl".
+        observations: mean and variance of all observations so far; None: they are not normalised.
+    """
+
+    networks: ActorCritic
+    config: TrainConfig
+    improve: Improve
+    metrics: tuple[str, ...]
+    observations: RunningMoments | None
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """See `Learner.parts`."""
+        policy, value = self.networks.policy, self.networks.value
+        parts = {
+            "policy": policy.module,
+            "value": value.module,
+            "policy_adam": policy.adam,
+            "value_adam": value.adam,
+            "returns": self.networks.returns,
+        }
+        return parts if self.observations is None else parts | {"observations": self.observations}
+
+    def snapshot(self, version: int) -> PolicySnapshot:
+        """The policy for the actors."""
+        return self.networks.policy.module.snapshot(version)
+
+    def update(
+        self, episodes: Episodes, generator: np.random.Generator, progress: float
+    ) -> dict[str, float]:
+        """Improve the policy by all steps of all episodes; see `Algorithm.update`."""
+        settings, networks = self.config.algorithm, self.networks
+        decay = max(0.0, 1 - progress) if settings.learning_rate_decay else 1.0
+        batch = make_batch(episodes)
+        batch = replace(batch, log_probs=networks.log_probs(batch))
+        before = networks.policy.adam.values()
+        metrics = self.improve(networks, batch, self.config, generator, decay)
+        metrics["kl"] = shrink_until_close(networks, before, batch, settings.max_kl)
+        if self.observations is not None:
+            # Only now: the batch belongs to the policy that collected it.
+            self.observations.update(batch.observations.numpy())
+            for network in (networks.policy, networks.value):
+                network.module.normalizer.set(self.observations.mean, self.observations.std)
+        return metrics
+
+
+def on_policy(
+    networks: tuple[nn.Module, nn.Module],
+    config: TrainConfig,
+    improve: Improve,
+    metrics: tuple[str, ...],
+) -> OnPolicy:
+    """An algorithm over a policy and a value network as in model.py."""
+    observations = None
+    if config.algorithm.normalize_observations:
+        observations = RunningMoments(len(networks[0].normalizer.mean))
+    return OnPolicy(ActorCritic(*networks), config, improve, (*metrics, "kl"), observations)
+
+
+def policy_gradient_loss(policy: nn.Module, batch: Batch, advantages: np.ndarray, c: float) -> Loss:
+    """Minus mean_t [ log pi(a_t | s_t) * A_t ], the policy gradient theorem's objective (Sutton and
+    Barto 2018, eq. 13.11), minus c times the mean entropy.
+
+    Args:
+        policy: as in model.py.
+        batch: N steps.
+        advantages: float64 [N].
+        c: the entropy's coefficient.
+    """
+    advantages = normalized(advantages)
+
+    def loss(steps: Tensor, mean: Mean) -> dict[str, Tensor]:
+        log_probs, entropies = policy.log_prob_and_entropy(
+            batch.observations_at(steps), batch.actions[steps]
+        )
+        objective = mean(log_probs * advantages[steps])
+        entropy = mean(entropies)
+        kl = mean(kl_terms(log_probs.detach(), batch.log_probs[steps]))
+        return {"loss": -objective - c * entropy, "entropy": entropy, "kl": kl}
+
+    return loss
+
+
+def value_loss(value: nn.Module, batch: Batch, targets: np.ndarray) -> Loss:
+    """Half the mean squared error from the targets (float64 [N]), in units of the value network's
+    scale."""
+    wanted = torch.from_numpy(targets.astype(np.float32))
+
+    def loss(steps: Tensor, mean: Mean) -> dict[str, Tensor]:
+        errors = (value(batch.observations_at(steps)) - wanted[steps]) / value.scale
+        return {"loss": 0.5 * mean(errors**2)}
+
+    return loss
+
+
+def policy_epoch(
+    policy: TrainedNetwork, loss: Loss, parts: Sequence[Tensor], settings: object, decay: float
+) -> tuple[list[dict[str, float]], bool]:
+    """One step down the loss for each minibatch, until the policy is further than max_kl from the
+    one that collected.
+
+    Returns:
+        What each step reports, and whether the policy had gone too far.
+    """
+
+    def too_far(numbers: dict[str, float]) -> bool:
+        # Not "greater than": a KL that is not a number must not be taken for a small one.
+        return not numbers["kl"] <= settings.max_kl
+
+    steps: list[dict[str, float]] = []
+    for part in parts:
+        rate = settings.learning_rate * decay
+        steps.append(policy.step(part, loss, rate, settings.max_grad_norm, unless=too_far))
+        if too_far(steps[-1]):
+            return steps, True
+    return steps, False
+
+
+def value_epoch(
+    value: TrainedNetwork, loss: Loss, parts: Sequence[Tensor], settings: object, decay: float
+) -> float:
+    """One step down the loss for each minibatch; returns the mean loss."""
+    rate = settings.value_learning_rate * decay
+    losses = [value.step(part, loss, rate, settings.max_grad_norm)["loss"] for part in parts]
+    return sum(losses) / len(losses)
+
+
+def minibatches(steps: int, count: int, generator: np.random.Generator) -> Sequence[Tensor]:
+    """All steps in random order, int64, in `count` parts or fewer larger ones; 1: in order."""
+    count = min(count, max(1, steps // LEAST_MINIBATCH))
+    if count == 1:
+        return (torch.arange(steps),)
+    return torch.from_numpy(generator.permutation(steps)).tensor_split(count)
+
+
+def normalized(advantages: np.ndarray) -> Tensor:
+    """Advantages with mean 0 and standard deviation 1 over the batch, float32 [N]."""
+    return torch.from_numpy(normalize(advantages).astype(np.float32))
+
+
+def policy_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Means over the steps of the policy; the entropy is the last step's."""
+    return {
+        "loss": float(np.mean([step["loss"] for step in steps])),
+        "gradient_norm": float(np.mean([step["gradient_norm"] for step in steps])),
+        "policy_entropy": steps[-1]["entropy"],
+    }
+
+
+def value_metrics(loss: float, predicted: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """The loss, and the share of the targets' variance that was predicted before the update."""
+    variance = targets.var()
+    explained = 1 - (targets - predicted).var() / variance if variance > 0 else 0.0
+    return {"value_loss": loss, "explained_variance": float(explained)}
+
+
+def kl_terms(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+    """Per step, an estimate of KL(old || new) whose mean is unbiased and never negative:
+    r - 1 - log r, with r the ratio of the probabilities (Schulman 2020, "Approximating KL
+    Divergence", k3)."""
+    log_ratio = log_probs - old_log_probs
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def shrink_until_close(networks: ActorCritic, before: Tensor, batch: Batch, max_kl: float) -> float:
+    """Halve the policy's way from `before` until it is no further than `max_kl` from the policy
+    that collected; returns how far it is then.
+
+    Minibatches see only their own steps, and no minibatch sees the last step of an epoch.
+
+    Args:
+        networks: after the update.
+        before: parameters of the policy that collected, flat.
+        batch: what it collected.
+        max_kl: in nats.
+    """
+    adam = networks.policy.adam
+    way = adam.values() - before
+    for halvings in range(_HALVINGS + 1):
+        if halvings:
+            adam.set_values(before + way * 0.5**halvings)
+        kl = kl_terms(networks.log_probs(batch), batch.log_probs).mean().item()
+        if kl <= max_kl:
+            break
+    return kl

@@ -1,0 +1,114 @@
+"""One iteration: publish the policy, collect its episodes, learn from them. Prints and writes
+nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from flame_rl.backends import Backend
+from flame_rl.learner.guard import undone_on_failure
+from flame_rl.learner.learner import Learner
+from flame_rl.run.evaluation import evaluate
+from flame_rl.run.results import IterationResult, Timing, Totals
+from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
+
+# Episodes of the first iteration where only its steps are given: nothing is known of their length.
+FIRST_EPISODES = 8
+
+
+def run_iteration(
+    config: TrainConfig, spec: EnvironmentSpec, learner: Learner, backend: Backend, done: Totals
+) -> IterationResult:
+    """Collect, update, and evaluate where that is due: all of it, or the learner is as before.
+
+    Args:
+        config: seed, number of episodes, evaluations.
+        spec: the environment.
+        learner: updated in place.
+        backend: where episodes are collected; it changes no result.
+        done: how far the run is.
+
+    Raises:
+        UsageError, RunError, Interrupted: see `Backend.collect` and `Learner.update`.
+    """
+    iteration, experiment = done.iterations, config.experiment
+    snapshot = learner.snapshot()
+    indices = tuple(range(episodes_wanted(config, done.length_mean)))
+    request = make_request(config, spec, iteration, indices, snapshot.version)
+    began = time.perf_counter()
+    collected = backend.collect(snapshot, request)
+    arrived = time.perf_counter()
+    evaluation = None
+    with undone_on_failure(learner):
+        losses = learner.update(collected.episodes)
+        updated = time.perf_counter()
+        if experiment.evaluate_every and (iteration + 1) % experiment.evaluate_every == 0:
+            snapshot = learner.snapshot()
+            indices = tuple(range(experiment.evaluate_episodes))
+            request = make_request(config, spec, iteration, indices, snapshot.version)
+            request = replace(request, stream="validation", explore=False)
+            evaluation = evaluate(backend, snapshot, request)
+    evaluated = time.perf_counter()
+
+    rewards = np.array([episode.rewards.sum() for episode in collected.episodes])
+    count, steps = len(collected.episodes), collected.episodes.steps
+    return IterationResult(
+        iteration=iteration,
+        episodes=done.episodes + count,
+        env_steps=done.env_steps + steps,
+        reward_mean=float(rewards.mean()),
+        reward_std=float(rewards.std()),
+        reward_min=float(rewards.min()),
+        reward_max=float(rewards.max()),
+        length_mean=steps / count,
+        losses=losses,
+        weights_digest=learner.weights_digest(),
+        timing=Timing(
+            collecting=arrived - began,
+            updating=updated - arrived,
+            waiting=collected.waiting_seconds,
+            evaluating=evaluated - updated,
+            env_steps_per_second=steps / (arrived - began),
+            bytes_out=collected.bytes_out,
+            bytes_in=collected.bytes_in,
+            retries=collected.retries,
+            dropped=collected.dropped,
+        ),
+        evaluation=evaluation,
+    )
+
+
+def episodes_wanted(config: TrainConfig, length_mean: float) -> int:
+    """The number of episodes in the next iteration, fixed before it starts.
+
+    Args:
+        config: the number of episodes, or of steps.
+        length_mean: steps per episode in the iteration before, 0 if there was none.
+    """
+    steps = config.experiment.steps_per_iter
+    if steps is None:
+        return config.experiment.episodes_per_iter
+    return max(1, round(steps / length_mean)) if length_mean else FIRST_EPISODES
+
+
+def make_request(
+    config: TrainConfig,
+    spec: EnvironmentSpec,
+    iteration: int,
+    indices: tuple[int, ...],
+    version: int,
+) -> CollectRequest:
+    """The request that, with the snapshot of that version, determines these training episodes."""
+    return CollectRequest(
+        env_id=spec.env_id,
+        max_episode_steps=config.experiment.max_episode_steps,
+        run_seed=config.experiment.seed,
+        iteration=iteration,
+        indices=indices,
+        policy_version=version,
+        simulator=config.execution.simulator,
+    )

@@ -1,0 +1,83 @@
+"""What an iteration yields, for everybody who prints, writes or draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flame_rl.run.evaluation import Evaluation
+
+
+@dataclass(frozen=True)
+class Totals:
+    """How far a run is.
+
+    Attributes:
+        iterations, episodes, env_steps: done since the start.
+        length_mean: steps per episode in the last iteration; 0 before the first.
+    """
+
+    iterations: int = 0
+    episodes: int = 0
+    env_steps: int = 0
+    length_mean: float = 0.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the time of an iteration went: measured, so it differs from run to run.
+
+    Attributes:
+        collecting: seconds from publishing the weights to having all episodes.
+        updating: seconds of the learner's update.
+        waiting: seconds of `collecting` in which this process had nothing to do.
+        evaluating: seconds of the evaluation; 0 where there was none.
+        env_steps_per_second: steps of all workers together, over `collecting`.
+        bytes_out, bytes_in: to the workers and from them.
+        retries: tasks that had to be sent again.
+        dropped: answers that came when nobody waited for them any more.
+    """
+
+    collecting: float
+    updating: float
+    waiting: float
+    evaluating: float
+    env_steps_per_second: float
+    bytes_out: int
+    bytes_in: int
+    retries: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class IterationResult:
+    """One iteration. All but `timing` is a function of the configuration.
+
+    Attributes:
+        iteration: from 0.
+        episodes, env_steps: totals since the start.
+        reward_mean, reward_std, reward_min, reward_max: over this iteration's episodes, of each
+            one's undiscounted sum of rewards.
+        length_mean: steps per episode.
+        losses: the algorithm's metrics by name; empty in an iteration without an update.
+        weights_digest: SHA-256 over the learner's weights after the update.
+        timing: see `Timing`.
+        evaluation: of the policy after the update, where one was due.
+    """
+
+    iteration: int
+    episodes: int
+    env_steps: int
+    reward_mean: float
+    reward_std: float
+    reward_min: float
+    reward_max: float
+    length_mean: float
+    losses: dict[str, float]
+    weights_digest: str
+    timing: Timing
+    evaluation: Evaluation | None = None
+
+    @property
+    def totals(self) -> Totals:
+        """How far the run is after this iteration."""
+        return Totals(self.iteration + 1, self.episodes, self.env_steps, self.length_mean)

@@ -1,0 +1,104 @@
+"""Taking up a run: which checkpoint, whether it fits, and what may differ from before."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from flame_rl.learner.learner import Learner
+from flame_rl.run.checkpoint import Checkpoint, CheckpointError, load, versions
+from flame_rl.run.folder import CHECKPOINTS_NAME, EVALUATIONS_NAME, METRICS_NAME, differences
+from flame_rl.run.retention import BEST_NAME, numbered
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+
+__all__ = ["differences", "find_checkpoint", "load_newest", "load_state", "newest_of_run"]
+
+
+def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[str]]:
+    """The newest sound checkpoint of a run folder, or its best, or a checkpoint file; and warnings
+    of what is wrong with newer ones.
+
+    Raises:
+        UsageError: there is none, or it is damaged.
+    """
+    file = path / CHECKPOINTS_NAME / BEST_NAME if best and path.is_dir() else path
+    try:
+        if not file.is_dir():
+            return load(file), []
+    except CheckpointError as error:
+        raise UsageError(
+            f"{error}. Name a run folder or a checkpoint, runs/…/{CHECKPOINTS_NAME}/….ckpt"
+        ) from error
+    checkpoint, warnings = load_newest(path)
+    if checkpoint is None:
+        raise UsageError(
+            f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; name the folder of a run "
+            "that has saved one, or a checkpoint file" + "".join(f"\n{text}" for text in warnings)
+        )
+    return checkpoint, warnings
+
+
+def newest_of_run(config: TrainConfig) -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound checkpoint of the run in `config.output.resume` that its CSV files reach,
+    or None; and warnings of what is wrong with newer ones."""
+    return load_newest(config.output.resume, iterations_on_disk(config))
+
+
+def load_newest(folder: Path, most: float = math.inf) -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound checkpoint of a run with at most `most` iterations, otherwise the best one,
+    and warnings of what is wrong with each that was tried before."""
+    damaged = []
+    best = folder / CHECKPOINTS_NAME / BEST_NAME
+    for path in [*numbered(folder / CHECKPOINTS_NAME), *([best] if best.exists() else [])]:
+        try:
+            checkpoint = load(path)
+        except CheckpointError as error:
+            damaged.append(str(error))
+            continue
+        if checkpoint.totals.iterations <= most:
+            used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
+            return checkpoint, [f"{damage}; {used}" for damage in damaged]
+        damaged.append(f"{path}: the CSV files end after {most} iterations")
+    return None, damaged
+
+
+def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
+    """Bring the learner to where the checkpoint was. Raises UsageError if it does not fit."""
+    try:
+        learner.load_state_dict(checkpoint.learner)
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the checkpoint in {path} does not fit the network in model.py: {error}"
+        ) from error
+
+
+def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
+    """Warnings of what makes results differ from a run that never stopped."""
+    warnings = []
+    before, now = checkpoint.config["experiment"]["iterations"], config.experiment.iterations
+    if config.algorithm.learning_rate_decay and before != now:
+        warnings.append(
+            f"learning rates fall to 0 at the last iteration: with {now} of them in place of "
+            f"{before}, results differ from now on"
+        )
+    here = versions()
+    return warnings + [
+        f"the run was made with {name} {version}, this is {here.get(name)}: results may differ"
+        for name, version in checkpoint.versions.items()
+        if here.get(name) != version
+    ]
+
+
+def iterations_on_disk(config: TrainConfig) -> int:
+    """Iterations of the run in `config.output.resume` that its CSV files hold whole."""
+    rows = _whole_rows(config.output.resume / METRICS_NAME)
+    if config.experiment.evaluate_every is None:
+        return rows
+    # The next evaluation is missing, and so is the iteration that has it.
+    evaluations = _whole_rows(config.output.resume / EVALUATIONS_NAME)
+    return min(rows, (evaluations + 1) * config.experiment.evaluate_every - 1)
+
+
+def _whole_rows(path: Path) -> int:
+    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0

@@ -1,0 +1,32 @@
+"""The networks' weights as a file for any tool that reads safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import safetensors.torch
+from torch import Tensor
+
+from flame_rl.system.errors import RunError
+from flame_rl.system.files import write_atomically
+
+WEIGHTS_NAME = "weights.safetensors"
+
+
+def save_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write the weights to weights.safetensors.
+
+    Raises:
+        RunError: the disk refuses.
+    """
+    path = folder / WEIGHTS_NAME
+    data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {error}") from error
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """The inverse of `save_weights`."""
+    return safetensors.torch.load_file(folder / WEIGHTS_NAME)

@@ -1,0 +1,39 @@
+"""The algorithms by name; `flame_rl.settings.NAME` holds the settings of each."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, ClassVar, Protocol
+
+# An algorithm's module in this folder, and the settings' class in it.
+ALGORITHMS = {
+    "reinforce": "Reinforce",
+    "a2c": "A2C",
+    "ppo": "PPO",
+}
+
+
+class AlgorithmSettings(Protocol):
+    """A frozen dataclass of an algorithm's flags, with the defaults that suit most environments.
+
+    Attributes:
+        title: the algorithm's name for people.
+        learner: "module:function"; the function makes the algorithm's learner.
+        presets: values that replace the defaults, by environment id; fields of `Experiment` may be
+            among them.
+    """
+
+    title: ClassVar[str]
+    learner: ClassVar[str]
+    presets: ClassVar[dict[str, dict[str, Any]]]
+
+
+def settings_class(algorithm: str) -> type[AlgorithmSettings]:
+    """The class of an algorithm's settings. Raises KeyError for an unknown name."""
+    module = importlib.import_module(f"flame_rl.settings.{algorithm}")
+    return getattr(module, ALGORITHMS[algorithm])
+
+
+def algorithm_name(settings: AlgorithmSettings) -> str:
+    """The inverse of `settings_class`."""
+    return type(settings).__module__.rpartition(".")[2]

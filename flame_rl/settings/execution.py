@@ -1,0 +1,81 @@
+"""What changes no result: where episodes are collected, and what a run writes and shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from flame_rl.settings.checks import Count, CountOrZero, Positive, Within, check_fields, refuse
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where episodes are collected, and how long anything may take. It changes no result."""
+
+    local: bool = False
+    """Collect on this machine even where a Flame cluster is configured."""
+
+    workers: CountOrZero | None = None
+    """Local worker processes; default: one for each core; 0: collect in this process, so that a
+    breakpoint in the collector works."""
+
+    executors: Count | None = None
+    """Executors of a Flame cluster; default: one for every core that it offers. A given number
+    shares the cluster's memory instead: more than there are cores suit simulators that wait and do
+    not compute."""
+
+    simulator: Literal["auto", "plain", "fast"] = "auto"
+    """What steps the environment. plain: Gymnasium; fast: a twin that gives the same bits sooner,
+    for cartpole, halfcheetah, hopper, walker2d and ant; auto: fast where that is possible."""
+
+    task_timeout: Annotated[float, Within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
+    """Seconds after which a worker that gives no answer is killed and its episodes are collected
+    again; default: ten times the longest task so far, but at least a minute; 600 at first."""
+
+    worker_episodes: Count = 100_000
+    """A worker process is replaced after this number of episodes."""
+
+    worker_megabytes: Count = 4096
+    """A worker process that has taken more memory than this is replaced."""
+
+    cluster_patience: Positive = 120.0
+    """Seconds without any result after which a cluster that fails to answer ends the run."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a run writes and shows, and which run it goes on with. It changes no result."""
+
+    output: Path | None = None
+    """Run folder; default: runs/<env>-<algorithm>-<time>."""
+
+    checkpoint_every: Count = 10
+    """Iterations between two checkpoints; the last state is saved in any case."""
+
+    keep_checkpoints: Count = 3
+    """Number of latest checkpoints that stay, besides the best."""
+
+    verbose: bool = False
+    """Print more about every iteration: the spread of its rewards, all metrics of the update, speed
+    and seconds by phase."""
+
+    tensorboard: bool = False
+    """Write all of that for TensorBoard, too, into the run folder."""
+
+    plot: bool = False
+    """Draw curve.png at the end, and show it where there is a display."""
+
+    resume: Path | None = None
+    """Go on with the run in this folder. It needs no other flag."""
+
+    reproduce: CountOrZero | None = None
+    """With --resume: collect only this episode of the next iteration, in this process."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.reproduce is not None and self.resume is None:
+            refuse("reproduce", "with --resume, an episode of an iteration", self.reproduce)

@@ -1,0 +1,72 @@
+"""What decides the result of a run, whichever algorithm learns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from flame_rl.settings.checks import Count, Fraction, Seed, Within, check_fields, refuse
+from flame_rl.settings.environments import environment_name
+
+if TYPE_CHECKING:
+    import gymnasium
+
+    EnvironmentSource = str | Callable[[], gymnasium.Env]
+else:
+    # All that a command line can say; a function is checked by hand.
+    EnvironmentSource = str
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Decides the result of a run, together with the algorithm's settings."""
+
+    env: EnvironmentSource = "cartpole"
+    """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id (Pendulum-v1), or
+    your own as module:EnvId; in Python also a function that makes one."""
+
+    seed: Seed = 0
+    """Seed of everything random. The same seed gives the same metrics.csv."""
+
+    iterations: Count = 100
+    """Training iterations. A resumed run may be given more of them."""
+
+    episodes_per_iter: Count = 100
+    """Complete episodes that are collected in each iteration."""
+
+    steps_per_iter: Count | None = None
+    """Collect this number of steps in each iteration, in place of a fixed number of episodes: as
+    many whole episodes as are expected to have them, judged by the iteration before; the first
+    iteration has 8 episodes."""
+
+    max_episode_steps: Count | None = None
+    """A time limit in steps that replaces the environment's own."""
+
+    gamma: Fraction = 0.99
+    """Discount of future rewards per step, 0 to 1. At 1 a return is the plain sum to the episode's
+    end, and, without a value network, a time limit counts as that end."""
+
+    hidden_sizes: tuple[Annotated[int, Within(1, 1 << 40, "widths of at least 1")], ...] = (64, 64)
+    """Widths of the hidden layers of every network."""
+
+    activation: Literal["tanh", "relu", "silu"] = "tanh"
+    """Nonlinearity between the layers."""
+
+    evaluate_every: Count | None = None
+    """Evaluate the policy after every N iterations, in episodes of their own, without exploring;
+    best.ckpt is then the best by that score, and not by the training reward."""
+
+    evaluate_episodes: Count = 20
+    """Number of episodes in an evaluation."""
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.env, str) and bool(self.env.strip())
+        if not (named or callable(self.env)):
+            refuse("env", "a name or Gymnasium id, or in Python a function", self.env)
+        check_fields(self, but=("env",))
+
+    @property
+    def env_name(self) -> str:
+        """`env` as text; for a function "callable " and its qualified name."""
+        return environment_name(self.env)
