@@ -63,7 +63,7 @@ class Profile:
         env_id: the Gymnasium id.
         algorithm: its name.
         workers: processes, or executors of a cluster, that collected; 0: the learner itself.
-        phases: of an iteration with these workers, the median one.
+        phases: of the fastest iteration with these workers.
         costs: from which iterations with other numbers of workers are predicted.
     """
 
@@ -96,7 +96,7 @@ def profile(config: TrainConfig, stop: threading.Event) -> Profile:
             workers, cores = backend.executors, None
         else:
             workers, cores = local_workers(config), available_cores()
-        phases = median_iteration(trainer, backend, stop)
+        phases = fastest_iteration(trainer, backend, stop)
         costs = playing_costs(trainer, here, phases.episodes)
         costs = replace(costs, updating=phases.updating, rest=phases.rest, cores=cores)
         if workers > 0:
@@ -115,12 +115,16 @@ def crowded(costs: Costs, workers: int, phases: Phases) -> Costs:
     workers = max(1, workers)
     predicted = collecting_seconds(costs, workers)
     playing = collecting_seconds(replace(costs, task=0.0, reading=0.0), workers)
-    return replace(costs, crowding=max(1.0, 1 + (phases.collecting - predicted) / playing))
+    crowding = max(1.0, 1 + (phases.collecting - predicted) / playing)
+    if costs.cores is not None:
+        # One after another would take `workers` times as long: more is noise.
+        crowding = min(crowding, workers)
+    return replace(costs, crowding=crowding)
 
 
-def median_iteration(trainer: Trainer, backend: Backend, stop: threading.Event) -> Phases:
-    """Run the next iteration several times, each from the same state of the learner; the one with
-    the median duration. The first time, in which workers start, does not count."""
+def fastest_iteration(trainer: Trainer, backend: Backend, stop: threading.Event) -> Phases:
+    """Run the next iteration several times, each from the same state of the learner; the one that
+    took least. The first time, in which workers start, does not count."""
     done, state = trainer.totals, clone(trainer.learner.state_dict())
     config = replace(trainer.config, iterations=done.iterations + 1)
     measured: list[Phases] = []
@@ -146,8 +150,7 @@ def median_iteration(trainer: Trainer, backend: Backend, stop: threading.Event) 
         measured.append(phases)
         # By the length of episodes, the next time has as many as the configuration asks for.
         done = replace(done, length_mean=result.length_mean)
-    counted = sorted(measured[1:], key=lambda phases: phases.seconds)
-    return counted[(len(counted) - 1) // 2]
+    return min(measured[1:], key=lambda phases: phases.seconds)
 
 
 def playing_costs(trainer: Trainer, here: InlineBackend, episodes: int) -> Costs:
@@ -202,7 +205,7 @@ def play(trainer: Trainer, backend: Backend, episodes: int, steps: int | None = 
 
 
 def min_seconds(trainer: Trainer, backend: Backend, episodes: int) -> Played:
-    """The fastest of a few repetitions: others on the machine can only make it slower."""
+    """The fastest of a few repetitions: other programs can only make it slower."""
     tries: list[Played] = []
     while len(tries) < REPETITIONS and sum(played.seconds for played in tries) < SAMPLE_SECONDS:
         tries.append(play(trainer, backend, episodes))
