@@ -1,299 +1,160 @@
-"""The arithmetic against plain oracles; a profile's predictions against measured runs."""
+"""Predictions against a plain simulation and against measured runs; and the command."""
 
 from __future__ import annotations
 
 import json
-import re
 import threading
 from dataclasses import replace
 from statistics import median
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flame_rl import TrainConfig, Trainer
-from flame_rl.backends.shares import Shares, split
-from flame_rl.commands.profile import advice, predictions, table
-from flame_rl.tools import profiling as measuring
-from flame_rl.tools.scaling import (
-    Costs,
-    Prediction,
-    Workload,
-    enough,
-    lock_steps,
-    on_typical_cluster,
-    predict,
-    schedule,
-)
+from flame_rl.commands.profile import advice, as_text, predictions
+from flame_rl.tools.profiling import Phases, Profile, profile
+from flame_rl.tools.scaling import Costs, busiest_worker, collecting_seconds, enough
+from flame_rl.tools.scaling import iteration_seconds as predict
 from tests.flame_fixtures import Flame, run
-from tests.helpers import ROOT, environment_id, run_here
+from tests.helpers import environment_id, run_here
 
-FREE = Costs(
-    lock_step=0.0,
-    step=1.0,
-    episode=0.0,
-    task=0.0,
-    client_task=0.0,
-    client_byte=0.0,
-    iteration=0.0,
-    slots=16,
-)
-SECONDS = st.integers(1, 9)
-SLOW = pytest.mark.slow
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=40).map(tuple)
 
 
 # Arithmetic
 
 
-@given(st.lists(SECONDS, min_size=1, max_size=40), st.integers(1, 20))
-def test_lock_steps_are_those_of_slots_that_play_step_by_step(lengths, slots):
+@given(LENGTHS, st.integers(1, 20))
+def test_the_busiest_worker_is_that_of_a_queue_played_step_by_step(lengths, workers):
     waiting, playing, steps = list(lengths), [], 0
     while waiting or playing:
-        while waiting and len(playing) < slots:
+        while waiting and len(playing) < workers:
             playing.append(waiting.pop(0))
         playing = [left - 1 for left in playing if left > 1]
         steps += 1
-    assert lock_steps(lengths, slots) == steps
-
-
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=30),
-    st.integers(1, 6),
-    st.integers(1, 12),
-    SECONDS,
-)
-def test_a_schedule_is_what_happens_second_by_second(tasks, workers, in_flight, sending):
-    """Every duration is a whole number of seconds, so that a clock that ticks misses nothing."""
-    unsent, queue, busy, answers = list(tasks), [], [], []
-    underway = clock = 0
-    learner = None  # seconds left, and the task that is sent then
-    while unsent or underway:
-        # Who is free at this moment takes up work; what takes until now ends first.
-        if learner is not None and learner[0] == 0:
-            if learner[1] is None:
-                underway -= 1
-            else:
-                queue.append(learner[1])
-            learner = None
-        answers += [reading for left, reading in busy if left == 0]
-        busy = [(left, reading) for left, reading in busy if left > 0]
-        if learner is None:
-            if unsent and underway < in_flight:
-                learner = (sending, unsent.pop(0))
-                underway += 1
-            elif answers:
-                learner = (answers.pop(0), None)
-        while queue and len(busy) < workers:
-            busy.append(queue.pop(0))
-        if unsent or underway:
-            clock += 1
-            learner = learner and (learner[0] - 1, learner[1])
-            busy = [(left - 1, reading) for left, reading in busy]
-    costs = replace(FREE, client_task=float(sending))
-    found = schedule(tasks, costs, workers, in_flight)
-    # Of answers that come in the same second, the order may differ, and with it the moment at which
-    # the next task is sent.
-    assert found == pytest.approx(clock, abs=9)
-    if len({reading for _, reading in tasks}) == 1:
-        assert found == pytest.approx(clock)
-
-
-def test_workers_share_cores_and_waiting_ones_do_not_need_them():
-    computing = replace(FREE, cores=2)
-    assert schedule([(1.0, 0.0)] * 4, computing, workers=2, in_flight=9) == pytest.approx(2.0)
-    assert schedule([(1.0, 0.0)] * 4, computing, workers=4, in_flight=9) == pytest.approx(2.0)
-    # One core: whoever is left has it to itself, so that the work is done when it is done.
-    alone = replace(FREE, cores=1)
-    assert schedule([(1.0, 0.0), (3.0, 0.0)], alone, workers=2, in_flight=9) == pytest.approx(4.0)
-    waiting = replace(FREE, cores=2, computing=0.1)
-    assert schedule([(1.0, 0.0)] * 8, waiting, workers=8, in_flight=9) == pytest.approx(1.0)
-    assert schedule([(1.0, 0.0)] * 40, waiting, workers=40, in_flight=99) == pytest.approx(2.0)
-
-
-def test_workers_disturb_each_other_as_measured():
-    costs = replace(FREE, workers=3, contention=1.5)
-    assert [costs.slowdown(busy) for busy in (0, 1, 2, 3, 9)] == [1.0, 1.0, 1.25, 1.5, 1.5]
-    assert replace(costs, cores=3).slowdown(6) == pytest.approx(3.0)
-
-
-@given(st.lists(SECONDS, min_size=1, max_size=99), st.integers(1, 70), st.floats(1e-3, 1e3))
-def test_tasks_hold_every_episode_once(lengths, workers, seconds):
-    shares = Shares(workers)
-    shares.took(len(lengths), seconds)
-    assert [n for part in split(lengths, shares.of(len(lengths))) for n in part] == lengths
+    assert busiest_worker(lengths, workers) == steps
 
 
 def test_a_prediction_adds_up():
-    costs = replace(FREE, lock_step=2.0, step=0.5, episode=3.0, task=7.0, iteration=11.0, slots=2)
-    work = Workload(lengths=(4, 4, 4, 4), bytes_per_step=8.0, updating=5.0)
-    # One alone takes 7 + 4 * 2 + 4 / 2 + 3 = 20; two side by side, and two more after them, take
-    # 7 + 8 * 2 + 16 / 2 + 12 = 43.
-    one = predict(costs, work, workers=1, ahead=1)
-    assert (one.tasks, one.collecting, one.seconds) == (1, 11 + 43, 11 + 43 + 5)
-    four = predict(costs, work, workers=4, ahead=1)
-    assert (four.tasks, four.collecting, four.shared_out) == (4, 11 + 20, 20)
-    reading = predict(replace(costs, client_task=1.0, client_byte=0.25), work, 4, ahead=4)
-    # Sent at 1, 2, 3, 4; done at 21 to 24; each answer of 32 bytes read in 8 seconds.
-    assert reading.collecting == 11 + 21 + 4 * 8
-    assert reading.client == 4 + 4 * 8
+    costs = Costs((4, 4, 4, 4), 0.5, 1.0, task=7.0, reading=3.0, updating=5.0, rest=1.0)
+    assert collecting_seconds(costs, 1) == 16 * 0.5 + 7 + 3
+    assert collecting_seconds(costs, 2) == 8 * 0.5 + 2 * 7 + 3
+    # No episode is shorter than alone, and no more workers get a task than there are episodes.
+    assert collecting_seconds(costs, 9) == 4 * 1.0 + 4 * 7 + 3
+    assert predict(costs, 9) == collecting_seconds(costs, 9) + 5 + 1
 
 
-@pytest.mark.parametrize("workers", [5, 10, 20])
-def test_many_waiting_episodes_are_shared_out_well(workers):
-    """What upstream reports of so many executors and 100 episodes: 4x, 8x and 15x at the best."""
-    costs = on_typical_cluster(replace(FREE, step=0.05))
-    work = Workload(lengths=(20,) * 100, bytes_per_step=20.0, updating=0.1)
-    one = predict(costs, work, 1, ahead=1)
-    assert one.seconds / predict(costs, work, workers, ahead=workers).seconds > 0.9 * workers
+def test_workers_share_cores_and_waiting_ones_do_not_need_them():
+    computing = Costs((10,) * 40, 1.0, 1.0, cores=2, crowding=1.5)
+    assert collecting_seconds(computing, 1) == 400
+    assert collecting_seconds(computing, 2) == collecting_seconds(computing, 8) == 200 * 1.5
+    waiting = replace(computing, computing=0.1)
+    assert collecting_seconds(waiting, 20) == 20 * 1.5
+    assert collecting_seconds(waiting, 40) == 10 * 2 * 1.5
+    # Each executor has a core; what was measured there is all that is known of its speed.
+    cluster = replace(computing, cores=None)
+    assert [collecting_seconds(cluster, n) for n in (1, 40)] == [400 * 1.5, 10 * 1.5]
 
 
 def test_enough_workers_are_the_fewest_that_come_near_the_best():
-    rows = [Prediction(n, 1, 10 / n, 1.0, 0.0, 0.0) for n in (1, 2, 4, 200, 400)]
-    assert enough(rows).workers == 200
-    assert enough(rows, within=3.0).workers == 4
-
-
-@given(
-    st.lists(st.floats(0.0, 2.0), min_size=4, max_size=4),
-    st.integers(0, 2**32 - 1),
-)
-def test_costs_are_found_again(truth, seed):
-    rows = np.random.default_rng(seed).uniform(1, 9, (30, 4))
-    truth[0] += 0.1
-    assert measuring.fit([(row, row @ truth) for row in rows]) == pytest.approx(truth, abs=1e-6)
-
-
-def test_no_cost_is_below_0():
-    rows = [((1, n), 10.0 - 0.1 * n) for n in range(20)]
-    flat, slope = measuring.fit(rows)
-    assert slope == 0.0 and 8 < flat < 10
-    # Nothing better is near.
-    errors = [
-        sum(((a + b * n) / seconds - 1) ** 2 for (_, n), seconds in rows)
-        for a, b in ((flat, 0), (flat + 0.01, 0), (flat - 0.01, 0), (flat, 0.001))
-    ]
-    assert min(errors) == errors[0]
+    seconds = {n: 10 / n + 1 for n in (1, 2, 4, 200, 400)}
+    assert enough(seconds) == 200
+    assert enough(seconds, within=3.0) == 4
 
 
 # What is printed
 
 
-def make_profile(cluster: Costs | None = None, executors: int = 0, **local) -> measuring.Profile:
-    costs = replace(FREE, **({"step": 1e-3, "cores": 2} | local))
-    work = Workload(lengths=(50,) * 100, bytes_per_step=20.0, updating=0.2)
-    return measuring.Profile(TrainConfig(), "Some-v0", work, costs, cluster, executors)
+def measured(workers: int = 2, **costs) -> Profile:
+    values = {"lengths": (50,) * 100, "step": 1e-3, "step_alone": 1e-3, "cores": 2} | costs
+    phases = Phases(100, 2.5, 0.25, 0.0, 1.0, 40_000, 1_200_000)
+    return Profile("Some-v0", "ppo", workers, phases, Costs(**values))
 
 
-def test_advice_names_flags_and_from_where_on_a_cluster_is_faster():
-    slow = replace(on_typical_cluster(FREE), step=1e-3, task=0.1)
-    measured = make_profile(slow, executors=12)
-    local, cluster = predictions(measured)
-    assert local[2].seconds == pytest.approx(2.7, rel=0.05)
-    text = "\n".join(advice(measured, local, cluster))
-    first = next(n for n in cluster if cluster[n].seconds < local[2].seconds)
-    assert 3 <= first <= 4
-    assert text.startswith("On this machine: 2 workers, ") and "an iteration (--local)." in text
-    assert f"Local is faster below {first} executors." in text
-    assert "The cluster now has 12: " in text and text.endswith("Use it (no flag needed).")
-    rows = table(measured, local, cluster)
-    assert [row.split()[0] for row in rows[2:]] == ["1", "2", "4", "8", "12", "16", "32", "64"]
+def test_the_table_shows_phases_and_predictions():
+    profiled = measured()
+    lines = as_text(profiled, predictions(profiled)).splitlines()
+    assert lines[0] == "Some-v0, ppo: 100 episodes an iteration, 50 steps each"
+    assert "  collecting        2.5 s    91%" in lines
+    assert "  episodes read  1,200 kB" in lines
+    assert "  2                 2.500     2.0x" in lines
+    counts = [line.split()[0] for line in lines if line.endswith("x")]
+    assert counts == ["1", "2", "4", "8", "16", "32", "64"]
 
 
-def test_advice_where_a_cluster_would_not_help():
-    hopeless = replace(on_typical_cluster(FREE), step=1e-3, task=50.0)
-    measured = make_profile(hopeless, executors=2)
-    text = "\n".join(advice(measured, *predictions(measured)))
-    assert "Local is faster than a cluster of up to 64 executors." in text
+def advised(profiled: Profile) -> str:
+    return advice(profiled, predictions(profiled))
 
 
-def test_advice_where_simulators_wait():
-    measured = make_profile(computing=0.01)
-    text = "\n".join(advice(measured, *predictions(measured)))
-    assert "workers, " in text and "(--workers " in text and "--local" not in text
-    assert int(text.split("--workers ")[1].split(")")[0]) >= 16
-
-
-def test_advice_where_executors_may_be_more_than_cores():
-    costs = replace(on_typical_cluster(FREE), step=0.02)
-    waiting = make_profile(costs, executors=4, step=0.02, computing=0.06)
-    assert "--executors " in "\n".join(advice(waiting, *predictions(waiting)))
-    computing = make_profile(costs, executors=4, step=0.02)
-    assert "--executors " not in "\n".join(advice(computing, *predictions(computing)))
-
-
-def test_the_document_shows_what_its_code_prints(capsys):
-    text = (ROOT / "docs" / "scaling.md").read_text()
-    code, printed = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", text, re.DOTALL).groups()
-    exec(code, {})
-    assert capsys.readouterr().out == printed
+def test_advice_names_the_flag_and_what_it_gains():
+    assert advised(measured()) == (
+        "Advice: keep 2 workers on 2 cores of this machine, 2.5 s an iteration."
+    )
+    assert advised(measured(workers=1)).startswith("Advice: --workers 2, 2.5 s")
+    assert advised(measured(computing=0.01)).startswith("Advice: --workers 64, 100 ms")
+    assert advised(measured(cores=None)).startswith("Advice: --executors 64, 100 ms")
+    text = advised(measured(updating=60.0))
+    assert text.startswith("Advice: --workers 1, 65 s") and "The update is 92% of it" in text
 
 
 # Predictions against measured runs
 
 
 def seconds_of_iterations(config: TrainConfig, iterations: int) -> float:
-    """The median, without the first one, for which nothing is known of the episodes yet."""
+    """The median, without the first one, in which workers start."""
     with Trainer(config) as trainer:
         timings = [trainer.train().timing for _ in range(iterations)]
     return median(timing.collecting + timing.updating for timing in timings[1:])
 
 
-@pytest.mark.parametrize("workers", [(2, 8), pytest.param((1, 2, 4, 8, 16), marks=SLOW)])
-def test_a_profile_predicts_an_environment_that_waits(workers, monkeypatch):
-    monkeypatch.setattr(measuring, "LONG_SECONDS", 0.1)
+def test_a_profile_predicts_an_environment_that_waits():
     config = TrainConfig(env=environment_id("Waiting"), local=True, episodes_per_iter=32)
-    measured = measuring.profile(config, threading.Event())
-    assert measured.local.computing < 0.5
-    assert measured.workload.lengths == (2,) * 32
-    for count in workers:
-        predicted = predict(measured.local, measured.workload, count, ahead=1)
-        found = seconds_of_iterations(replace(config, workers=count), 3 if count < 8 else 5)
-        assert predicted.seconds == pytest.approx(found, rel=0.2), count
+    found = profile(config.changed(workers=2), threading.Event())
+    assert found.costs.computing < 0.5
+    assert found.costs.lengths == (2,) * 32
+    assert predict(found.costs, 2) == pytest.approx(found.phases.seconds, rel=0.1)
+    for workers in (1, 8):
+        seconds = seconds_of_iterations(config.changed(workers=workers), 4)
+        assert predict(found.costs, workers) == pytest.approx(seconds, rel=0.2), workers
 
 
-@SLOW
-@pytest.mark.parametrize("env", ["hopper", "halfcheetah", "Pendulum-v1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("env", ["hopper", "halfcheetah"])
 def test_a_profile_predicts_an_environment_that_computes(env):
-    """The middle one of three, because the speed of a shared machine goes up and down."""
+    """The median of three ratios, because the speed of a shared machine varies."""
     config = TrainConfig(env=env, local=True, learning_rate=1e-9)
-    ratios = {1: [], 2: []}
+    ratios = []
     for _ in range(3):
-        measured = measuring.profile(config, threading.Event())
-        for workers, found in ratios.items():
-            predicted = predict(measured.local, measured.workload, workers, ahead=1)
-            seconds = seconds_of_iterations(replace(config, workers=workers), 5)
-            found.append(predicted.seconds / seconds)
-    assert {workers: median(found) for workers, found in ratios.items()} == pytest.approx(
-        {1: 1.0, 2: 1.0}, abs=0.2
-    ), ratios
+        found = profile(config.changed(workers=2), threading.Event())
+        seconds = seconds_of_iterations(config.changed(workers=1), 3)
+        ratios.append(predict(found.costs, 1) / seconds)
+    assert median(ratios) == pytest.approx(1.0, abs=0.2), ratios
 
 
 # The command
 
 
-def test_the_command_measures_without_a_cluster(tmp_path):
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_command_measures_without_a_cluster(workers, tmp_path):
     flags = ("--env", "cartpole", "--algorithm", "ppo", "--episodes-per-iter", "20")
-    done = run_here("profile", *flags, cwd=tmp_path)
+    done = run_here("profile", *flags, "--workers", workers, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("CartPole-v1, ppo: 20 episodes an iteration, of ")
-    assert "no cluster is configured" in done.stdout
-    assert "\nOn this machine: " in done.stdout
+    assert done.stdout.startswith("CartPole-v1, ppo: 20 episodes an iteration, ")
+    assert "\nAdvice: " in done.stdout
     assert not any(tmp_path.iterdir())
 
 
 def test_the_command_measures_a_run_as_it_has_become(tmp_path):
-    flags = ("--env", "cartpole", "--iterations", "1", "--episodes-per-iter", "10")
+    flags = ("--env", "cartpole", "--iterations", "1", "--steps-per-iter", "400")
     run_here(*flags, "--workers", "0", "--output", "run", cwd=tmp_path)
     before = (tmp_path / "run" / "metrics.csv").read_bytes()
     done = run_here("profile", "--resume", "run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert answer["config"]["episodes_per_iter"] == 10 == len(answer["workload"]["lengths"])
-    assert answer["cluster"] is None
-    assert [row["workers"] for row in answer["predictions"]["cluster"]] == list(range(1, 65))
+    # As many episodes as have the steps of an iteration, not the 8 of a first one.
+    assert 8 < answer["phases"]["episodes"] == len(answer["costs"]["lengths"])
+    assert list(answer["predicted_seconds"])[:2] == ["1", "2"]
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
 
 
@@ -302,7 +163,7 @@ def test_the_command_measures_a_cluster(flame: Flame, project, tmp_path):
     finished = run(project, tmp_path, flame.environment, *flags)
     assert finished.code == 0, finished.err
     answer = json.loads(finished.out)
-    assert answer["executors"] >= 1
-    assert answer["cluster"]["task"] + answer["cluster"]["client_task"] > 0.0005
-    assert sum(answer["workload"]["lengths"]) == 600
+    assert answer["workers"] >= 1 and answer["costs"]["cores"] is None
+    assert answer["costs"]["task"] > 0.0005
+    assert sum(answer["costs"]["lengths"]) == 600
     flame.assert_nothing_left()

@@ -44,11 +44,6 @@ class ProcessBackend:
             ) from error
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
 
-    @property
-    def pids(self) -> list[int]:
-        """The worker processes that run."""
-        return [worker.pid for worker in self._workers if worker.pid is not None]
-
     def describe(
         self, env_id: str, max_episode_steps: int | None, simulator: str = "auto"
     ) -> EnvironmentSpec:

@@ -33,12 +33,8 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     Raises:
         UsageError: it holds no run, or a flag would change its results.
     """
-    path = folder / CONFIG_NAME
-    try:
-        saved = TrainConfig.from_json(path.read_text(errors="replace"))
-    except OSError as error:
-        raise UsageError(f"--resume: {folder} holds no run: {error}") from error
-    given, _ = parse(arguments, saved.changed(resume=folder))
+    saved = saved_config(folder)
+    given, _ = parse(arguments, saved)
     if different := differences(saved, given):
         raise UsageError(
             f"--resume: these flags would make it another run: {different}. Leave them "
@@ -51,6 +47,16 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
             f"--reproduce: an episode from 0 to {experiment.episodes_per_iter - 1}, not {episode}"
         )
     return given
+
+
+def saved_config(folder: Path) -> TrainConfig:
+    """The configuration of the run in `folder`, to be resumed. Raises UsageError if there is
+    none."""
+    try:
+        text = (folder / CONFIG_NAME).read_text(errors="replace")
+    except OSError as error:
+        raise UsageError(f"--resume: {folder} holds no run: {error}") from error
+    return TrainConfig.from_json(text).changed(resume=folder)
 
 
 def differences(saved: TrainConfig, given: TrainConfig) -> str:
