@@ -50,9 +50,9 @@ def export(arguments: Sequence[str]) -> None:
     model = to_onnx(saved.snapshot, saved.env_id)
     difference = check_onnx(model, saved.snapshot)
     write_atomically(command.file, model)
-    outputs = "mean, log_std" if saved.snapshot.continuous else "logits"
+    outputs = "mean, log_std" if saved.spec.continuous else "logits"
     say(
-        f"{command.file}: observation [batch, {saved.snapshot.observation_dim}] -> {outputs} "
-        f"({saved.snapshot.action_dim} actions) after {saved.totals.iterations} iterations of "
+        f"{command.file}: observation [batch, {saved.spec.observation_dim}] -> {outputs} "
+        f"({saved.spec.action_dim} actions) after {saved.totals.iterations} iterations of "
         f"{saved.env_id}; greatest relative difference from NumPy {difference:.1e}"
     )

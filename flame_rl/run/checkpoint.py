@@ -14,7 +14,7 @@ import json
 import math
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import EnvironmentSpec
 
 MAGIC = b"flameCP1"
-FORMAT = 3
+FORMAT = 4
 WEIGHTS_NAME = "weights.safetensors"
 BEST_NAME = "best.ckpt"
 _HASH_BYTES = 32
@@ -150,7 +150,7 @@ def encode(
         "env_steps": totals.env_steps,
         "length_mean": totals.length_mean,
         "score": score,
-        "spec": asdict(spec),
+        "spec": codec.spec_data(spec),
         "config": json.loads(config.to_json()),
         "versions": _versions(),
     }

@@ -14,7 +14,15 @@ import numpy as np
 from flame_rl.backends import Backend
 from flame_rl.run.evaluation import Evaluation, evaluate
 from flame_rl.settings.config import TrainConfig
-from flame_rl.wire.messages import CollectRequest, Episode, Episodes, PolicySnapshot
+from flame_rl.wire.messages import (
+    CollectRequest,
+    Environment,
+    EnvironmentSpec,
+    Episode,
+    Episodes,
+    PolicySnapshot,
+)
+from flame_rl.wire.steps import step_columns
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +123,7 @@ class IterationResult:
 
 def train(
     config: TrainConfig,
-    env_id: str,
+    spec: EnvironmentSpec,
     learner: Learner,
     backend: Backend,
     stop: threading.Event,
@@ -125,7 +133,7 @@ def train(
 
     Args:
         config: seed, iterations and episodes per iteration.
-        env_id: the Gymnasium id.
+        spec: the environment's spaces.
         learner: updated in place.
         backend: where episodes are collected; it changes no result.
         stop: looked at between iterations; the backend looks at it while it waits.
@@ -138,7 +146,7 @@ def train(
             return
         snapshot = learner.snapshot()
         indices = tuple(range(episodes_wanted(config, length_mean)))
-        request = make_request(config, env_id, iteration, indices, snapshot)
+        request = make_request(config, spec, iteration, indices, snapshot)
         began = time.perf_counter()
         collected = backend.collect(snapshot, request)
         arrived = time.perf_counter()
@@ -149,7 +157,7 @@ def train(
         evaluation = None
         if evaluation_due:
             try:
-                evaluation = validate(config, env_id, iteration, learner, backend)
+                evaluation = validate(config, spec, iteration, learner, backend)
             except BaseException:
                 # An iteration is done as a whole or not at all.
                 learner.load_state_dict(before)
@@ -205,41 +213,40 @@ def episodes_wanted(config: TrainConfig, length_mean: float) -> int:
 
 
 def validate(
-    config: TrainConfig, env_id: str, iteration: int, learner: Learner, backend: Backend
+    config: TrainConfig, spec: EnvironmentSpec, iteration: int, learner: Learner, backend: Backend
 ) -> Evaluation:
     """How good the policy is after this iteration, in episodes that choose the best one."""
     snapshot = learner.snapshot()
     indices = tuple(range(config.evaluate_episodes))
-    request = make_request(config, env_id, iteration, indices, snapshot)
+    request = make_request(config, spec, iteration, indices, snapshot)
     return evaluate(
         backend, snapshot, dataclasses.replace(request, stream="validation", explore=False)
     )
 
 
 def reproduce(
-    config: TrainConfig, env_id: str, learner: Learner, backend: Backend, done: Totals
+    config: TrainConfig, spec: EnvironmentSpec, learner: Learner, backend: Backend, done: Totals
 ) -> Episode:
     """Collect only the episode `config.reproduce` of the iteration that comes after `done`."""
     snapshot = learner.snapshot()
-    request = make_request(config, env_id, done.iterations, (config.reproduce,), snapshot)
+    request = make_request(config, spec, done.iterations, (config.reproduce,), snapshot)
     (episode,) = backend.collect(snapshot, request).episodes
     return episode
 
 
 def make_request(
     config: TrainConfig,
-    env_id: str,
+    spec: EnvironmentSpec,
     iteration: int,
     indices: tuple[int, ...],
     snapshot: PolicySnapshot,
 ) -> CollectRequest:
     """The request that, with the snapshot, determines these episodes of an iteration."""
     return CollectRequest(
-        env_id=env_id,
-        max_episode_steps=config.max_episode_steps,
+        environment=Environment(spec.env_id, config.max_episode_steps, config.simulator),
         run_seed=config.seed,
         iteration=iteration,
         indices=indices,
         policy_version=snapshot.version,
-        simulator=config.simulator,
+        columns=step_columns(spec),
     )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from flame_rl.actor.environments.making import make_environment
 from flame_rl.backends.select import is_distributed, make_backend
 from flame_rl.run.agent import Agent
 from flame_rl.run.evaluation import Evaluation, evaluate
@@ -27,11 +26,9 @@ from flame_rl.settings.config import CALLABLE, TrainConfig
 from flame_rl.settings.presets import with_presets
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.signals import unless_stopped
-from flame_rl.wire.messages import CollectRequest, Episode
+from flame_rl.wire.messages import CollectRequest, Environment, Episode
 
 if TYPE_CHECKING:
-    import gymnasium
-
     from flame_rl.run.checkpoint import Checkpoint
 
 # Gets every result, as soon as it is there; may end the iteration over a Trainer.
@@ -79,7 +76,6 @@ class Trainer:
         self._stop = threading.Event() if stop is None else stop
         self._ended = False
         self._registered: str | None = None
-        self._spaces: gymnasium.Env | None = None
         self._agent: Agent | None = None
         self.distributed = is_distributed(config)
         if config.env_name.startswith(CALLABLE) and isinstance(config.env, str):
@@ -106,7 +102,8 @@ class Trainer:
         else:
             name = config.env_name.removeprefix(CALLABLE)
             env_id = self._registered = register(config.env, name)
-        spec = self._backend.describe(env_id, config.max_episode_steps, config.simulator)
+        environment = Environment(env_id, config.max_episode_steps, config.simulator)
+        spec = self._backend.describe(environment)
         # Which simulator plays is no matter of the environment.
         self.spec, self.note = replace(spec, note=""), spec.note
         self.config = with_presets(config, env_id)
@@ -189,10 +186,11 @@ class Trainer:
                 f"--iterations: all {self.config.iterations} are done; save(path), then "
                 "Trainer.load(path, iterations=…), goes on"
             )
-        env_id = self.spec.env_id
         with one_thread():
             # Begun anew each time, so that an iteration which failed can be tried again.
-            loop = train(self.config, env_id, self.learner, self._backend, self._stop, self.totals)
+            loop = train(
+                self.config, self.spec, self.learner, self._backend, self._stop, self.totals
+            )
             result = next(loop, None)
         if result is None:
             raise Interrupted
@@ -230,13 +228,12 @@ class Trainer:
         if episodes < 1:
             raise UsageError(f"--episodes: at least 1, not {episodes}")
         indices, snapshot = tuple(range(episodes)), self.learner.snapshot()
-        request = make_request(self.config, self.spec.env_id, 0, indices, snapshot)
+        request = make_request(self.config, self.spec, 0, indices, snapshot)
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episode:
         """Collect only the episode `config.reproduce` of the next iteration."""
-        env_id = self.spec.env_id
-        return reproduce(self.config, env_id, self.learner, self._backend, self.totals)
+        return reproduce(self.config, self.spec, self.learner, self._backend, self.totals)
 
     def compute_action(self, observation: object, explore: bool = False) -> int | np.ndarray:
         """What the policy does: an action that the environment takes.
@@ -246,14 +243,11 @@ class Trainer:
             explore: whether to sample; otherwise the policy's mean, or its likeliest action.
 
         Raises:
-            ValueError: the observation has another shape than the environment's, or is not finite.
+            ValueError: the observation is not of the environment's space, or is not finite.
         """
-        if self._spaces is None:
-            self._spaces = make_environment(self.spec.env_id, None)
-            self._spaces.close()
         snapshot = self.learner.snapshot()
         if self._agent is None or self._agent.version != snapshot.version:
-            self._agent = Agent(snapshot, self._spaces)
+            self._agent = Agent(snapshot, self.spec)
         return self._agent.act(observation, self._generator if explore else None)
 
     def save(self, path: str | Path) -> None:

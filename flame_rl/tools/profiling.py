@@ -26,7 +26,7 @@ from flame_rl.run.trainer import Trainer, one_thread
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.cores import available_cores
 from flame_rl.tools.scaling import Costs, Workload, lock_steps, on_typical_cluster, schedule
-from flame_rl.wire.messages import Episodes, joined
+from flame_rl.wire.messages import Environment, Episodes, joined
 
 # Tasks have 1, 2, 4, … episodes, but no more than these, and stop growing at so many seconds.
 MOST_EPISODES = 64
@@ -112,7 +112,8 @@ def profile(config: TrainConfig, stop: threading.Event) -> Profile:
         if config.resume is not None:
             trainer.take_up_run()
         config, env_id = trainer.config, trainer.spec.env_id
-        simulator, _ = choose_simulator(env_id, config.max_episode_steps, config.simulator)
+        environment = Environment(env_id, config.max_episode_steps, config.simulator)
+        simulator, _ = choose_simulator(environment)
         slots = simulator.slots
         simulator.close()
 
@@ -122,7 +123,7 @@ def profile(config: TrainConfig, stop: threading.Event) -> Profile:
         episodes = first_of(played, episodes_wanted(config, played.steps / len(played)))
         cluster, executors = None, 0
         if cluster_backend is not None:
-            cluster_backend.describe(env_id, config.max_episode_steps, config.simulator)
+            cluster_backend.describe(environment)
             executors = cluster_backend.executors
             cluster = measure(Bench(cluster_backend, executors, trainer), slots)
         workload = Workload(
@@ -166,8 +167,7 @@ class Bench:
         if steps is not None:
             config = replace(config, max_episode_steps=steps)
         indices = tuple(range(tasks * size))
-        env_id = self._trainer.spec.env_id
-        request = make_request(config, env_id, iteration, indices, snapshot)
+        request = make_request(config, self._trainer.spec, iteration, indices, snapshot)
         self._backend.shares = _OfSize(size)
         computing, client, began = self._computing(), time.process_time(), time.perf_counter()
         collected = self._backend.collect(snapshot, request)
@@ -306,16 +306,7 @@ def fit(rows: Sequence[tuple[Sequence[float], float]]) -> list[float]:
 def first_of(episodes: Episodes, count: int) -> Episodes:
     """The first `count`, from the beginning again where there are fewer."""
     enough = joined([episodes] * math.ceil(count / len(episodes)))
-    steps = int(enough.lengths[:count].sum())
-    return Episodes(
-        index=np.arange(count),
-        lengths=enough.lengths[:count],
-        terminated=enough.terminated[:count],
-        truncated=enough.truncated[:count],
-        observations=enough.observations[: steps + count],
-        actions=enough.actions[:steps],
-        rewards=enough.rewards[:steps],
-    )
+    return replace(enough.first(count), index=np.arange(count))
 
 
 def seconds_of_update(trainer: Trainer, episodes: Episodes) -> float:
