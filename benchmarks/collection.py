@@ -46,7 +46,7 @@ from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.actor.simulators.protocol import Simulator
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
-from flame_rl.wire.messages import Column, CollectRequest, Environment, PolicySnapshot
+from flame_rl.wire.messages import CollectRequest, Column, Environment, PolicySnapshot
 from flame_rl.wire.steps import step_columns
 
 # Environments, after how many iterations of learning, episodes of one measurement, which takes a

@@ -119,8 +119,8 @@ def columns_of(env_id: str) -> tuple[Column, ...]:
     """Without making an environment, which may be what fails, where its class has the spaces; of
     one that does not exist, as if it were one of the test environments."""
     entry_point = Base
-    with contextlib.suppress(gymnasium.error.Error, ImportError):
-        entry_point = gymnasium.spec(env_id).entry_point
+    with contextlib.suppress(gymnasium.error.Error):
+        entry_point = gymnasium.spec(env_id.rpartition(":")[2]).entry_point
     if isinstance(entry_point, type):
         spec = EnvironmentSpec(env_id, entry_point.observation_space, entry_point.action_space)
     else:

@@ -40,8 +40,8 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.presets import with_presets
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec, packing
-from flame_rl.wire.messages import EnvironmentSpec
-from tests.helpers import ROOT, clean_environment, environment_id
+from flame_rl.wire.messages import Environment
+from tests.helpers import ROOT, clean_environment, environment_id, spec_of
 from tests.test_resume import assert_same_run, run_here
 from tests.test_wire import Bomb, decodes_or_refuses
 
@@ -51,7 +51,7 @@ CONFIG = with_presets(
     TrainConfig(env="cartpole", hidden_sizes=(3,), seed=5, output=Path("a/b")), "CartPole-v1"
 )
 NAME = r"00000007\.ckpt"
-SPEC = EnvironmentSpec("X-v0", 2, 2, False)
+SPEC = spec_of(2, 2, False)
 
 
 def new_learner() -> Learner:
@@ -154,7 +154,7 @@ HOSTILE = {
     "a pickle": pickle.dumps(Bomb()),
     "a pickle, sealed": sealed(pickle.dumps(Bomb())),
     "a message, not sealed": BODY,
-    "another message": sealed(codec.encode_describe("X-v0", None)),
+    "another message": sealed(codec.encode_describe(Environment("X-v0"))),
     "magic alone": MAGIC,
     "nothing, sealed": sealed(b""),
     "a header of gigabytes": sealed(packing.MAGIC + struct.pack("<I", 0xFFFFFFFF) + b"{}"),

@@ -15,6 +15,7 @@ from flame_rl.learner.learner import ALGORITHMS, Learner
 from flame_rl.run.loop import Totals, train
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.presets import with_presets
+from flame_rl.wire.messages import Environment
 from tests.helpers import environment_id
 
 # What makes tiny problems quick, and nothing about what is computed.
@@ -34,7 +35,7 @@ def solve(name: str, **options):
     config = with_presets(TrainConfig(env=env_id, **(QUICK | options)), env_id)
     stop = threading.Event()
     backend = InlineBackend(stop)
-    learner = Learner(config, *model.make_networks(backend.describe(env_id, None), config))
+    learner = Learner(config, *model.make_networks(backend.describe(Environment(env_id)), config))
     results = list(train(config, env_id, learner, backend, stop, Totals()))
     backend.close()
     return results, learner

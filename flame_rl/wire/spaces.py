@@ -86,7 +86,9 @@ class _Reader:
         try:
             if kind in ("dict", "tuple"):
                 return self._nested(kind, data, where, depth)
-            return self._leaf(kind, data, where)
+            if kind in ("box", "discrete", "multidiscrete", "multibinary"):
+                return self._leaf(kind, data, where)
+            raise WireError(f"{where}: type: {str(kind)[:40]!r} is no known kind of space")
         except WireError:
             raise
         except (KeyError, TypeError, ValueError, AssertionError, OverflowError) as error:
@@ -96,8 +98,8 @@ class _Reader:
         self, kind: str, data: dict[str, Any], where: str, depth: int
     ) -> spaces.Dict | spaces.Tuple:
         listed = data.get("spaces")
-        if not isinstance(listed, list) or not listed:
-            raise WireError(f"{where}: spaces: not a list of at least one")
+        if not isinstance(listed, list):
+            raise WireError(f"{where}: spaces: not a list")
         if kind == "tuple":
             return spaces.Tuple(
                 [self.read(part, f"{where}[{i}]", depth + 1) for i, part in enumerate(listed)]
@@ -113,7 +115,7 @@ class _Reader:
         # A list keeps the order; a dictionary would be sorted.
         return spaces.Dict(list(parts.items()))
 
-    def _leaf(self, kind: object, data: dict[str, Any], where: str) -> gymnasium.Space:
+    def _leaf(self, kind: str, data: dict[str, Any], where: str) -> gymnasium.Space:
         if kind == "discrete":
             n, start = _integer(data["n"]), _integer(data["start"])
             self._count(n, where)
@@ -133,12 +135,10 @@ class _Reader:
             dtype = _dtype(data, "fiu")
             low, high = (_array(data[name], shape, dtype) for name in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
-        if kind == "multidiscrete":
-            dtype = _dtype(data, "iu")
-            nvec, start = (_array(data[name], shape, dtype) for name in ("nvec", "start"))
-            self._count(sum(nvec.ravel().tolist()), where)
-            return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
-        raise WireError(f"{where}: type: {str(kind)[:40]!r} is no known kind of space")
+        dtype = _dtype(data, "iu")
+        nvec, start = (_array(data[name], shape, dtype) for name in ("nvec", "start"))
+        self._count(sum(nvec.ravel().tolist()), where)
+        return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
 
     def _count(self, numbers: int, where: str) -> None:
         self._numbers += numbers

@@ -46,7 +46,8 @@ def parts_of(space: gymnasium.Space) -> tuple[Part, ...]:
         else:
             start = parts[-1].stop if parts else 0
             name = "".join(f"[{key!r}]" for key in path)
-            parts.append(Part(name, path, space, start, start + spaces.flatdim(space)))
+            width = spaces.flatdim(space) if type_of(space) is not None else 0
+            parts.append(Part(name, path, space, start, start + width))
 
     add(space, ())
     return tuple(parts)
