@@ -253,5 +253,5 @@ def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """A copy."""
-    return tensor.detach().numpy().copy()
+    """A copy, float32."""
+    return np.array(tensor.detach().numpy(), np.float32, order="C")

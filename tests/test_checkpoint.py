@@ -172,7 +172,12 @@ HOSTILE = {
     "a config of a list": with_header(config=[]),
     "no environment": with_header(spec=None),
     "an environment of nothing": with_header(spec={}),
-    "an environment of no width": with_header(spec=HEADER["spec"] | {"observation_dim": 0}),
+    "an environment of no width": with_header(
+        spec=HEADER["spec"] | {"observation_space": {"type": "tuple", "spaces": []}}
+    ),
+    "an environment of no actions": with_header(
+        spec=HEADER["spec"] | {"action_space": {"type": "dict", "spaces": []}}
+    ),
     "versions of a text": with_header(versions="1"),
     "a weight of NaN": with_arrays(**{"policy.x": np.array([1.0, np.nan], np.float32)}),
     "a weight of infinity": with_arrays(**{"policy.x": np.array([-np.inf])}),

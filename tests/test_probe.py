@@ -35,8 +35,9 @@ def solve(name: str, **options):
     config = with_presets(TrainConfig(env=env_id, **(QUICK | options)), env_id)
     stop = threading.Event()
     backend = InlineBackend(stop)
-    learner = Learner(config, *model.make_networks(backend.describe(Environment(env_id)), config))
-    results = list(train(config, env_id, learner, backend, stop, Totals()))
+    spec = backend.describe(Environment(env_id))
+    learner = Learner(config, *model.make_networks(spec, config))
+    results = list(train(config, spec, learner, backend, stop, Totals()))
     backend.close()
     return results, learner
 

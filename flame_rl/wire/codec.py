@@ -304,7 +304,13 @@ def read_spec(header: dict[str, Any]) -> EnvironmentSpec:
             spaces[name] = space_from_data(header.get(name))
         except WireError as error:
             raise WireError(f"{name}: {error}") from error
-    return EnvironmentSpec(env_id=_text(header, "env_id"), note=_text(header, "note"), **spaces)
+    spec = EnvironmentSpec(env_id=_text(header, "env_id"), note=_text(header, "note"), **spaces)
+    if spec.observation_dim < 1:
+        raise WireError("observation_space: it has no numbers")
+    # Dict and Tuple have none that an action could be made of.
+    if spec.action_space.shape is None or spec.action_dim < 1:
+        raise WireError("action_space: it has no numbers")
+    return spec
 
 
 def _decode_failure(data: Buffer) -> CollectFailure:

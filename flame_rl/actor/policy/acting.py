@@ -27,7 +27,8 @@ class ActingPolicy:
         self._layers = [
             partial(
                 LAYERS[layer.kind].forward,
-                **{name: array.astype(np.float64) for name, array in layer.arrays.items()},
+                # Always in this order: BLAS sums a transposed matrix in another way.
+                **{n: np.array(a, np.float64, order="C") for n, a in layer.arrays.items()},
             )
             for layer in snapshot.layers
         ]
