@@ -1,7 +1,9 @@
 """The part to edit: the networks.
 
 A policy is a torch module with two methods that the learner uses: `log_prob_and_entropy`, and
-`snapshot`, which exports the layers for the actors; those run in NumPy and never import torch.
+`snapshot`, which exports the layers for the actors; those run in NumPy and never import torch. A
+module that acts exports itself: `layer` gives its kind, a name in flame_rl/actor/policy/layers.py,
+and its arrays.
 """
 
 from __future__ import annotations
@@ -11,14 +13,36 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
+from flame_rl.actor.policy.layers import OBSERVATION_CLIP
 from flame_rl.settings.config import TrainConfig
-from flame_rl.wire.messages import OBSERVATION_CLIP, EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 
-# Every name here has its NumPy twin in flame_rl/actor/policy/.
-ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}
+
+class Dense(nn.Linear):
+    """A fully connected layer."""
+
+    def layer(self) -> Layer:
+        # torch keeps [outputs, inputs]; the actors multiply from the left.
+        arrays = {"weight": array_of(self.weight.T), "bias": array_of(self.bias)}
+        return Layer("dense", arrays)
+
+
+class Activation(nn.Module):
+    """An activation by its name, which is the same in torch.nn.functional and for the actors."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return getattr(nn.functional, self.name)(x)
+
+    def layer(self) -> Layer:
+        return Layer(self.name, {})
 
 
 def mlp(sizes: tuple[int, ...], activation: str, output_gain: float) -> nn.Sequential:
@@ -30,15 +54,15 @@ def mlp(sizes: tuple[int, ...], activation: str, output_gain: float) -> nn.Seque
 
     Args:
         sizes: widths from the observation to the output.
-        activation: a name in `ACTIVATIONS`, used between layers.
+        activation: the name of an `Activation`, used between layers.
         output_gain: gain of the last layer.
     """
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layer = nn.Linear(inputs, outputs)
+        layer = Dense(inputs, outputs)
         nn.init.orthogonal_(layer.weight, math.sqrt(2))
         nn.init.zeros_(layer.bias)
-        layers += [layer, ACTIVATIONS[activation]()]
+        layers += [layer, Activation(activation)]
     layers.pop()
     nn.init.orthogonal_(layers[-1].weight, output_gain)
     return nn.Sequential(*layers)
@@ -65,13 +89,15 @@ class ObservationNormalizer(nn.Module):
         """float32 [B, D] -> [B, D]."""
         return ((observation - self.mean) / self.std).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
 
+    def layer(self) -> Layer:
+        return Layer("normalize", {"mean": array_of(self.mean), "std": array_of(self.std)})
+
 
 class DiscretePolicy(nn.Module):
     """A categorical policy: one logit per action."""
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.activation = config.experiment.activation
         self.normalizer = make_normalizer(spec, config)
         sizes = (spec.observation_dim, *config.experiment.hidden_sizes, spec.action_dim)
         self.network = mlp(sizes, config.experiment.activation, output_gain=0.01)
@@ -81,13 +107,49 @@ class DiscretePolicy(nn.Module):
         return Categorical(logits=self.network(self.normalizer(observation)), validate_args=False)
 
     def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the actions taken: float32 [B, D] and int64 [B] -> two of float32 [B]."""
+        """Log-probabilities of the actions, and entropies: float32 [B, D] and int64 [B] -> two of
+        float32 [B]."""
         distribution = self(observation)
         return distribution.log_prob(action), distribution.entropy()
 
     def snapshot(self, version: int) -> PolicySnapshot:
         """The layers for the actors."""
-        return export_layers(self, version, log_std=None)
+        layers = layers_of(self.normalizer, self.network)
+        return PolicySnapshot(version, layers, Layer("categorical", {}))
+
+
+class FactoredPolicy(nn.Module):
+    """Several categorical choices at once, which do not depend on each other: the logits of each,
+    one choice after another."""
+
+    def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
+        super().__init__()
+        self.choices = spec.choices
+        self.normalizer = make_normalizer(spec, config)
+        sizes = (spec.observation_dim, *config.hidden_sizes, spec.action_dim)
+        self.network = mlp(sizes, config.activation, output_gain=0.01)
+
+    def forward(self, observation: Tensor) -> list[Categorical]:
+        """The distribution of each choice: observation float32 [B, D] -> logits [B, its number]."""
+        logits = self.network(self.normalizer(observation))
+        return [
+            Categorical(logits=part, validate_args=False)
+            for part in logits.split(self.choices, dim=-1)
+        ]
+
+    def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the actions, and entropies, both summed over the choices: float32
+        [B, D] and int64 [B, F] -> two of float32 [B]."""
+        parts = self(observation)
+        chosen = zip(parts, action.unbind(-1), strict=True)
+        log_prob = sum(part.log_prob(choice) for part, choice in chosen)
+        return log_prob, sum(part.entropy() for part in parts)
+
+    def snapshot(self, version: int) -> PolicySnapshot:
+        """The layers for the actors."""
+        layers = layers_of(self.normalizer, self.network)
+        head = Layer("factored", {"choices": np.array(self.choices, np.int32)})
+        return PolicySnapshot(version, layers, head)
 
 
 class ContinuousPolicy(nn.Module):
@@ -97,7 +159,6 @@ class ContinuousPolicy(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.activation = config.experiment.activation
         self.normalizer = make_normalizer(spec, config)
         sizes = (spec.observation_dim, *config.experiment.hidden_sizes, spec.action_dim)
         self.network = mlp(sizes, config.experiment.activation, output_gain=0.01)
@@ -110,7 +171,8 @@ class ContinuousPolicy(nn.Module):
         return Normal(mean, self.log_std.exp(), validate_args=False)
 
     def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the actions taken: float32 [B, D] and [B, A] -> two of float32 [B]."""
+        """Log-probabilities of the actions, and entropies: float32 [B, D] and [B, A] -> two of
+        float32 [B]."""
         # Normal's own methods say the same in three times as many operations.
         mean = self.network(self.normalizer(observation))
         squares = ((action - mean) * torch.exp(-self.log_std)).square().sum(-1)
@@ -120,7 +182,10 @@ class ContinuousPolicy(nn.Module):
 
     def snapshot(self, version: int) -> PolicySnapshot:
         """The layers for the actors."""
-        return export_layers(self, version, self.log_std)
+        layers = layers_of(self.normalizer, self.network)
+        return PolicySnapshot(
+            version, layers, Layer("gaussian", {"log_std": array_of(self.log_std)})
+        )
 
 
 class ValueNetwork(nn.Module):
@@ -146,30 +211,39 @@ def make_normalizer(spec: EnvironmentSpec, config: TrainConfig) -> nn.Module:
     return nn.Identity()
 
 
-def make_networks(
-    spec: EnvironmentSpec, config: TrainConfig
-) -> tuple[DiscretePolicy | ContinuousPolicy, ValueNetwork]:
+Policy = DiscretePolicy | FactoredPolicy | ContinuousPolicy
+
+
+def make_networks(spec: EnvironmentSpec, config: TrainConfig) -> tuple[Policy, ValueNetwork]:
     """Networks that fit the environment's spaces; their first weights follow from the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.experiment.seed)
-        policy = (ContinuousPolicy if spec.continuous else DiscretePolicy)(spec, config)
-        return policy, ValueNetwork(spec, config)
+        return policy_class(spec)(spec, config), ValueNetwork(spec, config)
 
 
-def export_layers(
-    policy: DiscretePolicy | ContinuousPolicy, version: int, log_std: Tensor | None
-) -> PolicySnapshot:
-    """Copies of what acts, as NumPy arrays."""
-    layers = [layer for layer in policy.network if isinstance(layer, nn.Linear)]
-    normalizer = policy.normalizer
-    normalizes = isinstance(normalizer, ObservationNormalizer)
-    return PolicySnapshot(
-        version=version,
-        activation=policy.activation,
-        # torch keeps [outputs, inputs]; the actors multiply from the left.
-        weights=tuple(layer.weight.detach().numpy().T.copy() for layer in layers),
-        biases=tuple(layer.bias.detach().numpy().copy() for layer in layers),
-        log_std=None if log_std is None else log_std.detach().numpy().copy(),
-        observation_mean=normalizer.mean.numpy().copy() if normalizes else None,
-        observation_std=normalizer.std.numpy().copy() if normalizes else None,
-    )
+def policy_class(spec: EnvironmentSpec) -> type[Policy]:
+    """The policy for the environment's action space."""
+    if spec.continuous:
+        return ContinuousPolicy
+    return DiscretePolicy if isinstance(spec.action_space, spaces.Discrete) else FactoredPolicy
+
+
+def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
+    """What the modules do one after another, as layers for the actors."""
+    layers: list[Layer] = []
+    for module in modules:
+        if isinstance(module, nn.Sequential):
+            layers += layers_of(*module)
+        elif hasattr(module, "layer"):
+            layers.append(module.layer())
+        elif not isinstance(module, nn.Identity):
+            raise TypeError(
+                f"{type(module).__name__} has no method `layer`, which exports it for the actors; "
+                "flame_rl/actor/policy/layers.py has the kinds of layers that they know"
+            )
+    return tuple(layers)
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """A copy, float32."""
+    return np.array(tensor.detach().numpy(), np.float32, order="C")

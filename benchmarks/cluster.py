@@ -27,7 +27,7 @@ import tyro
 from benchmarks.flame import cluster
 from benchmarks.table import Table, compare, in_turn, write
 from flame_rl import TrainConfig, Trainer
-from flame_rl.run.loop import IterationResult, Timing
+from flame_rl.run.results import IterationResult, Timing
 
 ROOT = Path(__file__).resolve().parent.parent
 # How many iterations of each environment, after the first: where episodes become longer, those of a

@@ -27,7 +27,7 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -46,7 +46,8 @@ from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.actor.simulators.protocol import Simulator
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
-from flame_rl.wire.messages import CollectRequest, PolicySnapshot
+from flame_rl.wire.messages import CollectRequest, Column, Environment, PolicySnapshot
+from flame_rl.wire.steps import step_columns
 
 # Environments, after how many iterations of learning, episodes of one measurement, which takes a
 # second or two, and their time limit: no fewer episodes than a twin steps side by side. Nearly all
@@ -108,12 +109,13 @@ def measure(env: str, iterations: int, limit: int, episodes: int, repetitions: i
         for _ in range(iterations):
             trainer.train()
         snapshot = trainer.learner.snapshot()
-    env_id = trainer.spec.env_id
-    plain, _ = choose_simulator(env_id, limit, "plain")
-    fast, note = choose_simulator(env_id, limit, "auto")
+    env_id, columns = trainer.spec.env_id, step_columns(trainer.spec)
+    environment = Environment(env_id, limit)
+    plain, _ = choose_simulator(replace(environment, simulator="plain"))
+    fast, note = choose_simulator(environment)
     if note:
         print(note)
-    ask = partial(request, env_id, limit, snapshot)
+    ask = partial(request, environment, columns, snapshot)
     recorded = collect_episodes(snapshot, ask(min(episodes, 400), 0), plain)
     actions = recorded.actions
     backends = {
@@ -172,11 +174,15 @@ def cpu_seconds() -> float:
 
 
 def request(
-    env_id: str, limit: int, snapshot: PolicySnapshot, episodes: int, k: int
+    environment: Environment,
+    columns: tuple[Column, ...],
+    snapshot: PolicySnapshot,
+    episodes: int,
+    k: int,
 ) -> CollectRequest:
     return CollectRequest(
-        env_id=env_id,
-        max_episode_steps=limit,
+        environment=environment,
+        columns=columns,
         run_seed=0,
         iteration=k,
         indices=tuple(range(episodes)),

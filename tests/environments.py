@@ -250,12 +250,134 @@ class WronglyDrawn(Drawn):
         return "a robot"
 
 
-class DictSpace(Base):
-    observation_space = spaces.Dict({"a": spaces.Discrete(2)})
+class Structured(Base):
+    """Every kind of space is observed, nested, and two choices are to be made: the first one pays
+    where it is the observed goal, the second one where it is not 2, its lowest value."""
+
+    observation_space = spaces.Dict(
+        {
+            "goal": spaces.Discrete(3, start=-1),
+            "arm": spaces.Tuple(
+                (
+                    spaces.Box(-10, 10, (2, 2), np.float64),
+                    spaces.MultiBinary(3),
+                    spaces.Dict({"mode": spaces.MultiDiscrete([2, 3], start=[0, 5])}),
+                )
+            ),
+        }
+    )
+    action_space = spaces.MultiDiscrete([3, 2], start=[-1, 2])
+    horizon = 3
+
+    def first_observation(self):
+        return {
+            "goal": int(self.np_random.integers(-1, 2)),
+            "arm": (
+                self.np_random.standard_normal((2, 2)),
+                np.array([1, 0, 1], np.int8),
+                {"mode": np.array([self.np_random.integers(2), 6])},
+            ),
+        }
+
+    next_observation = first_observation
+
+    def reward(self, action) -> float:
+        assert self.action_space.contains(action), f"not an action: {action!r}"
+        return float(action[0] == self.observation["goal"]) + float(action[1] != 2)
 
 
-class MultiBinaryActions(Base):
+class Broken(Structured):
+    """What it observes at step 2 is wrong in one place."""
+
+    fault = ""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+
+    def next_observation(self):
+        observation = self.first_observation()
+        if self.t != 2:
+            return observation
+        box, bits, modes = observation["arm"]
+        match self.fault:
+            case "missing":
+                del observation["goal"]
+            case "below":
+                observation["goal"] = -2
+            case "above":
+                observation["goal"] = 2
+            case "float":
+                observation["goal"] = 0.5
+            case "list":
+                observation = [1, 2]
+            case "short":
+                observation["arm"] = (box, bits)
+            case "nan":
+                box[1, 0] = np.nan
+            case "shape":
+                observation["arm"] = (box.ravel(), bits, modes)
+            case "bits":
+                bits[1] = 2
+            case "mode":
+                modes["mode"][1] = 8
+            case "text":
+                modes["mode"] = "fast"
+        return observation
+
+
+class Switches(Base):
+    """Three switches, of which those that are observed are to be set."""
+
+    observation_space = spaces.MultiBinary(3)
     action_space = spaces.MultiBinary(3)
+    horizon = 2
+
+    def first_observation(self):
+        return self.np_random.integers(2, size=3, dtype=np.int8)
+
+    next_observation = first_observation
+
+    def reward(self, action) -> float:
+        assert self.action_space.contains(action), f"not an action: {action!r}"
+        return float((action == self.observation).sum())
+
+
+class TextObservation(Base):
+    observation_space = spaces.Dict({"said": spaces.Text(5), "a": spaces.Discrete(2)})
+
+
+class SequenceObservation(Base):
+    observation_space = spaces.Sequence(spaces.Discrete(2))
+
+
+class GraphObservation(Base):
+    observation_space = spaces.Tuple(
+        [spaces.Discrete(2), spaces.Graph(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))]
+    )
+
+
+class EmptyObservation(Base):
+    observation_space = spaces.Dict({})
+
+
+class DictActions(Base):
+    action_space = spaces.Dict({"a": spaces.Discrete(2)})
+
+
+class IntegerActions(Base):
+    action_space = spaces.Box(0, 5, (2,), np.int64)
+
+
+class Outside(Base):
+    """A Discrete of which -1 is observed."""
+
+    observation_space = spaces.Discrete(3)
+
+    def first_observation(self):
+        return 0
+
+    def next_observation(self):
+        return -1
 
 
 class DiscreteObservation(Base):
@@ -447,11 +569,26 @@ def _register() -> None:
     classes = {
         cls.__name__: cls
         for cls in globals().values()
-        if isinstance(cls, type) and issubclass(cls, Base) and cls is not Misbehaving
+        if isinstance(cls, type) and issubclass(cls, Base) and cls not in (Misbehaving, Broken)
     }
     for name, cls in classes.items():
         limit = 7 if cls is Endless else None
         gymnasium.register(f"{name}-v0", entry_point=cls, max_episode_steps=limit)
+    for fault in [
+        "missing",
+        "below",
+        "above",
+        "float",
+        "list",
+        "short",
+        "nan",
+        "shape",
+        "bits",
+        "mode",
+        "text",
+    ]:
+        kwargs = {"fault": fault}
+        gymnasium.register(f"{fault.title()}Broken-v0", entry_point=Broken, kwargs=kwargs)
     faults = "raise nan-observation nan-reward infinity shape text hang exit kill segfault"
     for fault in faults.split():
         name = "".join(part.title() for part in fault.split("-"))

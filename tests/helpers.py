@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import subprocess
@@ -11,16 +12,25 @@ from itertools import pairwise
 from pathlib import Path
 from unittest import mock
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 
 import main
+from flame_rl.actor.environments.making import describe_environment
+from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.wire.messages import (
     CollectRequest,
+    Column,
+    Environment,
     EnvironmentSpec,
     Episode,
     Episodes,
+    Layer,
     PolicySnapshot,
 )
+from flame_rl.wire.steps import step_columns
+from tests.environments import Base
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,6 +38,25 @@ ROOT = Path(__file__).resolve().parent.parent
 def environment_id(name: str) -> str:
     """The id of one of the test environments."""
     return f"tests.environments:{name}-v0"
+
+
+def spec_of(
+    observation_dim: int, action_dim: int, continuous: bool, env_id: str = "X-v0"
+) -> EnvironmentSpec:
+    """A Box observed, and a Box or a Discrete to act in."""
+    return EnvironmentSpec(
+        env_id,
+        spaces.Box(-np.inf, np.inf, (observation_dim,), np.float32),
+        spaces.Box(-1, 1, (action_dim,), np.float32) if continuous else spaces.Discrete(action_dim),
+    )
+
+
+def described(env_id: str, max_episode_steps: int | None = None) -> EnvironmentSpec:
+    return describe_environment(Environment(env_id, max_episode_steps))
+
+
+def plain(env_id: str, max_episode_steps: int | None = None) -> PlainSimulator:
+    return PlainSimulator(Environment(env_id, max_episode_steps))
 
 
 def random_snapshot(
@@ -39,34 +68,76 @@ def random_snapshot(
     version: int = 0,
     seed: int = 0,
     normalizes: bool = False,
+    choices: tuple[int, ...] = (),
 ) -> PolicySnapshot:
+    """A head of several choices where there are `choices`."""
     rng = np.random.default_rng(seed)
     sizes = (observation_dim, *hidden, action_dim)
     pairs = list(pairwise(sizes))
-    return PolicySnapshot(
-        version=version,
-        activation=activation,
-        weights=tuple(
-            (rng.standard_normal(pair) / np.sqrt(pair[0])).astype(np.float32) for pair in pairs
-        ),
-        biases=tuple(rng.standard_normal(pair[1]).astype(np.float32) * 0.1 for pair in pairs),
-        log_std=np.full(action_dim, -0.5, np.float32) if continuous else None,
-        observation_mean=rng.standard_normal(observation_dim).astype(np.float32)
-        if normalizes
-        else None,
-        observation_std=rng.uniform(0.1, 9, observation_dim).astype(np.float32)
-        if normalizes
-        else None,
-    )
+    weights = [(rng.standard_normal(pair) / np.sqrt(pair[0])).astype(np.float32) for pair in pairs]
+    biases = [rng.standard_normal(pair[1]).astype(np.float32) * 0.1 for pair in pairs]
+    layers = []
+    for weight, bias in zip(weights, biases, strict=True):
+        layers += [Layer("dense", {"weight": weight, "bias": bias}), Layer(activation, {})]
+    if normalizes:
+        mean = rng.standard_normal(observation_dim).astype(np.float32)
+        std = rng.uniform(0.1, 9, observation_dim).astype(np.float32)
+        layers.insert(0, Layer("normalize", {"mean": mean, "std": std}))
+    head = Layer("categorical", {})
+    if continuous:
+        head = Layer("gaussian", {"log_std": np.full(action_dim, -0.5, np.float32)})
+    elif choices:
+        head = Layer("factored", {"choices": np.array(choices, np.int32)})
+    return PolicySnapshot(version, tuple(layers[:-1]), head)
 
 
 def snapshot_for(spec: EnvironmentSpec, **options) -> PolicySnapshot:
+    if not isinstance(spec.action_space, spaces.Discrete):
+        options["choices"] = spec.choices
     return random_snapshot(spec.observation_dim, spec.action_dim, spec.continuous, **options)
 
 
-def request_for(env_id: str, indices=(0, 1, 2), version: int = 0, **options) -> CollectRequest:
-    values = {"max_episode_steps": None, "run_seed": 3, "iteration": 2} | options
-    return CollectRequest(env_id=env_id, indices=tuple(indices), policy_version=version, **values)
+def request_for(
+    env_id: str,
+    indices=(0, 1, 2),
+    version: int = 0,
+    max_episode_steps: int | None = None,
+    simulator: str = "auto",
+    **options,
+) -> CollectRequest:
+    values = {"run_seed": 3, "iteration": 2, "columns": columns_of(env_id)} | options
+    return CollectRequest(
+        environment=Environment(env_id, max_episode_steps, simulator),
+        indices=tuple(indices),
+        policy_version=version,
+        **values,
+    )
+
+
+@functools.cache
+def columns_of(env_id: str) -> tuple[Column, ...]:
+    """Without making an environment, which may be what fails, where its class has the spaces; of
+    one that does not exist, as if it were one of the test environments."""
+    entry_point = Base
+    with contextlib.suppress(gymnasium.error.Error):
+        entry_point = gymnasium.spec(env_id.rpartition(":")[2]).entry_point
+    if isinstance(entry_point, type):
+        spec = EnvironmentSpec(env_id, entry_point.observation_space, entry_point.action_space)
+    else:
+        spec = described(env_id)
+    return step_columns(spec)
+
+
+def episode_of(
+    index: int,
+    observations: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    terminated: bool,
+    truncated: bool,
+) -> Episode:
+    columns = {"observations": observations, "actions": actions, "rewards": rewards}
+    return Episode(index, columns, terminated, truncated)
 
 
 def together(episodes: list[Episode]) -> Episodes:
@@ -76,9 +147,10 @@ def together(episodes: list[Episode]) -> Episodes:
         lengths=np.array([e.length for e in episodes]),
         terminated=np.array([e.terminated for e in episodes]),
         truncated=np.array([e.truncated for e in episodes]),
-        observations=np.concatenate([e.observations for e in episodes]),
-        actions=np.concatenate([e.actions for e in episodes]),
-        rewards=np.concatenate([e.rewards for e in episodes]),
+        columns={
+            name: np.concatenate([e.columns[name] for e in episodes])
+            for name in episodes[0].columns
+        },
     )
 
 
@@ -86,8 +158,9 @@ def assert_same_episodes(left, right) -> None:
     """Equal to the bit."""
     assert [e.index for e in left] == [e.index for e in right]
     for a, b in zip(left, right, strict=True):
-        for name in ("observations", "actions", "rewards"):
-            x, y = getattr(a, name), getattr(b, name)
+        assert a.columns.keys() == b.columns.keys()
+        for name in a.columns:
+            x, y = a.columns[name], b.columns[name]
             assert x.dtype == y.dtype and x.shape == y.shape
             assert x.tobytes() == y.tobytes(), f"episode {a.index}: {name}"
         assert (a.terminated, a.truncated) == (b.terminated, b.truncated)

@@ -19,7 +19,7 @@ from flame_rl.backends.processes import ProcessBackend
 from flame_rl.backends.shares import Shares
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.wire import codec
-from flame_rl.wire.messages import CollectFailure
+from flame_rl.wire.messages import CollectFailure, Environment
 from tests.helpers import (
     assert_same_episodes,
     environment_id,
@@ -35,7 +35,7 @@ REQUEST = request_for("CartPole-v1", range(11))
 
 def answer(data: bytes) -> bytes:
     request = codec.decode_request(data)
-    simulator = PlainSimulator(request.env_id, None)
+    simulator = PlainSimulator(request.environment)
     return codec.encode_episodes(collect_episodes(SNAPSHOT, request, simulator), request)
 
 
@@ -217,7 +217,7 @@ def test_backends_agree_to_the_bit():
         lambda stop: ProcessBackend(3, PATIENCE, stop),
     ):
         backend = make(threading.Event())
-        spec = backend.describe(spec_id, None)
+        spec = backend.describe(Environment(spec_id))
         snapshot = random_snapshot(spec.observation_dim, spec.action_dim, spec.continuous)
         collected.append(backend.collect(snapshot, request).episodes)
         backend.close()
@@ -243,7 +243,7 @@ def test_a_crash_costs_a_retry_and_no_bit(tmp_path, monkeypatch):
 
 def test_close_leaves_no_process():
     backend = ProcessBackend(2, PATIENCE, threading.Event())
-    backend.describe("CartPole-v1", None)
+    backend.describe(Environment("CartPole-v1"))
     children = psutil.Process().children(recursive=True)
     assert len(children) == 2
     backend.close()
@@ -255,6 +255,6 @@ def test_an_unknown_environment_is_the_users_to_correct(make):
     backend = make(threading.Event())
     try:
         with pytest.raises(UsageError, match="nearest names: CartPole-v1"):
-            backend.describe("CartPoll-v1", None)
+            backend.describe(Environment("CartPoll-v1"))
     finally:
         backend.close()

@@ -36,8 +36,8 @@ from flame_rl.run.retention import BEST_NAME, Checkpointer, numbered
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec, packing
-from flame_rl.wire.messages import EnvironmentSpec
-from tests.helpers import ROOT, clean_environment, environment_id
+from flame_rl.wire.messages import Environment
+from tests.helpers import ROOT, clean_environment, environment_id, spec_of
 from tests.test_resume import assert_same_run, run_here
 from tests.test_wire import Bomb, decodes_or_refuses
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.faults
 
 CONFIG = TrainConfig(env="cartpole", hidden_sizes=(3,), seed=5, output=Path("a/b"))
 NAME = r"00000007\.ckpt"
-SPEC = EnvironmentSpec("X-v0", 2, 2, False)
+SPEC = spec_of(2, 2, False)
 
 
 def new_learner() -> Learner:
@@ -148,7 +148,7 @@ HOSTILE = {
     "a pickle": pickle.dumps(Bomb()),
     "a pickle, sealed": sealed(pickle.dumps(Bomb())),
     "a message, not sealed": BODY,
-    "another message": sealed(codec.encode_describe("X-v0", None)),
+    "another message": sealed(codec.encode_describe(Environment("X-v0"))),
     "magic alone": MAGIC,
     "nothing, sealed": sealed(b""),
     "a header of gigabytes": sealed(packing.MAGIC + struct.pack("<I", 0xFFFFFFFF) + b"{}"),
@@ -166,7 +166,12 @@ HOSTILE = {
     "a config of a list": with_header(config=[]),
     "no environment": with_header(spec=None),
     "an environment of nothing": with_header(spec={}),
-    "an environment of no width": with_header(spec=HEADER["spec"] | {"observation_dim": 0}),
+    "an environment of no width": with_header(
+        spec=HEADER["spec"] | {"observation_space": {"type": "tuple", "spaces": []}}
+    ),
+    "an environment of no actions": with_header(
+        spec=HEADER["spec"] | {"action_space": {"type": "dict", "spaces": []}}
+    ),
     "versions of a text": with_header(versions="1"),
     "a weight of NaN": with_arrays(**{"policy.x": np.array([1.0, np.nan], np.float32)}),
     "a weight of infinity": with_arrays(**{"policy.x": np.array([-np.inf])}),

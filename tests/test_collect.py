@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.environments.making import describe_environment
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.random.noise import AHEAD
@@ -28,12 +27,14 @@ from flame_rl.actor.random.seeds import (
 )
 from flame_rl.actor.recording import Block, cut_out
 from flame_rl.actor.simulators.choose import choose_simulator
-from flame_rl.actor.simulators.plain import PlainSimulator
-from flame_rl.wire.messages import CollectFailure
+from flame_rl.wire.messages import CollectFailure, Column, Environment, Layer
 from tests.helpers import (
     ROOT,
     assert_same_episodes,
+    columns_of,
+    described,
     environment_id,
+    plain,
     random_snapshot,
     request_for,
     snapshot_for,
@@ -42,8 +43,8 @@ from tests.helpers import (
 
 def collect(env_id: str, indices=(0, 1, 2), snapshot=None, **options):
     limit = options.get("max_episode_steps")
-    snapshot = snapshot or snapshot_for(describe_environment(env_id, limit))
-    simulator = PlainSimulator(env_id, limit)
+    snapshot = snapshot or snapshot_for(described(env_id, limit))
+    simulator = plain(env_id, limit)
     try:
         return collect_episodes(snapshot, request_for(env_id, indices, **options), simulator)
     finally:
@@ -58,28 +59,35 @@ def plain_episode(env: gymnasium.Env, snapshot, request, index: int):
     observations, actions, rewards = [], [], []
     done = False
     while not done:
-        row = np.zeros((8, len(observation)), np.float32)
-        row[0] = observation
-        row_noise = np.zeros((8, policy.noise_dim))
+        row = np.zeros((8, policy.observation_dim), np.float32)
+        row[0] = gymnasium.spaces.flatten(env.observation_space, observation)
+        row_noise = np.zeros((8, policy.head.noise_width))
         row_noise[0] = policy.draw_noise(generator, 1)
         action = policy.act(row, row_noise)[0]
         observations.append(row[0].copy())
         actions.append(action)
-        if snapshot.continuous:
+        if isinstance(env.action_space, gymnasium.spaces.Box):
             action = np.clip(action, env.action_space.low, env.action_space.high)
+        if isinstance(env.action_space, gymnasium.spaces.MultiDiscrete):
+            action = np.array([a + b for a, b in zip(action, env.action_space.start, strict=True)])
         observation, reward, terminated, truncated, _ = env.step(action)
         rewards.append(float(reward))
         done = terminated or truncated
-    observations.append(np.asarray(observation, np.float32))
+    flat = gymnasium.spaces.flatten(env.observation_space, observation)
+    observations.append(np.asarray(flat, np.float32))
     return np.array(observations), np.array(actions), np.array(rewards), terminated, truncated
 
 
 @pytest.mark.parametrize(
-    "env_id", ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "Hopper-v5", "Ant-v5", "HalfCheetah-v5"]
+    "env_id",
+    [
+        *("CartPole-v1", "Pendulum-v1", "Acrobot-v1", "Hopper-v5", "Ant-v5", "HalfCheetah-v5"),
+        *("Blackjack-v1", environment_id("Structured"), environment_id("Switches")),
+    ],
 )
 def test_equals_gymnasium_one_step_at_a_time(env_id):
     limit = 120
-    spec = describe_environment(env_id, limit)
+    spec = described(env_id, limit)
     snapshot = snapshot_for(spec)
     indices = (5, 0, 3, 11, 7, 2, 8, 1, 30, 12, *range(100, 110))  # more than slots
     episodes = collect(env_id, indices, snapshot, max_episode_steps=limit)
@@ -99,12 +107,10 @@ def test_many_at_once_equal_gymnasium_one_step_at_a_time():
     """More than slots, shorter and longer than what is drawn ahead, and than a block."""
     limit, count = 150, 300
     # It pushes where the pole leans and turns to: some fall soon, others never.
-    snapshot = replace(
-        random_snapshot(4, 2, False, hidden=()),
-        weights=(np.array([[0, 0], [0, 0], [-1, 1], [-1, 1]], np.float32),),
-        biases=(np.zeros(2, np.float32),),
-    )
-    simulator, _ = choose_simulator("CartPole-v1", limit, "fast")
+    weight = np.array([[0, 0], [0, 0], [-1, 1], [-1, 1]], np.float32)
+    layer = Layer("dense", {"weight": weight, "bias": np.zeros(2, np.float32)})
+    snapshot = replace(random_snapshot(4, 2, False), layers=(layer,))
+    simulator, _ = choose_simulator(Environment("CartPole-v1", limit, "fast"))
     assert count > simulator.slots
     request = request_for("CartPole-v1", range(count), max_episode_steps=limit)
     episodes = collect_episodes(snapshot, request, simulator)
@@ -122,9 +128,9 @@ def test_many_at_once_equal_gymnasium_one_step_at_a_time():
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Hopper-v5"])
 def test_neighbours_order_and_history_change_no_bit(env_id):
-    snapshot = snapshot_for(describe_environment(env_id, None))
+    snapshot = snapshot_for(described(env_id))
     together = collect(env_id, range(20), snapshot)
-    simulator = PlainSimulator(env_id, None)
+    simulator = plain(env_id)
     for part in ([19], [3, 4], list(range(10, 0, -1))):
         alone = collect_episodes(snapshot, request_for(env_id, part), simulator)
         assert_same_episodes(alone, [together[i] for i in part])
@@ -178,21 +184,30 @@ def test_what_is_cut_out_is_what_was_recorded(slots, height):
         block = Block(
             start,
             np.arange(slots),
-            rng.standard_normal((*shape, 3), np.float32),
-            rng.integers(0, 9, shape).astype(np.int32),
-            rng.standard_normal(shape),
+            {
+                "observations": rng.standard_normal((*shape, 3), np.float32),
+                "actions": rng.integers(0, 9, (*shape, 2)).astype(np.int32),
+                "rewards": rng.standard_normal(shape),
+            },
         )
         blocks.append(block.of(np.flatnonzero(end > start)))
     last = rng.standard_normal((30, 3), np.float32)
     whole = list(blocks)
-    parts = cut_out(blocks, np.array(slot), np.array(first), lengths, last)
-    observations, actions, rewards = map(iter, parts)
+    columns = (
+        Column("observations", "float32", (3,), per_observation=True),
+        Column("actions", "int32", (2,), per_observation=False),
+        Column("rewards", "float64", (), per_observation=False),
+    )
+    ends = {"observations": last}
+    parts = cut_out(blocks, columns, np.array(slot), np.array(first), lengths, ends)
+    observations, actions, rewards = (iter(parts[column.name]) for column in columns)
     for i, length in enumerate(lengths):
         for t in range(first[i], first[i] + length):
             block = whole[t // height]
             at = t % height, block.slots.tolist().index(slot[i])
-            assert next(observations).tobytes() == block.observations[at].tobytes()
-            assert next(actions) == block.actions[at] and next(rewards) == block.rewards[at]
+            for rows, name in ((observations, "observations"), (actions, "actions")):
+                assert next(rows).tobytes() == block.columns[name][at].tobytes()
+            assert next(rewards) == block.columns["rewards"][at]
         assert next(observations).tobytes() == last[i].tobytes()
     assert not blocks and not [*observations, *actions, *rewards]
 
@@ -215,14 +230,14 @@ def test_long_episodes_outgrow_the_first_buffers():
 
 def test_actions_are_clipped_for_the_environment_only():
     """The environment asserts its bounds; what is recorded is the unclipped sample."""
-    spec = describe_environment(environment_id("Target"), None)
+    spec = described(environment_id("Target"))
     episodes = collect(environment_id("Target"), range(50), snapshot_for(spec, seed=4))
     actions = np.concatenate([e.actions for e in episodes])
     assert np.abs(actions).max() > 1
 
 
 def test_discrete_observations_and_shifted_actions():
-    spec = describe_environment(environment_id("DiscreteObservation"), None)
+    spec = described(environment_id("DiscreteObservation"))
     assert (spec.observation_dim, spec.action_dim, spec.continuous) == (3, 2, False)
     (episode,) = collect(environment_id("DiscreteObservation"), [0])
     np.testing.assert_array_equal(
@@ -237,7 +252,7 @@ def test_other_shapes_are_flattened():
 
 
 def test_description_reads_the_spaces():
-    spec = describe_environment("Pendulum-v1", None)
+    spec = described("Pendulum-v1")
     assert (spec.observation_dim, spec.action_dim, spec.continuous) == (3, 1, True)
 
 
@@ -270,12 +285,57 @@ def test_faults_name_environment_episode_and_step(fault, kind, words):
         ("WrongPicture", r"observation: step returned shape \(3, 2\)"),
         ("Ragged", "observation: step returned"),
         ("Undecided", "terminated, truncated: step returned"),
+        ("Outside", r"observation: step returned -1 is outside of Discrete\(3\)"),
     ],
 )
 def test_what_is_no_observation_is_refused_at_its_step(name, words):
     failure = collect(environment_id(name), [6])
     assert failure.kind == "invalid" and re.search(words, failure.message)
     assert (failure.index, failure.step) == (6, 0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("Missing", r"observation: step returned 'goal' is missing; there is \['arm'\]"),
+        ("Below", r"observation\['goal'\]: step returned -2 is outside of Discrete"),
+        ("Above", r"observation\['goal'\]: step returned 2 is outside"),
+        ("Float", r"observation\['goal'\]: step returned 0.5: float64 instead of integers"),
+        ("List", r"observation: step returned \[1, 2\] where a dictionary with 'arm'"),
+        ("Short", r"observation\['arm'\]: step returned 2 is missing; there is 2"),
+        ("Nan", r"observation\['arm'\]\[0\]: step returned NaN or infinity"),
+        ("Shape", r"observation\['arm'\]\[0\]: step returned shape \(4,\).*\(2, 2\)"),
+        ("Bits", r"observation\['arm'\]\[1\]: step returned \[1, 2, 1\] is not of 0 and 1"),
+        ("Mode", r"observation\['arm'\]\[2\]\['mode'\]: step returned \[., 8\] is outside"),
+        ("Text", r"observation\['arm'\]\[2\]\['mode'\]: step returned shape \(\)"),
+    ],
+)
+def test_a_fault_in_a_structured_observation_names_the_part(fault, words):
+    snapshot = snapshot_for(described(environment_id("Structured")))
+    columns = columns_of(environment_id("Structured"))
+    failure = collect(environment_id(f"{fault}Broken"), [6], snapshot, columns=columns)
+    assert failure.kind == "invalid" and (failure.index, failure.step) == (6, 1)
+    assert re.search(words, failure.message), failure.message
+
+
+def test_columns_that_nobody_has_are_refused():
+    fitting = columns_of("CartPole-v1")
+    for wrong, words in (
+        (Column("pictures", "uint8", (3,), per_observation=True), "'pictures' is none of"),
+        (Column("actions", "float32", (2,), per_observation=False), "column actions: float32"),
+        (Column("rewards", "float64", (), per_observation=True), "column rewards: only"),
+    ):
+        failure = collect("CartPole-v1", [0], columns=(*fitting[:1], wrong))
+        assert failure.kind == "garbled" and words in failure.message
+    failure = collect("CartPole-v1", [0], random_snapshot(3, 2, False))
+    assert failure.kind == "garbled" and "3 numbers, and these have 4" in failure.message
+
+
+def test_columns_that_nobody_wants_are_not_recorded():
+    whole = collect("CartPole-v1", range(3))
+    rewards = collect("CartPole-v1", range(3), columns=columns_of("CartPole-v1")[2:])
+    assert rewards.columns.keys() == {"rewards"}
+    assert rewards.rewards.tobytes() == whole.rewards.tobytes()
 
 
 def test_other_weights_than_asked_for_are_refused():
@@ -293,13 +353,17 @@ def test_other_weights_than_asked_for_are_refused():
         (environment_id("Nothing"), r"observation space.*\(0,\)"),
         (":CartPole-v1", "module"),
         ("phys2d/CartPole-v1", "needs a package that is not installed.*jax"),
-        (environment_id("DictSpace"), r"observation space.*Dict\("),
-        (environment_id("MultiBinaryActions"), r"action space.*MultiBinary\(3\)"),
+        (environment_id("TextObservation"), r"observation\['said'\]: .*Text, in Dict.*wrapper"),
+        (environment_id("SequenceObservation"), r"observation space.*Sequence"),
+        (environment_id("GraphObservation"), r"observation\[1\]: .*Graph, in Tuple"),
+        (environment_id("EmptyObservation"), r"observation space.*it is empty"),
+        (environment_id("DictActions"), r"action space.*Dict\(.*TransformAction"),
+        (environment_id("IntegerActions"), r"action space.*Box.*int64.*MultiDiscrete has integers"),
     ],
 )
 def test_environments_that_cannot_be_used(env_id, words):
     with pytest.raises(SimulatorError, match=words) as caught:
-        describe_environment(env_id, None)
+        described(env_id)
     assert caught.value.kind == "environment"
 
 
@@ -308,11 +372,10 @@ def test_collects_where_torch_cannot_be_imported():
 import sys
 sys.modules["torch"] = None
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.simulators.plain import PlainSimulator
 import flame_rl.actor.remote, flame_rl.actor.worker.supervisor
-from tests.helpers import random_snapshot, request_for
+from tests.helpers import plain, random_snapshot, request_for
 episodes = collect_episodes(
-    random_snapshot(4, 2, False), request_for("CartPole-v1"), PlainSimulator("CartPole-v1", None)
+    random_snapshot(4, 2, False), request_for("CartPole-v1"), plain("CartPole-v1")
 )
 print(len(episodes), [m for m in sys.modules if m.startswith(("flame_rl.learner", "tyro", "rich"))])
 """

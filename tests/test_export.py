@@ -7,22 +7,29 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from flame_rl import Trainer
+from flame_rl.actor.policy.heads import HEADS
+from flame_rl.actor.policy.layers import LAYERS
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.tools import onnx_file as export
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.messages import Layer
 from model import make_networks
-from tests.helpers import ROOT, run_main
+from tests.helpers import ROOT, run_main, spec_of
 
 REASON = "the optional packages are not installed (uv run --group export pytest)"
 onnx = pytest.importorskip("onnx", reason=REASON)
 onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
 
 
-def make_policy(continuous=True, activation="tanh", normalize=True, sizes=(64, 64)):
-    spec = EnvironmentSpec("Some-v0", observation_dim=5, action_dim=3, continuous=continuous)
+def make_policy(
+    continuous=True, activation="tanh", normalize=True, sizes=(64, 64), action_space=None
+):
+    spec = spec_of(5, 3, continuous, env_id="Some-v0")
+    if action_space is not None:
+        spec = dataclasses.replace(spec, action_space=action_space)
     config = TrainConfig(
         activation=activation, normalize_observations=normalize, hidden_sizes=sizes
     )
@@ -67,18 +74,57 @@ def test_the_file_computes_what_torch_does(continuous, activation, normalize, si
             np.testing.assert_allclose(probabilities, distribution.probs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("space", [spaces.MultiDiscrete([2, 4, 3]), spaces.MultiBinary(4)])
+def test_the_file_of_several_choices_computes_what_torch_does(space):
+    policy = make_policy(action_space=space)
+    snapshot = policy.snapshot(12)
+    model = export.to_onnx(snapshot, "Some-v0")
+    assert export.check_onnx(model, snapshot) < 1e-5
+    session = onnxruntime.InferenceSession(model)
+    observation = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
+    logits, choices = session.run(["logits", "choices"], {"observation": observation})
+    with torch.no_grad():
+        expected = policy.network(policy.normalizer(torch.from_numpy(observation)))
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
+    assert tuple(choices) == policy.choices
+
+
+def test_a_layer_that_has_no_node_is_named():
+    snapshot = make_policy().snapshot(0)
+    other = dataclasses.replace(snapshot, layers=(*snapshot.layers, Layer("mish", {})))
+    with pytest.raises(RunError, match="'mish' cannot be exported"):
+        export.to_onnx(other, "Some-v0")
+
+
+def test_every_kind_has_its_node():
+    assert export._LAYERS.keys() == LAYERS.keys() and export._HEADS.keys() == HEADS.keys()
+
+
+def with_relu(snapshot):
+    layers = [Layer("relu", {}) if layer.kind == "tanh" else layer for layer in snapshot.layers]
+    return dataclasses.replace(snapshot, layers=tuple(layers))
+
+
+def with_std(snapshot):
+    first, *others = snapshot.layers
+    changed = Layer("normalize", first.arrays | {"std": np.ones(5, np.float32)})
+    return dataclasses.replace(snapshot, layers=(changed, *others))
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        {"activation": "relu"},
-        {"observation_mean": None, "observation_std": None},
-        {"log_std": np.zeros(3, np.float32)},
-        {"observation_std": np.ones(5, np.float32)},
+        with_relu,
+        lambda snapshot: dataclasses.replace(snapshot, layers=snapshot.layers[1:]),
+        lambda snapshot: dataclasses.replace(
+            snapshot, head=Layer("gaussian", {"log_std": np.zeros(3, np.float32)})
+        ),
+        with_std,
     ],
 )
 def test_a_file_of_another_policy_is_refused(change):
     snapshot = make_policy().snapshot(0)
-    other = export.to_onnx(dataclasses.replace(snapshot, **change), "Some-v0")
+    other = export.to_onnx(change(snapshot), "Some-v0")
     with pytest.raises(RunError, match="nothing was written"):
         export.check_onnx(other, snapshot)
 
@@ -94,7 +140,7 @@ def test_a_missing_clip_is_noticed(monkeypatch):
 
 def test_a_policy_of_nan_is_refused():
     snapshot = make_policy().snapshot(0)
-    snapshot.weights[0][:] = np.nan
+    snapshot.layers[1].arrays["weight"][:] = np.nan
     with pytest.raises(RunError, match="differs from this one by nan"):
         export.check_onnx(export.to_onnx(snapshot, "Some-v0"), snapshot)
 

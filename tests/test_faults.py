@@ -33,12 +33,14 @@ from flame_rl.run.resume import load_newest
 from flame_rl.run.weights import load_weights
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec
-from flame_rl.wire.messages import EnvironmentSpec, Episode, Episodes
+from flame_rl.wire.messages import Episodes
 from tests.helpers import (
     ROOT,
     environment_id,
+    episode_of,
     random_snapshot,
     request_for,
+    spec_of,
     start_main,
     together,
 )
@@ -387,11 +389,11 @@ def episode(observation: float, index: int = 0) -> Episodes:
     actions = np.array([0, 1, 1], np.int32)
     observations = np.full((4, 1), observation, np.float32)
     rewards = np.array([0.0, 1.0, 0.5])
-    return together([Episode(index, observations, actions, rewards, True, False)])
+    return together([episode_of(index, observations, actions, rewards, True, False)])
 
 
 def learner_for(**options) -> Learner:
-    spec = EnvironmentSpec("X-v0", 1, 2, False)
+    spec = spec_of(1, 2, False)
     plain = {"baseline": "none", "normalize_observations": False, "max_kl": 1e9}
     return make_learner(spec, hidden_sizes=(6,), activation="relu", **plain, **options)
 

@@ -16,8 +16,8 @@ from flame_rl.learner import slices
 from flame_rl.learner.adam import Adam
 from flame_rl.learner.learner import Learner
 from flame_rl.settings.algorithms import ALGORITHMS
-from flame_rl.wire.messages import EnvironmentSpec, Episode, Episodes
-from tests.helpers import together
+from flame_rl.wire.messages import Episode, Episodes
+from tests.helpers import episode_of, spec_of, together
 from tests.learners import make_learner
 
 
@@ -32,7 +32,7 @@ def learner_of(continuous: bool, **options) -> Learner:
         "normalize_observations": False,
         "value_learning_rate": 1e-3,
     }
-    return make_learner(EnvironmentSpec("X-v0", 3, 2, continuous), **(plain | options))
+    return make_learner(spec_of(3, 2, continuous), **(plain | options))
 
 
 def random_episodes(continuous: bool) -> Episodes:
@@ -41,7 +41,7 @@ def random_episodes(continuous: bool) -> Episodes:
     for index, length in enumerate([4, 1, 9, 3]):
         actions = rng.standard_normal((length, 2)).astype(np.float32)
         episodes.append(
-            Episode(
+            episode_of(
                 index=index,
                 observations=rng.standard_normal((length + 1, 3)).astype(np.float32),
                 actions=actions if continuous else rng.integers(0, 2, length).astype(np.int32),
@@ -193,8 +193,8 @@ def test_the_number_of_cores_changes_no_bit(monkeypatch):
 PEAK = """
 import numpy as np, re
 from pathlib import Path
-from flame_rl.wire.messages import EnvironmentSpec, Episode
-from tests.helpers import together
+from tests.helpers import episode_of, spec_of
+from tests.helpers import episode_of, spec_of, together
 from tests.learners import make_learner
 
 def megabytes(field):
@@ -204,9 +204,9 @@ def episodes(steps):
     rng = np.random.default_rng(0)
     observations = rng.standard_normal((steps + 1, 100), np.float32)
     actions = rng.standard_normal((steps, 8), np.float32)
-    return together([Episode(0, observations, actions, rng.standard_normal(steps), True, False)])
+    return together([episode_of(0, observations, actions, rng.standard_normal(steps), True, False)])
 
-learner = make_learner(EnvironmentSpec("X-v0", 100, 8, True), algorithm="{algorithm}", epochs=1)
+learner = make_learner(spec_of(100, 8, True), algorithm="{algorithm}", epochs=1)
 learner.update(episodes(5_000))  # what torch takes once
 large = episodes(60_000)
 batch = sum(getattr(large, name).nbytes for name in ("observations", "actions", "rewards"))
@@ -275,25 +275,29 @@ def test_versions_count_updates_and_the_digest_follows_the_weights():
 def test_a_snapshot_is_a_copy():
     learner = learner_of(True, normalize_observations=True)
     snapshot = learner.snapshot()
-    kept = snapshot.weights[0].copy(), snapshot.log_std.copy(), snapshot.observation_mean.copy()
+    kept = copy.deepcopy(snapshot)
     learner.update(random_episodes(True))
-    np.testing.assert_array_equal(snapshot.weights[0], kept[0])
-    np.testing.assert_array_equal(snapshot.log_std, kept[1])
-    np.testing.assert_array_equal(snapshot.observation_mean, kept[2])
     later = learner.snapshot()
-    assert (later.weights[0] != kept[0]).any() and (later.observation_mean != kept[2]).any()
+    for now, before, after in zip(*(arrays_of(s) for s in (snapshot, kept, later)), strict=True):
+        np.testing.assert_array_equal(now, before)
+        assert (after != before).any()
+
+
+def arrays_of(snapshot):
+    return [a for layer in (*snapshot.layers, snapshot.head) for a in layer.arrays.values()]
 
 
 def test_observations_are_normalised_by_all_that_were_seen():
     learner = learner_of(True, normalize_observations=True)
     learner.update(random_episodes(True))
     others = random_episodes(True)
-    others = replace(others, observations=5 + 3 * others.observations)
+    changed = {"observations": 5 + 3 * others.observations}
+    others = replace(others, columns=others.columns | changed)
     learner.update(others)
     rows = np.concatenate([e.observations for e in [*random_episodes(True), *others]]).astype(float)
-    snapshot = learner.snapshot()
-    np.testing.assert_allclose(snapshot.observation_mean, rows.mean(axis=0), rtol=1e-5)
-    np.testing.assert_allclose(snapshot.observation_std, rows.std(axis=0), rtol=1e-5)
+    normalize = learner.snapshot().layers[0].arrays
+    np.testing.assert_allclose(normalize["mean"], rows.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(normalize["std"], rows.std(axis=0), rtol=1e-5)
 
 
 def test_the_learning_rate_falls_to_nothing():

@@ -18,10 +18,14 @@ CORE = {
     "flame_rl/actor/__init__.py",
     "flame_rl/actor/collect.py",
     "flame_rl/actor/environments/__init__.py",
+    "flame_rl/actor/environments/actions.py",
     "flame_rl/actor/environments/making.py",
+    "flame_rl/actor/environments/observations.py",
     "flame_rl/actor/failure.py",
     "flame_rl/actor/policy/__init__.py",
     "flame_rl/actor/policy/acting.py",
+    "flame_rl/actor/policy/heads.py",
+    "flame_rl/actor/policy/layers.py",
     "flame_rl/actor/random/__init__.py",
     "flame_rl/actor/random/noise.py",
     "flame_rl/actor/random/seeds.py",
@@ -41,6 +45,8 @@ CORE = {
     "flame_rl/wire/codec.py",
     "flame_rl/wire/messages.py",
     "flame_rl/wire/packing.py",
+    "flame_rl/wire/spaces.py",
+    "flame_rl/wire/steps.py",
 }
 
 

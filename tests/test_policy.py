@@ -5,19 +5,27 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
 import model
-from flame_rl.actor.policy.acting import ACTIVATIONS, ROW_BLOCK, ActingPolicy
+from flame_rl.actor.policy.acting import ActingPolicy, check_snapshot
+from flame_rl.actor.policy.heads import HEADS
+from flame_rl.actor.policy.layers import LAYERS, ROW_BLOCK
 from flame_rl.settings.config import TrainConfig
-from flame_rl.wire.messages import EnvironmentSpec
-from tests.helpers import random_snapshot
+from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec, Layer, PolicySnapshot
+from flame_rl.wire.packing import WireError
+from tests.helpers import random_snapshot, spec_of
+
+ACTIVATIONS = [name for name, kind in LAYERS.items() if not kind.arrays]
 
 
 def policy_of(
-    continuous: bool, activation: str, hidden=(32, 16), normalizes: bool = False
+    continuous: bool, activation: str, hidden=(32, 16), normalizes: bool = False, action_space=None
 ) -> torch.nn.Module:
-    spec = EnvironmentSpec("X-v0", 5, 3, continuous)
+    spec = spec_of(5, 3, continuous)
+    if action_space is not None:
+        spec = EnvironmentSpec("X-v0", spec.observation_space, action_space)
     config = TrainConfig(
         activation=activation, hidden_sizes=hidden, normalize_observations=normalizes
     )
@@ -47,13 +55,9 @@ def test_numpy_equals_torch(activation, continuous, normalizes):
     np.testing.assert_allclose(acting.forward(observations), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_every_activation_has_both_twins():
-    assert ACTIVATIONS.keys() == model.ACTIVATIONS.keys()
-
-
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation_sees_one_number_at_a_time(name):
-    activation, torchs = ACTIVATIONS[name], model.ACTIVATIONS[name]()
+    activation, torchs = LAYERS[name].forward, model.Activation(name)
     x = np.random.default_rng(5).standard_normal(10_000) * 4
     x[:6] = 0, 1e-30, -1e-30, 1e300, -1e300, 88
     expected = activation(x.copy())
@@ -76,23 +80,184 @@ def test_no_hidden_layer_is_a_linear_policy():
     )
 
 
+def assert_same_in_any_company(function, rows: np.ndarray) -> None:
+    """A function of rows, [B, ...] -> [B, ...], has the same bits in other batches, in another
+    order, at another place, and where the other rows are zero."""
+    rng = np.random.default_rng(1)
+    count = len(rows)
+    with threadpool_limits(1, user_api="blas"):
+        expected = function(rows)
+        for block in (8, 16, 32):
+            parts = [function(rows[i : i + block]) for i in range(0, count, block)]
+            assert np.concatenate(parts).tobytes() == expected.tobytes()
+        order = rng.permutation(count)
+        assert function(rows[order]).tobytes() == expected[order].tobytes()
+        shifted = np.concatenate([rows[:1], rows])[1:]  # begins elsewhere in memory
+        assert function(shifted).tobytes() == expected.tobytes()
+        for i in range(10):
+            alone = np.zeros((ROW_BLOCK, *rows.shape[1:]), rows.dtype)
+            alone[i % ROW_BLOCK] = rows[i]
+            assert function(alone)[i % ROW_BLOCK].tobytes() == expected[i].tobytes()
+
+
 @pytest.mark.parametrize("hidden", [(64, 64), (400, 300), (7,), (512, 512), ()])
 @pytest.mark.parametrize("width", [4, 105, 11])
 def test_a_row_has_the_same_bits_in_any_company(hidden, width):
     acting = ActingPolicy(random_snapshot(width, 3, True, hidden))
-    rng = np.random.default_rng(1)
+    rows = np.random.default_rng(1).standard_normal((64, width)).astype(np.float32)
+    assert_same_in_any_company(acting.forward, rows)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("width", [1, 7, 64, 300])
+def test_every_kind_of_layer_gives_the_same_bits_in_any_company(kind, width):
+    rng = np.random.default_rng(width)
+    sizes = {"in": width, "out": 37}
+    arrays = {
+        # Above 0, as a standard deviation is.
+        name: rng.uniform(0.1, 1, [sizes[size] for size in shape]).astype(np.float32)
+        for name, shape in LAYERS[kind].arrays.items()
+    }
+    output = sizes["out"] if kind == "dense" else width
+    weight = rng.standard_normal((width, width)).astype(np.float32)
+    first = Layer("dense", {"weight": weight, "bias": np.ones(width, np.float32)})
+    head = Layer("gaussian", {"log_std": np.zeros(output, np.float32)})
+    acting = ActingPolicy(PolicySnapshot(0, (first, Layer(kind, arrays)), head))
     rows = rng.standard_normal((64, width)).astype(np.float32)
-    with threadpool_limits(1, user_api="blas"):
-        expected = acting.forward(rows)
-        for block in (8, 16, 32):
-            parts = [acting.forward(rows[i : i + block]) for i in range(0, 64, block)]
-            assert np.concatenate(parts).tobytes() == expected.tobytes()
-        order = rng.permutation(64)
-        assert acting.forward(rows[order]).tobytes() == expected[order].tobytes()
-        for i in range(10):
-            alone = np.zeros((ROW_BLOCK, width), np.float32)
-            alone[i % ROW_BLOCK] = rows[i]
-            assert acting.forward(alone)[i % ROW_BLOCK].tobytes() == expected[i].tobytes()
+    assert_same_in_any_company(acting.forward, rows)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("width", [6, 11])
+def test_every_kind_of_head_gives_the_same_bits_in_any_company(kind, width):
+    rng = np.random.default_rng(width)
+    arrays = {
+        "categorical": {},
+        "gaussian": {"log_std": rng.standard_normal(width).astype(np.float32)},
+        "factored": {"choices": np.array([2, width - 3, 1], np.int32)},
+    }[kind]
+    head = HEADS[kind](width, **arrays)
+    output = rng.standard_normal((64, width)) * 3
+    assert_same_in_any_company(head.greedy, output)
+    noise = rng.random((64, head.noise_width))
+    both = np.concatenate([output, noise], axis=1)
+    assert_same_in_any_company(lambda rows: head.sample(rows[:, :width], rows[:, width:]), both)
+    actions = head.sample(output, noise)
+    assert actions.shape == (64, *head.shape) and actions.dtype == head.dtype
+
+
+def snapshot_of(*layers: Layer, head: Layer | None = None) -> PolicySnapshot:
+    return PolicySnapshot(0, layers, head or Layer("categorical", {}))
+
+
+def dense(inputs: int, outputs: int) -> Layer:
+    ones = np.ones((inputs, outputs), np.float32)
+    return Layer("dense", {"weight": ones, "bias": ones[0]})
+
+
+FLOATS = np.ones(3, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "words"),
+    [
+        (snapshot_of(dense(3, 4), dense(5, 2)), r"layer 1 \(dense\): weight: shape \(5, 2\).*4"),
+        (
+            snapshot_of(Layer("dense", dense(3, 4).arrays | {"bias": FLOATS})),
+            r"layer 0 \(dense\): bias: shape \(3,\) where \(4,\)",
+        ),
+        (snapshot_of(Layer("dense", {})), r"layer 0 \(dense\): arrays \[\]"),
+        (snapshot_of(dense(3, 0)), "layer 0.*weight: shape"),
+        (
+            snapshot_of(Layer("normalize", {"mean": FLOATS, "std": FLOATS}), dense(4, 2)),
+            "layer 1.*weight",
+        ),
+        (snapshot_of(Layer("normalize", {"mean": FLOATS, "std": 0 * FLOATS})), "std: not above 0"),
+        (
+            snapshot_of(Layer("normalize", {"mean": FLOATS.astype(float), "std": FLOATS})),
+            "mean: float64",
+        ),
+        (
+            snapshot_of(dense(3, 4), Layer("mish", {})),
+            r"layer 1 \(mish\): none of normalize, dense",
+        ),
+        (snapshot_of(Layer("tanh", {})), "without a layer that says how wide"),
+        (snapshot_of(), "without a layer"),
+        (snapshot_of(dense(3, 4), head=Layer("beta", {})), r"head \(beta\): none of categorical"),
+        (
+            snapshot_of(dense(3, 4), head=Layer("gaussian", {"log_std": FLOATS})),
+            r"head \(gaussian\): log_std: shape \(3,\) where \(4,\)",
+        ),
+        (
+            snapshot_of(
+                dense(3, 4), head=Layer("factored", {"choices": np.array([2, 3], np.int32)})
+            ),
+            r"head \(factored\): choices: \[2, 3\].*sum is 4",
+        ),
+        (
+            snapshot_of(
+                dense(3, 4), head=Layer("factored", {"choices": np.array([5, -1], np.int32)})
+            ),
+            "choices",
+        ),
+        (snapshot_of(*[dense(2, 2)] * (MAX_LAYERS + 1)), "65 layers.*at most 64"),
+    ],
+)
+def test_layers_that_do_not_fit_are_refused_by_name(snapshot, words):
+    for check in (check_snapshot, ActingPolicy):
+        with pytest.raises(WireError, match=words):
+            check(snapshot)
+
+
+def test_as_many_layers_as_there_may_be():
+    check_snapshot(snapshot_of(*[dense(2, 2)] * MAX_LAYERS))
+
+
+def test_a_module_without_a_counterpart_is_refused():
+    policy = policy_of(False, "tanh")
+    policy.network.append(torch.nn.Dropout())
+    with pytest.raises(TypeError, match="Dropout has no method `layer`"):
+        policy.snapshot(0)
+
+
+FACTORED = {
+    "MultiDiscrete": spaces.MultiDiscrete([2, 4, 1, 3]),
+    "shaped": spaces.MultiDiscrete([[2, 4], [3, 2]], start=[[1, 0], [5, -3]]),
+    "MultiBinary": spaces.MultiBinary(5),
+}
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_torch_and_numpy_agree_on_several_choices(name):
+    """Log-probabilities against torch.distributions, frequencies against probabilities."""
+    torch.manual_seed(2)
+    space = FACTORED[name]
+    policy = policy_of(False, "relu", action_space=space)
+    counts = np.ravel(space.nvec) if name != "MultiBinary" else np.full(5, 2)
+    observation = np.random.default_rng(4).standard_normal((1, 5)).astype(np.float32)
+    rows = np.repeat(observation, 8000, axis=0)
+    acting = ActingPolicy(policy.snapshot(0))
+    assert acting.output_dim == counts.sum()
+    noise = acting.draw_noise(np.random.default_rng(0), len(rows))
+    actions = acting.act(rows, noise)
+    assert actions.shape == (8000, len(counts)) and actions.dtype == np.int32
+
+    logits = torch.from_numpy(acting.forward(rows[:8])[0])
+    parts, end = [], 0
+    for count in counts:
+        parts.append(torch.distributions.Categorical(logits=logits[end : end + count]))
+        end += count
+    for factor, part in enumerate(parts):
+        frequencies = np.bincount(actions[:, factor], minlength=counts[factor]) / len(actions)
+        np.testing.assert_allclose(frequencies, part.probs, atol=0.02)
+    chosen = torch.from_numpy(actions).long()
+    expected = sum(part.log_prob(chosen[:, i]) for i, part in enumerate(parts))
+    with torch.no_grad():
+        log_prob, entropy = policy.log_prob_and_entropy(torch.from_numpy(rows), chosen)
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(entropy, sum(part.entropy() for part in parts), rtol=1e-4)
+    greedy = acting.act(rows[:8], None)
+    assert greedy[0].tolist() == [int(part.probs.argmax()) for part in parts]
 
 
 def test_rows_that_are_no_multiple_are_refused():
@@ -102,21 +267,24 @@ def test_rows_that_are_no_multiple_are_refused():
 
 def test_categorical_sampling_by_definition():
     """The action is the first whose cumulated probability exceeds the uniform number."""
-    acting = ActingPolicy(random_snapshot(3, 4, False))
     rng = np.random.default_rng(2)
     observations = rng.standard_normal((64, 3)).astype(np.float32) * 3
-    uniform = rng.random((64, 1))
-    actions = acting.act(observations, uniform)
-    logits = torch.from_numpy(acting.forward(observations))
-    probabilities = torch.softmax(logits, dim=1).numpy()
-    for row in range(64):
-        total, expected = 0.0, 0
-        for expected, p in enumerate(probabilities[row]):  # noqa: B007
-            total += p
-            if uniform[row, 0] < total:
-                break
-        assert actions[row] == expected
-    assert actions.dtype == np.int32
+    for choices in ((4,), (2, 4, 1, 3)):
+        factored = choices if len(choices) > 1 else ()
+        acting = ActingPolicy(random_snapshot(3, sum(choices), False, choices=factored))
+        uniform = rng.random((64, len(choices)))
+        actions = acting.act(observations, uniform)
+        assert actions.dtype == np.int32
+        logits = torch.from_numpy(acting.forward(observations)).split(choices, dim=1)
+        for factor, part in enumerate(logits):
+            probabilities = torch.softmax(part, dim=1).numpy()
+            for row in range(64):
+                total, expected = 0.0, 0
+                for expected, p in enumerate(probabilities[row]):  # noqa: B007
+                    total += p
+                    if uniform[row, factor] < total:
+                        break
+                assert actions.reshape(64, -1)[row, factor] == expected
 
 
 def test_categorical_frequencies():
@@ -132,7 +300,9 @@ def test_gaussian_sampling_by_definition():
     acting = ActingPolicy(snapshot)
     noise = np.random.default_rng(0).standard_normal((8, 2))
     observations = np.ones((8, 3), np.float32)
-    expected = acting.forward(observations) + np.exp(np.float64(snapshot.log_std)) * noise
+    expected = (
+        acting.forward(observations) + np.exp(np.float64(snapshot.head.arrays["log_std"])) * noise
+    )
     np.testing.assert_allclose(acting.act(observations, noise), expected, rtol=1e-6)
 
 

@@ -21,8 +21,7 @@ from flame_rl.run import checkpoint, resume, retention, weights
 from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.messages import EnvironmentSpec
-from tests.helpers import environment_id, run_here, run_main, start_main
+from tests.helpers import environment_id, run_here, run_main, spec_of, start_main
 from tests.learners import make_learner
 
 pytestmark = pytest.mark.faults
@@ -408,7 +407,7 @@ def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
 
 
-SPEC = EnvironmentSpec("X-v0", 1, 2, False)
+SPEC = spec_of(1, 2, False)
 
 
 def learner(hidden: int) -> Learner:

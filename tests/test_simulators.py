@@ -12,19 +12,26 @@ import pytest
 from gymnasium.envs.mujoco import hopper_v5
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.environments.making import describe_environment
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators import cartpole, mujoco_twins
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.actor.simulators.plain import PlainSimulator
-from tests.helpers import assert_same_episodes, environment_id, request_for, run_main, snapshot_for
+from flame_rl.wire.messages import Environment
+from tests.helpers import (
+    assert_same_episodes,
+    described,
+    environment_id,
+    request_for,
+    run_main,
+    snapshot_for,
+)
 
 OTHER = replace(mujoco_twins.ROBOTS["HalfCheetah-v5"], control_cost=0.1001)
 TWINS = ["CartPole-v1", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"]
 
 
 def fast(env_id: str, limit: int | None = None):
-    simulator, note = choose_simulator(env_id, limit, "fast")
+    simulator, note = choose_simulator(Environment(env_id, limit, "fast"))
     assert not isinstance(simulator, PlainSimulator) and note == ""
     return simulator
 
@@ -112,8 +119,8 @@ def test_a_twin_has_gymnasiums_bits(env_id, limit, steps):
 @pytest.mark.parametrize("env_id", TWINS)
 def test_collects_the_plain_simulators_bits(env_id):
     limit = None if env_id == "CartPole-v1" else 60
-    snapshot = snapshot_for(describe_environment(env_id, limit))
-    twin, plain = fast(env_id, limit), PlainSimulator(env_id, limit)
+    snapshot = snapshot_for(described(env_id, limit))
+    twin, plain = fast(env_id, limit), PlainSimulator(Environment(env_id, limit))
     for indices in (range(twin.slots + 13), [5], range(40, 20, -1)):
         request = request_for(env_id, indices, max_episode_steps=limit)
         expected = collect_episodes(snapshot, request, plain)
@@ -147,11 +154,11 @@ def altered_hopper() -> gymnasium.Env:
 def test_another_environment_of_the_same_name_is_played_plainly(changes, monkeypatch):
     for name, value in changes.items():
         monkeypatch.setattr(gymnasium.spec("Hopper-v5"), name, value)
-    simulator, note = choose_simulator("Hopper-v5", None, "auto")
+    simulator, note = choose_simulator(Environment("Hopper-v5", None, "auto"))
     assert isinstance(simulator, PlainSimulator)
     assert "not its own" in note and "\n" not in note
     with pytest.raises(SimulatorError, match=r"--simulator fast is not possible.*not its own"):
-        choose_simulator("Hopper-v5", None, "fast")
+        choose_simulator(Environment("Hopper-v5", None, "fast"))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +169,7 @@ def test_a_version_that_was_never_compared_is_played_plainly(library, version, m
     monkeypatch.setattr(
         importlib.metadata, "version", lambda name: version if name == library else real(name)
     )
-    simulator, note = choose_simulator("Ant-v5", None, "auto")
+    simulator, note = choose_simulator(Environment("Ant-v5", None, "auto"))
     assert isinstance(simulator, PlainSimulator)
     assert library in note and version in note
 
@@ -178,7 +185,7 @@ def test_a_version_that_was_never_compared_is_played_plainly(library, version, m
 )
 def test_the_comparison_at_the_start_notices_another_twin(env_id, module, name, value, monkeypatch):
     monkeypatch.setattr(module, name, value)
-    simulator, note = choose_simulator(env_id, None, "auto")
+    simulator, note = choose_simulator(Environment(env_id, None, "auto"))
     assert isinstance(simulator, PlainSimulator)
     assert "differs" in note
 
@@ -186,7 +193,7 @@ def test_the_comparison_at_the_start_notices_another_twin(env_id, module, name, 
 def test_a_twin_that_cannot_be_made_is_no_error(monkeypatch):
     """As where MuJoCo has no mujoco.batch."""
     monkeypatch.setitem(sys.modules, "mujoco.batch", None)
-    simulator, note = choose_simulator("Hopper-v5", None, "auto")
+    simulator, note = choose_simulator(Environment("Hopper-v5", None, "auto"))
     assert isinstance(simulator, PlainSimulator) and "mujoco.batch" in note
 
 
@@ -196,12 +203,12 @@ def test_plain_is_plain_and_others_have_no_twin():
         ("Pendulum-v1", "auto"),
         (environment_id("Endless"), "auto"),
     ):
-        simulator, note = choose_simulator(env_id, None, choice)
+        simulator, note = choose_simulator(Environment(env_id, None, choice))
         assert isinstance(simulator, PlainSimulator) and note == ""
     with pytest.raises(SimulatorError, match="no fast twin of Pendulum-v1"):
-        choose_simulator("Pendulum-v1", None, "fast")
+        choose_simulator(Environment("Pendulum-v1", None, "fast"))
     with pytest.raises(SimulatorError, match="unknown environment"):
-        choose_simulator("CartPoll-v1", None, "auto")
+        choose_simulator(Environment("CartPoll-v1", None, "auto"))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ import pytest
 from PIL import Image, ImageSequence
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.environments.making import describe_environment
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.tools.viewer import show
 from tests.helpers import (
     ROOT,
     assert_same_episodes,
+    described,
     environment_id,
     request_for,
     run_main,
@@ -62,7 +62,7 @@ def trained(tmp_path_factory):
 
 def play(video, name="Drawn", stop=None, **options):
     env_id = environment_id(name)
-    snapshot = snapshot_for(describe_environment(env_id, None))
+    snapshot = snapshot_for(described(env_id))
     request = request_for(env_id, **options)
     return snapshot, request, show(snapshot, request, video, stop or threading.Event())
 
@@ -71,7 +71,7 @@ def test_a_film_shows_every_step_of_every_episode_once(tmp_path):
     video = tmp_path / "film.gif"
     snapshot, request, episodes = play(video, explore=False)
     shown = list(episodes)
-    simulator = PlainSimulator(request.env_id, None)
+    simulator = PlainSimulator(request.environment)
     assert_same_episodes(shown, collect_episodes(snapshot, request, simulator))
     with Image.open(video) as film:
         pictures = [np.asarray(p.convert("RGB")) for p in ImageSequence.Iterator(film)]

@@ -17,17 +17,28 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flame_rl.wire import codec, packing
-from flame_rl.wire.messages import CollectFailure, EnvironmentSpec, Episode
-from tests.helpers import assert_same_episodes, random_snapshot, request_for, together
+from flame_rl.wire.messages import CollectFailure, Column, Environment, Episode
+from flame_rl.wire.steps import step_columns
+from tests.helpers import (
+    assert_same_episodes,
+    episode_of,
+    random_snapshot,
+    request_for,
+    spec_of,
+    together,
+)
 
-REQUEST = request_for("CartPole-v1", indices=(4, 9))
+REQUEST = request_for(
+    "CartPole-v1", indices=(4, 9), columns=step_columns(spec_of(3, 2, continuous=False))
+)
 CATEGORICAL = random_snapshot(3, 2, continuous=False)
-GAUSSIAN = random_snapshot(3, 2, continuous=True)
+GAUSSIAN = random_snapshot(3, 2, continuous=True, normalizes=True)
+FACTORED = random_snapshot(3, 5, continuous=False, choices=(2, 3))
 
 
 def episode(index: int, steps: int, continuous: bool) -> Episode:
     rng = np.random.default_rng(index)
-    return Episode(
+    return episode_of(
         index=index,
         observations=rng.standard_normal((steps + 1, 3)).astype(np.float32),
         actions=rng.standard_normal((steps, 2)).astype(np.float32)
@@ -39,19 +50,25 @@ def episode(index: int, steps: int, continuous: bool) -> Episode:
     )
 
 
-@pytest.mark.parametrize("snapshot", [CATEGORICAL, GAUSSIAN])
+@pytest.mark.parametrize("snapshot", [CATEGORICAL, GAUSSIAN, FACTORED])
 def test_snapshot_round_trip(snapshot):
     decoded = codec.decode_snapshot(codec.encode_snapshot(snapshot))
-    assert (decoded.version, decoded.activation) == (snapshot.version, snapshot.activation)
-    for a, b in zip(
-        decoded.weights + decoded.biases, snapshot.weights + snapshot.biases, strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
-    assert decoded.continuous == snapshot.continuous
+    assert decoded.version == snapshot.version
+    ours, theirs = ((*s.layers, s.head) for s in (snapshot, decoded))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.kind == b.kind and list(a.arrays) == list(b.arrays)
+        for name, array in a.arrays.items():
+            assert b.arrays[name].dtype == array.dtype
+            np.testing.assert_array_equal(b.arrays[name], array)
 
 
 def test_request_round_trip():
-    for other in ({}, {"max_episode_steps": 17}, {"stream": "validation"}, {"explore": False}):
+    columns = (
+        Column("pictures", "uint8", (4, 4, 3), True),
+        Column("a", "int32", (2,), False, (3, 4)),
+    )
+    others = {"environment": Environment("X-v0", 17, "fast")}, {"columns": columns}
+    for other in ({}, *others, {"stream": "validation"}, {"explore": False}):
         request = dataclasses.replace(REQUEST, **other)
         assert codec.decode_request(codec.encode_request(request)) == request
 
@@ -59,15 +76,16 @@ def test_request_round_trip():
 @pytest.mark.parametrize("continuous", [True, False])
 def test_episodes_round_trip(continuous):
     episodes = [episode(4, 1, continuous), episode(9, 5, continuous)]
-    data = codec.encode_episodes(together(episodes), REQUEST)
-    decoded = codec.decode_result(data, GAUSSIAN if continuous else CATEGORICAL, REQUEST)
+    request = dataclasses.replace(REQUEST, columns=step_columns(spec_of(3, 2, continuous)))
+    data = codec.encode_episodes(together(episodes), request)
+    decoded = codec.decode_result(data, request)
     assert_same_episodes(decoded, episodes)
 
 
 def test_failure_and_description_round_trip():
     failure = CollectFailure("invalid", "NaN", "X-v0", 1, 4, 7, 99, "Traceback: …")
-    assert codec.decode_result(codec.encode_failure(failure), CATEGORICAL, REQUEST) == failure
-    spec = EnvironmentSpec("X-v0", 3, 2, True)
+    assert codec.decode_result(codec.encode_failure(failure), REQUEST) == failure
+    spec = spec_of(3, 2, True)
     assert codec.decode_description(codec.encode_description(spec)) == spec
 
 
@@ -75,7 +93,7 @@ def test_of_a_failure_of_any_length_the_end_arrives():
     failure = CollectFailure(
         "simulator", "a" * 200_000 + "b", "X-v0", traceback="c" * 200_000 + "d"
     )
-    arrived = codec.decode_result(codec.encode_failure(failure), CATEGORICAL, REQUEST)
+    arrived = codec.decode_result(codec.encode_failure(failure), REQUEST)
     assert arrived.message.endswith("ab") and arrived.traceback.endswith("cd")
 
 
@@ -85,7 +103,7 @@ def test_of_a_failure_of_any_length_the_end_arrives():
         {"iteration": 3},
         {"run_seed": 4},
         {"policy_version": 1},
-        {"env_id": "Other-v0"},
+        {"environment": Environment("Other-v0")},
         {"stream": "evaluation"},
         {"explore": False},
     ],
@@ -94,17 +112,42 @@ def test_the_answer_to_another_question_is_refused(other):
     episodes = together([episode(4, 1, False), episode(9, 5, False)])
     data = codec.encode_episodes(episodes, dataclasses.replace(REQUEST, **other))
     with pytest.raises(packing.WireError, match="another run, iteration or policy"):
-        codec.decode_result(data, CATEGORICAL, REQUEST)
+        codec.decode_result(data, REQUEST)
+
+
+COLUMN = dataclasses.asdict(Column("a", "int32", (2,), False, (2, 3))) | {"shape": [2]}
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("stream", "test"), ("stream", 0), ("stream", None), ("explore", 1), ("explore", "no")],
+    [
+        *(("stream", "test"), ("stream", 0), ("stream", None), ("explore", 1), ("explore", "no")),
+        ("environment", None),
+        ("environment", "CartPole-v1"),
+        ("environment", {"env_id": 3, "max_episode_steps": None, "simulator": "auto"}),
+        ("environment", {"env_id": "X-v0", "max_episode_steps": 0, "simulator": "auto"}),
+        ("columns", []),
+        ("columns", [COLUMN] * 2),
+        ("columns", [None]),
+        ("columns", [COLUMN | {"name": 3}]),
+        ("columns", [COLUMN | {"dtype": "object"}]),
+        ("columns", [COLUMN | {"shape": [1 << 40]}]),
+        ("columns", [COLUMN | {"shape": [2] * 9}]),
+        ("columns", [COLUMN | {"shape": [-1]}]),
+        ("columns", [COLUMN | {"shape": [0]}]),
+        ("columns", [COLUMN | {"shape": 2}]),
+        ("columns", [COLUMN | {"choices": [2, 2, 2]}]),
+        ("columns", [COLUMN | {"choices": [2, 0]}]),
+        ("columns", [COLUMN | {"choices": [2, 2], "dtype": "float32"}]),
+        ("columns", [COLUMN | {"per_observation": 1}]),
+    ],
 )
 def test_a_request_of_no_known_kind_is_refused(field, value):
-    header = dataclasses.asdict(REQUEST) | {field: value}
+    header = json.loads(json.dumps(dataclasses.asdict(REQUEST))) | {field: value}
     indices = np.array(header.pop("indices"))
-    with pytest.raises(packing.WireError, match=field):
+    with pytest.raises(
+        packing.WireError, match=f"{field}|dtype|shape|choices|name|env_id|max_ep|per_obs"
+    ):
         codec.decode_request(packing.pack("request", header, {"indices": indices}))
 
 
@@ -120,13 +163,17 @@ def altered(**changes) -> bytes:
         "actions": np.concatenate([e.actions for e in good]),
         "rewards": np.concatenate([e.rewards for e in good]),
     } | changes
+    arrays = {
+        f"columns.{k}" if k in ("observations", "actions", "rewards") else k: v
+        for k, v in arrays.items()
+    }
     return packing.pack(
         "episodes", codec._question(REQUEST), {k: v for k, v in arrays.items() if v is not None}
     )
 
 
 def test_the_unaltered_episodes_are_fine():
-    assert len(codec.decode_result(altered(), CATEGORICAL, REQUEST)) == 2
+    assert len(codec.decode_result(altered(), REQUEST)) == 2
 
 
 @pytest.mark.parametrize(
@@ -145,6 +192,7 @@ def test_the_unaltered_episodes_are_fine():
         ("observations", np.full((7, 3), np.nan, np.float32)),
         ("observations", None),
         ("actions", np.array([0, 1, 2, 0, 0], np.int32)),  # there are only two
+        ("actions", np.array([0, 1, -1, 0, 0], np.int32)),
         ("actions", np.zeros((5, 2), np.float32)),
         ("rewards", np.array([0, 0, np.inf, 0, 0])),
         ("surprise", np.zeros(3)),
@@ -152,13 +200,45 @@ def test_the_unaltered_episodes_are_fine():
 )
 def test_a_wrong_field_is_refused(field, value):
     with pytest.raises(packing.WireError, match=f"{field}|observations"):
-        codec.decode_result(altered(**{field: value}), CATEGORICAL, REQUEST)
+        codec.decode_result(altered(**{field: value}), REQUEST)
 
 
-def test_a_snapshot_whose_layers_do_not_fit_is_refused():
-    wrong = dataclasses.replace(GAUSSIAN, weights=GAUSSIAN.weights[::-1])
-    with pytest.raises(packing.WireError, match=r"weight_1|bias_0"):
-        codec.decode_snapshot(codec.encode_snapshot(wrong))
+def test_a_choice_of_several_is_checked_by_its_own_range():
+    columns = (Column("actions", "int32", (2,), False, (2, 3)), *REQUEST.columns[::2])
+    request = dataclasses.replace(REQUEST, columns=columns)
+    good = np.array([[0, 2], [1, 1], [1, 0], [0, 0], [1, 2]], np.int32)
+    arrived = codec.decode_result(altered(actions=good), request)
+    assert arrived.actions.tobytes() == good.tobytes()
+    for place, value in (((0, 0), 2), ((4, 1), 3), ((2, 1), -1)):
+        wrong = good.copy()
+        wrong[place] = value
+        with pytest.raises(packing.WireError, match=r"columns.actions: a choice"):
+            codec.decode_result(altered(actions=wrong), request)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layers": [{"kind": "tanh", "arrays": []}] * 65}, "at most 64"),
+        ({"layers": 3}, "layers: not a list"),
+        ({"layers": [3]}, "layer 0: not a layer"),
+        ({"layers": [{"kind": "tanh", "arrays": 3}]}, "layer 0: arrays"),
+        ({"layers": [{"kind": "tanh", "arrays": ["x"]}]}, "layer 0: x: missing"),
+        ({"layers": [{"kind": 3, "arrays": []}]}, "kind"),
+        ({"head": None}, "layer 0: not a layer"),
+    ],
+)
+def test_a_snapshot_of_no_known_form_is_refused(change, words):
+    header = {"version": 0, "layers": [], "head": {"kind": "categorical", "arrays": []}} | change
+    with pytest.raises(packing.WireError, match=words):
+        codec.decode_snapshot(packing.pack("snapshot", header, {}))
+
+
+def test_weights_that_are_not_finite_are_refused():
+    snapshot = random_snapshot(3, 2, continuous=False)
+    snapshot.layers[2].arrays["bias"][1] = np.nan
+    with pytest.raises(packing.WireError, match="layer 2: bias: not finite"):
+        codec.decode_snapshot(codec.encode_snapshot(snapshot))
 
 
 class Bomb:
@@ -186,7 +266,7 @@ HOSTILE = {
 def test_hostile_bytes_are_refused_without_memory(name):
     tracemalloc.start()
     with pytest.raises(packing.WireError):
-        codec.decode_result(HOSTILE[name], CATEGORICAL, REQUEST)
+        codec.decode_result(HOSTILE[name], REQUEST)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 20_000_000
@@ -277,7 +357,7 @@ GOOD = altered()
 
 def decodes_or_refuses(data: bytes) -> None:
     for decode in (
-        lambda: codec.decode_result(data, CATEGORICAL, REQUEST),
+        lambda: codec.decode_result(data, REQUEST),
         lambda: codec.decode_snapshot(data),
         lambda: codec.decode_request(data),
         lambda: codec.decode_describe(data),
@@ -302,7 +382,9 @@ def test_truncated_with_a_tail(position, tail):
 @settings(max_examples=200, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(["version", "layers", "continuous", "activation", "env_id", "iteration"]),
+        st.sampled_from(
+            ["version", "layers", "head", "environment", "columns", "observation_space", "env_id"]
+        ),
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     ),
     st.sampled_from(["snapshot", "request", "failure", "describe", "description"]),

@@ -15,14 +15,14 @@ import psutil
 import pytest
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.wire import codec
-from flame_rl.wire.messages import CollectFailure, EnvironmentSpec
+from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
 from tests.helpers import (
     ROOT,
     assert_same_episodes,
     environment_id,
+    plain,
     random_snapshot,
     request_for,
 )
@@ -44,18 +44,18 @@ def collect(worker, request, snapshot=SNAPSHOT, deadline=60.0, episodes=100_000,
         codec.encode_request(request),
         Limits(deadline, episodes, megabytes),
     )
-    return codec.decode_result(data, snapshot, request)
+    return codec.decode_result(data, request)
 
 
 def test_equals_collecting_in_this_process(worker):
     snapshot = random_snapshot(4, 2, False)
     request = request_for("CartPole-v1", range(12))
-    expected = collect_episodes(snapshot, request, PlainSimulator("CartPole-v1", None))
+    expected = collect_episodes(snapshot, request, plain("CartPole-v1"))
     assert_same_episodes(collect(worker, request, snapshot), expected)
     pid = worker.pid
     newer = random_snapshot(4, 2, False, version=1, seed=1)
     request = request_for("CartPole-v1", range(3), version=1)
-    expected = collect_episodes(newer, request, PlainSimulator("CartPole-v1", None))
+    expected = collect_episodes(newer, request, plain("CartPole-v1"))
     assert_same_episodes(collect(worker, request, newer), expected)
     assert worker.pid == pid
 
@@ -76,7 +76,7 @@ def test_answers_come_through_an_enlarged_pipe_or_where_that_is_refused_another(
     monkeypatch.setattr(fcntl, "fcntl", enlarge)
     snapshot, request = random_snapshot(4, 2, False), request_for("CartPole-v1", range(800))
     answer = collect(worker, request, snapshot)
-    expected = collect_episodes(snapshot, request, PlainSimulator("CartPole-v1", None))
+    expected = collect_episodes(snapshot, request, plain("CartPole-v1"))
     assert_same_episodes(answer, expected)
     assert answer.observations.nbytes > 2**18
     if allowed:
@@ -86,7 +86,7 @@ def test_answers_come_through_an_enlarged_pipe_or_where_that_is_refused_another(
 
 
 def test_describes(worker):
-    spec = codec.decode_description(worker.describe("Pendulum-v1", None, 60))
+    spec = codec.decode_description(worker.describe(Environment("Pendulum-v1"), 60))
     assert isinstance(spec, EnvironmentSpec) and spec.observation_dim == 3
 
 
@@ -118,7 +118,7 @@ def test_a_fault_is_a_value_and_the_next_call_works(worker, fault, kind, words):
 def test_a_module_that_cannot_be_imported_shows_its_own_traceback(worker, tmp_path, monkeypatch):
     (tmp_path / "broken_env.py").write_text("import does_not_exist_anywhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    failure = codec.decode_description(worker.describe("broken_env:Mine-v0", None, 60))
+    failure = codec.decode_description(worker.describe(Environment("broken_env:Mine-v0"), 60))
     assert failure.kind == "environment"
     assert "broken_env.py" in failure.traceback and "does_not_exist_anywhere" in failure.traceback
 
@@ -127,7 +127,6 @@ def test_garbage_from_a_request_is_answered(worker):
     request = request_for("CartPole-v1")
     failure = codec.decode_result(
         worker.collect(b"garbage", 0, codec.encode_request(request), Limits(60, 9, 4096)),
-        SNAPSHOT,
         request,
     )
     assert isinstance(failure, CollectFailure) and "WireError" in failure.message

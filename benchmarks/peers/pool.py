@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.peers.work import HIDDEN, serve
 from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.wire.messages import PolicySnapshot
+from flame_rl.wire.messages import Layer, PolicySnapshot
 
 ENVS = 64
 THREADS = 2
@@ -40,16 +40,21 @@ def main(env_id: str) -> None:
 def random_policy(observation_dim: int, action_dim: int) -> PolicySnapshot:
     rng = np.random.default_rng(0)
     sizes = (observation_dim, *HIDDEN, action_dim)
-    pairs = list(pairwise(sizes))
-    return PolicySnapshot(
-        version=0,
-        activation="tanh",
-        weights=tuple(0.1 * rng.standard_normal(pair).astype(np.float32) for pair in pairs),
-        biases=tuple(np.zeros(outputs, np.float32) for _, outputs in pairs),
-        log_std=np.full(action_dim, -0.5, np.float32),
-        observation_mean=np.zeros(observation_dim, np.float32),
-        observation_std=np.ones(observation_dim, np.float32),
-    )
+    layers = [
+        Layer(
+            "normalize",
+            {
+                "mean": np.zeros(observation_dim, np.float32),
+                "std": np.ones(observation_dim, np.float32),
+            },
+        )
+    ]
+    for inputs, outputs in pairwise(sizes):
+        weight = 0.1 * rng.standard_normal((inputs, outputs)).astype(np.float32)
+        layers.append(Layer("dense", {"weight": weight, "bias": np.zeros(outputs, np.float32)}))
+        layers.append(Layer("tanh", {}))
+    head = Layer("gaussian", {"log_std": np.full(action_dim, -0.5, np.float32)})
+    return PolicySnapshot(version=0, layers=tuple(layers[:-1]), head=head)
 
 
 if __name__ == "__main__":

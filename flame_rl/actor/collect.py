@@ -6,17 +6,25 @@ of nothing else: not of its neighbours, the worker, the machine or the order of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.policy.acting import ROW_BLOCK, ActingPolicy
+from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.actor.policy.layers import ROW_BLOCK
 from flame_rl.actor.random.noise import Noise
 from flame_rl.actor.random.seeds import episodes_randomness
-from flame_rl.actor.recording import Block, cut_out
+from flame_rl.actor.recording import Block, cut_out, new_block
 from flame_rl.actor.simulators.protocol import Simulator, rows_of
-from flame_rl.wire.messages import CollectFailure, CollectRequest, Episodes, PolicySnapshot
+from flame_rl.wire.messages import (
+    CollectFailure,
+    CollectRequest,
+    Column,
+    Episodes,
+    PolicySnapshot,
+)
 
 # So many lock steps are recorded, and noise for them drawn ahead, before episodes are taken out.
 BLOCK_STEPS = 128
@@ -48,7 +56,11 @@ def collect_episodes(
             f"weights of version {request.policy_version} are asked for, "
             f"but version {snapshot.version} is here",
         )
-    play = _Play(snapshot, request, simulator)
+    policy = ActingPolicy(snapshot)
+    reason = _why_not_recorded(request.columns, policy, simulator)
+    if reason is not None:
+        return _failure(request, "garbled", reason)
+    play = _Play(policy, request, simulator)
     try:
         play.begin()
         while play.goes_on:
@@ -60,7 +72,7 @@ def collect_episodes(
         return CollectFailure(
             kind=error.kind,
             message=str(error),
-            env_id=request.env_id,
+            env_id=request.environment.env_id,
             iteration=request.iteration,
             index=index,
             step=step,
@@ -77,11 +89,10 @@ class _Play:
     begin and end at any lock step; when all have ended, they are cut out of what was recorded.
     """
 
-    def __init__(
-        self, snapshot: PolicySnapshot, request: CollectRequest, simulator: Simulator
-    ) -> None:
+    def __init__(self, policy: ActingPolicy, request: CollectRequest, simulator: Simulator) -> None:
         self._simulator = simulator
-        self._policy = policy = ActingPolicy(snapshot)
+        self._policy = policy
+        self._columns = request.columns
         count = len(request.indices)
         slots = min(simulator.slots, count)
         width = _padded(slots)
@@ -96,12 +107,21 @@ class _Play:
         self._lengths = np.zeros(count, np.int64)
         self._terminated = np.zeros(count, bool)
         self._truncated = np.zeros(count, bool)
-        self._last = np.zeros((count, policy.observation_dim), np.float32)
+        self._last = {
+            column.name: np.zeros((count, *column.shape), column.dtype)
+            for column in request.columns
+            if column.per_observation
+        }
         # The episode of each slot, and how many have begun.
         self._episode = np.full(width, -1)
         self._begun = 0
 
-        steps = BLOCK_BYTES // (4 * width * policy.observation_dim)
+        # Where each column's values are when a step is recorded; always the same arrays.
+        self._actions = np.zeros((width, *policy.head.shape), policy.head.dtype)
+        self._sources = _sources(simulator, self._actions)
+
+        widest = max(math.prod(c.shape) * np.dtype(c.dtype).itemsize for c in request.columns)
+        steps = BLOCK_BYTES // (width * widest)
         self._steps = max(1, min(BLOCK_STEPS, steps))
         self._width = width
         self._noise = Noise(policy, words, self._steps, width) if request.explore else None
@@ -121,13 +141,15 @@ class _Play:
         """One step of every running episode, and what follows from it."""
         if self._row == self._steps:
             self._next_block()
-        row, live, block, simulator = self._row, self._live, self._block, self._simulator
-        block.observations[row, live] = simulator.observations[live]
-        actions, rows = block.actions[row], self._acting
+        row, live, simulator, actions = self._row, self._live, self._simulator, self._actions
+        for recorded, source in self._seen:
+            recorded[row, live] = source[live]
+        rows = self._acting
         noise = None if self._noise is None else self._noise.need(row)[rows]
-        actions[rows] = self._policy.act(block.observations[row][rows], noise)
+        actions[rows] = self._policy.act(simulator.observations[rows], noise)
         simulator.step(actions, self._running)
-        block.rewards[row, live] = simulator.rewards[live]
+        for recorded, source in self._done:
+            recorded[row, live] = source[live]
         self._check_finite("reward", simulator.rewards[live], "step", self._running)
         self._check_finite("observation", simulator.observations[live], "step", self._running)
         self._row = row + 1
@@ -138,8 +160,15 @@ class _Play:
     def episodes(self) -> Episodes:
         """All of them, after the last one's end."""
         self._keep_block()
-        recorded = cut_out(self._blocks, self._slot, self._first, self._lengths, self._last)
-        return Episodes(self._index, self._lengths, self._terminated, self._truncated, *recorded)
+        return Episodes(
+            index=self._index,
+            lengths=self._lengths,
+            terminated=self._terminated,
+            truncated=self._truncated,
+            columns=cut_out(
+                self._blocks, self._columns, self._slot, self._first, self._lengths, self._last
+            ),
+        )
 
     def where(self, slot: int | None) -> tuple[int | None, int | None, int | None]:
         """Index, step and reset seed of the episode in `slot`, as far as there is one."""
@@ -168,7 +197,8 @@ class _Play:
     def _end_episodes(self, slots: np.ndarray) -> None:
         episodes, simulator = self._episode[slots], self._simulator
         self._lengths[episodes] = self._lock_step - self._first[episodes]
-        self._last[episodes] = simulator.observations[slots]
+        for name, last in self._last.items():
+            last[episodes] = self._sources[name][slots]
         self._terminated[episodes] = simulator.terminated[slots]
         self._truncated[episodes] = simulator.truncated[slots]
         taken = slots[: len(self._index) - self._begun]
@@ -192,13 +222,17 @@ class _Play:
 
     def _new_block(self, first: int) -> Block:
         self._played = self._running
-        shape, policy = (self._steps, self._width), self._policy
-        if policy.continuous:
-            actions = np.zeros((*shape, policy.action_dim), np.float32)
-        else:
-            actions = np.zeros(shape, np.int32)
-        observations = np.zeros((*shape, policy.observation_dim), np.float32)
-        return Block(first, np.arange(self._width), observations, actions, np.zeros(shape))
+        block = new_block(self._columns, first, self._steps, self._width)
+        # Observations are recorded before the step that changes them.
+        self._seen, self._done = (
+            [
+                (block.columns[column.name], self._sources[column.name])
+                for column in self._columns
+                if column.per_observation == before
+            ]
+            for before in (True, False)
+        )
+        return block
 
     def _set_running(self, slots: np.ndarray) -> None:
         """Which slots play, and for which rows the policy acts: as few as possible."""
@@ -224,11 +258,44 @@ class _Play:
         )
 
 
+def _sources(simulator: Simulator, actions: np.ndarray) -> dict[str, np.ndarray]:
+    """What can be recorded of a step, by the column's name: an entry for each slot."""
+    return {
+        "observations": simulator.observations,
+        "actions": actions,
+        "rewards": simulator.rewards,
+    }
+
+
+def _why_not_recorded(
+    columns: Sequence[Column], policy: ActingPolicy, simulator: Simulator
+) -> str | None:
+    """What of the request does not fit policy and simulator, or None."""
+    if simulator.observations.shape[1] != policy.observation_dim:
+        return (
+            f"the policy is for observations of {policy.observation_dim} numbers, and these have "
+            f"{simulator.observations.shape[1]}"
+        )
+    sources = _sources(simulator, np.zeros((1, *policy.head.shape), policy.head.dtype))
+    for column in columns:
+        if column.name not in sources:
+            return f"column {column.name[:40]!r} is none of {', '.join(sources)}"
+        source = sources[column.name]
+        if column.shape != source.shape[1:] or column.dtype != source.dtype:
+            return (
+                f"column {column.name}: {column.dtype} of shape {column.shape} is asked for where "
+                f"there is {source.dtype} of shape {source.shape[1:]}"
+            )
+        if column.per_observation != (column.name == "observations"):
+            return f"column {column.name}: only observations have a row more than there are steps"
+    return None
+
+
 def _padded(rows: int) -> int:
     return -(-rows // ROW_BLOCK) * ROW_BLOCK
 
 
 def _failure(request: CollectRequest, kind: str, message: str) -> CollectFailure:
     return CollectFailure(
-        kind=kind, message=message, env_id=request.env_id, iteration=request.iteration
+        kind=kind, message=message, env_id=request.environment.env_id, iteration=request.iteration
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from flame_rl.wire.messages import Column
 
 
 @dataclass(frozen=True)
@@ -15,67 +18,77 @@ class Block:
     Attributes:
         first: the number of the first lock step.
         slots: int [W], which slots these are, ascending.
-        observations: float32 [S, W, D].
-        actions: float32 [S, W, A], or int32 [S, W] if discrete.
-        rewards: float64 [S, W].
+        columns: what is recorded, by name: [S, W, ...].
     """
 
     first: int
     slots: np.ndarray
-    observations: np.ndarray
-    actions: np.ndarray
-    rewards: np.ndarray
+    columns: dict[str, np.ndarray]
 
     def of(self, slots: np.ndarray) -> Block:
         """What is worth keeping where only `slots`, ascending, played: all, or a copy of theirs."""
         if 2 * len(slots) > len(self.slots):
             return self
-        columns = np.searchsorted(self.slots, slots)
-        parts = (part[:, columns] for part in (self.observations, self.actions, self.rewards))
-        return Block(self.first, slots, *parts)
+        places = np.searchsorted(self.slots, slots)
+        kept = {name: array[:, places] for name, array in self.columns.items()}
+        return Block(self.first, slots, kept)
+
+
+def new_block(columns: Sequence[Column], first: int, steps: int, width: int) -> Block:
+    """Room for `steps` lock steps of `width` slots."""
+    shape = steps, width
+    arrays = {c.name: np.zeros((*shape, *c.shape), c.dtype) for c in columns}
+    return Block(first, np.arange(width), arrays)
 
 
 def cut_out(
-    blocks: list[Block], slot: np.ndarray, first: np.ndarray, length: np.ndarray, last: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    blocks: list[Block],
+    columns: Sequence[Column],
+    slot: np.ndarray,
+    first: np.ndarray,
+    length: np.ndarray,
+    last: dict[str, np.ndarray],
+) -> dict[str, np.ndarray]:
     """The steps of E episodes, one episode after another.
 
     Args:
         blocks: all lock steps, ascending; emptied, so that their memory is free soon.
+        columns: what was recorded.
         slot: int [E], where each episode played.
         first: int [E], the lock step at which it began.
         length: int [E], its steps.
-        last: float32 [E, D], the observation after its last step.
+        last: of each column that has a row per observation, the row after the last step: [E, ...].
 
     Returns:
-        observations, actions and rewards as in `flame_rl.wire.messages.Episodes`.
+        The columns as in `flame_rl.wire.messages.Episodes`.
     """
-    count = len(length)
+    count, steps = len(length), int(length.sum())
     start = np.cumsum(length) - length
-    sample, steps = blocks[0], int(length.sum())
-    observations = np.empty((steps + count, *sample.observations.shape[2:]), np.float32)
-    actions = np.empty((steps, *sample.actions.shape[2:]), sample.actions.dtype)
-    rewards = np.empty(steps, np.float64)
-    # Every episode has one observation more than it has steps.
-    _rows(observations)[start + length + np.arange(count)] = _rows(last)
+    whole = {}
+    for column in columns:
+        rows = steps + count if column.per_observation else steps
+        whole[column.name] = np.empty((rows, *column.shape), column.dtype)
+        if column.per_observation:
+            # Every episode has one observation more than it has steps.
+            end = start + length + np.arange(count)
+            _rows(whole[column.name], 1)[end] = _rows(last[column.name], 1)
     for block in _taken(blocks):
-        height, width = block.rewards.shape
+        height, width = next(iter(block.columns.values())).shape[:2]
         begin = np.maximum(first, block.first)
         here_steps = np.minimum(first + length, block.first + height) - begin
         here = np.flatnonzero(here_steps > 0)
         begin, here_steps = begin[here], here_steps[here]
         ramp = np.arange(here_steps.sum())
         ramp -= np.repeat(np.cumsum(here_steps) - here_steps, here_steps)
-        column = np.searchsorted(block.slots, slot[here])
-        source = np.repeat((begin - block.first) * width + column, here_steps) + ramp * width
+        place = np.searchsorted(block.slots, slot[here])
+        source = np.repeat((begin - block.first) * width + place, here_steps) + ramp * width
         target = np.repeat(start[here] + begin - first[here], here_steps) + ramp
-        actions_of = block.actions.reshape(height * width, *block.actions.shape[2:])
-        observations_of = block.observations.reshape(height * width, -1)
-        rewards[target] = block.rewards.reshape(-1)[source]
-        _rows(actions)[target] = _rows(actions_of)[source]
-        target += np.repeat(here, here_steps)
-        _rows(observations)[target] = _rows(observations_of)[source]
-    return observations, actions, rewards
+        later = target + np.repeat(here, here_steps)
+        for column in columns:
+            rows = _rows(block.columns[column.name], 2)
+            into = later if column.per_observation else target
+            _rows(whole[column.name], 1)[into] = rows[source]
+    return whole
 
 
 def _taken(blocks: list[Block]) -> Iterator[Block]:
@@ -83,8 +96,11 @@ def _taken(blocks: list[Block]) -> Iterator[Block]:
         yield blocks.pop(0)
 
 
-def _rows(array: np.ndarray) -> np.ndarray:
-    """A matrix [n, m] as n opaque values, which NumPy takes and puts several times as fast."""
-    if array.ndim == 1:
-        return array
-    return array.view(np.dtype((np.void, array.itemsize * array.shape[1])))[:, 0]
+def _rows(array: np.ndarray, axes: int) -> np.ndarray:
+    """The first `axes` dimensions as one, and the rest as one opaque value, which NumPy takes and
+    puts several times as fast."""
+    count = math.prod(array.shape[:axes])
+    if array.ndim == axes:
+        return array.reshape(count)
+    flat = array.reshape(count, -1)
+    return flat.view(np.dtype((np.void, flat.itemsize * flat.shape[1])))[:, 0]

@@ -68,7 +68,7 @@ class Collector:
         """
         env_id = ""
         try:
-            env_id = codec.decode_request(request).env_id
+            env_id = codec.decode_request(request).environment.env_id
             if len(snapshot) == 0:
                 return _failure("stale", "the learner has withdrawn this task", env_id)
             data = snapshot.tobytes()

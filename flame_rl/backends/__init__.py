@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from flame_rl.backends.dispatch import Collected
-from flame_rl.wire.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
 
 
 class Backend(Protocol):
     """What the training loop knows of a place where episodes are collected."""
 
-    def describe(
-        self, env_id: str, max_episode_steps: int | None, simulator: str = "auto"
-    ) -> EnvironmentSpec:
-        """Read the environment's spaces and choose its simulator, as `CollectRequest` says.
+    def describe(self, environment: Environment) -> EnvironmentSpec:
+        """Read the environment's spaces and choose its simulator.
 
         Raises UsageError if the environment cannot be made or learned, or not by that simulator.
         """

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
+from flame_rl.actor.policy.acting import check_snapshot
 from flame_rl.actor.random.seeds import episode_randomness
 from flame_rl.backends.shares import split
 from flame_rl.system.errors import Interrupted, RunError, UsageError
@@ -25,7 +26,7 @@ from flame_rl.wire.messages import (
     PolicySnapshot,
     joined,
 )
-from flame_rl.wire.packing import Buffer
+from flame_rl.wire.packing import Buffer, WireError
 
 MAX_ATTEMPTS = 3
 STOP_POLL_SECONDS = 0.1
@@ -74,7 +75,7 @@ def gather(
     task was to collect is asked for again, episode by episode, at most `MAX_ATTEMPTS` times.
 
     Args:
-        snapshot: what acts; the answers' shapes are checked against it.
+        snapshot: what acts.
         request: all episodes that are wanted.
         submit: sends one encoded request, gives the future of an encoded answer.
         task_sizes: how many episodes each task takes, all of them together.
@@ -86,6 +87,14 @@ def gather(
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect`. Tasks may then still be in flight.
     """
+    try:
+        check_snapshot(snapshot)
+    except WireError as error:
+        raise UsageError(
+            f"the policy cannot act: {error}. Actors run the layers and heads of "
+            "flame_rl/actor/policy/; make the network in model.py of those, or smaller with "
+            "--hidden-sizes"
+        ) from error
     # Taken from the end.
     pending = [
         _Task(replace(request, indices=indices), attempt=1)
@@ -112,7 +121,7 @@ def gather(
         check()
         for future in done:
             task = running.pop(future)
-            answer, size = _read_answer(future, snapshot, task.request)
+            answer, size = _read_answer(future, task.request)
             bytes_in += size
             if not isinstance(answer, CollectFailure):
                 parts.append(answer)
@@ -176,14 +185,15 @@ def explain(failure: CollectFailure) -> str:
 
 
 def _read_answer(
-    future: Future[Buffer], snapshot: PolicySnapshot, request: CollectRequest
+    future: Future[Buffer], request: CollectRequest
 ) -> tuple[Episodes | CollectFailure, int]:
     kind: FailureKind = "transport"
     try:
         data = future.result()
         kind = "garbled"
-        return codec.decode_result(data, snapshot, request), len(data)
+        return codec.decode_result(data, request), len(data)
     except Exception as error:
         # Whatever a transport raises is a failure of that task, to be tried again.
         message = f"{type(error).__name__}: {error}"
-        return CollectFailure(kind, message, request.env_id, iteration=request.iteration), 0
+        env_id = request.environment.env_id
+        return CollectFailure(kind, message, env_id, iteration=request.iteration), 0

@@ -14,7 +14,13 @@ from flame_rl.actor.simulators.protocol import Simulator
 from flame_rl.backends.dispatch import Collected, explain, gather
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import codec
-from flame_rl.wire.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import (
+    CollectFailure,
+    CollectRequest,
+    Environment,
+    EnvironmentSpec,
+    PolicySnapshot,
+)
 
 
 class InlineBackend:
@@ -23,13 +29,12 @@ class InlineBackend:
         self._simulator: Simulator | None = None
         self._threads = threadpoolctl.ThreadpoolController()
 
-    def describe(
-        self, env_id: str, max_episode_steps: int | None, simulator: str = "auto"
-    ) -> EnvironmentSpec:
+    def describe(self, environment: Environment) -> EnvironmentSpec:
         try:
-            self._simulator, spec = describe(env_id, max_episode_steps, simulator)
+            self._simulator, spec = describe(environment)
             return spec
         except SimulatorError as error:
+            env_id = environment.env_id
             failure = CollectFailure(error.kind, str(error), env_id, traceback=error.cause)
             raise UsageError(explain(failure)) from error
 

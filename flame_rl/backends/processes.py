@@ -14,7 +14,7 @@ from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import codec
-from flame_rl.wire.messages import CollectRequest, EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
 from flame_rl.wire.packing import Buffer, message_type
 
 
@@ -44,13 +44,14 @@ class ProcessBackend:
             ) from error
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
 
-    def describe(
-        self, env_id: str, max_episode_steps: int | None, simulator: str = "auto"
-    ) -> EnvironmentSpec:
+    @property
+    def pids(self) -> list[int]:
+        """The worker processes that run."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
+    def describe(self, environment: Environment) -> EnvironmentSpec:
         deadline = self._patience.limits().deadline
-        answer = self._workers[0].describe(
-            env_id, max_episode_steps, deadline, self._stop.is_set, simulator
-        )
+        answer = self._workers[0].describe(environment, deadline, self._stop.is_set)
         return read_description(answer, self._stop)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:

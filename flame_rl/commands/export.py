@@ -45,15 +45,15 @@ def export(arguments: Sequence[str]) -> None:
     from flame_rl.run.trainer import Trainer
 
     with Trainer.load(command.run, command.best, local=True, workers=0) as trainer:
-        saved, env_id, warnings = trainer.learner.snapshot(), trainer.spec.env_id, trainer.warnings
-    for warning in warnings:
+        snapshot, spec = trainer.learner.snapshot(), trainer.spec
+    for warning in trainer.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    model = to_onnx(saved, env_id)
-    difference = check_onnx(model, saved)
+    model = to_onnx(snapshot, spec.env_id)
+    difference = check_onnx(model, snapshot)
     write_atomically(command.file, model)
-    outputs = "mean, log_std" if saved.continuous else "logits"
+    outputs = "mean, log_std" if spec.continuous else "logits"
     say(
-        f"{command.file}: observation [batch, {saved.observation_dim}] -> {outputs} "
-        f"({saved.action_dim} actions) after {trainer.totals.iterations} iterations of "
-        f"{env_id}; greatest relative difference from NumPy {difference:.1e}"
+        f"{command.file}: observation [batch, {spec.observation_dim}] -> {outputs} "
+        f"({spec.action_dim} actions) after {trainer.totals.iterations} iterations of "
+        f"{spec.env_id}; greatest relative difference from NumPy {difference:.1e}"
     )

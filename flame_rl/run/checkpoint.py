@@ -13,7 +13,7 @@ import importlib.metadata
 import math
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def encode(
         "env_steps": totals.env_steps,
         "length_mean": totals.length_mean,
         "score": score,
-        "spec": asdict(spec),
+        "spec": codec.spec_data(spec),
         "config": config.to_data(),
         "versions": versions(),
     }

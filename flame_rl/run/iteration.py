@@ -14,7 +14,8 @@ from flame_rl.learner.learner import Learner
 from flame_rl.run.evaluation import evaluate
 from flame_rl.run.results import IterationResult, Timing, Totals
 from flame_rl.settings.config import TrainConfig
-from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
+from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec
+from flame_rl.wire.steps import step_columns
 
 # Episodes of the first iteration where only its steps are given: nothing is known of their length.
 FIRST_EPISODES = 8
@@ -104,11 +105,15 @@ def make_request(
 ) -> CollectRequest:
     """The request that, with the snapshot of that version, determines these training episodes."""
     return CollectRequest(
-        env_id=spec.env_id,
-        max_episode_steps=config.experiment.max_episode_steps,
+        environment=environment_of(config, spec.env_id),
         run_seed=config.experiment.seed,
         iteration=iteration,
         indices=indices,
         policy_version=version,
-        simulator=config.execution.simulator,
+        columns=step_columns(spec),
     )
+
+
+def environment_of(config: TrainConfig, env_id: str) -> Environment:
+    """The environment as the configuration plays it."""
+    return Environment(env_id, config.experiment.max_episode_steps, config.execution.simulator)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from flame_rl.actor.environments.making import make_environment
 from flame_rl.backends.select import is_distributed, make_backend
 from flame_rl.run.agent import Agent
 from flame_rl.run.evaluation import Evaluation, evaluate
@@ -29,8 +28,6 @@ from flame_rl.system.signals import unless_stopped
 from flame_rl.wire.messages import CollectRequest, Episode
 
 if TYPE_CHECKING:
-    import gymnasium
-
     from flame_rl.run.checkpoint import Checkpoint
 
 
@@ -81,7 +78,6 @@ class Trainer:
         self._stop = threading.Event() if stop is None else stop
         self._ended = False
         self._registered: str | None = None
-        self._spaces: gymnasium.Env | None = None
         self._agent: Agent | None = None
         self.distributed = is_distributed(config)
         env, name = config.experiment.env, config.experiment.env_name
@@ -102,6 +98,7 @@ class Trainer:
 
     def _make_learner(self) -> None:
         from flame_rl.learner.learner import make_learner
+        from flame_rl.run.iteration import environment_of
 
         experiment = self.config.experiment
         if isinstance(experiment.env, str):
@@ -109,9 +106,7 @@ class Trainer:
         else:
             name = experiment.env_name.removeprefix(CALLABLE)
             env_id = self._registered = register(experiment.env, name)
-        spec = self._backend.describe(
-            env_id, experiment.max_episode_steps, self.config.execution.simulator
-        )
+        spec = self._backend.describe(environment_of(self.config, env_id))
         # Which simulator plays is no matter of the environment.
         self.spec, self.note = replace(spec, note=""), spec.note
         with one_thread():
@@ -263,14 +258,11 @@ class Trainer:
             explore: whether to sample; otherwise the policy's mean, or its likeliest action.
 
         Raises:
-            ValueError: the observation has another shape than the environment's, or is not finite.
+            ValueError: the observation is not of the environment's space, or is not finite.
         """
-        if self._spaces is None:
-            self._spaces = make_environment(self.spec.env_id, None)
-            self._spaces.close()
         snapshot = self.learner.snapshot()
         if self._agent is None or self._agent.version != snapshot.version:
-            self._agent = Agent(snapshot, self._spaces)
+            self._agent = Agent(snapshot, self.spec)
         return self._agent.act(observation, self._generator if explore else None)
 
     def save(self, path: str | Path) -> None:

@@ -1,17 +1,20 @@
 """An acting policy as an ONNX file: for any runtime, without this package and without torch.
 
-The graph is small, so it is written node by node: what `ActingPolicy.forward`
-does, in float32.
+The graph is small, so it is written node by node: what `ActingPolicy.forward` does, in float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from flame_rl.actor.policy.acting import ROW_BLOCK, ActingPolicy
+from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.actor.policy.layers import OBSERVATION_CLIP, ROW_BLOCK
 from flame_rl.system.errors import RunError
 from flame_rl.system.optional import require
-from flame_rl.wire.messages import OBSERVATION_CLIP, PolicySnapshot
+from flame_rl.wire.messages import Layer, PolicySnapshot
 
 GROUP = "export"
 # What runtimes of 2022 and later read.
@@ -19,16 +22,68 @@ _OPSET, _IR_VERSION = 17, 8
 # Of the greatest output; float32 rounds at 6e-8 per operation.
 _TOLERANCE = 1e-4
 _CHECK_ROWS = 1024
-_NODES = {"tanh": ("Tanh",), "relu": ("Relu",), "silu": ("Sigmoid", "Mul")}
+
+
+class Graph:
+    """An ONNX graph in the making: one input, nodes, and constants."""
+
+    def __init__(self, onnx: Any) -> None:
+        self._onnx = onnx
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def constant(self, values: np.ndarray | float) -> str:
+        """Its name."""
+        name = f"constant_{len(self.constants)}"
+        array = np.asarray(values)
+        if array.dtype != np.int32:
+            array = array.astype(np.float32)
+        self.constants.append(self._onnx.numpy_helper.from_array(array, name))
+        return name
+
+    def apply(self, operation: str, *inputs: str, output: str | None = None) -> str:
+        """The name of the output."""
+        output = output or f"value_{len(self.nodes)}"
+        self.nodes.append(self._onnx.helper.make_node(operation, inputs, [output]))
+        return output
+
+
+def _normalize(graph: Graph, x: str, layer: Layer) -> str:
+    x = graph.apply("Sub", x, graph.constant(layer.arrays["mean"]))
+    x = graph.apply("Div", x, graph.constant(layer.arrays["std"]))
+    bounds = graph.constant(-OBSERVATION_CLIP), graph.constant(OBSERVATION_CLIP)
+    return graph.apply("Clip", x, *bounds)
+
+
+def _dense(graph: Graph, x: str, layer: Layer) -> str:
+    x = graph.apply("MatMul", x, graph.constant(layer.arrays["weight"]))
+    return graph.apply("Add", x, graph.constant(layer.arrays["bias"]))
+
+
+# Each kind of layer: what of the value before it is the value after it.
+_LAYERS: dict[str, Callable[[Graph, str, Layer], str]] = {
+    "normalize": _normalize,
+    "dense": _dense,
+    "tanh": lambda graph, x, layer: graph.apply("Tanh", x),
+    "relu": lambda graph, x, layer: graph.apply("Relu", x),
+    "silu": lambda graph, x, layer: graph.apply("Mul", x, graph.apply("Sigmoid", x)),
+}
+# Each kind of head: the name of the network's output, and the arrays that are outputs, too.
+_HEADS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "categorical": ("logits", ()),
+    "factored": ("logits", ("choices",)),
+    "gaussian": ("mean", ("log_std",)),
+}
 
 
 def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
     """The policy as an ONNX model.
 
-    Its input is `observation`, float32 [batch, D], as the environment shows it: normalisation is
-    part of the graph. Its outputs are `mean`, float32 [batch, A], and `log_std`, float32 [A], for
-    continuous actions (not clipped to the environment's bounds), or `logits`, float32 [batch,
-    actions].
+    Its input is `observation`, float32 [batch, D], flattened as `gymnasium.spaces.flatten` does:
+    normalisation is part of the graph. Its outputs are, for continuous actions, `mean`, float32
+    [batch, A], not clipped to the environment's bounds, and `log_std`, float32 [A]; for one choice
+    `logits`, float32 [batch, choices]; for several choices `logits`, of one after another, and
+    `choices`, int32 [F], how many logits each has.
 
     Args:
         snapshot: the policy.
@@ -36,45 +91,36 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
 
     Raises:
         UsageError: the package onnx is missing.
+        RunError: it has a layer or a head that has no counterpart here.
     """
     onnx = require("onnx", "onnx", GROUP)
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
-    nodes, constants = [], []
-
-    def constant(name: str, values: np.ndarray | float) -> str:
-        constants.append(onnx.numpy_helper.from_array(np.asarray(values, np.float32), name))
-        return name
-
-    def apply(operation: str, *inputs: str, output: str | None = None) -> str:
-        output = output or f"value_{len(nodes)}"
-        nodes.append(helper.make_node(operation, inputs, [output]))
-        return output
-
-    x = "observation"
-    if snapshot.observation_mean is not None:
-        x = apply("Sub", x, constant("observation_mean", snapshot.observation_mean))
-        x = apply("Div", x, constant("observation_std", snapshot.observation_std))
-        least, greatest = constant("least", -OBSERVATION_CLIP), constant("most", OBSERVATION_CLIP)
-        x = apply("Clip", x, least, greatest)
-    name = "mean" if snapshot.continuous else "logits"
-    last = len(snapshot.weights) - 1
-    for i, (weight, bias) in enumerate(zip(snapshot.weights, snapshot.biases, strict=True)):
-        x = apply("MatMul", x, constant(f"weight_{i}", weight))
-        x = apply("Add", x, constant(f"bias_{i}", bias), output=name if i == last else None)
-        if i < last:
-            before = x
-            for operation in _NODES[snapshot.activation]:
-                x = apply(operation, x, *([before] if operation == "Mul" else []))
-    outputs = [helper.make_tensor_value_info(name, float32, ["batch", snapshot.action_dim])]
-    if snapshot.log_std is not None:
-        apply("Identity", constant("log_std_value", snapshot.log_std), output="log_std")
-        outputs.append(helper.make_tensor_value_info("log_std", float32, [snapshot.action_dim]))
+    graph, x = Graph(onnx), "observation"
+    for kind, known in [
+        *((layer.kind, _LAYERS) for layer in snapshot.layers),
+        (snapshot.head.kind, _HEADS),
+    ]:
+        if kind not in known:
+            raise RunError(f"{kind!r} cannot be exported: it is missing in tools/onnx_file.py")
+    for layer in snapshot.layers:
+        x = _LAYERS[layer.kind](graph, x, layer)
+    name, more = _HEADS[snapshot.head.kind]
+    graph.apply("Identity", x, output=name)
+    policy = ActingPolicy(snapshot)
+    outputs = [helper.make_tensor_value_info(name, float32, ["batch", policy.output_dim])]
+    for other in more:
+        array = snapshot.head.arrays[other]
+        graph.apply("Identity", graph.constant(array), output=other)
+        element = helper.np_dtype_to_tensor_dtype(array.dtype)
+        outputs.append(helper.make_tensor_value_info(other, element, array.shape))
     observation = helper.make_tensor_value_info(
-        "observation", float32, ["batch", snapshot.observation_dim]
+        "observation", float32, ["batch", policy.observation_dim]
     )
-    graph = helper.make_graph(nodes, "policy", [observation], outputs, initializer=constants)
+    made = helper.make_graph(
+        graph.nodes, "policy", [observation], outputs, initializer=graph.constants
+    )
     model = helper.make_model(
-        graph,
+        made,
         producer_name="flame-rl",
         opset_imports=[helper.make_opsetid("", _OPSET)],
         ir_version=_IR_VERSION,
@@ -96,21 +142,25 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot) -> float:
     """
     onnxruntime = require("onnxruntime", "onnxruntime", GROUP)
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    policy = ActingPolicy(snapshot)
     generator = np.random.default_rng(0)
-    observations = generator.standard_normal((_CHECK_ROWS, snapshot.observation_dim))
+    observations = generator.standard_normal((_CHECK_ROWS, policy.observation_dim))
     # Every other block far out, where normalised observations are clipped.
     observations *= np.where(np.arange(_CHECK_ROWS) % (2 * ROW_BLOCK) < ROW_BLOCK, 1.5, 20)[:, None]
-    if snapshot.observation_mean is not None:
-        observations = snapshot.observation_mean + snapshot.observation_std * observations
+    first = snapshot.layers[0]
+    if first.kind == "normalize":
+        observations = first.arrays["mean"] + first.arrays["std"] * observations
     observations = observations.astype(np.float32)
-    expected = ActingPolicy(snapshot).forward(observations)
-    got, *log_std = session.run(None, {"observation": observations})
+    expected = policy.forward(observations)
+    got, *others = session.run(None, {"observation": observations})
     difference = float(np.abs(got - expected).max() / (np.abs(expected).max() or 1.0))
+    arrays = [snapshot.head.arrays[name] for name in _HEADS[snapshot.head.kind][1]]
+    same = len(others) == len(arrays) and all(map(np.array_equal, others, arrays))
     # Not "greater than": what is not a number must not pass.
     good = difference <= _TOLERANCE
-    if not good or (log_std and not np.array_equal(log_std[0], snapshot.log_std)):
+    if not (good and same):
         raise RunError(
             f"the exported policy differs from this one by {difference:.2g}; nothing was written. "
-            "It may be that a layer in actor/policy/ is missing in tools/onnx_file.py"
+            "A layer in tools/onnx_file.py may not be what it is in actor/policy/layers.py"
         )
     return difference

@@ -13,7 +13,7 @@ from flame_rl.backends import Backend
 from flame_rl.backends.dispatch import Collected
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
-from flame_rl.run.iteration import make_request, run_iteration
+from flame_rl.run.iteration import environment_of, make_request, run_iteration
 from flame_rl.run.trainer import Trainer, one_thread
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.cores import available_cores
@@ -89,11 +89,7 @@ def profile(config: TrainConfig, stop: threading.Event) -> Profile:
         trainer.resume_run()
         here = ending.enter_context(contextlib.closing(InlineBackend(stop)))
         for each in (backend, here):
-            each.describe(
-                trainer.spec.env_id,
-                config.experiment.max_episode_steps,
-                config.execution.simulator,
-            )
+            each.describe(environment_of(config, trainer.spec.env_id))
         if is_distributed(config):
             workers, cores = backend.executors, None
         else:
@@ -197,7 +193,9 @@ def play(trainer: Trainer, backend: Backend, episodes: int, steps: int | None = 
     iteration = trainer.totals.iterations
     request = make_request(trainer.config, trainer.spec, iteration, indices, snapshot.version)
     if steps is not None:
-        request = replace(request, max_episode_steps=steps)
+        request = replace(
+            request, environment=replace(request.environment, max_episode_steps=steps)
+        )
     cpu, began = time.process_time(), time.perf_counter()
     collected = backend.collect(snapshot, request)
     return Played(collected, time.perf_counter() - began, time.process_time() - cpu)

@@ -77,7 +77,7 @@ def show(
 
 def _drawing_simulator(request: CollectRequest, mode: str) -> PlainSimulator:
     try:
-        simulator = PlainSimulator(request.env_id, request.max_episode_steps, mode)
+        simulator = PlainSimulator(request.environment, mode)
     except SimulatorError as error:
         raise UsageError(
             f"{error}. An environment that can be shown has a parameter render_mode, and {mode!r} "
@@ -86,8 +86,9 @@ def _drawing_simulator(request: CollectRequest, mode: str) -> PlainSimulator:
     env = simulator.first
     if env.render_mode != mode:
         modes = ", ".join(env.metadata.get("render_modes", [])) or "nothing"
+        env_id = request.environment.env_id
         raise UsageError(
-            f"{request.env_id} cannot be shown: metadata['render_modes'] has {modes}, not {mode}"
+            f"{env_id} cannot be shown: metadata['render_modes'] has {modes}, not {mode}"
         )
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)
     if renderer is not None:

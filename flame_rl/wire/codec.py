@@ -6,98 +6,164 @@ anything is used, and whatever is wrong raises `WireError`.
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
 import numpy as np
 
 from flame_rl.wire.messages import (
+    MAX_LAYERS,
     CollectFailure,
     CollectRequest,
+    Column,
+    Environment,
     EnvironmentSpec,
     Episodes,
     FailureKind,
+    Layer,
     PolicySnapshot,
     Stream,
 )
-from flame_rl.wire.packing import Buffer, WireError, in_parts, message_type, pack, unpack
+from flame_rl.wire.packing import (
+    MAX_HEADER_BYTES,
+    Buffer,
+    WireError,
+    in_parts,
+    message_type,
+    pack,
+    unpack,
+)
+from flame_rl.wire.spaces import space_from_data, space_to_data
 
 MAX_TEXT_CHARACTERS = 100_000
+# A header holds other things beside it.
+_MAX_SPEC_BYTES = MAX_HEADER_BYTES // 2
+_MAX_COLUMNS = 64
+_MAX_RANK = 8
+_MAX_ROW_NUMBERS = 1 << 24
+_COLUMN_DTYPES = ("float32", "float64", "int32", "int64", "uint8")
 
 
 def encode_snapshot(snapshot: PolicySnapshot) -> bytes:
-    arrays = {f"weight_{i}": w for i, w in enumerate(snapshot.weights)}
-    arrays |= {f"bias_{i}": b for i, b in enumerate(snapshot.biases)}
-    if snapshot.log_std is not None:
-        arrays["log_std"] = snapshot.log_std
-    if snapshot.observation_mean is not None:
-        arrays["observation_mean"] = snapshot.observation_mean
-        arrays["observation_std"] = snapshot.observation_std
+    arrays = {
+        _array_name(place, name): array
+        for place, layer in enumerate((*snapshot.layers, snapshot.head))
+        for name, array in layer.arrays.items()
+    }
     header = {
         "version": snapshot.version,
-        "activation": snapshot.activation,
-        "layers": len(snapshot.weights),
-        "continuous": snapshot.continuous,
-        "normalizes": snapshot.observation_mean is not None,
+        "layers": [_layer_data(layer) for layer in snapshot.layers],
+        "head": _layer_data(snapshot.head),
     }
     return pack("snapshot", header, arrays)
 
 
+def _layer_data(layer: Layer) -> dict[str, Any]:
+    return {"kind": layer.kind, "arrays": list(layer.arrays)}
+
+
+def _array_name(place: int, name: str) -> str:
+    return f"{place}.{name}"
+
+
 def decode_snapshot(data: Buffer) -> PolicySnapshot:
+    """The layers as they were sent: numbers that are finite. Whether these layers are known and fit
+    each other is for `flame_rl.actor.policy.acting.check_snapshot` to say."""
     header, arrays = unpack(data, "snapshot")
-    layers = _integer(header, "layers", 1, 64)
-    weights, biases = [], []
-    inputs = None
-    for i in range(layers):
-        weight = _array(arrays, f"weight_{i}", np.float32, (inputs, None))
-        inputs = weight.shape[1]
-        weights.append(weight)
-        biases.append(_array(arrays, f"bias_{i}", np.float32, (inputs,)))
-    continuous = _boolean(header, "continuous")
-    log_std = _array(arrays, "log_std", np.float32, (inputs,)) if continuous else None
-    mean = std = None
-    if _boolean(header, "normalizes"):
-        mean = _array(arrays, "observation_mean", np.float32, weights[0].shape[:1])
-        std = _array(arrays, "observation_std", np.float32, weights[0].shape[:1])
-        if not (std > 0).all():
-            raise WireError("observation_std: not above 0")
-    _nothing_left(arrays)
-    return PolicySnapshot(
-        version=_integer(header, "version"),
-        activation=_text(header, "activation"),
-        weights=tuple(weights),
-        biases=tuple(biases),
-        log_std=log_std,
-        observation_mean=mean,
-        observation_std=std,
+    listed = header.get("layers")
+    if not isinstance(listed, list) or len(listed) > MAX_LAYERS:
+        raise WireError(f"layers: not a list of at most {MAX_LAYERS}")
+    *layers, head = (
+        _read_layer(place, entry, arrays)
+        for place, entry in enumerate([*listed, header.get("head")])
     )
+    _nothing_left(arrays)
+    return PolicySnapshot(version=_integer(header, "version"), layers=tuple(layers), head=head)
+
+
+def _read_layer(place: int, entry: Any, arrays: dict[str, np.ndarray]) -> Layer:
+    if not isinstance(entry, dict):
+        raise WireError(f"layer {place}: not a layer: {str(entry)[:40]}")
+    names = entry.get("arrays")
+    if not isinstance(names, list) or any(type(name) is not str for name in names):
+        raise WireError(f"layer {place}: arrays: not a list of names")
+    taken = {}
+    for name in names:
+        array = arrays.pop(_array_name(place, name), None)
+        if array is None:
+            raise WireError(f"layer {place}: {name[:40]}: missing")
+        _check_finite(f"layer {place}: {name[:40]}", array)
+        taken[name] = array
+    return Layer(_text(entry, "kind"), taken)
 
 
 def encode_request(request: CollectRequest) -> bytes:
     # Not `asdict`, which copies every index.
     header = dict(vars(request))
     indices = np.array(header.pop("indices"), np.int64)
+    header["environment"] = vars(request.environment)
+    header["columns"] = [vars(column) for column in request.columns]
     return pack("request", header, {"indices": indices})
 
 
 def decode_request(data: Buffer) -> CollectRequest:
     header, arrays = unpack(data, "request")
-    limit = header.get("max_episode_steps")
     indices = _array(arrays, "indices", np.int64, (None,))
     if len(indices) == 0 or indices.min() < 0:
         raise WireError("indices: at least one, and none below 0")
     _nothing_left(arrays)
     return CollectRequest(
-        env_id=_text(header, "env_id"),
-        max_episode_steps=None if limit is None else _integer(header, "max_episode_steps", 1),
+        environment=_read_environment(header),
         run_seed=_integer(header, "run_seed"),
         iteration=_integer(header, "iteration"),
         indices=tuple(indices.tolist()),
         policy_version=_integer(header, "policy_version"),
-        simulator=_text(header, "simulator"),
+        columns=_read_columns(header),
         stream=_one_of(header, "stream", get_args(Stream)),
         explore=_boolean(header, "explore"),
     )
+
+
+def _read_environment(header: dict[str, Any]) -> Environment:
+    data = header.get("environment")
+    if not isinstance(data, dict):
+        raise WireError(f"environment: not an environment: {str(data)[:40]}")
+    limit = data.get("max_episode_steps")
+    return Environment(
+        env_id=_text(data, "env_id"),
+        max_episode_steps=None if limit is None else _integer(data, "max_episode_steps", 1),
+        simulator=_text(data, "simulator"),
+    )
+
+
+def _read_columns(header: dict[str, Any]) -> tuple[Column, ...]:
+    data = header.get("columns")
+    if not isinstance(data, list) or not 0 < len(data) <= _MAX_COLUMNS:
+        raise WireError(f"columns: not a list of 1 to {_MAX_COLUMNS}")
+    columns = tuple(_read_column(entry) for entry in data)
+    if len({column.name for column in columns}) < len(columns):
+        raise WireError("columns: one name comes twice")
+    return columns
+
+
+def _read_column(data: Any) -> Column:
+    if not isinstance(data, dict):
+        raise WireError(f"columns: not a column: {str(data)[:40]}")
+    column = Column(
+        name=_text(data, "name"),
+        dtype=_one_of(data, "dtype", _COLUMN_DTYPES),
+        shape=_integers(data, "shape", 0),
+        per_observation=_boolean(data, "per_observation"),
+        choices=_integers(data, "choices", 1),
+    )
+    numbers = math.prod(column.shape)
+    if len(column.shape) > _MAX_RANK or not 0 < numbers <= _MAX_ROW_NUMBERS:
+        raise WireError(f"columns: {column.name[:40]}: a row of shape {column.shape[:9]}")
+    if column.choices and (len(column.choices) != numbers or not column.dtype.startswith("int")):
+        raise WireError(f"columns: {column.name[:40]}: choices: one for each integer of a row")
+    return column
 
 
 def encode_episodes(episodes: Episodes, request: CollectRequest) -> bytes:
@@ -115,16 +181,19 @@ def episodes_in_parts(episodes: Episodes, request: CollectRequest) -> list[Buffe
         "length": episodes.lengths,
         "terminated": episodes.terminated.view(np.uint8),
         "truncated": episodes.truncated.view(np.uint8),
-        "observations": episodes.observations,
-        "actions": episodes.actions,
-        "rewards": episodes.rewards,
     }
+    for name, array in episodes.columns.items():
+        arrays[_column_name(name)] = array
     return in_parts("episodes", _question(request), arrays)
+
+
+def _column_name(name: str) -> str:
+    return f"columns.{name}"
 
 
 def _question(request: CollectRequest) -> dict[str, Any]:
     return {
-        "env_id": request.env_id,
+        "env_id": request.environment.env_id,
         "run_seed": request.run_seed,
         "iteration": request.iteration,
         "policy_version": request.policy_version,
@@ -140,13 +209,11 @@ def encode_failure(failure: CollectFailure) -> bytes:
     return pack("failure", header, {})
 
 
-def decode_result(
-    data: Buffer, snapshot: PolicySnapshot, request: CollectRequest
-) -> Episodes | CollectFailure:
+def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFailure:
     """The answer to `request`: its episodes, all of them and no others, or why they are missing.
 
-    The returned arrays are views of `data`, or of a copy where it is read-only; shapes are checked
-    against the snapshot.
+    The returned arrays are views of `data`, or of a copy where it is read-only; types, shapes and
+    ranges are those of the request's columns.
     """
     if message_type(data) == "failure":
         return _decode_failure(data)
@@ -165,47 +232,44 @@ def decode_result(
     if ((terminated > 1) | (truncated > 1) | (terminated + truncated == 0)).any():
         raise WireError("terminated, truncated: 0 or 1, and an episode ends by one of them")
     steps = int(length.sum())
-    observations = _array(
-        arrays, "observations", np.float32, (steps + count, snapshot.observation_dim)
-    )
-    rewards = _array(arrays, "rewards", np.float64, (steps,))
-    if snapshot.continuous:
-        actions = _array(arrays, "actions", np.float32, (steps, snapshot.action_dim))
-    else:
-        actions = _array(arrays, "actions", np.int32, (steps,))
-        if actions.min() < 0 or actions.max() >= snapshot.action_dim:
-            raise WireError(f"actions: outside 0..{snapshot.action_dim - 1}")
+    columns = {
+        column.name: _read_rows(arrays, column, steps + count if column.per_observation else steps)
+        for column in request.columns
+    }
     _nothing_left(arrays)
     return Episodes(
         index=index,
         lengths=length,
         terminated=terminated.view(bool),
         truncated=truncated.view(bool),
-        observations=observations,
-        actions=actions,
-        rewards=rewards,
+        columns=columns,
     )
 
 
-def encode_describe(env_id: str, max_episode_steps: int | None, simulator: str = "auto") -> bytes:
+def _read_rows(arrays: dict[str, np.ndarray], column: Column, rows: int) -> np.ndarray:
+    name = _column_name(column.name)
+    array = _array(arrays, name, np.dtype(column.dtype), (rows, *column.shape))
+    if column.choices:
+        # One number is compared sooner than as many as there are.
+        below = array.reshape(rows, -1).max(axis=0) if column.shape else array.max()
+        if array.min() < 0 or (below >= column.choices).any():
+            raise WireError(f"{name}: a choice below 0, or not below {column.choices[:20]}")
+    return array
+
+
+def encode_describe(environment: Environment) -> bytes:
     """The question that `decode_description` reads the answer of."""
-    header = {"env_id": env_id, "max_episode_steps": max_episode_steps, "simulator": simulator}
-    return pack("describe", header, {})
+    return pack("describe", {"environment": vars(environment)}, {})
 
 
-def decode_describe(data: Buffer) -> tuple[str, int | None, str]:
+def decode_describe(data: Buffer) -> Environment:
     header, arrays = unpack(data, "describe")
     _nothing_left(arrays)
-    limit = header.get("max_episode_steps")
-    return (
-        _text(header, "env_id"),
-        None if limit is None else _integer(header, "max_episode_steps", 1),
-        _text(header, "simulator"),
-    )
+    return _read_environment(header)
 
 
 def encode_description(spec: EnvironmentSpec) -> bytes:
-    return pack("description", asdict(spec), {})
+    return pack("description", spec_data(spec), {})
 
 
 def decode_description(data: Buffer) -> EnvironmentSpec | CollectFailure:
@@ -216,15 +280,37 @@ def decode_description(data: Buffer) -> EnvironmentSpec | CollectFailure:
     return read_spec(header)
 
 
+def spec_data(spec: EnvironmentSpec) -> dict[str, Any]:
+    """The description of an environment as JSON can hold it. Raises WireError if it cannot."""
+    data = {
+        "env_id": spec.env_id,
+        "observation_space": space_to_data(spec.observation_space),
+        "action_space": space_to_data(spec.action_space),
+        "note": spec.note,
+    }
+    if len(json.dumps(data)) > _MAX_SPEC_BYTES:
+        raise WireError(
+            f"the spaces of {spec.env_id} take more than {_MAX_SPEC_BYTES} bytes to describe: give "
+            "neighbouring numbers of a Box the same bounds"
+        )
+    return data
+
+
 def read_spec(header: dict[str, Any]) -> EnvironmentSpec:
-    """The description of an environment, from JSON of unknown origin."""
-    return EnvironmentSpec(
-        env_id=_text(header, "env_id"),
-        observation_dim=_integer(header, "observation_dim", 1),
-        action_dim=_integer(header, "action_dim", 1),
-        continuous=_boolean(header, "continuous"),
-        note=_text(header, "note"),
-    )
+    """The inverse of `spec_data`, for JSON of unknown origin."""
+    spaces = {}
+    for name in ("observation_space", "action_space"):
+        try:
+            spaces[name] = space_from_data(header.get(name))
+        except WireError as error:
+            raise WireError(f"{name}: {error}") from error
+    spec = EnvironmentSpec(env_id=_text(header, "env_id"), note=_text(header, "note"), **spaces)
+    if spec.observation_dim < 1:
+        raise WireError("observation_space: it has no numbers")
+    # Dict and Tuple have none that an action could be made of.
+    if spec.action_space.shape is None or spec.action_dim < 1:
+        raise WireError("action_space: it has no numbers")
+    return spec
 
 
 def _decode_failure(data: Buffer) -> CollectFailure:
@@ -243,7 +329,10 @@ def _decode_failure(data: Buffer) -> CollectFailure:
 
 
 def _array(
-    arrays: dict[str, np.ndarray], name: str, dtype: type, shape: tuple[int | None, ...]
+    arrays: dict[str, np.ndarray],
+    name: str,
+    dtype: type | np.dtype,
+    shape: tuple[int | None, ...],
 ) -> np.ndarray:
     """Take one array out of the message; None in `shape` stands for any size of at least 0."""
     array = arrays.pop(name, None)
@@ -255,9 +344,13 @@ def _array(
         want is not None and have != want for have, want in zip(array.shape, shape, strict=True)
     ):
         raise WireError(f"{name}: shape {array.shape} where {shape} is expected")
+    _check_finite(name, array)
+    return array
+
+
+def _check_finite(name: str, array: np.ndarray) -> None:
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise WireError(f"{name}: not finite")
-    return array
 
 
 def _nothing_left(arrays: dict[str, np.ndarray]) -> None:
@@ -270,6 +363,14 @@ def _integer(header: dict[str, Any], name: str, low: int = 0, high: int = (1 << 
     if type(value) is not int or not low <= value <= high:
         raise WireError(f"{name}: not an integer from {low} to {high}: {str(value)[:40]}")
     return value
+
+
+def _integers(header: dict[str, Any], name: str, low: int) -> tuple[int, ...]:
+    values = header.get(name)
+    known = isinstance(values, list) and len(values) <= _MAX_ROW_NUMBERS
+    if not known or any(type(value) is not int or value < low for value in values):
+        raise WireError(f"{name}: not a list of integers from {low}: {str(values)[:40]}")
+    return tuple(values)
 
 
 def _boolean(header: dict[str, Any], name: str) -> bool:

@@ -10,11 +10,13 @@ import traceback
 from collections.abc import Iterator
 
 import gymnasium
-import numpy as np
 from gymnasium import spaces
 
+from flame_rl.actor.environments.observations import parts_of, type_of
 from flame_rl.actor.failure import SimulatorError, summary
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire import codec
+from flame_rl.wire.messages import Environment, EnvironmentSpec
+from flame_rl.wire.packing import WireError
 
 
 def make_environment(
@@ -45,43 +47,62 @@ def make_environment(
     return env
 
 
-def describe_environment(env_id: str, max_episode_steps: int | None) -> EnvironmentSpec:
-    """Read the dimensions and the kind of action from the environment's spaces."""
-    env = make_environment(env_id, max_episode_steps)
+def describe_environment(environment: Environment) -> EnvironmentSpec:
+    """The environment's spaces, as they travel. Raises SimulatorError of kind "environment"."""
+    env = make_environment(environment.env_id, environment.max_episode_steps)
     try:
-        space = env.action_space
-        continuous = isinstance(space, spaces.Box)
-        return EnvironmentSpec(
-            env_id=env_id,
-            observation_dim=spaces.flatdim(env.observation_space),
-            action_dim=int(np.prod(space.shape)) if continuous else int(space.n),
-            continuous=continuous,
-        )
+        spec = EnvironmentSpec(environment.env_id, env.observation_space, env.action_space)
+        # There and back, so that the learner has the same wherever the environment was made.
+        return codec.read_spec(codec.spec_data(spec))
+    except WireError as error:
+        raise SimulatorError("environment", f"{environment.env_id}: {error}") from error
     finally:
         env.close()
 
 
 def _check_spaces(env_id: str, env: gymnasium.Env) -> None:
-    observation, action = env.observation_space, env.action_space
-    number = (
-        isinstance(observation, spaces.Box)
-        and observation.dtype.kind in "fiu"
-        and 0 not in observation.shape
-    )
-    if not (number or isinstance(observation, spaces.Discrete)):
+    for part in parts_of(env.observation_space) or (None,):
+        reason = "it is empty" if part is None else _why_not_observed(part.space)
+        if reason is not None:
+            where = "" if part is None or not part.name else f"observation{part.name}: "
+            raise SimulatorError(
+                "environment",
+                f"the observation space of {env_id} cannot be learned from: {where}{reason}, in "
+                f"{str(env.observation_space)[:500]}. A Box of numbers, Discrete, MultiDiscrete "
+                "and MultiBinary can, and Dict and Tuple of them; a wrapper of gymnasium.wrappers "
+                "(TransformObservation, FilterObservation) may make one",
+            )
+    action = env.action_space
+    reason = _why_not_acted(action)
+    if reason is not None:
         raise SimulatorError(
             "environment",
-            f"the observation space of {env_id} cannot be learned from: {observation}; "
-            "a Box of numbers or a Discrete can (a wrapper of gymnasium.wrappers may make one)",
+            f"the action space of {env_id} cannot be learned: {str(action)[:500]}: {reason}; "
+            "Discrete, MultiDiscrete, MultiBinary or a Box of real numbers can "
+            "(gymnasium.wrappers.TransformAction may make one)",
         )
-    if isinstance(action, spaces.Box) and action.dtype.kind == "f" and 0 not in action.shape:
-        return
-    if not isinstance(action, spaces.Discrete):
-        raise SimulatorError(
-            "environment",
-            f"the action space of {env_id} cannot be learned: {action}; "
-            "a Discrete or a Box of real numbers can",
-        )
+
+
+def _why_not_observed(space: gymnasium.Space) -> str | None:
+    kind = type_of(space)
+    if kind is None:
+        return f"a space of the kind {type(space).__name__}"
+    if kind is spaces.Box and space.dtype.kind not in "fiu":
+        return f"a Box of {space.dtype}"
+    if spaces.flatdim(space) == 0:
+        return f"{space} has no numbers"
+    return None
+
+
+def _why_not_acted(space: gymnasium.Space) -> str | None:
+    kind = type_of(space)
+    if kind is None:
+        return f"a space of the kind {type(space).__name__}"
+    if kind is spaces.Box and space.dtype.kind != "f":
+        return f"a Box of {space.dtype} (MultiDiscrete has integers)"
+    if 0 in space.shape:
+        return "it has no numbers"
+    return None
 
 
 def _explain(env_id: str, error: Exception) -> SimulatorError:

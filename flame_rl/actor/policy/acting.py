@@ -1,124 +1,134 @@
-"""A policy's forward pass and sampling in NumPy.
-
-Law of this file: an observation's action must not depend on which other observations share the
-batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
-`ROW_BLOCK` rows, padded if need be. In float64 and with one BLAS thread, each row then has the same
-bits at any position and in any company; in float32, or in one product of all rows, it has not.
-Activations look at one number at a time, so that these may have float32's precision.
-"""
+"""A policy that acts: its layers and its head in NumPy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
-from flame_rl.wire.messages import OBSERVATION_CLIP, PolicySnapshot
-
-ROW_BLOCK = 8
-
-
-def _tanh(x: np.ndarray) -> np.ndarray:
-    # As precise as the learner's own, and four times as fast as in float64. In place, so that NumPy
-    # casts a piece at a time and needs no second array. Beyond float32 lies infinity, and is right.
-    with np.errstate(over="ignore"):
-        return np.tanh(x, out=x, dtype=np.float32, casting="same_kind")
-
-
-def _silu(x: np.ndarray) -> np.ndarray:
-    # tanh form: no overflow for large negative x, unlike 1 / (1 + exp(-x)).
-    return 0.5 * x * (1.0 + _tanh(0.5 * x))
-
-
-# Of float64, which they may overwrite.
-ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "tanh": _tanh,
-    "relu": lambda x: np.maximum(x, 0.0),
-    "silu": _silu,
-}
+from flame_rl.actor.policy.heads import HEADS, Head
+from flame_rl.actor.policy.layers import LAYERS, ROW_BLOCK
+from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
+from flame_rl.wire.packing import WireError
 
 
 class ActingPolicy:
     """A snapshot ready to act: its layers in float64.
 
     Attributes:
-        noise_dim: how many random numbers one action takes.
+        observation_dim: D.
+        output_dim: how many numbers the network gives to the head.
+        head: what makes actions of the output; it also says what noise they take.
     """
 
     def __init__(self, snapshot: PolicySnapshot) -> None:
-        self.version = snapshot.version
-        self.observation_dim = snapshot.observation_dim
-        self._activation = ACTIVATIONS[snapshot.activation]
+        """Raises WireError if the snapshot's layers are unknown or do not fit each other."""
+        self.observation_dim, self.output_dim, self.head = _checked(snapshot)
         self._layers = [
-            (weight.astype(np.float64), bias.astype(np.float64))
-            for weight, bias in zip(snapshot.weights, snapshot.biases, strict=True)
-        ]
-        self._normalization = None
-        if snapshot.observation_mean is not None:
-            self._normalization = (
-                snapshot.observation_mean.astype(np.float64),
-                snapshot.observation_std.astype(np.float64),
+            partial(
+                LAYERS[layer.kind].forward,
+                # Always in this order: BLAS sums a transposed matrix in another way.
+                **{n: np.array(a, np.float64, order="C") for n, a in layer.arrays.items()},
             )
-        self.continuous = snapshot.continuous
-        self.action_dim = snapshot.action_dim
-        self._std = None
-        if snapshot.log_std is not None:
-            self._std = np.exp(snapshot.log_std.astype(np.float64))
-        self.noise_dim = self.action_dim if self.continuous else 1
+            for layer in snapshot.layers
+        ]
 
     def forward(self, observations: np.ndarray) -> np.ndarray:
-        """Logits, or the mean of the actions.
+        """The network's output: logits, or the mean of the actions.
 
         Args:
             observations: float32 [B, D], B a multiple of `ROW_BLOCK`.
 
         Returns:
-            float64 [B, A].
+            float64 [B, output_dim].
         """
         if len(observations) % ROW_BLOCK:
             raise ValueError(f"observations: {len(observations)} rows, no multiple of {ROW_BLOCK}")
-        x = observations.astype(np.float64)
-        if self._normalization is not None:
-            mean, std = self._normalization
-            x -= mean
-            x /= std
-            # np.clip takes twice as long on so few numbers.
-            np.minimum(x, OBSERVATION_CLIP, out=x)
-            np.maximum(x, -OBSERVATION_CLIP, out=x)
-        # A stack of blocks, for each of which NumPy calls BLAS.
-        x = x.reshape(-1, ROW_BLOCK, self.observation_dim)
-        for layer, (weight, bias) in enumerate(self._layers):
-            x = x @ weight if layer == 0 else self._activation(x) @ weight
-            x += bias
-        return x.reshape(-1, self.action_dim)
+        x = observations.astype(np.float64).reshape(-1, ROW_BLOCK, self.observation_dim)
+        for layer in self._layers:
+            x = layer(x)
+        return x.reshape(-1, self.output_dim)
 
     def act(self, observations: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
         """One action for each row.
 
         Args:
             observations: float32 [B, D], B a multiple of `ROW_BLOCK`.
-            noise: float64 [B, noise_dim], to sample by; standard normal if continuous, else uniform
-                in [0, 1). None: do not sample; take the mean, or the likeliest choice.
+            noise: float64 [B, noise_width], to sample with; None: do not sample; take the mean, or
+                the likeliest choice.
 
         Returns:
-            float32 [B, A], or int32 [B] if discrete.
+            [B, ...], of the head's type and shape.
         """
         output = self.forward(observations)
-        if noise is None:
-            if self.continuous:
-                return output.astype(np.float32)
-            return output.argmax(axis=1).astype(np.int32)
-        if self._std is not None:
-            return (output + self._std * noise).astype(np.float32)
-        # Inverse transform sampling of softmax(output); one row a choice, because NumPy reduces
-        # many short rows slowly.
-        logits = np.ascontiguousarray(output.T)
-        cumulative = np.cumsum(np.exp(logits - logits.max(axis=0)), axis=0)
-        threshold = noise[:, 0] * cumulative[-1]
-        return np.sum(cumulative[:-1] <= threshold, axis=0, dtype=np.int32)
+        return self.head.greedy(output) if noise is None else self.head.sample(output, noise)
 
     def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The next `steps` rows of noise, float64 [steps, noise_dim]."""
-        if self.continuous:
-            return generator.standard_normal((steps, self.noise_dim))
-        return generator.random((steps, self.noise_dim))
+        """The next `steps` rows of noise, float64 [steps, noise_width]."""
+        shape = steps, self.head.noise_width
+        if self.head.noise == "normal":
+            return generator.standard_normal(shape)
+        return generator.random(shape)
+
+
+def check_snapshot(snapshot: PolicySnapshot) -> None:
+    """Raises WireError, naming layer and array, if the snapshot's layers are too many or unknown or
+    do not fit each other."""
+    _checked(snapshot)
+
+
+def _checked(snapshot: PolicySnapshot) -> tuple[int, int, Head]:
+    """The widths of observation and output, and the head."""
+    if len(snapshot.layers) > MAX_LAYERS:
+        raise WireError(
+            f"a policy of {len(snapshot.layers)} layers, activations among them; at most "
+            f"{MAX_LAYERS} can act"
+        )
+    observation_dim = width = None
+    for place, layer in enumerate(snapshot.layers):
+        where = f"layer {place} ({layer.kind[:40]})"
+        if layer.kind not in LAYERS:
+            raise WireError(f"{where}: none of {', '.join(LAYERS)}")
+        kind = LAYERS[layer.kind]
+        shapes = {name: ("float32", shape) for name, shape in kind.arrays.items()}
+        sizes = _check_arrays(where, layer, shapes, width)
+        try:
+            kind.check(**layer.arrays)
+        except WireError as error:
+            raise WireError(f"{where}: {error}") from error
+        observation_dim = observation_dim or sizes.get("in")
+        width = sizes.get("out", sizes.get("in"))
+    if observation_dim is None or width is None:
+        raise WireError("a policy without a layer that says how wide an observation is")
+    where = f"head ({snapshot.head.kind[:40]})"
+    if snapshot.head.kind not in HEADS:
+        raise WireError(f"{where}: none of {', '.join(HEADS)}")
+    head = HEADS[snapshot.head.kind]
+    _check_arrays(where, snapshot.head, head.arrays, width)
+    try:
+        return observation_dim, width, head(width, **snapshot.head.arrays)
+    except WireError as error:
+        raise WireError(f"{where}: {error}") from error
+
+
+def _check_arrays(
+    where: str, layer: Layer, declared: dict[str, tuple[str, tuple[str, ...]]], width: int | None
+) -> dict[str, int]:
+    """Compare arrays with what their kind declares; returns the sizes by name."""
+    if layer.arrays.keys() != declared.keys():
+        raise WireError(f"{where}: arrays {sorted(layer.arrays)[:10]} and not {sorted(declared)}")
+    sizes = {} if width is None else {"in": width}
+    for name, (dtype, shape) in declared.items():
+        array = layer.arrays[name]
+        if array.dtype != dtype or array.ndim != len(shape):
+            raise WireError(
+                f"{where}: {name}: {array.dtype} of shape {array.shape} where {dtype} of "
+                f"{len(shape)} dimensions is expected"
+            )
+        for size, dimension in zip(array.shape, shape, strict=True):
+            if size == 0 or sizes.setdefault(dimension, size) != size:
+                expected = tuple(sizes[dimension] for dimension in shape if dimension in sizes)
+                raise WireError(
+                    f"{where}: {name}: shape {array.shape} where {expected} is expected"
+                )
+    return sizes

@@ -7,8 +7,8 @@ import numpy as np
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.random.seeds import generator_of, uniforms
 
-# So many uniform numbers of each episode are drawn for all episodes together. Short episodes need
-# no more, and no generator.
+# At most so many uniform numbers of each episode are drawn for all episodes together. Short
+# episodes need no more, and no generator.
 AHEAD = 32
 # Where episodes are fewer than this, a generator for each takes less time.
 MANY = 64
@@ -21,7 +21,7 @@ class Noise:
     at a time changes none.
 
     Attributes:
-        rows: float64 [steps or more, W, noise_dim].
+        rows: float64 [steps or more, W, noise_width].
     """
 
     def __init__(self, policy: ActingPolicy, words: np.ndarray, steps: int, width: int) -> None:
@@ -35,11 +35,14 @@ class Noise:
         self._policy = policy
         self._words = words
         self._steps = steps
-        self._ahead = np.zeros((0, len(words), 1))
-        if not policy.continuous and len(words) >= MANY:
-            self._ahead = uniforms(words, AHEAD)[:, :, None]
+        head = policy.head
+        self._ahead = np.zeros((0, len(words), head.noise_width))
+        ahead = AHEAD // head.noise_width
+        if head.noise == "uniform" and len(words) >= MANY and ahead:
+            drawn = uniforms(words, ahead * head.noise_width)
+            self._ahead = drawn.reshape(ahead, head.noise_width, len(words)).swapaxes(1, 2)
         # What is drawn ahead in a block's last row reaches into the next block.
-        self.rows = np.zeros((steps + len(self._ahead), width, policy.noise_dim))
+        self.rows = np.zeros((steps + len(self._ahead), width, head.noise_width))
         # Up to which row a slot's numbers are there; -1 for a slot that does not play.
         self._until = np.full(width, -1)
         self._generators: dict[int, np.random.Generator] = {}
@@ -67,7 +70,7 @@ class Noise:
                 self._generators.pop(slot, None)
 
     def need(self, row: int) -> np.ndarray:
-        """The numbers of a row, float64 [W, noise_dim]; rows are asked for one after another."""
+        """The numbers of a row, float64 [W, noise_width]; rows are asked for one after another."""
         due = self._until == row
         if due.any():
             for slot in np.flatnonzero(due).tolist():
@@ -85,7 +88,7 @@ class Noise:
         if generator is None:
             generator = generator_of(self._words[self._episode[slot]])
             # Each uniform number is one advance; of normal ones none was drawn ahead.
-            generator.bit_generator.advance(len(self._ahead))
+            generator.bit_generator.advance(len(self._ahead) * self._ahead.shape[2])
             self._generators[slot] = generator
         count = len(self.rows) - row
         self.rows[row:, slot] = self._policy.draw_noise(generator, count)

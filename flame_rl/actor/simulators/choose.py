@@ -14,11 +14,12 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
+from flame_rl.actor.environments.actions import environment_actions
 from flame_rl.actor.environments.making import describe_environment, make_environment
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.actor.simulators.protocol import Simulator
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.messages import Environment, EnvironmentSpec
 
 # The twin's module and class, and Gymnasium's class that it is a twin of.
 _CARTPOLE = "flame_rl.actor.simulators.cartpole:CartPoleTwin"
@@ -37,22 +38,16 @@ _CHECK_EPISODES = 8
 _CHECK_STEPS = 40
 
 
-def choose_simulator(
-    env_id: str, max_episode_steps: int | None, choice: str
-) -> tuple[Simulator, str]:
+def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
     """The simulator of an environment, and one line on why its fast one is not used, or "".
 
-    Args:
-        env_id: the Gymnasium id.
-        max_episode_steps: a time limit that replaces the environment's own, or None.
-        choice: "plain", "fast", or "auto" for a fast one where that is possible.
-
     Raises:
-        SimulatorError: of kind "environment"; also if "fast" is not possible.
+        SimulatorError: of kind "environment"; also if "fast" is asked for and not possible.
     """
-    if choice == "plain":
-        return PlainSimulator(env_id, max_episode_steps), ""
-    env = make_environment(env_id, max_episode_steps)
+    if environment.simulator == "plain":
+        return PlainSimulator(environment), ""
+    env_id = environment.env_id
+    env = make_environment(env_id, environment.max_episode_steps)
     try:
         reason = _why_not(env_id, env)
         if reason is None:
@@ -64,18 +59,16 @@ def choose_simulator(
         reason = f"the fast twin of {env_id} raises {type(error).__name__}: {error}"
     finally:
         env.close()
-    if choice == "fast":
+    if environment.simulator == "fast":
         raise SimulatorError("environment", f"--simulator fast is not possible: {reason}")
     note = f"Played by Gymnasium's own environment: {reason}." if env_id in _TWINS else ""
-    return PlainSimulator(env_id, max_episode_steps), note
+    return PlainSimulator(environment), note
 
 
-def describe(
-    env_id: str, max_episode_steps: int | None, choice: str
-) -> tuple[Simulator, EnvironmentSpec]:
+def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     """The simulator of an environment and what the learner must know. See `choose_simulator`."""
-    spec = describe_environment(env_id, max_episode_steps)
-    simulator, note = choose_simulator(env_id, max_episode_steps, choice)
+    spec = describe_environment(environment)
+    simulator, note = choose_simulator(environment)
     return simulator, replace(spec, note=note)
 
 
@@ -123,7 +116,7 @@ def _agrees(twin: Simulator, env: gymnasium.Env) -> bool:
         observation, _ = env.reset(seed=1000 + int(slot))
         seen = [observation.astype(np.float32).tobytes()]
         for action in actions[:, slot]:
-            chosen = np.clip(action, space.low, space.high) if action.shape else int(action)
+            (chosen,) = environment_actions(space, action[None])
             observation, reward, terminated, truncated, _ = env.step(chosen)
             seen.append(_bits(observation, reward, terminated, truncated))
             if terminated or truncated:

@@ -8,9 +8,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from flame_rl.actor.environments.actions import environment_actions
 from flame_rl.actor.environments.making import make_environment
+from flame_rl.actor.environments.observations import parts_of, write_observation
 from flame_rl.actor.failure import SimulatorError, summary
 from flame_rl.actor.simulators.protocol import rows_of
+from flame_rl.wire.messages import Environment
 
 # One forward pass serves all slots; more of them, and the environments leave the processor's cache.
 PLAIN_SLOTS = 32
@@ -19,28 +22,32 @@ PLAIN_SLOTS = 32
 class PlainSimulator:
     """A Gymnasium environment per slot, one step at a time. See `Simulator`."""
 
-    def __init__(
-        self, env_id: str, max_episode_steps: int | None, render_mode: str | None = None
-    ) -> None:
+    def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
+        """
+        Args:
+            environment: what is played; its choice of a simulator is not looked at.
+            render_mode: Gymnasium's, for those that look at it.
+        """
         self.slots = PLAIN_SLOTS
-        self._make = lambda: make_environment(env_id, max_episode_steps, render_mode)
+        self._make = lambda: make_environment(
+            environment.env_id, environment.max_episode_steps, render_mode
+        )
         self._envs = [self._make()]
-        self._observation_space = self._envs[0].observation_space
+        self._observation_space = space = self._envs[0].observation_space
         self._action_space = self._envs[0].action_space
-        self._bounds: tuple[np.ndarray, np.ndarray] | None = None
-        if isinstance(self._action_space, spaces.Box):
-            self._bounds = self._action_space.low.ravel(), self._action_space.high.ravel()
-        self.observations = np.zeros((self.slots, spaces.flatdim(self._observation_space)), "f4")
+        self._parts = parts_of(space)
+        self.observations = np.zeros((self.slots, self._parts[-1].stop), np.float32)
         self.rewards = np.zeros(self.slots, np.float64)
         self.terminated = np.zeros(self.slots, bool)
         self.truncated = np.zeros(self.slots, bool)
         # float64, of which the infinite and the merely large are told apart, is turned to float32
         # for all slots together: one by one takes a tenth of a fast environment's step.
         self._raw = self.observations
-        if self._observation_space.dtype == np.float64:
+        if space.dtype == np.float64:
             self._raw = np.zeros(self.observations.shape, np.float64)
-        shape = self._observation_space.shape or self._raw.shape[1:]
-        self._raw_by_shape = self._raw.reshape(self.slots, *shape)
+        # Each slot's numbers in the shape of a Box.
+        box = isinstance(space, spaces.Box)
+        self._raw_by_shape = self._raw.reshape(self.slots, *space.shape) if box else None
 
     def expect(self, seeds: np.ndarray) -> None:
         pass
@@ -59,20 +66,13 @@ class PlainSimulator:
         self._convert(slots)
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
-        space = self._action_space
-        if self._bounds is not None:
-            low, high = self._bounds
-            # np.clip takes several times as long on so few numbers.
-            batch = np.minimum(np.maximum(actions, low), high)
-            chosen = batch.reshape(-1, *space.shape).astype(space.dtype, copy=False)
-        else:
-            chosen = (actions + space.start).tolist()
+        chosen = environment_actions(self._action_space, actions)
         rows = rows_of(slots)
         self.terminated[rows] = False
         self.truncated[rows] = False
         promised, raw, rewards = self._observation_space, self._raw_by_shape, self.rewards
         dtype, shape = promised.dtype, promised.shape
-        usual = isinstance(promised, spaces.Box)
+        usual = raw is not None
         envs = self._envs
         for slot in slots.tolist():
             try:
@@ -106,26 +106,11 @@ class PlainSimulator:
             env.close()
 
     def _write_observation(self, slot: int, observation: object, source: str) -> None:
-        space = self._observation_space
         try:
-            array = np.asarray(observation)
-            if array.shape != space.shape:
-                raise SimulatorError(
-                    "invalid",
-                    f"observation: {source} returned shape {array.shape} where the observation "
-                    f"space promises {space.shape}",
-                    slot,
-                )
-            if array.dtype.kind not in "biuf":
-                raise TypeError(f"{array.dtype} instead of numbers")
-            if isinstance(space, spaces.Discrete):
-                array = spaces.flatten(space, array)  # one-hot
-            with np.errstate(over="ignore"):
-                self._raw[slot] = array.ravel()
-        except (TypeError, ValueError, IndexError) as error:
-            raise SimulatorError(
-                "invalid", f"observation: {source} returned {observation!r:.80}: {error}", slot
-            ) from error
+            write_observation(self._parts, observation, self._raw[slot])
+        except ValueError as error:
+            name, _, what = str(error).partition(": ")
+            raise SimulatorError("invalid", f"{name}: {source} returned {what}", slot) from error
 
     def _write_outcome(
         self, slot: int, reward: object, terminated: object, truncated: object

@@ -15,7 +15,7 @@ class Simulator(Protocol):
     """Episodes side by side, each in a slot of its own. The arrays stay the same objects.
 
     Attributes:
-        slots: W, a multiple of policy.ROW_BLOCK.
+        slots: W, a multiple of `ROW_BLOCK`.
         observations: float32 [W, D], what each slot shows now.
         rewards: float64 [W], of the slot's last step.
         terminated, truncated: bool [W], after the slot's last step.
@@ -48,7 +48,7 @@ class Simulator(Protocol):
 
         Args:
             actions: float32 [at least the highest slot + 1, A], clipped to the bounds here, or
-                int32 [as many]; only the rows of `slots` count.
+                int32 [as many] or [as many, F], counted from 0; only the rows of `slots` count.
             slots: int [n], ascending: those with a running episode.
         """
         ...

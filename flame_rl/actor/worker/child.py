@@ -13,7 +13,7 @@ import traceback
 
 from flame_rl.actor.worker.frames import read_frame, write_frame
 from flame_rl.wire import codec, packing
-from flame_rl.wire.messages import CollectFailure, PolicySnapshot
+from flame_rl.wire.messages import CollectFailure, Environment, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
 
@@ -34,7 +34,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
     from flame_rl.actor.simulators.protocol import Simulator
 
     snapshot: PolicySnapshot | WireError = WireError("no weights have come yet")
-    simulators: dict[tuple[str, int | None, str], Simulator] = {}
+    simulators: dict[Environment, Simulator] = {}
     while True:
         try:
             frame, _ = read_frame(questions)
@@ -51,19 +51,19 @@ def main(last_words_fd: int, lifeline: int) -> None:
                     snapshot = error
                 continue
             if kind == "describe":
-                key = codec.decode_describe(frame)
-                env_id = key[0]
-                simulators[key], spec = describe(*key)
+                environment = codec.decode_describe(frame)
+                env_id = environment.env_id
+                simulators[environment], spec = describe(environment)
                 answer = codec.encode_description(spec)
             else:
                 request = codec.decode_request(frame)
-                env_id = request.env_id
+                environment = request.environment
+                env_id = environment.env_id
                 if isinstance(snapshot, WireError):
                     raise snapshot
-                key = (env_id, request.max_episode_steps, request.simulator)
-                if key not in simulators:
-                    simulators[key], _ = choose_simulator(*key)
-                result = collect_episodes(snapshot, request, simulators[key])
+                if environment not in simulators:
+                    simulators[environment], _ = choose_simulator(environment)
+                result = collect_episodes(snapshot, request, simulators[environment])
                 answer = (
                     codec.encode_failure(result)
                     if isinstance(result, CollectFailure)

@@ -22,7 +22,7 @@ from typing import BinaryIO, NamedTuple
 
 from flame_rl.actor.worker.frames import read_frame, ready, write_frame
 from flame_rl.wire import codec, packing
-from flame_rl.wire.messages import CollectFailure, FailureKind
+from flame_rl.wire.messages import CollectFailure, Environment, FailureKind
 from flame_rl.wire.packing import Buffer
 
 # Through Linux's 64 KiB, an answer of megabytes comes in a hundred pieces, with a wait for each
@@ -106,16 +106,14 @@ class Worker:
 
     def describe(
         self,
-        env_id: str,
-        max_episode_steps: int | None,
+        environment: Environment,
         deadline: float,
         withdrawn: Callable[[], bool] = lambda: False,
-        simulator: str = "auto",
     ) -> Buffer:
         """An encoded `EnvironmentSpec` or `CollectFailure`; the rest is as in `collect`."""
-        question = codec.encode_describe(env_id, max_episode_steps, simulator)
+        question = codec.encode_describe(environment)
         with self._calling:
-            return self._call([question], env_id, deadline, withdrawn)
+            return self._call([question], environment.env_id, deadline, withdrawn)
 
     def collect(
         self,
@@ -143,7 +141,8 @@ class Worker:
             alive = self._child is not None and self._child.poll() is None
             holds_it = alive and self._sent_version == version
             frames = [request] if holds_it else [snapshot, request]
-            answer = self._call(frames, decoded.env_id, limits.deadline, withdrawn)
+            env_id = decoded.environment.env_id
+            answer = self._call(frames, env_id, limits.deadline, withdrawn)
             if self._child is not None:
                 self._sent_version = version
                 self._episodes += len(decoded.indices)

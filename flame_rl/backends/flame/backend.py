@@ -27,7 +27,13 @@ from flame_rl.backends.shares import Shares
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.signals import unless_stopped
 from flame_rl.wire import codec
-from flame_rl.wire.messages import CollectFailure, CollectRequest, EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import (
+    CollectFailure,
+    CollectRequest,
+    Environment,
+    EnvironmentSpec,
+    PolicySnapshot,
+)
 
 # An executor installs the package's dependencies before its first task; with a cold cache of
 # packages this takes as long as downloading MuJoCo does.
@@ -85,23 +91,19 @@ class FlameBackend:
         """How many the cluster has room for."""
         return self._room.executors
 
-    def describe(
-        self, env_id: str, max_episode_steps: int | None, simulator: str = "auto"
-    ) -> EnvironmentSpec:
+    def describe(self, environment: Environment) -> EnvironmentSpec:
         """Read the spaces in a process on this machine, where an error shows soonest."""
         worker = Worker()
         try:
             limits = self._patience.limits()
-            answer = worker.describe(
-                env_id, max_episode_steps, limits.deadline, self._stop.is_set, simulator
-            )
+            answer = worker.describe(environment, limits.deadline, self._stop.is_set)
             spec = read_description(answer, self._stop)
         finally:
             worker.close()
-        if needs(env_id) != self._needs:
+        if needs(environment.env_id) != self._needs:
             # A name in model.py's table stood for an environment that asks for more.
             self.close()
-            self._open(env_id)
+            self._open(environment.env_id)
         return spec
 
     def _open(self, env_id: str) -> None:

@@ -1,0 +1,146 @@
+"""Observations of any space as one vector, in the order of `gymnasium.spaces.flatten`.
+
+What an environment returns is checked here: shape, type, range of choices, and that no part of a
+Dict or a Tuple is missing. Errors name the part, as in "observation['arm'][0]".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+@dataclass(frozen=True)
+class Part:
+    """A space without parts, and where its numbers are in the vector.
+
+    Attributes:
+        name: as Python would ask an observation for it: "['arm'][0]"; empty if it is the whole.
+        path: keys of Dicts and places in Tuples, from the outermost.
+        space: Box, Discrete, MultiDiscrete or MultiBinary.
+        start, stop: the slice of the vector.
+    """
+
+    name: str
+    path: tuple[str | int, ...]
+    space: gymnasium.Space
+    start: int
+    stop: int
+
+
+def parts_of(space: gymnasium.Space) -> tuple[Part, ...]:
+    """The parts of an observation space in the order of the vector."""
+    parts: list[Part] = []
+
+    def add(space: gymnasium.Space, path: tuple[str | int, ...]) -> None:
+        if isinstance(space, spaces.Dict):
+            for key, part in space.spaces.items():
+                add(part, (*path, key))
+        elif isinstance(space, spaces.Tuple):
+            for place, part in enumerate(space.spaces):
+                add(part, (*path, place))
+        else:
+            start = parts[-1].stop if parts else 0
+            name = "".join(f"[{key!r}]" for key in path)
+            width = spaces.flatdim(space) if type_of(space) is not None else 0
+            parts.append(Part(name, path, space, start, start + width))
+
+    add(space, ())
+    return tuple(parts)
+
+
+def write_observation(parts: Sequence[Part], observation: object, row: np.ndarray) -> None:
+    """Flatten an observation into `row`, a vector of real numbers, after checking it.
+
+    Where an observation is one Box, NaN and infinity are written as they are, to be looked for in
+    all rows together.
+
+    Raises:
+        ValueError: it is not of its space; the text begins with the part's name.
+    """
+    for part in parts:
+        value = observation
+        for depth, key in enumerate(part.path):
+            value = _inside(value, key, part.path[:depth])
+        where = f"observation{part.name}"
+        try:
+            array = np.asarray(value)
+        except ValueError as error:  # rows of different lengths
+            raise ValueError(f"{where}: {value!r:.80}: {error}") from error
+        expected = part.space.shape
+        if array.shape != expected:
+            raise ValueError(
+                f"{where}: shape {array.shape} where the observation space promises {expected}"
+            )
+        allowed, write = _WRITERS[type_of(part.space)]
+        if array.dtype.kind not in allowed:
+            raise ValueError(f"{where}: {value!r:.80}: {array.dtype} instead of {_KINDS[allowed]}")
+        target = row[part.start : part.stop]
+        write(where, part.space, array, target)
+        if part.path and not np.isfinite(target).all():
+            raise ValueError(f"{where}: NaN or infinity: {value!s:.200}")
+
+
+def type_of(space: gymnasium.Space) -> type[gymnasium.Space] | None:
+    """Which of the spaces without parts that can be learned from it is, or None."""
+    return next((kind for kind in _WRITERS if isinstance(space, kind)), None)
+
+
+def _inside(value: object, key: str | int, path: tuple[str | int, ...]) -> object:
+    where = "observation" + "".join(f"[{key!r}]" for key in path)
+    wanted = Mapping if isinstance(key, str) else (tuple, list)
+    if not isinstance(value, wanted):
+        name = "dictionary" if wanted is Mapping else "tuple"
+        raise ValueError(f"{where}: {value!r:.80} where a {name} with {key!r} is expected")
+    try:
+        return value[key]
+    except (KeyError, IndexError):
+        present = sorted(map(str, value))[:20] if isinstance(value, Mapping) else len(value)
+        raise ValueError(f"{where}: {key!r} is missing; there is {present}") from None
+
+
+def _write_box(where: str, space: spaces.Box, array: np.ndarray, row: np.ndarray) -> None:
+    # A value beyond float32 becomes infinite here and is reported as such later.
+    with np.errstate(over="ignore"):
+        row[:] = array.ravel()
+
+
+def _write_choice(where: str, space: spaces.Discrete, array: np.ndarray, row: np.ndarray) -> None:
+    """One-hot."""
+    # As Python's integers: none wraps around, and none below 0 counts from the end.
+    chosen = int(array) - int(space.start)
+    if not 0 <= chosen < space.n:
+        raise ValueError(f"{where}: {int(array)} is outside of {space}")
+    row[:] = 0
+    row[chosen] = 1
+
+
+def _write_choices(
+    where: str, space: spaces.MultiDiscrete, array: np.ndarray, row: np.ndarray
+) -> None:
+    """One-hot, one choice after another."""
+    counts = space.nvec.ravel()
+    chosen = array.ravel().astype(np.int64) - space.start.ravel()
+    if (chosen < 0).any() or (chosen >= counts).any():
+        raise ValueError(f"{where}: {array.tolist()!s:.80} is outside of {str(space)[:200]}")
+    row[:] = 0
+    row[np.cumsum(counts) - counts + chosen] = 1
+
+
+def _write_bits(where: str, space: spaces.MultiBinary, array: np.ndarray, row: np.ndarray) -> None:
+    if not ((array == 0) | (array == 1)).all():
+        raise ValueError(f"{where}: {array.tolist()!s:.80} is not of 0 and 1")
+    row[:] = array.ravel()
+
+
+_KINDS = {"biuf": "numbers", "biu": "integers"}
+_WRITERS: dict[type[gymnasium.Space], tuple[str, Callable[..., None]]] = {
+    spaces.Box: ("biuf", _write_box),
+    spaces.Discrete: ("biu", _write_choice),
+    spaces.MultiDiscrete: ("biu", _write_choices),
+    spaces.MultiBinary: ("biuf", _write_bits),
+}

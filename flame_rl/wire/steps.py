@@ -1,0 +1,27 @@
+"""What is recorded of every step, as an environment's spaces describe it."""
+
+from __future__ import annotations
+
+from flame_rl.wire.messages import Column, EnvironmentSpec
+
+
+def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
+    """The columns that every algorithm needs: observations, actions and rewards.
+
+    Observations are flattened. Actions are recorded as the policy sampled them: real numbers before
+    clipping, choices counted from 0.
+    """
+    choices = spec.choices
+    single = len(spec.action_space.shape) == 0
+    actions = Column(
+        name="actions",
+        dtype="float32" if spec.continuous else "int32",
+        shape=() if single else (len(choices) or spec.action_dim,),
+        per_observation=False,
+        choices=choices,
+    )
+    return (
+        Column("observations", "float32", (spec.observation_dim,), per_observation=True),
+        actions,
+        Column("rewards", "float64", (), per_observation=False),
+    )

@@ -1,0 +1,332 @@
+"""Spaces of every kind: flattened, as data, acted in, and trained in."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.environments.actions import environment_actions
+from flame_rl.actor.environments.observations import parts_of, write_observation
+from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.actor.random.noise import MANY
+from flame_rl.run.agent import Agent
+from flame_rl.run.trainer import Trainer
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from flame_rl.wire import codec
+from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.packing import WireError
+from flame_rl.wire.spaces import MAX_NESTING, space_from_data, space_to_data
+from tests.helpers import (
+    described,
+    environment_id,
+    plain,
+    request_for,
+    run_here,
+    snapshot_for,
+)
+
+SHAPES = st.lists(st.integers(1, 3), max_size=3).map(tuple)
+SMALL = st.integers(-5, 5)
+
+
+@st.composite
+def boxes(draw) -> spaces.Box:
+    shape, dtype = draw(SHAPES), draw(st.sampled_from(["f4", "f8", "f2", "u1", "i8"]))
+    size = int(np.prod(shape))
+    if dtype[0] == "f":
+        low = draw(st.lists(st.sampled_from([-np.inf, -1.5, 0]), min_size=size, max_size=size))
+        high = draw(st.lists(st.sampled_from([np.inf, 1 / 3, 7]), min_size=size, max_size=size))
+    else:
+        low = draw(st.lists(st.integers(0, 9), min_size=size, max_size=size))
+        high = draw(st.lists(st.integers(9, 255), min_size=size, max_size=size))
+    bounds = (np.array(bound, dtype).reshape(shape) for bound in (low, high))
+    return spaces.Box(*bounds, dtype=np.dtype(dtype).type)
+
+
+@st.composite
+def multi_discretes(draw) -> spaces.MultiDiscrete:
+    shape = draw(SHAPES.filter(len))
+    size = int(np.prod(shape))
+    nvec = draw(st.lists(st.integers(1, 5), min_size=size, max_size=size))
+    start = draw(st.lists(SMALL, min_size=size, max_size=size))
+    return spaces.MultiDiscrete(np.reshape(nvec, shape), start=np.reshape(start, shape))
+
+
+LEAVES = st.one_of(
+    boxes(),
+    st.builds(lambda n, start: spaces.Discrete(n, start=start), st.integers(1, 6), SMALL),
+    multi_discretes(),
+    st.builds(spaces.MultiBinary, st.integers(1, 4) | SHAPES.filter(len).map(list)),
+)
+SPACES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.dictionaries(st.text(max_size=3), inner, min_size=1, max_size=3).map(
+            lambda named: spaces.Dict(list(named.items()))
+        ),
+        st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(SPACES, st.integers(0, 1 << 30))
+def test_observations_are_flattened_as_gymnasium_does(space, seed):
+    space.seed(seed)
+    parts = parts_of(space)
+    assert parts[-1].stop == spaces.flatdim(space)
+    row = np.full(parts[-1].stop, np.nan, np.float32)
+    for _ in range(2):  # nothing is left of what was there before
+        observation = space.sample()
+        write_observation(parts, observation, row)
+        expected = np.asarray(spaces.flatten(space, observation)).astype(np.float32)
+        assert row.tobytes() == expected.tobytes()
+    for part in parts:
+        leaf = observation
+        for key in part.path:
+            leaf = leaf[key]
+        expected = np.asarray(spaces.flatten(part.space, leaf)).astype(np.float32)
+        assert row[part.start : part.stop].tobytes() == expected.tobytes()
+        assert eval("observation" + part.name) is leaf
+
+
+@settings(deadline=None)
+@given(SPACES)
+def test_a_space_travels_as_data(space):
+    data = json.loads(json.dumps(space_to_data(space), allow_nan=False))
+    arrived = space_from_data(data)
+    assert arrived == space and repr(arrived) == repr(space)
+    assert spaces.flatdim(arrived) == spaces.flatdim(space)
+
+
+def test_bounds_are_exact_and_compact():
+    space = spaces.Box(np.float32(-1 / 3), np.float32(np.pi), (400, 400), np.float32)
+    data = space_to_data(space)
+    assert len(json.dumps(data)) < 200
+    arrived = space_from_data(data)
+    assert arrived.low.tobytes() == space.low.tobytes()
+    assert arrived.high.tobytes() == space.high.tobytes()
+    spec = EnvironmentSpec("X-v0", space, spaces.Discrete(2))
+    assert codec.decode_description(codec.encode_description(spec)) == spec
+    random = np.random.default_rng(0).random((400, 400))
+    wide = EnvironmentSpec("X-v0", spaces.Box(random, 2.0, dtype=np.float64), spaces.Discrete(2))
+    with pytest.raises(WireError, match="bytes to describe"):
+        codec.encode_description(wide)
+
+
+BOX = space_to_data(spaces.Box(-1, 1, (2,), np.float32))
+DISCRETE = space_to_data(spaces.Discrete(3))
+MULTI = space_to_data(spaces.MultiDiscrete([2, 3]))
+
+
+def nested(levels: int) -> dict:
+    data = DISCRETE
+    for _ in range(levels):
+        data = {"type": "tuple", "spaces": [data]}
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, "space: not a space"),
+        ([], "not a space"),
+        ({}, "no known kind"),
+        ({"type": "text"}, "no known kind"),
+        (nested(MAX_NESTING + 1), "levels"),
+        ({"type": "tuple", "spaces": [DISCRETE] * 2000}, "parts"),
+        ({"type": "tuple", "spaces": 3}, "not a list"),
+        ({"type": "dict", "spaces": {"a": DISCRETE}}, "not a list"),
+        ({"type": "dict", "spaces": [["a"]]}, "pairs"),
+        ({"type": "dict", "spaces": [[3, DISCRETE]]}, "pairs"),
+        ({"type": "dict", "spaces": [["a", DISCRETE]] * 2}, "twice"),
+        ({"type": "dict", "spaces": [["a", {"type": "?"}]]}, r"space\['a'\]"),
+        (DISCRETE | {"n": 0}, "positive"),
+        (DISCRETE | {"n": -1}, "positive"),
+        (DISCRETE | {"n": 1 << 40}, "numbers"),
+        (DISCRETE | {"n": True}, "integer"),
+        (DISCRETE | {"n": "3"}, "integer"),
+        (DISCRETE | {"dtype": "float32"}, "dtype"),
+        (DISCRETE | {"dtype": ["int64"]}, "dtype|unhashable"),
+        ({"type": "discrete", "dtype": "int64", "n": 3}, "start"),
+        (BOX | {"shape": [1 << 30, 1 << 30]}, "numbers"),
+        (BOX | {"shape": [-1]}, "shape"),
+        (BOX | {"shape": [1] * 9}, "shape"),
+        (BOX | {"shape": 2}, "shape"),
+        (BOX | {"shape": [2.0]}, "integer"),
+        (BOX | {"low": [[0, 3]]}, "3 numbers where 2"),
+        (BOX | {"low": [[0, -1], [0, 3]]}, "numbers"),
+        (BOX | {"low": [0, 0]}, "TypeError"),
+        (BOX | {"low": "much"}, "KeyError"),
+        (BOX | {"low": None}, "not a number"),
+        (BOX | {"low": float("nan")}, "not a number"),
+        (BOX | {"low": 0.1}, "float32 does not hold"),
+        (BOX | {"low": 2.0}, "space"),
+        (BOX | {"dtype": "object"}, "dtype"),
+        (MULTI | {"nvec": 0}, "space"),
+        (MULTI | {"nvec": 1 << 40}, "numbers"),
+        (MULTI | {"nvec": "inf"}, "space"),
+        ({"type": "multibinary", "n": 1 << 50}, "numbers"),
+        ({"type": "multibinary", "n": 0}, "space"),
+        ({"type": "multibinary", "n": "3"}, "shape"),
+    ],
+)
+def test_data_that_is_no_space_is_refused(data, words):
+    with pytest.raises(WireError, match=words):
+        space_from_data(data)
+
+
+def test_a_space_that_is_no_data_is_refused():
+    with pytest.raises(WireError, match="Text"):
+        space_to_data(spaces.Dict({"said": spaces.Text(4)}))
+
+
+@settings(deadline=None)
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda x: st.lists(x)))
+def test_data_of_any_content_is_refused(content):
+    for kind in ("box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"):
+        for name in ("shape", "n", "low", "nvec", "start", "spaces", "dtype"):
+            data = {"type": kind, "dtype": "int64", "shape": [2], "low": 0, "high": 3, "n": 2}
+            data |= {"nvec": 2, "start": 0, "spaces": []} | {name: content}
+            with contextlib.suppress(WireError):
+                space_from_data(data)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(3, start=-4),
+        spaces.MultiDiscrete([[2, 3], [4, 1]], start=[[1, 2], [-3, 0]]),
+        spaces.MultiDiscrete([2, 3], dtype=np.int32),
+        spaces.MultiBinary(4),
+        spaces.MultiBinary([2, 3]),
+        spaces.Box(-1, np.array([[0.5, 2], [3, 4]], np.float32), (2, 2)),
+    ],
+)
+def test_every_action_that_a_policy_takes_is_one_of_its_space(space):
+    spec = EnvironmentSpec("X-v0", spaces.Box(-1, 1, (3,)), space)
+    acting = ActingPolicy(snapshot_for(spec))
+    rows = np.random.default_rng(0).standard_normal((200, 3)).astype(np.float32)
+    noise = acting.draw_noise(np.random.default_rng(1), 200)
+    actions = acting.act(rows, noise)
+    taken = environment_actions(space, actions)
+    assert len(taken) == 200 and all(space.contains(action) for action in taken)
+    if not spec.continuous:  # every choice comes, and counts from the first one
+        flat = np.reshape(taken, (200, -1)).astype(int)
+        start = getattr(space, "start", 0)
+        np.testing.assert_array_equal(flat - np.ravel(start), actions.reshape(200, -1))
+        assert [len(set(column)) for column in flat.T.tolist()] == list(spec.choices)
+
+
+@pytest.mark.parametrize("name", ["Structured", "Switches"])
+def test_an_episode_has_its_bits_whatever_its_company(name):
+    """Enough episodes that the noise of many is drawn ahead together, against few."""
+    env_id = environment_id(name)
+    snapshot, simulator = snapshot_for(described(env_id)), plain(env_id)
+    many = collect_episodes(snapshot, request_for(env_id, range(MANY + 9)), simulator)
+    for index in (0, 5, MANY + 8):
+        (alone,) = collect_episodes(snapshot, request_for(env_id, [index]), simulator)
+        for column, rows in alone.columns.items():
+            assert rows.tobytes() == many[index].columns[column].tobytes()
+
+
+@pytest.mark.parametrize("env_id", ["Blackjack-v1", environment_id("Structured")])
+def test_an_agent_acts_by_spaces_alone(env_id):
+    spec = described(env_id)
+    snapshot = snapshot_for(spec)
+    agent, env = Agent(snapshot, spec), gymnasium.make(env_id)
+    (episode,) = collect_episodes(snapshot, request_for(env_id, [4], explore=False), plain(env_id))
+    seed = int(collect_seed(env_id, 4))
+    observation, _ = env.reset(seed=seed)
+    for recorded in episode.actions:
+        action = agent.act(observation)
+        assert env.action_space.contains(action)
+        (expected,) = environment_actions(env.action_space, recorded[None])
+        np.testing.assert_array_equal(action, expected)
+        observation, *_ = env.step(action)
+
+
+def collect_seed(env_id: str, index: int) -> int:
+    from flame_rl.actor.random.seeds import episode_randomness
+
+    request = request_for(env_id)
+    return episode_randomness(request.run_seed, request.iteration, index)[0]
+
+
+def test_an_agent_refuses_what_is_no_observation():
+    spec = described(environment_id("Structured"))
+    agent, env = Agent(snapshot_for(spec), spec), gymnasium.make(spec.env_id)
+    good, _ = env.reset(seed=0)
+    agent.act(good)
+    wrong = copy.deepcopy(good)
+    wrong["goal"] = -2
+    with pytest.raises(ValueError, match=r"observation\['goal'\]: -2 is outside"):
+        agent.act(wrong)
+    wrong = copy.deepcopy(good)
+    wrong["arm"][0][0, 0] = np.inf
+    with pytest.raises(ValueError, match=r"observation\['arm'\]\[0\]: NaN or infinity"):
+        agent.act(wrong)
+
+
+RUNS = [
+    (env, algorithm)
+    for env in ("Blackjack-v1", environment_id("Structured"), environment_id("Switches"))
+    for algorithm in ("reinforce", "a2c", "ppo")
+]
+
+
+@pytest.mark.parametrize(("env", "algorithm"), RUNS)
+def test_training_gives_the_same_bytes_on_any_number_of_workers(env, algorithm, tmp_path):
+    written = []
+    for workers in (0, 2):
+        output = tmp_path / str(workers)
+        done = run_here(
+            *("--local", "--env", env, "--algorithm", algorithm, "--workers", str(workers)),
+            *("--iterations", "3", "--episodes-per-iter", "70", "--output", str(output)),
+            *("--hidden-sizes", "8"),
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        names = "metrics.csv", "weights.safetensors"
+        written.append([(output / name).read_bytes() for name in names])
+    assert written[0] == written[1]
+
+
+@pytest.mark.parametrize(("name", "best"), [("Structured", 6.0), ("Switches", 6.0)])
+def test_several_choices_are_learned(name, best):
+    config = TrainConfig(
+        env=environment_id(name),
+        algorithm="ppo",
+        iterations=25,
+        episodes_per_iter=100,
+        learning_rate=0.02,
+        hidden_sizes=(32,),
+        local=True,
+        workers=0,
+    )
+    with Trainer(config) as trainer:
+        rewards = [result.reward_mean for result in trainer]
+    assert rewards[0] < 0.7 * best and rewards[-1] > 0.85 * best
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_too_many_layers_are_refused_alike_by_every_backend(workers):
+    config = TrainConfig(
+        env="CartPole-v1", local=True, workers=workers, hidden_sizes=(4,) * 40, iterations=1
+    )
+    with (
+        Trainer(config) as trainer,
+        pytest.raises(UsageError, match=r"layers, activations among them; at most 64"),
+    ):
+        trainer.train()
