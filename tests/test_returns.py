@@ -13,7 +13,6 @@ from flame_rl.learner.returns import (
     generalized_advantages,
     leave_one_out,
     normalize,
-    v_trace,
 )
 
 BATCHES = st.tuples(
@@ -162,36 +161,6 @@ def test_whole_episode_advantages_are_returns_minus_values():
     np.testing.assert_allclose(actual, returns - [0.5, 1, 2, 3])
 
 
-@settings(max_examples=200, deadline=None)
-@given(BATCHES, st.sampled_from([0.7, 1.0, 2.0]), st.sampled_from([0.5, 1.0]))
-def test_v_trace_by_definition(batch, rho_bar, c_bar):
-    """v_s = V_s + sum over t of discount^(t-s) * (c_s ... c_{t-1}) * delta_t (Espeholt et al. 2018,
-    eq. 1), and the policy gradient's advantage of section 4.2."""
-    episodes, discount, seed = batch
-    rewards, lengths = flat(episodes)
-    values, terminated, rng = random_values(episodes, seed)
-    ratios = np.exp(rng.standard_normal(len(rewards)))
-    targets, advantages, start = [], [], 0
-    for r, v, ended in zip(episodes, split_values(values, episodes), terminated, strict=True):
-        v = [*v[:-1], 0.0 if ended else v[-1]]
-        ratio = ratios[start : start + len(r)]
-        start += len(r)
-        rho, c = [min(rho_bar, x) for x in ratio], [min(c_bar, x) for x in ratio]
-        delta = [rho[t] * (r[t] + discount * v[t + 1] - v[t]) for t in range(len(r))]
-        own = []
-        for s in range(len(r)):
-            total = v[s]
-            for t in range(s, len(r)):
-                total += discount ** (t - s) * np.prod(c[s:t]) * delta[t]
-            own.append(total)
-        following = [*own[1:], v[-1]]
-        advantages += [rho[s] * (r[s] + discount * following[s] - v[s]) for s in range(len(r))]
-        targets += own
-    actual = v_trace(rewards, values, ratios, lengths, terminated, discount, rho_bar, c_bar)
-    np.testing.assert_allclose(actual[0], targets, atol=1e-9)
-    np.testing.assert_allclose(actual[1], advantages, atol=1e-9)
-
-
 @settings(max_examples=100, deadline=None)
 @given(BATCHES)
 def test_leave_one_out_by_definition(batch):
@@ -212,11 +181,9 @@ def test_leave_one_out_by_definition(batch):
 
 def test_values_that_do_not_fit_are_refused():
     rewards, lengths = flat([[1.0, 2.0]])
-    one, two = np.zeros(1), np.zeros(2)
+    two = np.zeros(2)
     ended = np.array([True])
     with pytest.raises(ValueError, match="values"):
         generalized_advantages(rewards, two, lengths, ended, 0.9, 0.9)
     with pytest.raises(ValueError, match="terminated"):
         generalized_advantages(rewards, np.zeros(3), lengths, np.array([True] * 2), 0.9, 0.9)
-    with pytest.raises(ValueError, match="ratios"):
-        v_trace(rewards, np.zeros(3), one, lengths, ended, 0.9)

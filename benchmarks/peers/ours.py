@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 from benchmarks.peers.work import BATCH, EPISODES, EPOCHS, MINIBATCH, serve
 from flame_rl import TrainConfig, Trainer
@@ -33,7 +32,7 @@ def main(env_id: str) -> None:
     seeds = iter(range(10**6))
     with (
         Trainer(config) as trainer,
-        Trainer(replace(config, minibatches=16)) as coarse,
+        Trainer(config.changed(minibatches=16)) as coarse,
     ):
 
         def collect() -> int:

@@ -33,7 +33,7 @@ def discounted_returns(
     _check_episodes(rewards, lengths)
     if bootstrap.shape != lengths.shape:
         raise ValueError(f"bootstrap: shape {bootstrap.shape}, not {lengths.shape}")
-    return _discounted_sums(rewards, np.full(len(rewards), discount), lengths, bootstrap)
+    return _discounted_sums(rewards, discount, lengths, bootstrap)
 
 
 def generalized_advantages(
@@ -60,45 +60,8 @@ def generalized_advantages(
         ValueError: ranks or sizes that do not fit.
     """
     now, following = _now_and_following(rewards, values, lengths, terminated)
-    decay = np.full(len(rewards), discount * gae_lambda)
     deltas = rewards + discount * following - now
-    return _discounted_sums(deltas, decay, lengths, np.zeros(len(lengths)))
-
-
-def v_trace(
-    rewards: np.ndarray,
-    values: np.ndarray,
-    ratios: np.ndarray,
-    lengths: np.ndarray,
-    terminated: np.ndarray,
-    discount: float,
-    rho_bar: float = 1.0,
-    c_bar: float = 1.0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Targets and advantages from actors that were not quite up to date (Espeholt et al. 2018,
-    "IMPALA", section 4.1, remark 1). With ratios of 1 the targets are the plain returns.
-
-    Args:
-        rewards, values, lengths, terminated, discount: as in `generalized_advantages`.
-        ratios: float64 [N], probability of each action now, over that when it was taken.
-        rho_bar, c_bar: where the ratios are cut off.
-
-    Returns:
-        v_s, the values' targets, and rho_s * (r_s + discount * v_{s+1} - V_s); both float64 [N].
-
-    Raises:
-        ValueError: ranks or sizes that do not fit.
-    """
-    now, following = _now_and_following(rewards, values, lengths, terminated)
-    if ratios.shape != rewards.shape:
-        raise ValueError(f"ratios: shape {ratios.shape}, not {rewards.shape}")
-    rho, c = np.minimum(rho_bar, ratios), np.minimum(c_bar, ratios)
-    deltas = rho * (rewards + discount * following - now)
-    targets = now + _discounted_sums(deltas, discount * c, lengths, np.zeros(len(lengths)))
-    following_targets = following.copy()
-    inner = np.delete(np.arange(len(rewards)), np.cumsum(lengths) - 1)
-    following_targets[inner] = targets[inner + 1]
-    return targets, rho * (rewards + discount * following_targets - now)
+    return _discounted_sums(deltas, discount * gae_lambda, lengths, np.zeros(len(lengths)))
 
 
 def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -194,18 +157,16 @@ def _now_and_following(
 
 
 def _discounted_sums(
-    terms: np.ndarray, factors: np.ndarray, lengths: np.ndarray, last: np.ndarray
+    terms: np.ndarray, factor: float, lengths: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
-    """y_t = terms_t + factors_t * y_{t+1} within each episode, where y_T is `last`."""
+    """y_t = terms_t + factor * y_{t+1} within each episode, where y_T is `last`."""
     sums = np.empty(len(terms))
     stop = 0
     # On Python's numbers: for arrays as short as an episode they are faster than NumPy's.
     for length, end in zip(lengths.tolist(), last.tolist(), strict=True):
         start, stop = stop, stop + length
-        backwards = zip(
-            terms[start:stop][::-1].tolist(), factors[start:stop][::-1].tolist(), strict=True
-        )
-        running = accumulate(backwards, lambda y, step: step[0] + step[1] * y, initial=end)
+        backwards = terms[start:stop][::-1].tolist()
+        running = accumulate(backwards, lambda y, term: term + factor * y, initial=end)
         sums[start:stop] = list(running)[:0:-1]
     return sums
 

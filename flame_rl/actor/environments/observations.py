@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 
 @dataclass(frozen=True)
-class Part:
+class ObservationPart:
     """A space without parts, and where its numbers are in the vector.
 
     Attributes:
@@ -32,9 +32,9 @@ class Part:
     stop: int
 
 
-def parts_of(space: gymnasium.Space) -> tuple[Part, ...]:
+def parts_of(space: gymnasium.Space) -> tuple[ObservationPart, ...]:
     """The parts of an observation space in the order of the vector."""
-    parts: list[Part] = []
+    parts: list[ObservationPart] = []
 
     def add(space: gymnasium.Space, path: tuple[str | int, ...]) -> None:
         if isinstance(space, spaces.Dict):
@@ -47,13 +47,15 @@ def parts_of(space: gymnasium.Space) -> tuple[Part, ...]:
             start = parts[-1].stop if parts else 0
             name = "".join(f"[{key!r}]" for key in path)
             width = spaces.flatdim(space) if type_of(space) is not None else 0
-            parts.append(Part(name, path, space, start, start + width))
+            parts.append(ObservationPart(name, path, space, start, start + width))
 
     add(space, ())
     return tuple(parts)
 
 
-def write_observation(parts: Sequence[Part], observation: object, row: np.ndarray) -> None:
+def write_observation(
+    parts: Sequence[ObservationPart], observation: object, row: np.ndarray
+) -> None:
     """Flatten an observation into `row`, a vector of real numbers, after checking it.
 
     Where an observation is one Box, NaN and infinity are written as they are, to be looked for in
