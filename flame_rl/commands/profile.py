@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from flame_rl.run.folder import saved_config
@@ -50,7 +51,10 @@ def profile(arguments: Sequence[str]) -> int:
 
             measured = measure(config, stop)
             seconds = predictions(measured)
-            say(as_json(measured, seconds) if command.json else as_text(measured, seconds))
+            if command.json:
+                say(json.dumps(asdict(measured) | {"predicted_seconds": seconds}))
+            else:
+                say(as_text(measured, seconds))
         return stop.exit_code
 
 
@@ -60,31 +64,25 @@ def predictions(measured: Profile) -> dict[int, float]:
     return {workers: iteration_seconds(measured.costs, workers) for workers in counts}
 
 
-def as_json(measured: Profile, seconds: Mapping[int, float]) -> str:
-    """All that was measured and predicted, in one line."""
-    return json.dumps(asdict(measured) | {"predicted_seconds": seconds})
-
-
 def as_text(measured: Profile, seconds: Mapping[int, float]) -> str:
     """The measured iteration, a table of predictions and a line of advice."""
-    phases, costs = measured.phases, measured.costs
-    steps = sum(costs.lengths) / len(costs.lengths)
+    timing, costs = measured.timing, measured.costs
+    total = timing.collecting + costs.updating + costs.rest
+
+    def phase(name: str, taken: float) -> str:
+        return f"  {name:<14}{duration(taken):>9}{taken / total:>7.0%}"
+
     lines = [
-        f"{measured.env_id}, {measured.algorithm}: {phases.episodes} episodes an iteration, "
-        f"{steps:.0f} steps each",
+        f"{measured.env_id}, {measured.algorithm}: {len(costs.lengths)} episodes an iteration, "
+        f"{mean(costs.lengths):.0f} steps each",
         "",
         f"Measured with {where(measured)}:",
-    ]
-    for name, taken in (
-        ("collecting", phases.collecting),
-        ("updating", phases.updating),
-        ("the rest", phases.rest),
-        ("an iteration", phases.seconds),
-    ):
-        lines.append(f"  {name:<14}{duration(taken):>9}{taken / phases.seconds:>7.0%}")
-    lines += [
-        f"  {'weights sent':<14}{phases.bytes_out / 1e3:>6,.0f} kB",
-        f"  {'episodes read':<14}{phases.bytes_in / 1e3:>6,.0f} kB",
+        phase("collecting", timing.collecting),
+        phase("updating", costs.updating),
+        phase("the rest", costs.rest),
+        phase("an iteration", total),
+        f"  {'weights sent':<14}{timing.bytes_out / 1e3:>6,.0f} kB",
+        f"  {'episodes read':<14}{timing.bytes_in / 1e3:>6,.0f} kB",
         f"  {'an env step':<14}{duration(costs.step):>9}, {costs.computing:.0%} of it computing",
         "",
         "Predicted for an iteration:",
@@ -97,36 +95,27 @@ def as_text(measured: Profile, seconds: Mapping[int, float]) -> str:
 
 def advice(measured: Profile, seconds: Mapping[int, float]) -> str:
     """How many workers to use, in one sentence or two."""
-    best, flag = enough(seconds), "--" + workers_of(measured)
-    spent = f"{duration(seconds[best])} an iteration"
-    if best == measured.workers:
-        text = f"Advice: keep {where(measured)}, {spent}."
-    else:
-        text = f"Advice: {flag} {best}, {spent}."
+    best, workers = enough(seconds), workers_of(measured)
+    choice = f"keep {where(measured)}" if best == measured.workers else f"--{workers} {best}"
+    text = f"Advice: {choice}, {duration(seconds[best])} an iteration."
     share = measured.costs.updating / seconds[best]
     if share > 0.5:
-        text += f" The update is {share:.0%} of it, which no number of {flag[2:]} changes."
+        text += f" The update is {share:.0%} of it, which more {workers} do not shorten."
     return text
 
 
 def workers_of(measured: Profile) -> str:
-    """The name of the flag that says how many collect."""
+    """The flag that says how many collect, without its dashes."""
     return "executors" if measured.costs.cores is None else "workers"
 
 
 def where(measured: Profile) -> str:
     """Who collected."""
-    count, cores = measured.workers, measured.costs.cores
-    if count == 0:
-        return "no worker: the learner's own process"
-    if cores is None:
-        return f"{count} executor{'s' * (count > 1)} of the cluster"
-    return f"{count} worker{'s' * (count > 1)} on {cores} core{'s' * (cores > 1)} of this machine"
+    who, cores = f"{measured.workers} {workers_of(measured)}", measured.costs.cores
+    return f"{who} of the cluster" if cores is None else f"{who} on this machine ({cores} cores)"
 
 
 def duration(seconds: float) -> str:
     """With three digits and a unit that suits its size."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
+    unit, size = next((u for u in (("s", 1.0), ("ms", 1e-3)) if seconds >= u[1]), ("us", 1e-6))
+    return f"{seconds / size:.3g} {unit}"

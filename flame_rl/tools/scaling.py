@@ -65,12 +65,8 @@ def busiest_worker(lengths: tuple[int, ...], workers: int) -> int:
     return max(ends)
 
 
-def enough(seconds: Mapping[int, float], within: float = 0.05) -> int:
-    """The fewest workers with which an iteration takes at most 5 % longer than with the best.
-
-    Args:
-        seconds: of an iteration, by number of workers.
-        within: the share by which it may take longer.
-    """
-    best = min(seconds.values())
-    return min(workers for workers, taken in seconds.items() if taken <= best * (1 + within))
+def enough(seconds: Mapping[int, float]) -> int:
+    """The fewest workers with which an iteration takes at most 5 % longer than with the best, from
+    its seconds by number of workers."""
+    limit = 1.05 * min(seconds.values())
+    return min(workers for workers, taken in seconds.items() if taken <= limit)
