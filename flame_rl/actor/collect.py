@@ -116,10 +116,6 @@ class _Play:
         self._episode = np.full(width, -1)
         self._begun = 0
 
-        # Where each column's values are when a step is recorded; always the same arrays.
-        self._actions = np.zeros((width, *policy.head.shape), policy.head.dtype)
-        self._sources = _sources(simulator, self._actions)
-
         widest = max(math.prod(c.shape) * np.dtype(c.dtype).itemsize for c in request.columns)
         steps = BLOCK_BYTES // (width * widest)
         self._steps = max(1, min(BLOCK_STEPS, steps))
@@ -141,7 +137,8 @@ class _Play:
         """One step of every running episode, and what follows from it."""
         if self._row == self._steps:
             self._next_block()
-        row, live, simulator, actions = self._row, self._live, self._simulator, self._actions
+        row, live, simulator = self._row, self._live, self._simulator
+        actions = self._actions[row]
         for recorded, source in self._seen:
             recorded[row, live] = source[live]
         rows = self._acting
@@ -198,7 +195,7 @@ class _Play:
         episodes, simulator = self._episode[slots], self._simulator
         self._lengths[episodes] = self._lock_step - self._first[episodes]
         for name, last in self._last.items():
-            last[episodes] = self._sources[name][slots]
+            last[episodes] = _source(simulator, name)[slots]
         self._terminated[episodes] = simulator.terminated[slots]
         self._truncated[episodes] = simulator.truncated[slots]
         taken = slots[: len(self._index) - self._begun]
@@ -223,12 +220,17 @@ class _Play:
     def _new_block(self, first: int) -> Block:
         self._played = self._running
         block = new_block(self._columns, first, self._steps, self._width)
+        # Actions are written where they are recorded, unless they are not.
+        head = self._policy.head
+        self._actions = block.columns.get("actions")
+        if self._actions is None:
+            self._actions = np.zeros((self._steps, self._width, *head.shape), head.dtype)
         # Observations are recorded before the step that changes them.
         self._seen, self._done = (
             [
-                (block.columns[column.name], self._sources[column.name])
+                (block.columns[column.name], _source(self._simulator, column.name))
                 for column in self._columns
-                if column.per_observation == before
+                if column.name != "actions" and column.per_observation == before
             ]
             for before in (True, False)
         )
@@ -258,13 +260,9 @@ class _Play:
         )
 
 
-def _sources(simulator: Simulator, actions: np.ndarray) -> dict[str, np.ndarray]:
-    """What can be recorded of a step, by the column's name: an entry for each slot."""
-    return {
-        "observations": simulator.observations,
-        "actions": actions,
-        "rewards": simulator.rewards,
-    }
+def _source(simulator: Simulator, name: str) -> np.ndarray:
+    """Where a column's values of each slot are when a step is recorded; always the same array."""
+    return {"observations": simulator.observations, "rewards": simulator.rewards}[name]
 
 
 def _why_not_recorded(
@@ -276,17 +274,22 @@ def _why_not_recorded(
             f"the policy is for observations of {policy.observation_dim} numbers, and these have "
             f"{simulator.observations.shape[1]}"
         )
-    sources = _sources(simulator, np.zeros((1, *policy.head.shape), policy.head.dtype))
+    # Type and shape of a row, and whether there is one for each observation.
+    known = {
+        "observations": ("float32", (policy.observation_dim,), True),
+        "actions": (policy.head.dtype, policy.head.shape, False),
+        "rewards": ("float64", (), False),
+    }
     for column in columns:
-        if column.name not in sources:
-            return f"column {column.name[:40]!r} is none of {', '.join(sources)}"
-        source = sources[column.name]
-        if column.shape != source.shape[1:] or column.dtype != source.dtype:
+        if column.name not in known:
+            return f"column {column.name[:40]!r} is none of {', '.join(known)}"
+        dtype, shape, per_observation = known[column.name]
+        if column.shape != shape or column.dtype != dtype:
             return (
                 f"column {column.name}: {column.dtype} of shape {column.shape} is asked for where "
-                f"there is {source.dtype} of shape {source.shape[1:]}"
+                f"there is {dtype} of shape {shape}"
             )
-        if column.per_observation != (column.name == "observations"):
+        if column.per_observation != per_observation:
             return f"column {column.name}: only observations have a row more than there are steps"
     return None
 

@@ -83,11 +83,13 @@ def cut_out(
         place = np.searchsorted(block.slots, slot[here])
         source = np.repeat((begin - block.first) * width + place, here_steps) + ramp * width
         target = np.repeat(start[here] + begin - first[here], here_steps) + ramp
-        later = target + np.repeat(here, here_steps)
-        for column in columns:
-            rows = _rows(block.columns[column.name], 2)
-            into = later if column.per_observation else target
-            _rows(whole[column.name], 1)[into] = rows[source]
+        for per_observation in (False, True):
+            if per_observation:
+                target += np.repeat(here, here_steps)
+            for column in columns:
+                if column.per_observation == per_observation:
+                    rows = _rows(block.columns[column.name], 2)
+                    _rows(whole[column.name], 1)[target] = rows[source]
     return whole
 
 

@@ -244,35 +244,39 @@ class Episodes:
     def __getitem__(self, place: int) -> Episode:
         if not 0 <= place < len(self):
             raise IndexError(f"episode {place} of {len(self)}")
-        return self._at(place, int(self.lengths[:place].sum()), self.steps)
+        return self._at(place, int(self.lengths[:place].sum()), self._parts())
 
     def __iter__(self) -> Iterator[Episode]:
-        starts, steps = np.cumsum(self.lengths) - self.lengths, self.steps
-        return (self._at(place, start, steps) for place, start in enumerate(starts.tolist()))
+        starts, parts = np.cumsum(self.lengths) - self.lengths, self._parts()
+        return (self._at(place, start, parts) for place, start in enumerate(starts.tolist()))
 
     def first(self, count: int) -> Episodes:
         """The first `count` of them."""
-        steps, all_steps = int(self.lengths[:count].sum()), self.steps
+        steps = int(self.lengths[:count].sum())
         return Episodes(
             index=self.index[:count],
             lengths=self.lengths[:count],
             terminated=self.terminated[:count],
             truncated=self.truncated[:count],
             columns={
-                name: array[: steps if len(array) == all_steps else steps + count]
-                for name, array in self.columns.items()
+                name: array[: steps + count if per_observation else steps]
+                for name, array, per_observation in self._parts()
             },
         )
 
-    def _at(self, place: int, start: int, steps: int) -> Episode:
+    def _parts(self) -> list[tuple[str, np.ndarray, bool]]:
+        """Of each column: its name, its array, and whether it has a row for each observation."""
+        steps = self.steps
+        return [(name, array, len(array) != steps) for name, array in self.columns.items()]
+
+    def _at(self, place: int, start: int, parts: list[tuple[str, np.ndarray, bool]]) -> Episode:
         stop = start + int(self.lengths[place])
+        steps, observations = slice(start, stop), slice(start + place, stop + place + 1)
         return Episode(
             index=int(self.index[place]),
             columns={
-                name: array[start:stop]
-                if len(array) == steps
-                else array[start + place : stop + place + 1]
-                for name, array in self.columns.items()
+                name: array[observations if per_observation else steps]
+                for name, array, per_observation in parts
             },
             terminated=bool(self.terminated[place]),
             truncated=bool(self.truncated[place]),
