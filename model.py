@@ -126,8 +126,8 @@ class FactoredPolicy(nn.Module):
         super().__init__()
         self.choices = spec.choices
         self.normalizer = make_normalizer(spec, config)
-        sizes = (spec.observation_dim, *config.hidden_sizes, spec.action_dim)
-        self.network = mlp(sizes, config.activation, output_gain=0.01)
+        sizes = (spec.observation_dim, *config.experiment.hidden_sizes, spec.action_dim)
+        self.network = mlp(sizes, config.experiment.activation, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> list[Categorical]:
         """The distribution of each choice: observation float32 [B, D] -> logits [B, its number]."""

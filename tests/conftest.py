@@ -19,6 +19,7 @@ from tests.flame_fixtures import (
     real_cluster,
     run,
 )
+from tests.helpers import run_here
 from tests.memory_flame import MemoryFlame
 
 
@@ -93,3 +94,14 @@ def local(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
         return runs[flags]
 
     return metrics
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory) -> Path:
+    """The folder of the run `tests.runs.WHOLE`, which nothing interrupts."""
+    from tests.runs import WHOLE
+
+    folder = tmp_path_factory.mktemp("whole")
+    done = run_here(*WHOLE, "--workers", "0", "--output", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.learner import make_learner as learner_of_config
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig, names_of
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.messages import EnvironmentSpec, Episodes
+from tests.helpers import episode_of, spec_of, together
 
 
 def make_config(env: str, **options) -> TrainConfig:
@@ -22,3 +25,35 @@ def make_config(env: str, **options) -> TrainConfig:
 def make_learner(spec: EnvironmentSpec, **options) -> Learner:
     """A learner of `make_config`."""
     return learner_of_config(make_config(spec.env_id, **options), spec)
+
+
+def learner_of(continuous: bool, **options) -> Learner:
+    """One step of Adam over the whole batch, unless the options say otherwise."""
+    plain = {
+        "hidden_sizes": (8,),
+        "max_grad_norm": 1e9,
+        "max_kl": 1e9,
+        "minibatches": 1,
+        "learning_rate_decay": False,
+        "normalize_observations": False,
+        "value_learning_rate": 1e-3,
+    }
+    return make_learner(spec_of(3, 2, continuous), **(plain | options))
+
+
+def random_episodes(continuous: bool) -> Episodes:
+    rng = np.random.default_rng(0)
+    episodes = []
+    for index, length in enumerate([4, 1, 9, 3]):
+        actions = rng.standard_normal((length, 2)).astype(np.float32)
+        episodes.append(
+            episode_of(
+                index=index,
+                observations=rng.standard_normal((length + 1, 3)).astype(np.float32),
+                actions=actions if continuous else rng.integers(0, 2, length).astype(np.int32),
+                rewards=rng.standard_normal(length),
+                terminated=index != 2,
+                truncated=index == 2,
+            )
+        )
+    return together(episodes)

@@ -31,7 +31,7 @@ _TWINS = {
     "Walker2d-v5": (_MUJOCO, "gymnasium.envs.mujoco.walker2d_v5:Walker2dEnv"),
     "Ant-v5": (_MUJOCO, "gymnasium.envs.mujoco.ant_v5:AntEnv"),
 }
-# What tests/test_simulators.py has passed with. MuJoCo before 4.0 has no mujoco.batch.
+# What tests/actor/test_simulators.py has passed with. MuJoCo before 4.0 has no mujoco.batch.
 VERIFIED_GYMNASIUM = ("1.4",)
 VERIFIED_MUJOCO = ("4.0",)
 _CHECK_EPISODES = 8

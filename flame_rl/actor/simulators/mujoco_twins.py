@@ -2,7 +2,7 @@
 
 What an environment adds to its model (rewards, termination, observations) is computed for all slots
 together. The bits are Gymnasium's because the operations are, one by one: control costs, for one,
-are sums in float32 there and here. tests/test_simulators.py compares the two.
+are sums in float32 there and here. tests/actor/test_simulators.py compares the two.
 """
 
 from __future__ import annotations

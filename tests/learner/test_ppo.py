@@ -15,7 +15,7 @@ from flame_rl.learner import on_policy
 from flame_rl.learner.algorithms import ppo
 from flame_rl.learner.algorithms.ppo import clipped_objective
 from flame_rl.learner.on_policy import kl_terms, minibatches
-from tests.test_learner import learner_of, random_episodes
+from tests.learners import learner_of, random_episodes
 
 NUMBERS = st.floats(-2, 2)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import signal
@@ -12,55 +11,19 @@ import uuid
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
-from flame_rl.learner.learner import Learner, tensors_digest
-from flame_rl.run import checkpoint, resume, retention, weights
+from flame_rl.learner.learner import Learner
+from flame_rl.run import checkpoint, resume, retention
 from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from tests.helpers import environment_id, run_here, run_main, spec_of, start_main
+from tests.helpers import run_here, run_main, spec_of, start_main
 from tests.learners import make_learner
+from tests.runs import ITERATIONS, RUN, SLOWLY, WHOLE, assert_same_run, rows, survivors
 
 pytestmark = pytest.mark.faults
-
-ITERATIONS = 24
-RUN = (
-    *("--env", environment_id("Poisoned"), "--episodes-per-iter", "12", "--seed", "7"),
-    *("--hidden-sizes", "6", "--checkpoint-every", "4"),
-    *("--learning-rate", "0.01", "--learning-rate-decay", "False"),
-)
-WHOLE = (*RUN, "--iterations", str(ITERATIONS))
-# Slow enough that a moment can be picked: three seconds with two workers.
-SLOWLY = {"FAULT_SLEEP": "0.004"}
-
-
-def survivors(tag: str, seconds: float = 5.0) -> list[psutil.Process]:
-    """The processes started with FAULT_TAG=tag that still run after some seconds at most."""
-    limit = time.monotonic() + seconds
-    while True:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if (
-                    process.environ().get("FAULT_TAG") == tag
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
-                    found.append(process)
-        if not found or time.monotonic() > limit:
-            return found
-        time.sleep(0.1)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
-    """The folder of the run that nothing interrupts."""
-    folder = tmp_path_factory.mktemp("whole")
-    done = run_here(*WHOLE, "--workers", "0", "--output", "run", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    return folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +50,6 @@ def alter_config(run: Path, name: str, value: object) -> None:
 def killed(half, tmp_path) -> Path:
     """A copy of `half` to go on with, as tmp_path/run."""
     return Path(shutil.copytree(half, tmp_path / "run"))
-
-
-def assert_same_run(run: Path, whole: Path) -> None:
-    assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
-    last = (run / "metrics.csv").read_text().splitlines()[-1]
-    assert last.endswith(tensors_digest(weights.load_weights(run)))
 
 
 def kill_and_go_on(tmp_path: Path, moments: list[int | float], workers: int = 2) -> int:
@@ -136,12 +93,6 @@ def begin_or_resume(folder: Path) -> tuple[str, ...]:
     if (folder / "run" / "config.json").exists():
         return ("--resume", "run")
     return (*WHOLE, "--output", "run")
-
-
-def rows(run: Path) -> int:
-    """How many whole rows metrics.csv has, with its header."""
-    path = run / "metrics.csv"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 @pytest.mark.parametrize("moment", [pytest.param(1, marks=pytest.mark.slow), 8])

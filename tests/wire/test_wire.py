@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import pickle
@@ -23,14 +22,11 @@ from tests.helpers import (
     assert_same_episodes,
     episode_of,
     random_snapshot,
-    request_for,
     spec_of,
     together,
 )
+from tests.hostile import REQUEST, Bomb, decodes_or_refuses
 
-REQUEST = request_for(
-    "CartPole-v1", indices=(4, 9), columns=step_columns(spec_of(3, 2, continuous=False))
-)
 CATEGORICAL = random_snapshot(3, 2, continuous=False)
 GAUSSIAN = random_snapshot(3, 2, continuous=True, normalizes=True)
 FACTORED = random_snapshot(3, 5, continuous=False, choices=(2, 3))
@@ -241,11 +237,6 @@ def test_weights_that_are_not_finite_are_refused():
         codec.decode_snapshot(codec.encode_snapshot(snapshot))
 
 
-class Bomb:
-    def __reduce__(self):
-        return (pytest.fail, ("a pickle was executed",))
-
-
 HOSTILE = {
     "empty": b"",
     "pickle": pickle.dumps(Bomb()),
@@ -353,18 +344,6 @@ def test_arrays_that_cannot_be_are_refused(entries):
 
 
 GOOD = altered()
-
-
-def decodes_or_refuses(data: bytes) -> None:
-    for decode in (
-        lambda: codec.decode_result(data, REQUEST),
-        lambda: codec.decode_snapshot(data),
-        lambda: codec.decode_request(data),
-        lambda: codec.decode_describe(data),
-        lambda: codec.decode_description(data),
-    ):
-        with contextlib.suppress(packing.WireError):
-            decode()
 
 
 @settings(max_examples=300, deadline=None)

@@ -303,10 +303,10 @@ def twice_the_pay() -> gymnasium.Env:
 @pytest.mark.parametrize(
     ("function", "name"),
     [
-        (Corridor, "tests.test_trainer.Corridor"),
-        (lambda: Corridor(), "tests.test_trainer.<lambda>"),
+        (Corridor, "tests.run.test_trainer.Corridor"),
+        (lambda: Corridor(), "tests.run.test_trainer.<lambda>"),
         (functools.partial(Corridor, pay=1.0), "functools.partial"),
-        (Factory(), "tests.test_trainer.Factory"),
+        (Factory(), "tests.run.test_trainer.Factory"),
     ],
     ids=["class", "lambda", "partial", "object"],
 )
@@ -355,7 +355,7 @@ def test_a_functions_run_goes_on_only_where_it_is_given(tmp_path):
         trainer.train()
         trainer.save("run.ckpt")
         assert json.loads(trainer.config.to_json())["experiment"]["env"] == (
-            "callable tests.test_trainer.twice_the_pay"
+            "callable tests.run.test_trainer.twice_the_pay"
         )
         expected = digests(trainer)
     with pytest.raises(UsageError, match=r"twice_the_pay made this run.*Trainer.load"):
@@ -414,7 +414,7 @@ def test_a_configuration_prints_as_a_table():
     assert lines["env"] == "cartpole" and lines["hidden_sizes"] == "3 4"
     # What training uses: the preset for CartPole, and no open default.
     assert lines["gamma"] == "0.5" and lines["learning_rate"] == "0.001"
-    assert "callable tests.test_trainer.twice_the_pay" in str(TrainConfig(env=twice_the_pay))
+    assert "callable tests.run.test_trainer.twice_the_pay" in str(TrainConfig(env=twice_the_pay))
 
 
 def test_a_configuration_of_a_function_is_read_as_text():

@@ -14,7 +14,7 @@ from urllib.parse import urlparse
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yaml"
 COMPOSE = yaml.safe_load(COMPOSE_FILE.read_text())
 CLUSTER = yaml.safe_load((ROOT / "flame" / "flame-cluster.yaml").read_text())

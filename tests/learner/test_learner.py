@@ -16,41 +16,8 @@ from flame_rl.learner import slices
 from flame_rl.learner.adam import Adam
 from flame_rl.learner.learner import Learner
 from flame_rl.settings.algorithms import ALGORITHMS
-from flame_rl.wire.messages import Episode, Episodes
-from tests.helpers import episode_of, spec_of, together
-from tests.learners import make_learner
-
-
-def learner_of(continuous: bool, **options) -> Learner:
-    """One step of Adam over the whole batch, unless the options say otherwise."""
-    plain = {
-        "hidden_sizes": (8,),
-        "max_grad_norm": 1e9,
-        "max_kl": 1e9,
-        "minibatches": 1,
-        "learning_rate_decay": False,
-        "normalize_observations": False,
-        "value_learning_rate": 1e-3,
-    }
-    return make_learner(spec_of(3, 2, continuous), **(plain | options))
-
-
-def random_episodes(continuous: bool) -> Episodes:
-    rng = np.random.default_rng(0)
-    episodes = []
-    for index, length in enumerate([4, 1, 9, 3]):
-        actions = rng.standard_normal((length, 2)).astype(np.float32)
-        episodes.append(
-            episode_of(
-                index=index,
-                observations=rng.standard_normal((length + 1, 3)).astype(np.float32),
-                actions=actions if continuous else rng.integers(0, 2, length).astype(np.int32),
-                rewards=rng.standard_normal(length),
-                terminated=index != 2,
-                truncated=index == 2,
-            )
-        )
-    return together(episodes)
+from flame_rl.wire.messages import Episode
+from tests.learners import learner_of, random_episodes
 
 
 def policy_terms(policy, episode: Episode, t: int):
@@ -195,7 +162,7 @@ import numpy as np, re
 from pathlib import Path
 from tests.helpers import episode_of, spec_of
 from tests.helpers import episode_of, spec_of, together
-from tests.learners import make_learner
+from tests.learners import learner_of, make_learner, random_episodes
 
 def megabytes(field):
     return int(re.search(field + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1e3

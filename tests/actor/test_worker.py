@@ -190,7 +190,7 @@ import os, threading
 from flame_rl.wire import codec
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from tests.helpers import *
-from tests.test_worker import collect
+from tests.actor.test_worker import collect
 worker = Worker()
 worker.start()
 print(worker.pid, flush=True)

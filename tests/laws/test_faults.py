@@ -40,16 +40,16 @@ from tests.helpers import (
     episode_of,
     random_snapshot,
     request_for,
+    run_here,
     spec_of,
     start_main,
     together,
 )
 from tests.learners import make_learner
-from tests.test_resume import SLOWLY, WHOLE, assert_same_run, rows, run_here, survivors, whole
+from tests.runs import SLOWLY, WHOLE, assert_same_run, rows, survivors
 
 pytestmark = pytest.mark.faults
 
-__all__ = ["whole"]  # a fixture
 
 ITERATIONS = 14
 RUN = (

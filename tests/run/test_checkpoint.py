@@ -37,9 +37,9 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import Environment
-from tests.helpers import ROOT, clean_environment, environment_id, spec_of
-from tests.test_resume import assert_same_run, run_here
-from tests.test_wire import Bomb, decodes_or_refuses
+from tests.helpers import ROOT, clean_environment, environment_id, run_here, spec_of
+from tests.hostile import Bomb, decodes_or_refuses
+from tests.runs import assert_same_run
 
 pytestmark = pytest.mark.faults
 

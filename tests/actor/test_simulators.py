@@ -139,7 +139,7 @@ def altered_hopper() -> gymnasium.Env:
         {"order_enforce": False},
         {"max_episode_steps": None},
         {"entry_point": "gymnasium.envs.mujoco.hopper_v4:HopperEnv"},
-        {"entry_point": "tests.test_simulators:altered_hopper"},
+        {"entry_point": "tests.actor.test_simulators:altered_hopper"},
         {
             "additional_wrappers": (
                 gymnasium.envs.registration.WrapperSpec(

@@ -1,0 +1,52 @@
+"""Whole runs for the tests of resuming and of faults."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+import psutil
+
+from flame_rl.learner.learner import tensors_digest
+from flame_rl.run import weights
+from tests.helpers import environment_id
+
+ITERATIONS = 24
+RUN = (
+    *("--env", environment_id("Poisoned"), "--episodes-per-iter", "12", "--seed", "7"),
+    *("--hidden-sizes", "6", "--checkpoint-every", "4"),
+    *("--learning-rate", "0.01", "--learning-rate-decay", "False"),
+)
+WHOLE = (*RUN, "--iterations", str(ITERATIONS))
+# Slow enough that a moment can be picked: three seconds with two workers.
+SLOWLY = {"FAULT_SLEEP": "0.004"}
+
+
+def survivors(tag: str, seconds: float = 5.0) -> list[psutil.Process]:
+    """The processes started with FAULT_TAG=tag that still run after some seconds at most."""
+    limit = time.monotonic() + seconds
+    while True:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if (
+                    process.environ().get("FAULT_TAG") == tag
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+        if not found or time.monotonic() > limit:
+            return found
+        time.sleep(0.1)
+
+
+def assert_same_run(run: Path, whole: Path) -> None:
+    assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
+    last = (run / "metrics.csv").read_text().splitlines()[-1]
+    assert last.endswith(tensors_digest(weights.load_weights(run)))
+
+
+def rows(run: Path) -> int:
+    """How many whole rows metrics.csv has, with its header."""
+    path = run / "metrics.csv"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
