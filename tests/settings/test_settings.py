@@ -1,0 +1,157 @@
+"""Settings: defaults and presets, the command line, what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+
+from flame_rl.settings.algorithms import ALGORITHMS, algorithm_name, settings_class
+from flame_rl.settings.config import PARTS, TrainConfig, names_of
+from flame_rl.settings.environments import ENVIRONMENTS, environment_id
+from flame_rl.settings.parse import parse
+from flame_rl.system.errors import UsageError
+from tests.helpers import run_here
+
+
+def options_of(algorithm: str, capsys, *more: str) -> str:
+    with pytest.raises(SystemExit):
+        parse(("--algorithm", algorithm, *more, "--help"))
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_help_shows_the_flags_of_one_algorithm(algorithm, capsys):
+    text = options_of(algorithm, capsys)
+    own = set(names_of(settings_class(algorithm)))
+    for other in ALGORITHMS:
+        for name in names_of(settings_class(other)):
+            shown = f"--{name.replace('_', '-')} " in text
+            assert shown == (name in own), name
+
+
+def test_help_shows_the_preset_of_the_environment(capsys):
+    def rate(*more: str) -> str:
+        words = options_of("ppo", capsys, *more).split()
+        place = words.index("--learning-rate")
+        return next(word for word in words[place:] if word.startswith(("0.", "3e", "7e")))
+
+    assert rate().startswith("0.001")  # CartPole's
+    assert rate("--env", "ant").startswith("0.0003")
+    assert rate("--env=Ant-v5").startswith("0.0003")
+    assert rate("--env", "hopper").startswith("0.0007")
+
+
+@pytest.mark.parametrize(
+    ("words", "flag", "owners"),
+    [
+        (("--clip-range", "0.3"), "--clip-range", "ppo"),
+        (("--clip_range=0.3",), "--clip-range", "ppo"),
+        (("--algorithm", "ppo", "--baseline", "none"), "--baseline", "reinforce"),
+        (("--algorithm", "ppo", "--value-epochs", "2"), "--value-epochs", "reinforce and a2c"),
+        (("--gae-lambda", "1"), "--gae-lambda", "a2c and ppo"),
+    ],
+)
+def test_a_flag_of_another_algorithm_is_refused_by_name(words, flag, owners, tmp_path):
+    done = run_here(*words, cwd=tmp_path)
+    assert done.returncode == 2 and not (tmp_path / "runs").exists()
+    assert f"{flag}: a setting of {owners}; " in done.stderr
+
+
+def test_python_says_the_same_as_the_command_line():
+    words = "--env walker2d --algorithm ppo --epochs 3 --workers 2 --seed 4 --plot"
+    config, _ = parse(words.split())
+    assert config == TrainConfig(
+        env="walker2d", algorithm="ppo", epochs=3, workers=2, seed=4, plot=True
+    )
+    assert config.algorithm.clip_range == 0.3  # the preset, which the flags leave alone
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("env", [*ENVIRONMENTS, "Pendulum-v1"])
+def test_presets_are_values_of_fields_and_reach_training(algorithm, env):
+    preset = settings_class(algorithm).presets.get(environment_id(env), {})
+    config = TrainConfig(env=env, algorithm=algorithm)
+    assert algorithm_name(config.algorithm) == config.algorithm_name == algorithm
+    for name, value in preset.items():
+        (found,) = (
+            vars(getattr(config, p))[name] for p in PARTS if name in vars(getattr(config, p))
+        )
+        assert found == value and f"{name:<24}{value}" in str(config)
+    other = TrainConfig(env=env, algorithm=algorithm, learning_rate=0.125)
+    assert other.algorithm.learning_rate == 0.125
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_no_default_is_left_open(algorithm):
+    kind = settings_class(algorithm)
+    assert all(field.default is not None for field in dataclasses.fields(kind))
+    assert kind.title and ":" in kind.learner
+
+
+def test_every_field_says_what_it_is(capsys):
+    for algorithm in ALGORITHMS:
+        config = TrainConfig(algorithm=algorithm)
+        for part in PARTS:
+            kind = type(getattr(config, part))
+            source = inspect.getsource(kind)
+            for name in names_of(kind):
+                after = source[source.index(f"    {name}: ") :].split("\n", 1)[1].lstrip()
+                assert after.startswith('"""'), f"{kind.__name__}.{name} has no help"
+
+
+WRONG = [
+    ({"baseline": "leave_one_out"}, "--baseline: none, leave-one-out, value, not leave_one_out"),
+    ({"simulator": "x"}, "--simulator: auto, plain, fast, not x"),
+    ({"activation": "gelu"}, "--activation: tanh, relu, silu, not gelu"),
+    ({"algorithm": "sarsa"}, "--algorithm: reinforce or a2c or ppo, not sarsa"),
+    ({"learning_rate": "0.1"}, "--learning-rate: a number, not 0.1"),
+    ({"learning_rate": float("nan")}, "--learning-rate: above 0"),
+    ({"episodes_per_iter": 2.5}, "--episodes-per-iter: an integer, not 2.5"),
+    ({"local": 1}, "--local: True or False, not 1"),
+    ({"iterations": True}, "--iterations: an integer, not True"),
+    ({"hidden_sizes": [64, 64]}, "--hidden-sizes: a tuple of an integer, not"),
+    ({"hidden_sizes": (64, 0)}, "--hidden-sizes: widths of at least 1"),
+    ({"gamma": 1.5}, "--gamma: from 0 to 1, not 1.5"),
+    ({"env": 3}, "--env: a name or Gymnasium id"),
+    ({"env": " "}, "--env: a name or Gymnasium id"),
+    ({"reproduce": 3}, "--reproduce: with --resume"),
+    ({"clip_range": 0.1}, "clip_range: a setting of ppo; reinforce has none of that name"),
+    ({"epoch": 3}, "epoch: no such setting"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), WRONG, ids=lambda x: str(x)[:40])
+def test_what_a_setting_cannot_be_is_refused(settings, words):
+    with pytest.raises(UsageError) as caught:
+        TrainConfig(**settings)
+    assert words in str(caught.value)
+    if settings.keys() <= set(names_of(type(TrainConfig().experiment))) - {"env"}:
+        with pytest.raises(UsageError):
+            TrainConfig().changed(**settings)
+
+
+def test_an_integer_is_a_number():
+    config = TrainConfig(initial_log_std=0, cluster_patience=9)
+    assert config.algorithm.initial_log_std == 0.0
+    assert type(config.algorithm.initial_log_std) is float
+    assert type(config.execution.cluster_patience) is float
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_configuration_comes_back_from_its_json(algorithm):
+    config = TrainConfig(env="ant", algorithm=algorithm, hidden_sizes=(3, 4), task_timeout=7.5)
+    assert TrainConfig.from_json(config.to_json()) == config
+    for part in PARTS:
+        data = config.to_data()
+        data[part].pop(next(reversed(data[part])))
+        with pytest.raises(UsageError, match="missing"):
+            TrainConfig.from_data(data)
+        data = config.to_data()
+        data[part]["another"] = 1
+        with pytest.raises(UsageError, match="another"):
+            TrainConfig.from_data(data)
+    for wrong in (None, [], {}, config.to_data() | {"algorithm": {"name": "sarsa"}}):
+        with pytest.raises(UsageError, match=r"config\.json"):
+            TrainConfig.from_data(wrong)
