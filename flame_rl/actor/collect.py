@@ -112,6 +112,7 @@ class _Play:
             for column in request.columns
             if column.per_observation
         }
+        self._ends = [(last, _source(simulator, name)) for name, last in self._last.items()]
         # The episode of each slot, and how many have begun.
         self._episode = np.full(width, -1)
         self._begun = 0
@@ -194,8 +195,8 @@ class _Play:
     def _end_episodes(self, slots: np.ndarray) -> None:
         episodes, simulator = self._episode[slots], self._simulator
         self._lengths[episodes] = self._lock_step - self._first[episodes]
-        for name, last in self._last.items():
-            last[episodes] = _source(simulator, name)[slots]
+        for last, source in self._ends:
+            last[episodes] = source[slots]
         self._terminated[episodes] = simulator.terminated[slots]
         self._truncated[episodes] = simulator.truncated[slots]
         taken = slots[: len(self._index) - self._begun]

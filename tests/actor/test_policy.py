@@ -55,6 +55,7 @@ def test_numpy_equals_torch(activation, continuous, normalizes):
     np.testing.assert_allclose(acting.forward(observations), expected, rtol=1e-4, atol=1e-5)
 
 
+@np.errstate(over="ignore")
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation_sees_one_number_at_a_time(name):
     activation, torchs = LAYERS[name].forward, model.Activation(name)

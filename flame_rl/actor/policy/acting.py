@@ -45,8 +45,10 @@ class ActingPolicy:
         if len(observations) % ROW_BLOCK:
             raise ValueError(f"observations: {len(observations)} rows, no multiple of {ROW_BLOCK}")
         x = observations.astype(np.float64).reshape(-1, ROW_BLOCK, self.observation_dim)
-        for layer in self._layers:
-            x = layer(x)
+        # Once for all layers: it takes as long as a small one.
+        with np.errstate(over="ignore"):
+            for layer in self._layers:
+                x = layer(x)
         return x.reshape(-1, self.output_dim)
 
     def act(self, observations: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
