@@ -1,4 +1,4 @@
-"""The episodes of an iteration as concatenated arrays, ready for an update."""
+"""The episodes of an iteration as tensors, ready for an update."""
 
 from __future__ import annotations
 
@@ -17,27 +17,40 @@ class Batch:
     """E episodes of N steps together, one after another.
 
     Attributes:
-        observations: float32 [N + E, D], of each episode one more than it has steps.
-        rows: int64 [N], where in `observations` the steps are.
-        actions: float32 [N, A], or int64 [N] if discrete.
+        columns: what was recorded, by name: [N, ...], or [N + E, ...] where an episode has a row
+            for each observation. Integers are int64.
+        rows: int64 [N], the rows of the steps' observations among all N + E.
+        lengths: int64 [E].
+        terminated: bool [E]; an episode that did not terminate was cut and would have gone on.
         log_probs: log-probabilities of the actions by the policy that took them, float32 [N]; None
             until that policy has been asked.
-        rewards: float64 [N].
-        lengths: int64 [E].
-        terminated: bool [E]; what did not terminate was cut and would have gone on.
     """
 
-    observations: Tensor
+    columns: dict[str, Tensor]
     rows: Tensor
-    actions: Tensor
-    rewards: np.ndarray
     lengths: np.ndarray
     terminated: np.ndarray
     log_probs: Tensor | None = None
 
     @property
     def steps(self) -> int:
-        return len(self.rewards)
+        """N."""
+        return len(self.rows)
+
+    @property
+    def observations(self) -> Tensor:
+        """float32 [N + E, D]."""
+        return self.columns["observations"]
+
+    @property
+    def actions(self) -> Tensor:
+        """float32 [N, A]; int64 [N] if discrete, [N, F] of F factors."""
+        return self.columns["actions"]
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """float64 [N]."""
+        return self.columns["rewards"].numpy()
 
     def observations_at(self, steps: Tensor) -> Tensor:
         """The observations at some steps: int64 [B] -> float32 [B, D]."""
@@ -46,15 +59,11 @@ class Batch:
 
 
 def make_batch(episodes: Episodes) -> Batch:
-    """The episodes as tensors; nothing is copied but discrete actions."""
-    actions = torch.from_numpy(episodes.actions)
-    if not actions.is_floating_point():
-        actions = actions.long()
+    """The episodes as tensors; only integers are copied."""
+    columns = {name: torch.from_numpy(array) for name, array in episodes.columns.items()}
     return Batch(
-        observations=torch.from_numpy(episodes.observations),
+        columns={n: t if t.is_floating_point() else t.long() for n, t in columns.items()},
         rows=torch.from_numpy(step_rows(episodes.lengths)),
-        actions=actions,
-        rewards=episodes.rewards,
         lengths=episodes.lengths,
         # An episode that terminated in the very step of its time limit has really ended.
         terminated=episodes.terminated,
