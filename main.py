@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 
 from flame_rl.commands import COMMANDS
 from flame_rl.system.errors import RunError, UsageError
+from flame_rl.system.output import warn
 
 
 def main() -> int:
@@ -19,7 +21,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except (UsageError, RunError, OSError) as error:
-        print("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        warn("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
         return 2 if isinstance(error, UsageError) else 1
 
 
@@ -36,7 +38,9 @@ def run_command(words: list[str]) -> int:
         place = COMMANDS[name]
     module, _, function = place.partition(":")
     # Nothing has begun yet, and what Ctrl-C raises gets lost in a library that tries an import.
-    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     command = getattr(importlib.import_module(module), function)
     signal.signal(signal.SIGINT, before)
     return command(words) or 0
@@ -44,6 +48,8 @@ def run_command(words: list[str]) -> int:
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     # Not sys.exit: it would wait for threads that wait for a server which never answers.
     os._exit(code)

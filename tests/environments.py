@@ -198,6 +198,12 @@ class Misbehaving(Base):
                 sys.exit(3)
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "exit":
+                raise SystemExit(3)
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "chdir":
+                os.chdir(os.environ["FAULT_FOLDER"])
             case "segfault":
                 import ctypes
 
@@ -446,6 +452,12 @@ class Poisoned(ObservationAction):
                 ctypes.PyDLL(None).sleep(3600)
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case "exit":
+                raise SystemExit(3)
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "chdir":
+                os.chdir(os.environ["FAULT_FOLDER"])
             case "segfault":
                 import ctypes
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from flame_rl.wire.messages import FailureKind
 
 
@@ -26,3 +28,9 @@ class SimulatorError(Exception):
 def summary(error: BaseException) -> str:
     """The exception's type and text, in one line."""
     return f"{type(error).__name__}: {error}"
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether the user pressed Ctrl-C where nothing else listens, and no simulator raised."""
+    listening = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    return isinstance(error, KeyboardInterrupt) and not listening

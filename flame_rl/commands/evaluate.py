@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import tyro
 
 from flame_rl.system.errors import Interrupted, UsageError
-from flame_rl.system.output import say
+from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
 
 
@@ -72,9 +71,9 @@ def run(command: EvaluateCommand, stop: StopSignal) -> None:
     changes = {"local": command.local, "workers": command.workers}
     with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:
         for warning in trainer.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(f"warning: {warning}")
         if notice := where_collected(trainer.config):
-            print(notice, file=sys.stderr)
+            warn(notice)
         result = trainer.evaluate(command.episodes, command.explore, command.seed)
     of = {
         "env": trainer.spec.env_id,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import tyro
 
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import write_atomically
-from flame_rl.system.output import say
+from flame_rl.system.output import say, warn
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def export(arguments: Sequence[str]) -> None:
     with Trainer.load(command.run, command.best, local=True, workers=0) as trainer:
         snapshot, spec = trainer.learner.snapshot(), trainer.spec
     for warning in trainer.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        warn(f"warning: {warning}")
     model = to_onnx(snapshot, spec.env_id)
     difference = check_onnx(model, snapshot)
     write_atomically(command.file, model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import tyro
 
 from flame_rl.system.errors import UsageError
-from flame_rl.system.output import say
+from flame_rl.system.output import say, warn
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,9 @@ def plot(arguments: Sequence[str]) -> None:
     for run in runs:
         done, wanted = len(run.rewards), run.config.experiment.iterations
         if done < wanted:
-            print(
+            warn(
                 f"warning: {run.folder} has {done} of its {wanted} iterations; a mean of seeds "
-                "ends where the shortest run ends",
-                file=sys.stderr,
+                "ends where the shortest run ends"
             )
     plot_settings(group_runs(runs), command.output)
     say(f"Curves: {command.output}")

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flame_rl.commands import COMMANDS
-from flame_rl.run.folder import check_output, hold_folder, resumed_config, write_config
+from flame_rl.run.folder import (
+    EVALUATIONS_NAME,
+    METRICS_NAME,
+    check_output,
+    hold_folder,
+    resumed_config,
+    shown,
+    write_config,
+)
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import Interrupted, RunError
 from flame_rl.system.optional import require
-from flame_rl.system.output import say
+from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
 
 DESCRIPTION = """Train a policy: a learner here, episodes collected in parallel elsewhere.
@@ -48,6 +55,7 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
     from flame_rl.backends.select import where_collected
     from flame_rl.run.trainer import Trainer
 
+    here = Path.cwd()  # an environment may change it
     check_output(config)
     if config.output.tensorboard:
         require("flame_rl.report.tensorboard", "tensorboard", "tensorboard")
@@ -61,52 +69,59 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
         if trainer.note:
             say(f"{trainer.note}\n")
         for warning in trainer.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(f"warning: {warning}")
         if config.output.reproduce is not None:
             episode = trainer.reproduce()
             say(f"Reward {episode.rewards.sum()} in {episode.length} steps; nothing failed.")
             return
-        console = train_and_report(trainer, folder)
+        console = train_and_report(trainer, folder, here)
         trainer.close()
         console.summary(interrupted=stop.is_set())
         if config.output.plot:
             from flame_rl.report.figures import plot_curve
 
             plot_curve(folder, title=f"{config.algorithm.title} on {trainer.spec.env_id}")
-        say(f"Run folder: {folder}")
+        say(f"Run folder: {shown(folder, here)}")
 
 
-def train_and_report(trainer: Trainer, folder: Path) -> ConsoleReporter:
+def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleReporter:
     """All iterations that are left; whatever ends them, what was learned is saved."""
     from flame_rl.report import Reporters
     from flame_rl.report.console import ConsoleReporter
-    from flame_rl.report.tables import EvaluationsReporter, MetricsReporter, TimingReporter
+    from flame_rl.report.tables import (
+        TIMING_NAME,
+        EvaluationsReporter,
+        MetricsReporter,
+        TimingReporter,
+    )
     from flame_rl.run.retention import Checkpointer
     from flame_rl.run.weights import save_weights
 
     config, done = trainer.config, trainer.totals
     write_config(folder, config)
     console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
-    consumers = [
-        MetricsReporter(folder, trainer.learner.algorithm.metrics, done.iterations),
-        TimingReporter(folder, done.iterations),
-        console,
+    names, begun = trainer.learner.algorithm.metrics, trainer.tables
+    tables = [
+        MetricsReporter(folder, names, begun.get(METRICS_NAME, b"")),
+        TimingReporter(folder, begun.get(TIMING_NAME, b"")),
     ]
     if config.experiment.evaluate_every is not None:
-        consumers.append(
-            EvaluationsReporter(folder, done.iterations // config.experiment.evaluate_every)
-        )
+        tables.append(EvaluationsReporter(folder, begun.get(EVALUATIONS_NAME, b"")))
+    consumers = [*tables, console]
     if config.output.tensorboard:
         from flame_rl.report.tensorboard import TensorBoardReporter
 
         consumers.append(TensorBoardReporter(folder, done))
     reporters = Reporters(consumers)
-    checkpoints = Checkpointer(folder, config, trainer.spec, trainer.learner)
+    rows = [table.rows for table in tables]
+    checkpoints = Checkpointer(folder, config, trainer.spec, trainer.learner, done, rows)
 
     def save() -> None:
-        reporters.close()
-        checkpoints.save()
-        save_weights(folder, trainer.learner.weights())
+        # Each is tried, and what matters most comes first.
+        with contextlib.ExitStack() as ending:
+            ending.callback(reporters.close)
+            ending.callback(save_weights, folder, trainer.learner.weights())
+            checkpoints.save()
 
     try:
         for result in trainer:
@@ -114,11 +129,12 @@ def train_and_report(trainer: Trainer, folder: Path) -> ConsoleReporter:
             checkpoints.report(result)
     except Interrupted:
         pass
-    except Exception as error:
+    except BaseException as error:
         if isinstance(error, RunError) and error.episode is not None:
+            name = shlex.quote(str(shown(folder, here)))
             error.add_note(
                 "This command collects that episode alone, in one process:\n"
-                f"  uv run main.py --resume {shlex.quote(str(folder))} --reproduce {error.episode}"
+                f"  uv run main.py --resume {name} --reproduce {error.episode}"
             )
         try:
             save()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import tyro
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.display import has_display
 from flame_rl.system.errors import Interrupted, UsageError
-from flame_rl.system.output import say
+from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def run(command: WatchCommand, stop: StopSignal) -> None:
 
     with load(command, stop) as trainer:
         for warning in trainer.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            warn(f"warning: {warning}")
         request = trainer.evaluation_request(command.episodes, command.explore, command.seed)
         for episode in show(trainer.learner.snapshot(), request, command.video, stop):
             reward = episode.rewards.sum()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Protocol
 
 from flame_rl.run.results import IterationResult
+from flame_rl.system.output import warn
 
 
 class Reporter(Protocol):
@@ -17,26 +17,31 @@ class Reporter(Protocol):
 
 
 class Reporters:
-    """Several as one. One that fails (a full disk, a writer that died) says so once and is left
-    out: it does not stop the training."""
+    """Several as one. None stops the training: one that the disk refuses says so once and is asked
+    again, because there may be room later; one that fails otherwise says so and is left out."""
 
     def __init__(self, reporters: list[Reporter]) -> None:
         self._reporters = reporters
+        self._refused: set[str] = set()
 
     def report(self, result: IterationResult) -> None:
         for reporter in list(self._reporters):
+            name = type(reporter).__name__
             try:
                 reporter.report(result)
+                self._refused.discard(name)
+            except OSError as error:
+                if name not in self._refused:
+                    self._refused.add(name)
+                    warn(f"warning: {name} cannot write for now: {error}")
             except Exception as error:
                 self._reporters.remove(reporter)
-                print(
-                    f"warning: {type(reporter).__name__} stops reporting: {error}",
-                    file=sys.stderr,
-                )
+                warn(f"warning: {name} stops reporting: {error}")
 
     def close(self) -> None:
         for reporter in self._reporters:
             try:
                 reporter.close()
             except Exception as error:
-                print(f"warning: {type(reporter).__name__}: {error}", file=sys.stderr)
+                if not (isinstance(error, OSError) and type(reporter).__name__ in self._refused):
+                    warn(f"warning: {type(reporter).__name__}: {error}")

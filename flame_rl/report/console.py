@@ -54,7 +54,7 @@ class ConsoleReporter:
         )
         if done.iterations:
             self._print(f"Going on after iteration {done.iterations - 1}")
-        if sys.stdout.isatty():
+        if sys.stdout is not None and sys.stdout.isatty():
             self._progress = Progress(
                 TextColumn("Iteration"),
                 BarColumn(),

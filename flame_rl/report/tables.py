@@ -4,6 +4,8 @@ does not."""
 from __future__ import annotations
 
 import csv
+import io
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,19 +19,18 @@ TIMING_NAME = "timing.csv"
 class MetricsReporter:
     """One row an iteration, on disk before the next begins."""
 
-    def __init__(self, folder: Path, metrics: tuple[str, ...], keep: int = 0) -> None:
-        """Begin the file, or go on after its first `keep` rows.
-
+    def __init__(self, folder: Path, metrics: tuple[str, ...], begun: bytes = b"") -> None:
+        """
         Args:
             folder: the run folder.
             metrics: the algorithm's columns; a cell is empty where an iteration has no value.
-            keep: rows to keep.
+            begun: what the file holds so far, which the checkpoint of a resumed run says.
         """
         self._metrics = metrics
-        self._rows = _Rows(folder / METRICS_NAME, keep)
+        self.rows = Rows(folder / METRICS_NAME, begun)
 
     def report(self, result: IterationResult) -> None:
-        self._rows.write(
+        self.rows.write(
             {
                 "iteration": result.iteration,
                 "episodes": result.episodes,
@@ -45,35 +46,35 @@ class MetricsReporter:
         )
 
     def close(self) -> None:
-        self._rows.close()
+        self.rows.close()
 
 
 class EvaluationsReporter:
     """One row an evaluation."""
 
-    def __init__(self, folder: Path, keep: int = 0) -> None:
-        """Begin the file, or go on after its first `keep` rows."""
-        self._rows = _Rows(folder / EVALUATIONS_NAME, keep)
+    def __init__(self, folder: Path, begun: bytes = b"") -> None:
+        """Go on with `begun`, as in `MetricsReporter`."""
+        self.rows = Rows(folder / EVALUATIONS_NAME, begun)
 
     def report(self, result: IterationResult) -> None:
         if result.evaluation is not None:
             done = {"iteration": result.iteration, "env_steps": result.env_steps}
-            self._rows.write(done | asdict(result.evaluation))
+            self.rows.write(done | asdict(result.evaluation))
 
     def close(self) -> None:
-        self._rows.close()
+        self.rows.close()
 
 
 class TimingReporter:
     """Where the time went, one row an iteration."""
 
-    def __init__(self, folder: Path, keep: int = 0) -> None:
-        """Begin the file, or go on after its first `keep` rows."""
-        self._rows = _Rows(folder / TIMING_NAME, keep)
+    def __init__(self, folder: Path, begun: bytes = b"") -> None:
+        """Go on with `begun`, as in `MetricsReporter`."""
+        self.rows = Rows(folder / TIMING_NAME, begun)
 
     def report(self, result: IterationResult) -> None:
         timing = result.timing
-        self._rows.write(
+        self.rows.write(
             {
                 "iteration": result.iteration,
                 "collecting_seconds": f"{timing.collecting:.6f}",
@@ -89,7 +90,7 @@ class TimingReporter:
         )
 
     def close(self) -> None:
-        self._rows.close()
+        self.rows.close()
 
 
 def read_metrics(folder: Path) -> dict[str, list[float]]:
@@ -110,33 +111,47 @@ def _read_columns(path: Path) -> dict[str, list[float]]:
     return {name: [float(row[name] or "nan") for row in rows] for name in names}
 
 
-class _Rows:
-    """A CSV file whose header is the first row's keys."""
+class Rows:
+    """A CSV file whose header is the first row's keys.
 
-    def __init__(self, path: Path, keep: int) -> None:
-        self._writer: csv.DictWriter[str] | None = None
-        kept = _first_rows(path, keep) if keep else b""
-        if kept:
-            # Rows after the last checkpoint are computed again; a torn last line goes, too.
-            write_atomically(path, kept)
-        self._has_header = bool(kept)
-        self._file = path.open("a" if kept else "w", newline="")
+    All of it is kept in memory, too: what the disk refuses is written as soon as there is room, and
+    checkpoints hold it.
+
+    Attributes:
+        path: the file.
+        text: what it holds, or should.
+    """
+
+    def __init__(self, path: Path, begun: bytes) -> None:
+        self.path = path
+        self.text = bytearray(begun)
+        if begun:
+            # Rows after the checkpoint are computed again, and rows that were lost come back.
+            write_atomically(path.resolve(), begun)
+        start = os.O_APPEND if begun else os.O_CREAT | os.O_TRUNC
+        self._file = os.open(path, os.O_WRONLY | start, 0o666)
+        self._written = len(begun)
 
     def write(self, row: dict[str, object]) -> None:
-        if self._writer is None:
-            self._writer = csv.DictWriter(self._file, row, lineterminator="\n")
-            if not self._has_header:
-                self._writer.writeheader()
-        self._writer.writerow(row)
-        self._file.flush()
+        """Add a row. Raises OSError if the disk refuses; the row is then written with the next."""
+        line = io.StringIO(newline="")
+        writer = csv.DictWriter(line, row, lineterminator="\n")
+        if not self.text:
+            writer.writeheader()
+        writer.writerow(row)
+        self.text += line.getvalue().encode()
+        self._catch_up()
 
     def close(self) -> None:
-        self._file.close()
+        """Raises OSError if the disk still refuses a row."""
+        try:
+            self._catch_up()
+        finally:
+            os.close(self._file)
 
-
-def _first_rows(path: Path, count: int) -> bytes:
-    """The header and the first `count` rows, or as many as are there whole."""
-    if not path.exists():
-        return b""
-    lines = path.read_bytes().splitlines(keepends=True)[: count + 1]
-    return b"".join(line for line in lines if line.endswith(b"\n"))
+    def _catch_up(self) -> None:
+        try:
+            while self._written < len(self.text):
+                self._written += os.write(self._file, bytes(self.text[self._written :]))
+        except OSError as error:
+            raise OSError(error.errno, f"{self.path}: {error.strerror}") from error

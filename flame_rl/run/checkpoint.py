@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import math
 import platform
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,9 @@ from flame_rl.wire.messages import EnvironmentSpec
 MAGIC = b"flameCP1"
 FORMAT = 4
 _HASH_BYTES = 32
+# Begins the name of a table among the arrays.
+_TABLE = "table "
+_MAX_TABLE_BYTES = 1 << 30
 
 
 class CheckpointError(ValueError):
@@ -49,6 +53,7 @@ class Checkpoint:
         spec: of the environment, so that the networks can be made without it.
         config: `TrainConfig.to_data`.
         versions: of the libraries that decide bits.
+        tables: what the run's CSV files held, by file name; none in a file that somebody asked for.
     """
 
     totals: Totals
@@ -57,6 +62,7 @@ class Checkpoint:
     spec: EnvironmentSpec
     config: dict[str, Any]
     versions: dict[str, str]
+    tables: dict[str, bytes]
 
 
 def write(path: Path, data: bytes) -> None:
@@ -83,8 +89,9 @@ def encode(
     learner: dict[str, Tensor],
     spec: EnvironmentSpec,
     config: TrainConfig,
+    tables: dict[str, bytes] | None = None,
 ) -> bytes:
-    """The bytes of a checkpoint."""
+    """The bytes of a checkpoint; see `Checkpoint` for the arguments."""
     header = {
         "format": FORMAT,
         "iterations": totals.iterations,
@@ -96,7 +103,10 @@ def encode(
         "config": config.to_data(),
         "versions": versions(),
     }
-    body = packing.pack("checkpoint", header, {name: t.numpy() for name, t in learner.items()})
+    arrays = {name: tensor.numpy() for name, tensor in learner.items()}
+    for name, text in (tables or {}).items():
+        arrays[_TABLE + name] = np.frombuffer(zlib.compress(text), np.uint8)
+    body = packing.pack("checkpoint", header, arrays)
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
@@ -137,6 +147,11 @@ def load(path: Path) -> Checkpoint:
         spec = codec.read_spec(header["spec"])
     except packing.WireError as error:
         raise CheckpointError(f"{path}: spec: {error}") from error
+    tables = {
+        name.removeprefix(_TABLE): _read_table(path, arrays.pop(name))
+        for name in list(arrays)
+        if name.startswith(_TABLE)
+    }
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise CheckpointError(f"{path}: {name}: not finite")
@@ -148,7 +163,19 @@ def load(path: Path) -> Checkpoint:
         spec=spec,
         config=header["config"],
         versions=header["versions"],
+        tables=tables,
     )
+
+
+def _read_table(path: Path, array: np.ndarray) -> bytes:
+    reader = zlib.decompressobj()
+    try:
+        text = reader.decompress(array.tobytes(), _MAX_TABLE_BYTES)
+    except zlib.error as error:
+        raise CheckpointError(f"{path}: a table: {error}") from error
+    if not reader.eof:
+        raise CheckpointError(f"{path}: a table: not whole, or too large")
+    return text
 
 
 def versions() -> dict[str, str]:

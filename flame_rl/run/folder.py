@@ -101,7 +101,7 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
         UsageError: another process has it, it holds another run, or it cannot be written.
     """
     try:
-        folder = _make_folder(config)
+        folder = _make_folder(config).absolute()  # an environment may change the directory
         lock = (folder / LOCK_NAME).open("ab")
     except OSError as error:
         raise UsageError(f"--output: cannot write to {error.filename}: {error}") from error
@@ -111,8 +111,8 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(
-                f"another process is writing the run in {folder}; wait for its end or stop it, "
-                "or begin a new run in another folder"
+                f"another process is writing the run in {shown(folder, Path.cwd())}; wait for its end "
+                "or stop it, or begin a new run in another folder"
             ) from error
         except OSError:
             pass  # a file system that knows no locks
@@ -142,3 +142,8 @@ def _make_folder(config: TrainConfig) -> Path:
             return folder
         except FileExistsError:
             folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
+
+
+def shown(folder: Path, here: Path) -> Path:
+    """The folder as it is seen from where the user is."""
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from flame_rl.learner.learner import Learner
 from flame_rl.run.checkpoint import Checkpoint, CheckpointError, load, versions
-from flame_rl.run.folder import CHECKPOINTS_NAME, EVALUATIONS_NAME, METRICS_NAME, differences
+from flame_rl.run.folder import CHECKPOINTS_NAME, differences
 from flame_rl.run.retention import BEST_NAME, numbered
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 
-__all__ = ["differences", "find_checkpoint", "load_newest", "load_state", "newest_of_run"]
+__all__ = ["differences", "find_checkpoint", "load_newest", "load_state"]
 
 
 def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[str]]:
@@ -39,15 +38,9 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
     return checkpoint, warnings
 
 
-def newest_of_run(config: TrainConfig) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint of the run in `config.output.resume` that its CSV files reach,
-    or None; and warnings of what is wrong with newer ones."""
-    return load_newest(config.output.resume, iterations_on_disk(config))
-
-
-def load_newest(folder: Path, most: float = math.inf) -> tuple[Checkpoint | None, list[str]]:
-    """The newest sound checkpoint of a run with at most `most` iterations, otherwise the best one,
-    and warnings of what is wrong with each that was tried before."""
+def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound checkpoint of a run, otherwise the best one; and warnings of what is wrong
+    with each that was tried before."""
     damaged = []
     best = folder / CHECKPOINTS_NAME / BEST_NAME
     for path in [*numbered(folder / CHECKPOINTS_NAME), *([best] if best.exists() else [])]:
@@ -56,10 +49,8 @@ def load_newest(folder: Path, most: float = math.inf) -> tuple[Checkpoint | None
         except CheckpointError as error:
             damaged.append(str(error))
             continue
-        if checkpoint.totals.iterations <= most:
-            used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
-            return checkpoint, [f"{damage}; {used}" for damage in damaged]
-        damaged.append(f"{path}: the CSV files end after {most} iterations")
+        used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
+        return checkpoint, [f"{damage}; {used}" for damage in damaged]
     return None, damaged
 
 
@@ -88,17 +79,3 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
         for name, version in checkpoint.versions.items()
         if here.get(name) != version
     ]
-
-
-def iterations_on_disk(config: TrainConfig) -> int:
-    """Iterations of the run in `config.output.resume` that its CSV files hold whole."""
-    rows = _whole_rows(config.output.resume / METRICS_NAME)
-    if config.experiment.evaluate_every is None:
-        return rows
-    # The next evaluation is missing, and so is the iteration that has it.
-    evaluations = _whole_rows(config.output.resume / EVALUATIONS_NAME)
-    return min(rows, (evaluations + 1) * config.experiment.evaluate_every - 1)
-
-
-def _whole_rows(path: Path) -> int:
-    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0

@@ -4,71 +4,135 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
 
 from flame_rl.learner.learner import Learner
 from flame_rl.run.checkpoint import CheckpointError, encode, load, refused_by_the_disk, write
 from flame_rl.run.folder import CHECKPOINTS_NAME
-from flame_rl.run.results import IterationResult
+from flame_rl.run.results import IterationResult, Totals
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec
 
 BEST_NAME = "best.ckpt"
+# Names that a run gives its checkpoints; the second form where a folder has the first one.
+_OWN_NAME = re.compile(r"(\d{8,})(\.run)?\.ckpt")
+
+
+class Table(Protocol):
+    """A CSV file of the run: its path, and all of its text, whether it is on disk yet or not."""
+
+    path: Path
+    text: bytearray
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run was at one moment.
+
+    Attributes:
+        totals: how far.
+        learner: a copy of the learner's state.
+        lengths: bytes of each table.
+    """
+
+    totals: Totals
+    learner: dict[str, Tensor]
+    lengths: tuple[int, ...]
 
 
 class Checkpointer:
-    """Saves a run's state every N iterations, and when asked to; and the best, by the score
-    of an evaluation where there are evaluations."""
+    """Saves a run's state every N iterations, and when asked to; and the best.
+
+    The best is the policy of the best evaluation; without evaluations, the policy that collected
+    the best training rewards, which is the one before that iteration's update.
+    """
 
     def __init__(
-        self, folder: Path, config: TrainConfig, spec: EnvironmentSpec, learner: Learner
+        self,
+        folder: Path,
+        config: TrainConfig,
+        spec: EnvironmentSpec,
+        learner: Learner,
+        totals: Totals,
+        tables: Sequence[Table] = (),
     ) -> None:
         self._folder = folder / CHECKPOINTS_NAME
         self._config = config
         self._spec = spec
         self._learner = learner
-        self._unsaved: IterationResult | None = None
+        self._tables = tables
+        self._now = self._state(totals)
+        self._score: float | None = None  # of what is not saved yet
         self._best = -math.inf
+        self._better: State | None = None  # than what is on disk
         with contextlib.suppress(CheckpointError):  # none yet, or one that is worth nothing
             score = load(self._folder / BEST_NAME).score
             self._best = self._best if score is None else score
 
     def report(self, result: IterationResult) -> None:
-        """Call after every update. Raises RunError if the disk refuses."""
-        self._unsaved = result
-        if result.evaluation is not None:
-            with refused_by_the_disk(self._folder / BEST_NAME):
-                self._keep_if_best(result, result.evaluation.reward_mean)
+        """Call after every iteration. Raises RunError if the disk refuses."""
+        before, self._now = self._now, self._state(result.totals)
+        self._score = result.reward_mean
+        if self._config.experiment.evaluate_every is None:
+            self._keep_if_best(before, result.reward_mean)
+        elif result.evaluation is not None:
+            self._keep_if_best(self._now, result.evaluation.reward_mean)
+            self._save_best()
         if (result.iteration + 1) % self._config.output.checkpoint_every == 0:
             self.save()
 
     def save(self) -> None:
         """Save the latest state unless it is saved. Raises RunError if the disk refuses."""
-        result = self._unsaved
-        if result is None:
+        if self._score is None:
             return
-        path = self._folder / f"{result.totals.iterations:08d}.ckpt"
-        with refused_by_the_disk(path):
-            self._write(path.name, result, result.reward_mean)
-            if self._config.experiment.evaluate_every is None:
-                self._keep_if_best(result, result.reward_mean)
-            # Newer ones can only be damaged: this run was taken up from before them.
-            count = self._config.output.keep_checkpoints
-            kept = [file for file in numbered(self._folder) if file.name <= path.name][:count]
-            for file in set(numbered(self._folder)) - set(kept):
-                file.unlink()
-        self._unsaved = None
+        iterations = self._now.totals.iterations
+        path = self._folder / f"{iterations:08d}.ckpt"
+        if path.is_dir():
+            path = self._folder / f"{iterations:08d}.run.ckpt"
+        self._write(path, self._now, self._score)
+        self._score = None
+        self._save_best()
+        done = [file for file in numbered(self._folder) if number_of(file) <= iterations]
+        with refused_by_the_disk(self._folder):
+            for file in done[self._config.output.keep_checkpoints :]:
+                file.unlink(missing_ok=True)
 
-    def _keep_if_best(self, result: IterationResult, score: float) -> None:
+    def _keep_if_best(self, state: State, score: float) -> None:
         if score > self._best:
-            self._write(BEST_NAME, result, score)
-            self._best = score
+            self._best, self._better = score, state
 
-    def _write(self, name: str, result: IterationResult, score: float) -> None:
-        state = self._learner.state_dict()
-        write(self._folder / name, encode(result.totals, score, state, self._spec, self._config))
+    def _save_best(self) -> None:
+        if self._better is not None:
+            self._write(self._folder / BEST_NAME, self._better, self._best)
+            self._better = None
+
+    def _state(self, totals: Totals) -> State:
+        learner = {name: tensor.clone() for name, tensor in self._learner.state_dict().items()}
+        return State(totals, learner, tuple(len(table.text) for table in self._tables))
+
+    def _write(self, path: Path, state: State, score: float) -> None:
+        tables = {
+            table.path.name: bytes(table.text[:length])
+            for table, length in zip(self._tables, state.lengths, strict=True)
+        }
+        data = encode(state.totals, score, state.learner, self._spec, self._config, tables)
+        with refused_by_the_disk(path):
+            write(path, data)
 
 
 def numbered(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first."""
-    return sorted(folder.glob("[0-9]*.ckpt"), reverse=True)
+    """The checkpoints that the run wrote into a folder, the newest first; other files are not its
+    own."""
+    own = [file for file in folder.glob("*.ckpt") if _OWN_NAME.fullmatch(file.name)]
+    return sorted((file for file in own if file.is_file()), key=number_of, reverse=True)
+
+
+def number_of(file: Path) -> int:
+    """The number of iterations that a checkpoint's name says."""
+    return int(_OWN_NAME.fullmatch(file.name)[1])

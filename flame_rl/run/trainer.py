@@ -51,6 +51,7 @@ class Trainer:
         distributed: whether episodes are collected on a Flame cluster.
         learner: what learns.
         totals: how far the run is.
+        tables: CSV files by name, as a run that was taken up again had them.
         warnings: for the user, about a run that was taken up again.
     """
 
@@ -111,7 +112,7 @@ class Trainer:
         self.spec, self.note = replace(spec, note=""), spec.note
         with one_thread():
             self.learner = make_learner(self.config, self.spec)
-        self.totals = Totals()
+        self.totals, self.tables = Totals(), {}
         # Samples the actions of `compute_action`; episodes have generators of their own.
         self._generator = np.random.default_rng(experiment.seed)
 
@@ -162,12 +163,12 @@ class Trainer:
         Raises:
             UsageError: its newest sound checkpoint does not fit the networks in model.py.
         """
-        from flame_rl.run.resume import newest_of_run
+        from flame_rl.run.resume import load_newest
 
         folder = self.config.output.resume
         if folder is None:
             return
-        checkpoint, self.warnings = newest_of_run(self.config)
+        checkpoint, self.warnings = load_newest(folder)
         if checkpoint is None:
             self.warnings.append("no sound checkpoint: the run begins at the beginning")
         else:
@@ -180,7 +181,7 @@ class Trainer:
         if then != now:
             raise UsageError(f"--env: the environment of {path} was another one: {then}, now {now}")
         load_state(self.learner, checkpoint, path)
-        self.totals = checkpoint.totals
+        self.totals, self.tables = checkpoint.totals, checkpoint.tables
         return what_differs(checkpoint, self.config)
 
     def train(self) -> IterationResult:

@@ -1,14 +1,32 @@
-"""Printing to a standard output that may be closed by its reader."""
+"""Printing where nobody may read: a stream that is closed or full never ends a run."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from typing import TextIO
 
 
 def say(text: str) -> None:
-    """Print at once. When nobody reads any more (`| head`), stay silent from then on."""
+    """Print to standard output at once."""
+    _print(text, sys.stdout)
+
+
+def warn(text: str) -> None:
+    """Print to standard error at once."""
+    _print(text, sys.stderr)
+
+
+def _print(text: str, stream: TextIO | None) -> None:
+    if stream is None:  # closed before Python began
+        return
     try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(text, file=stream, flush=True)
+    except ValueError:  # closed since then
+        pass
+    except OSError:
+        # Nobody reads (`| head`), or the disk is full: be silent from now on, and let nothing that
+        # is still in the stream's buffer fail again when Python ends.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -49,13 +49,16 @@ def stop_on_signals() -> Iterator[StopSignal]:
         if not stop.is_set():
             received_at = now
         elif now - received_at > _ONE_SIGNAL_SECONDS:
-            if sys.stdout.isatty():
+            if sys.stdout is not None and sys.stdout.isatty():
                 os.write(1, _SHOW_CURSOR.encode())
             os._exit(128 + number)
         stop.exit_code = 128 + number
         stop.set()
 
-    previous = {n: signal.signal(n, handle) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # What whoever started this process wants ignored (nohup) stays ignored.
+    heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
+    previous = {n: signal.signal(n, handle) for n in heard}
     try:
         yield stop
     finally:

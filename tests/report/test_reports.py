@@ -177,7 +177,7 @@ def test_a_full_disk_costs_tensorboard_and_not_the_run(reported, tmp_path, capsy
     reporters.close()
     assert [result.iteration for result in sound] == [0, 1, 2]
     (warning,) = capsys.readouterr().err.splitlines()
-    assert "TensorBoardReporter stops reporting: [Errno 28] No space left" in warning
+    assert "TensorBoardReporter cannot write for now: [Errno 28] No space left" in warning
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the writer has died"), ValueError("closed file")])

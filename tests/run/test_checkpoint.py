@@ -355,7 +355,7 @@ def result(iteration: int, score: float, evaluated: float | None = None) -> Simp
 
 def save_all(folder: Path, scores: list[float], first: int = 0, **options) -> None:
     config = TrainConfig(hidden_sizes=(3,), checkpoint_every=1, **options)
-    checkpointer = Checkpointer(folder, config, SPEC, new_learner())
+    checkpointer = Checkpointer(folder, config, SPEC, new_learner(), Totals(first))
     for iteration, score in enumerate(scores, first):
         checkpointer.report(result(iteration, score))
 
@@ -368,12 +368,13 @@ def test_the_latest_and_the_best_are_kept(tmp_path):
     save_all(tmp_path, [1.0, 5.0, 2.0, 4.0, 3.0, 3.0], keep_checkpoints=2)
     assert names(tmp_path) == ["00000005.ckpt", "00000006.ckpt", "best.ckpt"]
     best = load(tmp_path / CHECKPOINTS_NAME / BEST_NAME)
-    assert (best.totals.iterations, best.score) == (2, 5.0)
+    # The policy that collected in the second iteration has had one update.
+    assert (best.totals.iterations, best.score) == (1, 5.0)
     # Taken up again: the best is still the best until something is better.
     save_all(tmp_path, [4.9], first=6, keep_checkpoints=2)
     assert load(tmp_path / CHECKPOINTS_NAME / BEST_NAME).score == 5.0
     save_all(tmp_path, [5.1], first=7, keep_checkpoints=2)
-    assert load(tmp_path / CHECKPOINTS_NAME / BEST_NAME).totals.iterations == 8
+    assert load(tmp_path / CHECKPOINTS_NAME / BEST_NAME).totals.iterations == 7
     assert names(tmp_path) == ["00000007.ckpt", "00000008.ckpt", "best.ckpt"]
 
 
@@ -381,7 +382,7 @@ def test_with_evaluations_the_best_is_the_best_of_them(tmp_path):
     """Saved at once, though no other checkpoint is due."""
     config = TrainConfig(hidden_sizes=(3,), checkpoint_every=100, evaluate_every=2)
     for first in (0, 4):  # the second time taken up again
-        checkpointer = Checkpointer(tmp_path, config, SPEC, new_learner())
+        checkpointer = Checkpointer(tmp_path, config, SPEC, new_learner(), Totals(first))
         for iteration, evaluated in ((0, None), (1, -3.0), (2, None), (3, -5.0)):
             checkpointer.report(result(first + iteration, 100.0, evaluated))
             if iteration:
@@ -400,7 +401,7 @@ def test_a_damaged_best_is_replaced(tmp_path):
 
 def test_saved_every_so_many_iterations_and_at_the_end(tmp_path):
     config = TrainConfig(hidden_sizes=(3,), checkpoint_every=4)
-    checkpointer = Checkpointer(tmp_path, config, SPEC, new_learner())
+    checkpointer = Checkpointer(tmp_path, config, SPEC, new_learner(), Totals())
     checkpointer.save()  # there is nothing yet
     assert not (tmp_path / CHECKPOINTS_NAME).exists()
     for iteration in range(6):
@@ -537,9 +538,15 @@ def test_a_full_disk_costs_metrics_a_warning_and_not_the_run(small_disk, tmp_pat
     assert done.returncode == 0
     (warning,) = done.stderr.splitlines()
     assert "MetricsReporter" in warning and "No space left" in warning
+    rows = (tmp_path / "run" / "metrics.csv").read_bytes()
+    small_disk("80k")
+    again = run_here("--resume", "run", "--iterations", "71", cwd=tmp_path)
+    assert again.returncode == 0 and "Reporter" not in again.stderr
+    text = (tmp_path / "run" / "metrics.csv").read_bytes()
+    assert text.startswith(rows) and text.count(b"\n") == 72
     assert load_newest(tmp_path / "run")[0].totals.iterations == 70
     timing = (tmp_path / "run" / "timing.csv").read_text().splitlines()
-    assert len(timing) == 71
+    assert len(timing) == 72
 
 
 def test_a_full_disk_ends_the_run_at_a_checkpoint_and_room_lets_it_go_on(small_disk, tmp_path):
@@ -549,7 +556,7 @@ def test_a_full_disk_ends_the_run_at_a_checkpoint_and_room_lets_it_go_on(small_d
     disk = small_disk("40k")
     done = run_here(*arguments, "--keep-checkpoints", "20", cwd=disk)
     assert done.returncode == 1
-    for words in ("error: the checkpoint run/checkpoints/", "No space left", "--resume"):
+    for words in ("error: the checkpoint ", "No space left", "--resume"):
         assert done.stderr.count(words) == 1
     assert "Traceback" not in done.stderr
     sound = numbered(disk / "run" / CHECKPOINTS_NAME)

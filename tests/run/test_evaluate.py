@@ -341,12 +341,12 @@ def test_evaluations_survive_a_resume(iterations, saved, workers, whole, tmp_pat
     assert best[0].score == best[1].score and best[0].totals == best[1].totals
 
 
-def test_an_evaluation_that_never_reached_the_disk_is_done_again(whole, tmp_path):
+def test_an_evaluation_that_never_reached_the_disk_comes_back(whole, tmp_path):
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     lines = (run / "evaluations.csv").read_bytes().splitlines(keepends=True)
     (run / "evaluations.csv").write_bytes(b"".join(lines[:2]) + lines[2][:9])
     done = run_here("--resume", "run", "--workers", "0", cwd=tmp_path)
-    assert done.returncode == 0 and "Going on after iteration 3" in done.stdout
+    assert done.returncode == 0, done.stderr
     assert (run / "evaluations.csv").read_bytes() == (whole / "evaluations.csv").read_bytes()
     assert (run / "metrics.csv").read_bytes() == (whole / "metrics.csv").read_bytes()
 

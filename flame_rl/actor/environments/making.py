@@ -41,7 +41,7 @@ def make_environment(
                 # Not every environment of a user's own has such a parameter.
                 **({} if render_mode is None else {"render_mode": render_mode}),
             )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _explain(env_id, error) from error
     _check_spaces(env_id, env)
     return env
@@ -105,7 +105,7 @@ def _why_not_acted(space: gymnasium.Space) -> str | None:
     return None
 
 
-def _explain(env_id: str, error: Exception) -> SimulatorError:
+def _explain(env_id: str, error: BaseException) -> SimulatorError:
     """Turn what `gymnasium.make` raised into one sentence with a remedy."""
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return SimulatorError(

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from flame_rl.actor.environments.actions import environment_actions
 from flame_rl.actor.environments.making import make_environment
 from flame_rl.actor.environments.observations import parts_of, write_observation
-from flame_rl.actor.failure import SimulatorError, summary
+from flame_rl.actor.failure import SimulatorError, is_interrupt, summary
 from flame_rl.actor.simulators.protocol import rows_of
 from flame_rl.wire.messages import Environment
 
@@ -58,7 +58,9 @@ class PlainSimulator:
                 self._envs.append(self._make())
             try:
                 observation, _ = self._envs[slot].reset(seed=seed)
-            except Exception as error:
+            except BaseException as error:  # SystemExit, too
+                if is_interrupt(error):
+                    raise
                 raise SimulatorError(
                     "simulator", f"reset raised {summary(error)}", slot, traceback.format_exc()
                 ) from error
@@ -77,7 +79,9 @@ class PlainSimulator:
         for slot in slots.tolist():
             try:
                 observation, reward, terminated, truncated, _ = envs[slot].step(chosen[slot])
-            except Exception as error:
+            except BaseException as error:  # SystemExit, too
+                if is_interrupt(error):
+                    raise
                 raise SimulatorError(
                     "simulator", f"step raised {summary(error)}", slot, traceback.format_exc()
                 ) from error

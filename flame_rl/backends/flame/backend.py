@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import sys
 import threading
 import time
 from concurrent.futures import Future, wait
@@ -25,6 +24,7 @@ from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
 from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.output import warn
 from flame_rl.system.signals import unless_stopped
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
@@ -167,10 +167,9 @@ class FlameBackend:
             return
         # Or the threads that watch its tasks would keep this process alive.
         flamepy.core.client.ConnectionInstance.instance()._channel.close()
-        print(
+        warn(
             f"Flame still runs tasks of application {self._runner._name}, or does not answer; a "
-            f"process in the background goes on trying for {JANITOR_SECONDS:.0f} s to remove it",
-            file=sys.stderr,
+            f"process in the background goes on trying for {JANITOR_SECONDS:.0f} s to remove it"
         )
 
     def _compare_versions(self, future: Future[memoryview]) -> None:

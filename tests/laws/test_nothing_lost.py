@@ -1,0 +1,267 @@
+"""What was learned is saved whatever happens to files, streams and signals around it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flame_rl import TrainConfig, Trainer
+from flame_rl.learner.adam import Adam
+from flame_rl.report import Reporters
+from flame_rl.report.tables import MetricsReporter
+from flame_rl.run import checkpoint, retention
+from tests.helpers import ROOT, clean_environment, run_here, start_main
+from tests.runs import RUN, assert_same_run
+
+pytestmark = pytest.mark.faults
+EIGHT = (*RUN, "--iterations", "8", "--workers", "0", "--checkpoint-every", "2")
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory) -> Path:
+    """The folder of a finished run of eight iterations."""
+    folder = tmp_path_factory.mktemp("eight")
+    arguments = (*EIGHT, "--output", "run", "--keep-checkpoints", "9")
+    assert run_here(*arguments, cwd=folder).returncode == 0
+    return folder / "run"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in (folder / "checkpoints").iterdir() if p.is_file()}
+
+
+# Rows
+
+
+def test_rows_that_are_missing_come_back_from_the_checkpoint(eight, tmp_path):
+    run = Path(shutil.copytree(eight, tmp_path / "run"))
+    (run / "checkpoints" / "best.ckpt").unlink()
+    rows = (run / "metrics.csv").read_bytes().splitlines(keepends=True)
+    (run / "metrics.csv").write_bytes(b"".join(rows[:2]))
+    (run / "timing.csv").unlink()
+    before = files_of(run)
+    done = run_here("--resume", "run", "--iterations", "9", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "sound checkpoint" not in done.stderr
+    after = files_of(run)
+    assert all(after[name] == data for name, data in before.items()), "a sound checkpoint is gone"
+    assert (run / "metrics.csv").read_bytes().splitlines(keepends=True)[:9] == rows
+    assert len((run / "timing.csv").read_text().splitlines()) == 10
+
+
+def test_a_resume_that_looks_further_back_deletes_nothing(eight, tmp_path):
+    run = Path(shutil.copytree(eight, tmp_path / "run"))
+    newest = run / "checkpoints" / "00000008.ckpt"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    before = files_of(run)
+    done = run_here("--resume", "run", "--keep-checkpoints", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(run, eight)
+    # The damaged one was written anew, and retention keeps what was asked for from then on.
+    assert "00000008.ckpt" in files_of(run)
+    assert files_of(run)["00000008.ckpt"] != before["00000008.ckpt"]
+
+
+class Full:
+    """A disk that takes `room` more bytes."""
+
+    def __init__(self, monkeypatch, room: int) -> None:
+        self.room, self._write = room, os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        if descriptor < 3:
+            return self._write(descriptor, data)
+        count = min(self.room, len(data))
+        if count == 0:
+            raise OSError(28, "No space left on device")
+        self.room -= count
+        return self._write(descriptor, bytes(data[:count]))
+
+
+def test_rows_are_written_when_there_is_room_again(tmp_path, monkeypatch, capsys):
+    config = TrainConfig(local=True, workers=0, episodes_per_iter=2, iterations=6)
+    texts = []
+    for room in (None, 500):
+        folder = tmp_path / str(room)
+        folder.mkdir()
+        with Trainer(config) as trainer:
+            disk = Full(monkeypatch, room) if room is not None else None
+            metrics = MetricsReporter(folder, trainer.learner.algorithm.metrics)
+            reporters = Reporters([metrics])
+            for result in trainer:
+                reporters.report(result)
+                if disk is not None and result.iteration == 2:
+                    torn = (folder / "metrics.csv").read_bytes()
+                    assert len(torn) == 500
+                    disk.room = 1 << 20
+            reporters.close()
+        monkeypatch.undo()
+        texts.append((folder / "metrics.csv").read_bytes())
+    assert texts[0] == texts[1]
+    assert capsys.readouterr().err.count("metrics.csv") == 1  # said once
+
+
+# Streams
+
+
+@pytest.mark.parametrize("stdout", ["full", "closed pipe", "closed"])
+@pytest.mark.parametrize("stderr", ["full", "closed"])
+def test_dead_streams_do_not_end_a_run_nor_its_saving(stdout, stderr, tmp_path):
+    ends = {"full": ">/dev/full", "closed": ">&-", "closed pipe": "| true; exit ${PIPESTATUS[0]}"}
+    errors = "2>/dev/full" if stderr == "full" else "2>&-"
+    command = f"{sys.executable} {ROOT / 'main.py'} {' '.join(EIGHT)} --output run"
+    script = f"{command} {errors} {ends[stdout]}"
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=clean_environment(tmp_path))
+    run = tmp_path / "run"
+    assert done.returncode == 0
+    assert (run / "checkpoints" / "00000008.ckpt").exists()
+    assert (run / "weights.safetensors").exists()
+
+
+def test_a_terminal_that_is_closed_leaves_everything_saved(tmp_path):
+    reader, writer = os.pipe()
+    arguments = (*RUN, "--iterations", "5000", "--workers", "0", "--checkpoint-every", "5000")
+    arguments = (*arguments, "--output", "run", "--verbose")
+    process = start_main(*arguments, cwd=tmp_path, stdout=writer, stderr=writer)
+    os.close(writer)
+    metrics = tmp_path / "run" / "metrics.csv"
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and not (metrics.exists() and metrics.stat().st_size > 2000):
+        time.sleep(0.05)
+    os.close(reader)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(30) == 129
+    saved = retention.numbered(tmp_path / "run" / "checkpoints")
+    rows = metrics.read_text().splitlines()
+    assert len(saved) == 1 and int(saved[0].stem) == len(rows) - 1 > 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number, tmp_path):
+    trap = f"trap '' {number.name[3:]}; exec {sys.executable} {ROOT / 'main.py'}"
+    flags = (*RUN, "--iterations", "30", "--workers", "0", "--output", "run")
+    process = subprocess.Popen(
+        ["bash", "-c", f"{trap} {' '.join(flags)}"],
+        cwd=tmp_path,
+        env=clean_environment(tmp_path) | {"FAULT_SLEEP": "0.002"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    time.sleep(1)  # bash has set its trap, and Python begins
+    limit = time.monotonic() + 60
+    while not (tmp_path / "run" / "metrics.csv").exists() and time.monotonic() < limit:
+        process.send_signal(number)
+        time.sleep(0.1)
+    process.send_signal(number)
+    assert process.wait(60) == 0
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 31
+
+
+# Half an update
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("algorithm", ["reinforce", "ppo"])
+def test_an_exception_within_an_update_leaves_the_learner_as_it_was(error, algorithm, monkeypatch):
+    options = {"local": True, "workers": 0, "episodes_per_iter": 8, "iterations": 4}
+    config = TrainConfig(algorithm=algorithm, **options)
+    with Trainer(config) as trainer:
+        expected = [result.weights_digest for result in trainer]
+    with Trainer(config) as trainer:
+        found = [trainer.train().weights_digest]
+        state = {name: t.clone() for name, t in trainer.learner.state_dict().items()}
+        step, calls = Adam.step, []
+
+        def fail(self, rate):
+            calls.append(rate)
+            step(self, rate)
+            if len(calls) == 3:
+                raise error("in the middle")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Adam, "step", fail)
+            with pytest.raises(error):
+                trainer.train()
+        assert trainer.totals.iterations == 1
+        after = trainer.learner.state_dict()
+        assert all(torch.equal(after[name], state[name]) for name in state)
+        found += [result.weights_digest for result in trainer]
+    assert found == expected
+
+
+# The best checkpoint
+
+
+def test_the_best_checkpoint_is_the_policy_that_had_the_score(tmp_path):
+    flags = ("--env", "cartpole", "--iterations", "7", "--episodes-per-iter", "6", "--workers", "0")
+    done = run_here(*flags, "--checkpoint-every", "100", "--output", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    config = TrainConfig.from_json((tmp_path / "run" / "config.json").read_text())
+    with Trainer(config) as trainer:
+        snapshots, rewards = [trainer.learner.snapshot()], []
+        for result in trainer:
+            rewards.append(result.reward_mean)
+            snapshots.append(trainer.learner.snapshot())
+    best = int(np.argmax(rewards))
+    assert best not in (0, 6), "the test needs a run whose best iteration is in between"
+    found = checkpoint.load(tmp_path / "run" / "checkpoints" / "best.ckpt")
+    assert found.score == rewards[best] and found.totals.iterations == best
+    with Trainer.load(tmp_path / "run", best=True, local=True, workers=0) as trainer:
+        for layer, expected in zip(
+            trainer.learner.snapshot().layers, snapshots[best].layers, strict=True
+        ):
+            for name, array in expected.arrays.items():
+                np.testing.assert_array_equal(layer.arrays[name], array)
+
+
+# Other people's files
+
+
+def test_a_users_files_among_the_checkpoints_are_left_alone(eight, tmp_path):
+    run = Path(shutil.copytree(eight, tmp_path / "run"))
+    folder = run / "checkpoints"
+    copies = ["00000008-before-experiment.ckpt", "1-good.ckpt", "99999999999.ckpt.bak", "9.ckpt"]
+    for name in copies:
+        shutil.copy(folder / "00000002.ckpt", folder / name)
+    (folder / "00000009.ckpt").mkdir()
+    (folder / "00000009.ckpt" / "notes").write_text("mine")
+    flags = ("--iterations", "9", "--keep-checkpoints", "1")
+    done = run_here("--resume", "run", *flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all((folder / name).exists() for name in copies)
+    assert (folder / "00000009.ckpt" / "notes").read_text() == "mine"
+    again = run_here("--resume", "run", "--iterations", "10", cwd=tmp_path)
+    assert again.returncode == 0 and "Going on after iteration 8" in again.stdout
+
+
+# What an environment does to the process
+
+
+@pytest.mark.parametrize("kind", ["exit", "interrupt"])
+def test_an_environment_that_ends_the_process_is_named(kind, tmp_path):
+    environment = {"FAULT_KIND": kind, "FAULT_SEED": "any"}
+    done = run_here(*EIGHT, "--output", "run", cwd=tmp_path, environment=environment)
+    assert done.returncode == 1
+    assert "step raised" in done.stderr and "episode 0, step 2" in done.stderr
+    assert (tmp_path / "run" / "weights.safetensors").exists()
+
+
+def test_an_environment_that_changes_the_folder_moves_no_file(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    environment = {"FAULT_KIND": "chdir", "FAULT_SEED": "any", "FAULT_FOLDER": str(elsewhere)}
+    done = run_here(*EIGHT, "--output", "run", "--plot", cwd=tmp_path, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert not list(elsewhere.iterdir())
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names >= {"checkpoints", "metrics.csv", "weights.safetensors", "curve.png"}
