@@ -71,6 +71,13 @@ def test_a_worked_example_works(project, name):
                 raise AssertionError(f"a block of {language} is not run")
 
 
+def test_the_example_in_python_runs(project):
+    ((_, text),) = blocks(ROOT / "docs" / "python.md")
+    assert "iterations=10, " in text
+    run(project, "-c", text.replace("iterations=10, ", "iterations=1, "))
+    assert (project / "before.ckpt").exists() and (project / "after.ckpt").exists()
+
+
 def run(project: Path, *arguments: str) -> None:
     environment = clean_environment(project) | {"PYTHONPATH": str(project)}
     done = subprocess.run(
@@ -105,6 +112,14 @@ def test_every_function_that_a_page_names_exists(page):
             found = [node for node in body if getattr(node, "name", None) == part]
             assert found, f"{name_of(page)} names {path}::{name}, which is not there"
             body = found[0].body
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_that_a_page_names_exists(page):
+    named = re.findall(r"`((?:flame_rl|tests|benchmarks)/[\w/.-]+)`", page.read_text())
+    made = {text.partition("\n")[0].removeprefix("# ") for _, text in blocks(page)}
+    for path in set(named) - made:
+        assert "NAME" in path or (ROOT / path).exists(), path
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=name_of)
