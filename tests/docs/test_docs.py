@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from flame_rl.settings.algorithms import ALGORITHMS, settings_class
+from flame_rl.settings.checks import flag
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.execution import Execution, Output
+from flame_rl.settings.experiment import Experiment
 from tests.helpers import ROOT, clean_environment
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+FLAGS = (ROOT / "docs" / "flags.md").read_text()
+# Each section of flags.md, and the dataclass of its flags.
+SECTIONS = {
+    "Experiment": Experiment,
+    **{name: settings_class(name) for name in ALGORITHMS},
+    "Execution": Execution,
+    "Output": Output,
+}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -51,6 +71,13 @@ def test_a_worked_example_works(project, name):
                 raise AssertionError(f"a block of {language} is not run")
 
 
+def test_the_example_in_python_runs(project):
+    ((_, text),) = blocks(ROOT / "docs" / "python.md")
+    assert "iterations=10, " in text
+    run(project, "-c", text.replace("iterations=10, ", "iterations=1, "))
+    assert (project / "before.ckpt").exists() and (project / "after.ckpt").exists()
+
+
 def run(project: Path, *arguments: str) -> None:
     environment = clean_environment(project) | {"PYTHONPATH": str(project)}
     done = subprocess.run(
@@ -75,7 +102,7 @@ def change(project: Path, text: str) -> None:
     path.write_text(content.replace(before, after))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_function_that_a_page_names_exists(page):
     named = re.findall(r"`([\w/]+\.py)::([\w.]+)`", page.read_text())
     assert named or page.name != "reinforce.md"
@@ -83,12 +110,86 @@ def test_every_function_that_a_page_names_exists(page):
         body = ast.parse((ROOT / "flame_rl" / path).read_text()).body
         for part in name.split("."):
             found = [node for node in body if getattr(node, "name", None) == part]
-            assert found, f"{page.name} names {path}::{name}, which is not there"
+            assert found, f"{name_of(page)} names {path}::{name}, which is not there"
             body = found[0].body
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_file_that_a_page_names_exists(page):
+    named = re.findall(r"`((?:flame_rl|tests|benchmarks)/[\w/.-]+)`", page.read_text())
+    made = {text.partition("\n")[0].removeprefix("# ") for _, text in blocks(page)}
+    for path in set(named) - made:
+        assert "NAME" in path or (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=name_of)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in links(page):
+        path = (page.parent / target) if target else page
+        assert path.exists(), f"{name_of(page)} links to {target}"
+        if anchor:
+            assert anchor in anchors(path), f"{name_of(page)} links to {target}#{anchor}"
+
+
+def test_the_index_links_every_page():
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / target).resolve() for target, _ in links(index) if target}
+    assert set(PAGES) - {index} <= linked
+
+
+def links(page: Path) -> list[tuple[str, str]]:
+    """Targets within the project, each with its anchor; images of HTML included."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img src="([^"]+)"', text)
+    parts = [target.partition("#") for target in targets if "://" not in target]
+    return [(target, anchor) for target, _, anchor in parts]
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_flags_have_their_defaults(section):
+    shown = dict(rows(section, r"`(--[\w-]+)` \| (.+?) \| .*"))
+    if section == "Experiment":
+        chosen = inspect.signature(TrainConfig).parameters["algorithm"].default
+        assert shown.pop("--algorithm") == f"`{chosen}`"
+    defaults = {flag(field.name): field.default for field in fields(SECTIONS[section])}
+    assert shown.keys() == defaults.keys()
+    for name, value in defaults.items():
+        if value is None:  # told in words
+            assert not re.fullmatch(r"`[^`]*`", shown[name]), name
+        else:
+            assert shown[name] == f"`{written(value)}`", name
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_presets_are_shown(algorithm):
+    shown = dict(rows(algorithm, r"(\S+-v\d+) \| `(.*)`"))
+    assert shown == {
+        env_id: " ".join(f"{flag(name)} {written(value)}" for name, value in preset.items())
+        for env_id, preset in SECTIONS[algorithm].presets.items()
+    }
+
+
+def test_the_page_of_flags_names_no_other_flag():
+    known = {"--help", "--algorithm"}
+    for kind in SECTIONS.values():
+        known |= {flag(field.name) for field in fields(kind)}
+    switches = [field for kind in (Execution, Output) for field in fields(kind)]
+    known |= {flag(f"no_{field.name}") for field in switches if field.default is False}
+    assert set(re.findall(r"--[a-z][\w-]*", FLAGS)) <= known
+
+
+def rows(section: str, pattern: str) -> list[tuple[str, str]]:
+    """The rows of a section's tables that have the pattern's form."""
+    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", FLAGS, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^\| {pattern} \|$", text, re.MULTILINE)
+
+
+def written(value: Any) -> str:
+    """A value as the command line takes it."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
