@@ -111,8 +111,8 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(
-                f"another process is writing the run in {shown(folder, Path.cwd())}; wait for its end "
-                "or stop it, or begin a new run in another folder"
+                f"another process is writing the run in {shown(folder, Path.cwd())}; wait for its "
+                "end or stop it, or begin a new run in another folder"
             ) from error
         except OSError:
             pass  # a file system that knows no locks
