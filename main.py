@@ -24,7 +24,7 @@ def main() -> int:
 
 
 def run_command(words: list[str]) -> int:
-    """The command that the first word names; without one, training."""
+    """Run the command that the first word names, or else training; returns the exit code."""
     place = "flame_rl.commands.train:train"
     if words and not words[0].startswith("-"):
         name, *words = words
@@ -35,7 +35,7 @@ def run_command(words: list[str]) -> int:
             )
         place = COMMANDS[name]
     module, _, function = place.partition(":")
-    # Nothing has begun yet, and what Ctrl-C raises gets lost in a library that tries an import.
+    # Libraries that try an import may swallow KeyboardInterrupt; nothing has begun that needs it.
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     command = getattr(importlib.import_module(module), function)
     signal.signal(signal.SIGINT, before)
@@ -45,5 +45,5 @@ def run_command(words: list[str]) -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    # Not sys.exit: it would wait for threads that wait for a server which never answers.
+    # Not sys.exit, which would wait for threads blocked on a server that never answers.
     os._exit(code)

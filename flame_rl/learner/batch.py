@@ -14,17 +14,17 @@ from flame_rl.wire.messages import Episodes
 
 @dataclass(frozen=True)
 class Batch:
-    """E episodes of N steps together, one after another.
+    """E episodes, N steps in all, one after another.
 
     Attributes:
-        observations: float32 [N + E, D], of each episode one more than it has steps.
-        rows: int64 [N], where in `observations` the steps are.
+        observations: float32 [N + E, D]; each episode has one more observation than steps.
+        rows: int64 [N], the row of `observations` in which each step begins.
         actions: float32 [N, A], or int64 [N] if discrete.
-        log_probs: log-probabilities of the actions by the policy that took them, float32 [N]; None
-            until that policy has been asked.
+        log_probs: log-probabilities of the actions under the policy that took them, float32 [N];
+            None until they are computed.
         rewards: float64 [N].
         lengths: int64 [E].
-        terminated: bool [E]; what did not terminate was cut and would have gone on.
+        terminated: bool [E]; the other episodes were truncated by a time limit.
     """
 
     observations: Tensor
@@ -40,13 +40,13 @@ class Batch:
         return len(self.rewards)
 
     def observations_at(self, steps: Tensor) -> Tensor:
-        """The observations at some steps: int64 [B] -> float32 [B, D]."""
+        """The observations of the given steps: int64 [B] -> float32 [B, D]."""
         # Several times as quick as indexing with the rows.
         return self.observations.index_select(0, self.rows[steps])
 
 
 def make_batch(episodes: Episodes) -> Batch:
-    """The episodes as tensors; nothing is copied but discrete actions."""
+    """The episodes as tensors; only discrete actions are copied."""
     actions = torch.from_numpy(episodes.actions)
     if not actions.is_floating_point():
         actions = actions.long()
@@ -56,6 +56,6 @@ def make_batch(episodes: Episodes) -> Batch:
         actions=actions,
         rewards=episodes.rewards,
         lengths=episodes.lengths,
-        # An episode that terminated in the very step of its time limit has really ended.
+        # An episode that terminates in the last step before its time limit counts as terminated.
         terminated=episodes.terminated,
     )
