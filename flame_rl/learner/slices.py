@@ -1,5 +1,5 @@
-"""A loss's gradient, slice by slice: bounded memory, all cores busy, and the same bits for any number
-of cores.
+"""A loss's gradient, slice by slice: bounded memory, all cores busy, the same bits on any number of
+cores.
 
 torch's own threads divide a sum among the cores, so that its last bits depend on their number. With
 one torch thread (set in run/trainer.py), each slice is computed by one thread of the pool here,

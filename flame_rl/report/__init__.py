@@ -1,4 +1,4 @@
-"""Who consumes the training loop's results: the console, files, plots."""
+"""Consumers of the training loop's results: the console, files, plots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Reporter(Protocol):
 
 
 class Reporters:
-    """Several as one. One that fails (a full disk, a writer that died) says so once and is left
+    """Several reporters as one. One that fails (a full disk, say) says so once and is left
     out: it does not stop the training."""
 
     def __init__(self, reporters: list[Reporter]) -> None:

@@ -15,15 +15,15 @@ TIMING_NAME = "timing.csv"
 
 
 class MetricsReporter:
-    """One row an iteration, on disk before the next begins."""
+    """Writes metrics.csv, one row per iteration, each on disk before the next iteration begins."""
 
     def __init__(self, folder: Path, metrics: tuple[str, ...], keep: int = 0) -> None:
         """Begin the file, or go on after its first `keep` rows.
 
         Args:
             folder: the run folder.
-            metrics: the algorithm's columns; a cell is empty where an iteration has no value.
-            keep: rows to keep.
+            metrics: names of the algorithm's columns; a cell without a value is empty.
+            keep: rows of an earlier file to keep.
         """
         self._metrics = metrics
         self._rows = _Rows(folder / METRICS_NAME, keep)
@@ -49,7 +49,7 @@ class MetricsReporter:
 
 
 class EvaluationsReporter:
-    """One row an evaluation."""
+    """Writes evaluations.csv, one row per evaluation."""
 
     def __init__(self, folder: Path, keep: int = 0) -> None:
         """Begin the file, or go on after its first `keep` rows."""
@@ -65,7 +65,7 @@ class EvaluationsReporter:
 
 
 class TimingReporter:
-    """Where the time went, one row an iteration."""
+    """Writes timing.csv, one row per iteration: where the time went."""
 
     def __init__(self, folder: Path, keep: int = 0) -> None:
         """Begin the file, or go on after its first `keep` rows."""
@@ -135,7 +135,7 @@ class _Rows:
 
 
 def _first_rows(path: Path, count: int) -> bytes:
-    """The header and the first `count` rows, or as many as are there whole."""
+    """The header and the first `count` rows, or all whole rows if there are fewer."""
     if not path.exists():
         return b""
     lines = path.read_bytes().splitlines(keepends=True)[: count + 1]

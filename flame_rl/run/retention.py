@@ -17,7 +17,7 @@ BEST_NAME = "best.ckpt"
 
 
 class Checkpointer:
-    """Saves a run's state every N iterations, and when asked to; and the best, by the score
+    """Saves a run's state every N iterations and on request, and the best state, by the score
     of an evaluation where there are evaluations."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Checkpointer:
         self._learner = learner
         self._unsaved: IterationResult | None = None
         self._best = -math.inf
-        with contextlib.suppress(CheckpointError):  # none yet, or one that is worth nothing
+        with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
             score = load(self._folder / BEST_NAME).score
             self._best = self._best if score is None else score
 
@@ -52,7 +52,7 @@ class Checkpointer:
             self._write(path.name, result, result.reward_mean)
             if self._config.experiment.evaluate_every is None:
                 self._keep_if_best(result, result.reward_mean)
-            # Newer ones can only be damaged: this run was taken up from before them.
+            # Newer files can only be damaged: this run was resumed from an older one.
             count = self._config.output.keep_checkpoints
             kept = [file for file in numbered(self._folder) if file.name <= path.name][:count]
             for file in set(numbered(self._folder)) - set(kept):
@@ -70,5 +70,5 @@ class Checkpointer:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first."""
+    """Numbered checkpoints in a folder, the newest first."""
     return sorted(folder.glob("[0-9]*.ckpt"), reverse=True)

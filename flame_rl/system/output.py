@@ -7,7 +7,7 @@ import sys
 
 
 def say(text: str) -> None:
-    """Print at once. When nobody reads any more (`| head`), stay silent from then on."""
+    """Print and flush. Once the reader is gone (`| head`), stay silent."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
