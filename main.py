@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def run_command(words: list[str]) -> int:
-    """The command that the first word names; without one, training."""
+    """Run the command that the first word names, or else training; returns the exit code."""
     place = "flame_rl.commands.train:train"
     if words and not words[0].startswith("-"):
         name, *words = words
@@ -37,7 +37,7 @@ def run_command(words: list[str]) -> int:
             )
         place = COMMANDS[name]
     module, _, function = place.partition(":")
-    # Nothing has begun yet, and what Ctrl-C raises gets lost in a library that tries an import.
+    # Libraries that try an import may swallow KeyboardInterrupt; nothing has begun that needs it.
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
@@ -51,5 +51,5 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    # Not sys.exit: it would wait for threads that wait for a server which never answers.
+    # Not sys.exit, which would wait for threads blocked on a server that never answers.
     os._exit(code)

@@ -1,7 +1,7 @@
-"""What main.py does besides training, by its first word.
+"""The commands of main.py besides training, by the first word of the command line.
 
-Each is a function of the words after that one, which reads them with tyro and returns the exit code
-(None: 0). It imports what is heavy only after that, so that `--help` answers at once.
+Each is a function that parses the remaining words with tyro and returns the exit code (None: 0). It
+imports heavy modules only after parsing, so that `--help` answers at once.
 """
 
 COMMANDS = {

@@ -27,16 +27,16 @@ class EvaluateCommand:
     """A run folder, of which the newest checkpoint is taken, or a checkpoint file."""
 
     episodes: int = 100
-    """How many complete episodes."""
+    """Number of complete episodes."""
 
     explore: bool = False
-    """Sample the actions, as in training; otherwise each is the policy's mean, or its likeliest."""
+    """Sample the actions, as in training; otherwise take the policy's mean or likeliest action."""
 
     best: bool = False
-    """Of a run folder, take the best checkpoint."""
+    """Take the best checkpoint of the run folder, not the newest."""
 
     seed: int = 0
-    """Seed of the episodes. They are the same ones for every policy."""
+    """Seed of the episodes, which are the same for every policy."""
 
     local: bool = False
     """Collect on this machine even where a Flame cluster is configured."""
@@ -55,7 +55,7 @@ class EvaluateCommand:
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """Returns 0, or 128 and the number of the signal that ended it."""
+    """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     command = tyro.cli(EvaluateCommand, args=arguments, prog="main.py evaluate")
     with stop_on_signals() as stop:
         with contextlib.suppress(Interrupted):
@@ -75,7 +75,7 @@ def run(command: EvaluateCommand, stop: StopSignal) -> None:
         if notice := where_collected(trainer.config):
             warn(notice)
         result = trainer.evaluate(command.episodes, command.explore, command.seed)
-    of = {
+    info = {
         "env": trainer.spec.env_id,
         "algorithm": trainer.config.algorithm_name,
         "iterations": trainer.totals.iterations,
@@ -84,10 +84,10 @@ def run(command: EvaluateCommand, stop: StopSignal) -> None:
         "seed": command.seed,
     }
     if command.json:
-        say(json.dumps(of | asdict(result)))
+        say(json.dumps(info | asdict(result)))
         return
     say(
-        f"{trainer.config.algorithm.title} on {of['env']} after {of['iterations']} iterations, "
+        f"{trainer.config.algorithm.title} on {info['env']} after {info['iterations']} iterations, "
         f"{result.episodes} episodes {'exploring' if command.explore else 'without exploring'}\n"
         f"  Mean reward: {result.reward_mean:.1f} "
         f"(95 %: {result.reward_low:.1f} to {result.reward_high:.1f})\n"

@@ -1,4 +1,4 @@
-"""`main.py export RUN policy.onnx`: a policy for use elsewhere."""
+"""`main.py export RUN policy.onnx`: write a policy for use in other programs."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ class ExportCommand:
     """
 
     run: tyro.conf.Positional[Path]
-    """Run folder, whose newest checkpoint is taken, or a checkpoint file."""
+    """A run folder, of which the newest checkpoint is taken, or a checkpoint file."""
 
     file: tyro.conf.Positional[Path]
-    """What to write, such as policy.onnx."""
+    """The file to write, such as policy.onnx."""
 
     best: bool = False
-    """Of a run folder, take the best checkpoint."""
+    """Take the best checkpoint of the run folder, not the newest."""
 
 
 def export(arguments: Sequence[str]) -> None:
-    """Raises UsageError if there is no policy, no place to write, or a package is missing."""
+    """Run the command. Raises UsageError if RUN has no policy, FILE cannot be written, or a package
+    is missing."""
     command = tyro.cli(ExportCommand, args=arguments, prog="main.py export")
     if not command.file.parent.is_dir() or command.file.is_dir():
         raise UsageError(f"{command.file}: name a file in a folder that exists")
     from flame_rl.system.optional import require
     from flame_rl.tools.onnx_file import GROUP, check_onnx, to_onnx
 
-    # Before torch is imported, which takes seconds.
+    # Checked before torch is imported, which takes seconds.
     for package in ("onnx", "onnxruntime"):
         require(package, package, GROUP)
     from flame_rl.run.trainer import Trainer

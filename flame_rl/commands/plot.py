@@ -1,4 +1,4 @@
-"""`main.py plot RUN [RUN ...]`: learning curves of one run or of many, side by side."""
+"""`main.py plot RUN [RUN ...]`: draw the learning curves of one or more runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PlotCommand:
 
 
 def plot(arguments: Sequence[str]) -> None:
-    """Raises UsageError if there is nothing to draw."""
+    """Run the command. Raises UsageError if there is nothing to draw."""
     command = tyro.cli(PlotCommand, args=arguments, prog="main.py plot")
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.report.curves import group_runs, read_run

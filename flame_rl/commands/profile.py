@@ -1,4 +1,4 @@
-"""`main.py profile --env ant`: what an iteration costs, and how many workers are enough."""
+"""`main.py profile --env ant`: measure an iteration, and advise how many workers to use."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ be shorter than those to come."""
 
 @dataclass(frozen=True)
 class ProfileFlags:
-    """What profile has besides the flags of training."""
+    """The flags of `profile` besides those of training."""
 
     json: bool = False
     """Print one line of JSON."""
 
 
 def profile(arguments: Sequence[str]) -> int:
-    """Returns 0, or 128 and the number of the signal that ended it."""
+    """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     folder = resumed_folder(arguments)
     default = None if folder is None else saved_config(folder)
     config, command = parse(
@@ -59,7 +59,7 @@ def profile(arguments: Sequence[str]) -> int:
 
 
 def predictions(measured: Profile) -> dict[int, float]:
-    """Seconds of an iteration, by number of workers."""
+    """Predicted seconds of an iteration, by number of workers."""
     counts = sorted({*WORKERS, max(1, measured.workers), measured.costs.cores or 1})
     return {workers: iteration_seconds(measured.costs, workers) for workers in counts}
 
@@ -105,17 +105,17 @@ def advice(measured: Profile, seconds: Mapping[int, float]) -> str:
 
 
 def workers_of(measured: Profile) -> str:
-    """The flag that says how many collect, without its dashes."""
+    """The flag that sets the number of workers, without its dashes."""
     return "executors" if measured.costs.cores is None else "workers"
 
 
 def where(measured: Profile) -> str:
-    """Who collected."""
+    """The workers that collected, and where."""
     who, cores = f"{measured.workers} {workers_of(measured)}", measured.costs.cores
     return f"{who} of the cluster" if cores is None else f"{who} on this machine ({cores} cores)"
 
 
 def duration(seconds: float) -> str:
-    """With three digits and a unit that suits its size."""
+    """The seconds with three digits, in s, ms or us."""
     unit, size = next((u for u in (("s", 1.0), ("ms", 1e-3)) if seconds >= u[1]), ("us", 1e-6))
     return f"{seconds / size:.3g} {unit}"

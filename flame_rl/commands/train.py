@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Returns 0, or 128 and the number of the signal that ended it."""
+    """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     folder = resumed_folder(arguments)
     if folder is not None:
         config = resumed_config(folder, arguments)
@@ -85,7 +85,7 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
 
 
 def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleReporter:
-    """All iterations that are left; whatever ends them, what was learned is saved."""
+    """Do and report the remaining iterations; save what was learned, whatever ends them."""
     from flame_rl.report import Reporters
     from flame_rl.report.console import ConsoleReporter
     from flame_rl.report.tables import (

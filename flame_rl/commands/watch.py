@@ -1,4 +1,4 @@
-"""`main.py watch RUN`: look at what a policy does."""
+"""`main.py watch RUN`: show what a policy does."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class WatchCommand:
     """Write a film, .mp4 or .gif, and open no window."""
 
     episodes: int = 1
-    """How many complete episodes."""
+    """Number of complete episodes."""
 
     explore: bool = False
-    """Sample the actions, as in training; otherwise each is the policy's mean, or its likeliest."""
+    """Sample the actions, as in training; otherwise take the policy's mean or likeliest action."""
 
     best: bool = False
-    """Of a run folder, take the best checkpoint."""
+    """Take the best checkpoint of the run folder, not the newest."""
 
     seed: int = 0
     """Seed of the episodes."""
@@ -62,7 +62,7 @@ class WatchCommand:
 
 
 def watch(arguments: Sequence[str]) -> int:
-    """Returns 0, or 128 and the number of the signal that ended it."""
+    """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     command = tyro.cli(WatchCommand, args=arguments, prog="main.py watch")
     if command.video is None and not has_display():
         raise UsageError(
@@ -91,7 +91,7 @@ def run(command: WatchCommand, stop: StopSignal) -> None:
 
 
 def load(command: WatchCommand, stop: StopSignal) -> Trainer:
-    """Whose policy it is."""
+    """Make the trainer whose policy is shown."""
     from flame_rl.run.trainer import Trainer
 
     here = {"local": True, "workers": 0}

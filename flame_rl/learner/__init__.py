@@ -1,1 +1,1 @@
-"""What turns episodes into better weights: one file per algorithm, and their mathematics."""
+"""Learning from episodes: one file per algorithm, and the mathematics that they share."""

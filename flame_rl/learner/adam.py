@@ -1,6 +1,6 @@
 """Adam (Kingma and Ba 2015, algorithm 1), with its state as plain tensors by name.
 
-Not torch.optim's: making one of those imports torch's compiler, which takes longer than importing
+torch.optim's is not used: making one imports torch's compiler, which takes longer than importing
 torch itself, and its state does not go into a safetensors file as it is. All parameters lie in one
 flat tensor, so that a step is a dozen operations and not a dozen for each parameter.
 """
@@ -17,7 +17,7 @@ class Adam:
     """Updates a module's parameters in place from their `.grad`.
 
     Attributes:
-        parameters: of the module.
+        parameters: those of the module.
     """
 
     def __init__(
@@ -32,8 +32,8 @@ class Adam:
         self.parameters = list(module.parameters())
         self._values = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         self._gradient = torch.zeros_like(self._values)
-        self._first = torch.zeros_like(self._values)
-        self._second = torch.zeros_like(self._values)
+        self._first_moment = torch.zeros_like(self._values)
+        self._second_moment = torch.zeros_like(self._values)
         self._steps = 0
         start = 0
         for parameter in self.parameters:
@@ -58,12 +58,12 @@ class Adam:
         beta1, beta2 = self._betas
         correction1 = 1 - beta1**self._steps
         correction2 = 1 - beta2**self._steps
-        self._first.lerp_(self._gradient, 1 - beta1)
-        self._second.mul_(beta2).addcmul_(self._gradient, self._gradient, value=1 - beta2)
-        denominator = (self._second.sqrt() / math.sqrt(correction2)).add_(self._epsilon)
-        # As a tensor, a step beyond float32 becomes infinite and is refused as such.
+        self._first_moment.lerp_(self._gradient, 1 - beta1)
+        self._second_moment.mul_(beta2).addcmul_(self._gradient, self._gradient, value=1 - beta2)
+        denominator = (self._second_moment.sqrt() / math.sqrt(correction2)).add_(self._epsilon)
+        # As a tensor, a step size beyond float32 becomes infinite, and the update is refused.
         step_size = torch.tensor(learning_rate / correction1)
-        self._values.sub_(self._first / denominator * step_size)
+        self._values.sub_(self._first_moment / denominator * step_size)
 
     def values(self) -> Tensor:
         """A copy of all parameters, flat."""
@@ -74,15 +74,19 @@ class Adam:
         self._values.copy_(values)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Both moments and the number of steps."""
-        return {"first": self._first, "second": self._second, "steps": torch.tensor(self._steps)}
+        """Both moment estimates and the number of steps."""
+        return {
+            "first": self._first_moment,
+            "second": self._second_moment,
+            "steps": torch.tensor(self._steps),
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `state_dict`. Raises KeyError or ValueError if it is another module's."""
+        """The inverse of `state_dict`. Raises KeyError or ValueError if it does not fit."""
         for name in ("first", "second"):
             tensor = state[name]
             if (tensor.shape, tensor.dtype) != (self._values.shape, self._values.dtype):
                 raise ValueError(f"{name}: {tuple(tensor.shape)} of {tensor.dtype}")
-        self._first = state["first"].clone()
-        self._second = state["second"].clone()
+        self._first_moment = state["first"].clone()
+        self._second_moment = state["second"].clone()
         self._steps = int(state["steps"])

@@ -14,7 +14,7 @@ from flame_rl.wire.messages import Episodes
 
 @dataclass(frozen=True)
 class Batch:
-    """E episodes of N steps together, one after another.
+    """E episodes, N steps in all, one after another.
 
     Attributes:
         columns: what was recorded, by name: [N, ...], or [N + E, ...] where an episode has a row
@@ -53,7 +53,7 @@ class Batch:
         return self.columns["rewards"].numpy()
 
     def observations_at(self, steps: Tensor) -> Tensor:
-        """The observations at some steps: int64 [B] -> float32 [B, D]."""
+        """The observations of the given steps: int64 [B] -> float32 [B, D]."""
         # Several times as quick as indexing with the rows.
         return self.observations.index_select(0, self.rows[steps])
 
@@ -65,6 +65,6 @@ def make_batch(episodes: Episodes) -> Batch:
         columns={n: t if t.is_floating_point() else t.long() for n, t in columns.items()},
         rows=torch.from_numpy(step_rows(episodes.lengths)),
         lengths=episodes.lengths,
-        # An episode that terminated in the very step of its time limit has really ended.
+        # An episode that terminates in the last step before its time limit counts as terminated.
         terminated=episodes.terminated,
     )

@@ -1,4 +1,4 @@
-"""An iteration is done as a whole or not at all."""
+"""Undo a failed update, so that an iteration is done as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flame_rl.learner.learner import Part
 
 @contextmanager
 def undone_on_failure(learner: Part) -> Iterator[None]:
-    """Around an update and what belongs to it: whatever ends the block by an exception, Ctrl-C
+    """Around an update and its evaluation: a block that an exception ends, Ctrl-C
     included, leaves the learner as it was before."""
     before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
     try:

@@ -1,5 +1,5 @@
-"""What every learner has, whichever algorithm it runs: versions, random numbers, saved state,
-digests, and the refusal of what is not finite."""
+"""The learner around any algorithm: policy versions, random numbers, saved state, digests, and the
+refusal of updates that are not finite."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Part(Protocol):
 
 
 class Algorithm(Protocol):
-    """What `Learner` asks of an algorithm.
+    """An algorithm, as `Learner` uses it.
 
     Attributes:
-        parts: all that the next update depends on, by name. A torch module among them is a network,
-            whose weights are digested and written to weights.safetensors.
-        metrics: names of what `update` may return, in the order of metrics.csv.
+        parts: everything with state that the next update depends on, by name. The torch modules
+            among them are networks; their weights are digested and written to weights.safetensors.
+        metrics: names of the numbers that `update` may return, in the order of metrics.csv.
     """
 
     @property
@@ -55,11 +55,11 @@ class Algorithm(Protocol):
 
         Args:
             episodes: whole ones, sorted by index.
-            generator: follows from the run's seed and the number of updates.
-            progress: updates so far over all iterations, from 0; it may pass 1 in a resumed run.
+            generator: seeded by the run's seed and the number of updates so far.
+            progress: updates so far divided by the run's iterations; above 1 in some resumed runs.
 
         Returns:
-            Some of `metrics`, or none in an iteration without an update.
+            Values of `metrics`, or of some of them; empty in an iteration without an update.
         """
         ...
 
@@ -96,10 +96,10 @@ class Learner:
             RunError: a metric or a part of the state became NaN or infinite. The state is then
                 that of a broken update; see `undone_on_failure`.
         """
-        # Episodes take (iteration, index) for their spawn key.
+        # An episode's spawn key has two numbers, (iteration, index), so the streams never meet.
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self._updates,))
         generator = np.random.default_rng(sequence)
-        # What becomes infinite on the way is refused at the end.
+        # NumPy need not warn of what `refuse_unless_finite` refuses.
         with np.errstate(over="ignore", invalid="ignore"):
             progress = self._updates / self._iterations
             metrics = self.algorithm.update(episodes, generator, progress)
@@ -131,7 +131,7 @@ class Learner:
 
 
 def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
-    """A learner with the configured algorithm; its first weights follow from the seed."""
+    """A learner with the configured algorithm; its initial weights follow from the seed."""
     module, _, function = config.algorithm.learner.partition(":")
     return Learner(config, getattr(importlib.import_module(module), function)(config, spec))
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Of a quantity that never changes, the difference from its mean is not to be blown up.
+# Added to every variance: a constant column divided by 0 would blow up rounding errors.
 _LEAST_VARIANCE = 1e-8
-# As many as fit in a cache in float64.
+# This number of float64 rows fits in a cache.
 _BLOCK_ROWS = 8192
 
 
@@ -17,7 +17,7 @@ class RunningMoments:
     and a Pairwise Algorithm for Computing Sample Variances", eq. 1.3).
 
     Attributes:
-        count: how many rows.
+        count: number of rows.
         mean: float64 [D].
     """
 
@@ -28,19 +28,19 @@ class RunningMoments:
 
     @property
     def std(self) -> np.ndarray:
-        """float64 [D]; ones before anything was seen."""
+        """Standard deviations, float64 [D]; ones before the first row."""
         if self.count == 0:
             return np.ones_like(self.mean)
         return np.sqrt(self._squares / self.count + _LEAST_VARIANCE)
 
     def update(self, rows: np.ndarray) -> None:
-        """Take in more, of any float type [N, D]."""
+        """Take in more rows, [N, D] of any float type."""
         for start in range(0, len(rows), _BLOCK_ROWS):
             self._take_in(rows[start : start + _BLOCK_ROWS].astype(np.float64))
 
     def _take_in(self, rows: np.ndarray) -> None:
         count = len(rows)
-        # What is infinite becomes NaN here, and the update is refused.
+        # Infinite rows become NaN here, and the learner refuses the update.
         with np.errstate(over="ignore", invalid="ignore"):
             mean = rows.mean(axis=0)
             squares = np.square(rows - mean).sum(axis=0)
@@ -58,7 +58,7 @@ class RunningMoments:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `state_dict`. Raises KeyError or ValueError if it is of another width."""
+        """The inverse of `state_dict`. Raises KeyError or ValueError if D differs."""
         for name in ("mean", "squares"):
             if state[name].shape != self.mean.shape:
                 raise ValueError(f"{name}: {tuple(state[name].shape)}, not {self.mean.shape}")

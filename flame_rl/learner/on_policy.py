@@ -1,6 +1,6 @@
-"""What reinforce, a2c and ppo share: policy and value network, the batch, and how far to step.
+"""What reinforce, a2c and ppo share: policy and value network, losses, epochs and the KL limit.
 
-Their updates learn from the episodes of the latest policy alone, once or a few times over.
+Their updates learn from episodes of the latest policy alone, in one or a few epochs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from flame_rl.learner.trained import Loss, Mean, TrainedNetwork
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import Episodes, PolicySnapshot
 
-# With fewer steps, a gradient is mostly noise, and takes as long.
+# Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.
 LEAST_MINIBATCH = 64
-# After this number of halvings nothing of the update is left to see.
+# After this number of halvings an update is negligible.
 _HALVINGS = 10
 
 
@@ -44,7 +44,7 @@ class ActorCritic:
         return self.value.evaluate(self.value.module, batch.observations).double().numpy()
 
     def log_probs(self, batch: Batch) -> Tensor:
-        """Log-probabilities of the batch's actions by the policy of now, float32 [N]."""
+        """Log-probabilities of the batch's actions under the current policy, float32 [N]."""
 
         def log_prob(steps: Tensor) -> Tensor:
             seen, actions = batch.observations_at(steps), batch.actions[steps]
@@ -63,8 +63,9 @@ class ActorCritic:
         self.value.module.scale.fill_(float(np.hypot(mean, std)))
 
 
-# Improves the networks by a batch. Also gets the configuration, a generator that follows from the
-# seed and the number of updates, and the factor of the learning rates; returns metrics by name.
+# One update of the networks from a batch. The other arguments are the configuration, a generator
+# seeded by the run's seed and the number of updates, and the decay, a factor of the learning rates.
+# Returns metrics by name.
 Improve = Callable[
     [ActorCritic, Batch, TrainConfig, np.random.Generator, float],
     dict[str, float],
@@ -77,9 +78,9 @@ class OnPolicy:
 
     Attributes:
         networks: policy and value network.
-        config: `algorithm` has max_kl, learning_rate_decay and normalize_observations.
-        improve: one update.
-        metrics: names of what `improve` returns, and "kl".
+        config: its `algorithm` has max_kl, learning_rate_decay and normalize_observations.
+        improve: the algorithm's own part of an update.
+        metrics: names of the metrics that `improve` returns, and "kl".
         observations: mean and variance of all observations so far; None: they are not normalised.
     """
 
@@ -91,7 +92,7 @@ class OnPolicy:
 
     @property
     def parts(self) -> dict[str, Part]:
-        """See `Learner.parts`."""
+        """See `Algorithm.parts`."""
         policy, value = self.networks.policy, self.networks.value
         parts = {
             "policy": policy.module,
@@ -109,7 +110,7 @@ class OnPolicy:
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
-        """Improve the policy by all steps of all episodes; see `Algorithm.update`."""
+        """Improve the networks with all episodes; see `Algorithm.update`."""
         settings, networks = self.config.algorithm, self.networks
         decay = max(0.0, 1 - progress) if settings.learning_rate_decay else 1.0
         batch = make_batch(episodes)
@@ -118,7 +119,7 @@ class OnPolicy:
         metrics = self.improve(networks, batch, self.config, generator, decay)
         metrics["kl"] = shrink_until_close(networks, before, batch, settings.max_kl)
         if self.observations is not None:
-            # Only now: the batch belongs to the policy that collected it.
+            # Only now: the batch was collected with the normalisation of before.
             self.observations.update(batch.observations.numpy())
             for network in (networks.policy, networks.value):
                 network.module.normalizer.set(self.observations.mean, self.observations.std)
@@ -175,13 +176,13 @@ def value_loss(value: nn.Module, batch: Batch, targets: np.ndarray) -> Loss:
 
 
 def policy_epoch(
-    policy: TrainedNetwork, loss: Loss, parts: Sequence[Tensor], settings: object, decay: float
+    policy: TrainedNetwork, loss: Loss, batches: Sequence[Tensor], settings: object, decay: float
 ) -> tuple[list[dict[str, float]], bool]:
-    """One step down the loss for each minibatch, until the policy is further than max_kl from the
-    one that collected.
+    """One step down the loss for each minibatch, until the KL divergence from the policy that
+    collected exceeds max_kl.
 
     Returns:
-        What each step reports, and whether the policy had gone too far.
+        The numbers of each step (`TrainedNetwork.step`), and whether max_kl was exceeded.
     """
 
     def too_far(numbers: dict[str, float]) -> bool:
@@ -189,25 +190,26 @@ def policy_epoch(
         return not numbers["kl"] <= settings.max_kl
 
     steps: list[dict[str, float]] = []
-    for part in parts:
+    for minibatch in batches:
         rate = settings.learning_rate * decay
-        steps.append(policy.step(part, loss, rate, settings.max_grad_norm, unless=too_far))
+        steps.append(policy.step(minibatch, loss, rate, settings.max_grad_norm, unless=too_far))
         if too_far(steps[-1]):
             return steps, True
     return steps, False
 
 
 def value_epoch(
-    value: TrainedNetwork, loss: Loss, parts: Sequence[Tensor], settings: object, decay: float
+    value: TrainedNetwork, loss: Loss, batches: Sequence[Tensor], settings: object, decay: float
 ) -> float:
     """One step down the loss for each minibatch; returns the mean loss."""
     rate = settings.value_learning_rate * decay
-    losses = [value.step(part, loss, rate, settings.max_grad_norm)["loss"] for part in parts]
+    losses = [value.step(each, loss, rate, settings.max_grad_norm)["loss"] for each in batches]
     return sum(losses) / len(losses)
 
 
 def minibatches(steps: int, count: int, generator: np.random.Generator) -> Sequence[Tensor]:
-    """All steps in random order, int64, in `count` parts or fewer larger ones; 1: in order."""
+    """Indices of all steps in random order, int64, split into `count` minibatches or fewer, larger
+    ones; a single minibatch is in order."""
     count = min(count, max(1, steps // LEAST_MINIBATCH))
     if count == 1:
         return (torch.arange(steps),)
@@ -220,7 +222,7 @@ def normalized(advantages: np.ndarray) -> Tensor:
 
 
 def policy_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Means over the steps of the policy; the entropy is the last step's."""
+    """Loss and gradient norm, means over the policy's gradient steps; entropy of the last one."""
     return {
         "loss": float(np.mean([step["loss"] for step in steps])),
         "gradient_norm": float(np.mean([step["gradient_norm"] for step in steps])),
@@ -229,7 +231,13 @@ def policy_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def value_metrics(loss: float, predicted: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """The loss, and the share of the targets' variance that was predicted before the update."""
+    """The loss, and the share of the targets' variance that `predicted` explains.
+
+    Args:
+        loss: the mean value loss of the last epoch.
+        predicted: values before the update, float64 [N].
+        targets: float64 [N].
+    """
     variance = targets.var()
     explained = 1 - (targets - predicted).var() / variance if variance > 0 else 0.0
     return {"value_loss": loss, "explained_variance": float(explained)}
@@ -244,22 +252,23 @@ def kl_terms(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
 
 
 def shrink_until_close(networks: ActorCritic, before: Tensor, batch: Batch, max_kl: float) -> float:
-    """Halve the policy's way from `before` until it is no further than `max_kl` from the policy
-    that collected; returns how far it is then.
+    """Halve the update of the policy until its KL divergence from the policy that collected is at
+    most `max_kl`; returns that divergence.
 
-    Minibatches see only their own steps, and no minibatch sees the last step of an epoch.
+    The limit in `policy_epoch` is not enough: each minibatch estimates the divergence from its own
+    steps, and before its own update.
 
     Args:
         networks: after the update.
-        before: parameters of the policy that collected, flat.
-        batch: what it collected.
+        before: the policy's parameters before it, flat.
+        batch: all steps that were collected.
         max_kl: in nats.
     """
     adam = networks.policy.adam
-    way = adam.values() - before
+    change = adam.values() - before
     for halvings in range(_HALVINGS + 1):
         if halvings:
-            adam.set_values(before + way * 0.5**halvings)
+            adam.set_values(before + change * 0.5**halvings)
         kl = kl_terms(networks.log_probs(batch), batch.log_probs).mean().item()
         if kl <= max_kl:
             break

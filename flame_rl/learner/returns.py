@@ -1,8 +1,8 @@
 """Returns and advantages of complete episodes, as pure functions over concatenated arrays.
 
 N is the number of steps of all episodes together, E the number of episodes. An array of values has
-[N + E] entries: for each episode in turn one for every observation, the last one included. Sutton
-and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
+[N + E] entries, one for each observation of each episode in turn, the last observation included.
+Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def discounted_returns(
     """G_t = r_t + discount * G_{t+1}, to the end of each episode (Sutton and Barto, eq. 3.9).
 
     Args:
-        rewards: float64 [N], of the episodes one after another.
-        lengths: int64 [E], steps of each, summing to N.
+        rewards: float64 [N], the episodes one after another.
+        lengths: int64 [E], the number of steps of each episode; they sum to N.
         discount: from 0 to 1.
-        bootstrap: float64 [E], the value of what follows the last step: 0 for a terminated
-            episode, an estimate for one that a time limit cut.
+        bootstrap: float64 [E], the value of the state after the last step: 0 for a terminated
+            episode, an estimate for one that a time limit truncated.
 
     Returns:
         float64 [N].
@@ -72,11 +72,11 @@ def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     that has ended counts with the 0 that follows its end.
 
     Args:
-        returns: float64 [N], of the episodes one after another.
+        returns: float64 [N], the episodes one after another.
         lengths: int64 [E].
 
     Returns:
-        float64 [N]; zeros if there is one episode only.
+        float64 [N]; zeros if there is only one episode.
 
     Raises:
         ValueError: ranks or sizes that do not fit.
@@ -97,12 +97,12 @@ def constant_value(
     Without a value network, the simplest critic is a constant v, and the consistent one is the
     mean return over all steps when v itself bootstraps the truncated episodes: the fixed point of
     v = mean(G0_t + discount^(T-t) v 1[truncated]), where G0 are the returns without bootstrap.
-    It is linear in v, so it is solved at once. For discount 1 there may be no such value (nobody
-    says what follows), and 0 is returned: the return is then the sum up to the time limit.
+    It is linear in v, so it is solved at once. For discount 1 the equation may have no
+    solution, and 0 is returned: the return is then the sum up to the time limit.
 
     Args:
         rewards, lengths, discount: as in `discounted_returns`.
-        truncated: bool [E], episodes that a time limit cut.
+        truncated: bool [E], true for episodes that a time limit ended.
     """
     if discount >= 1.0 or not truncated.any():
         return 0.0
@@ -115,7 +115,7 @@ def constant_value(
 def normalize(values: np.ndarray) -> np.ndarray:
     """Shift to mean 0 and scale to standard deviation 1, over the whole batch.
 
-    Never per episode: that would give an episode of 1 per step and one of 5 per step the same
+    Never per episode: an episode with reward 1 per step and one with 5 per step would get the same
     weights. Equal values carry no preference and become 0.
 
     Args:
@@ -132,19 +132,19 @@ def normalize(values: np.ndarray) -> np.ndarray:
 
 
 def time_steps(lengths: np.ndarray) -> np.ndarray:
-    """0, 1, ... of each episode in turn, int64 [N]."""
+    """The time step of each entry within its episode, from 0, int64 [N]."""
     return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
 def step_rows(lengths: np.ndarray) -> np.ndarray:
-    """Where in [N + E] the steps are: every entry but each episode's last, int64 [N]."""
+    """The rows of the steps among N + E observations: all but each episode's last, int64 [N]."""
     return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)
 
 
 def _now_and_following(
     rewards: np.ndarray, values: np.ndarray, lengths: np.ndarray, terminated: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """V_t and V_{t+1} of every step, the latter 0 after a terminated episode's last."""
+    """V_t and V_{t+1} of every step; V_{t+1} is 0 after the last step of a terminated episode."""
     _check_episodes(rewards, lengths)
     if values.shape != (len(rewards) + len(lengths),):
         raise ValueError(f"values: shape {values.shape}, not ({len(rewards)} + {len(lengths)},)")
@@ -159,10 +159,10 @@ def _now_and_following(
 def _discounted_sums(
     terms: np.ndarray, factor: float, lengths: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
-    """y_t = terms_t + factor * y_{t+1} within each episode, where y_T is `last`."""
+    """y_t = terms_t + factor * y_{t+1} within each episode, where y_T is its entry of `last`."""
     sums = np.empty(len(terms))
     stop = 0
-    # On Python's numbers: for arrays as short as an episode they are faster than NumPy's.
+    # Python's numbers are faster than NumPy's for arrays as short as an episode.
     for length, end in zip(lengths.tolist(), last.tolist(), strict=True):
         start, stop = stop, stop + length
         backwards = terms[start:stop][::-1].tolist()

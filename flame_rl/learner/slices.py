@@ -1,8 +1,9 @@
-"""A loss's gradient, slice by slice: bounded memory, all cores, and the same bits on any number.
+"""A loss's gradient, slice by slice: bounded memory, all cores busy, the same bits on any number of
+cores.
 
-torch's own threads divide a sum among the cores, so that its last bits depend on how many those
-are. With them set to one (run/trainer.py does), one thread computes a slice here, several slices at
-a time, and the slices are added in their order.
+torch's own threads divide a sum among the cores, so that its last bits depend on their number. With
+one torch thread (set in run/trainer.py), each slice is computed by one thread of the pool here,
+several slices at a time, and their gradients are added in order.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from flame_rl.system.cores import available_cores
 
-# Rows in a slice, at most. Few enough to fit in a cache, and for a large minibatch to be several
-# slices; enough that Python costs little.
+# Most rows in a slice: few enough to fit in a cache and to divide a large minibatch among cores,
+# many enough that Python costs little.
 SLICE_STEPS = 2048
 
 
@@ -31,15 +32,15 @@ def accumulate_gradients(
     Args:
         parameters: to differentiate by; each must take part in the loss.
         index: int64 [B], the steps.
-        loss: numbers by name for a part of `index`; "loss" is differentiated. Each is a share
-            that is added to those of the other parts, so a mean is already divided by B.
+        loss: numbers by name for a slice of `index`; "loss" is differentiated. The numbers of all
+            slices are summed, so a mean over the steps must be divided by B in each.
 
     Returns:
-        The sums of the shares by name.
+        The numbers by name, summed over the slices.
     """
 
-    def differentiate(part: Tensor) -> tuple[tuple[Tensor, ...], dict[str, float]]:
-        shares = loss(part)
+    def differentiate(slice_: Tensor) -> tuple[tuple[Tensor, ...], dict[str, float]]:
+        shares = loss(slice_)
         numbers = {name: share.item() for name, share in shares.items()}
         return torch.autograd.grad(shares["loss"], parameters), numbers
 
@@ -47,16 +48,16 @@ def accumulate_gradients(
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad.add_(gradient)
 
-    parts = even_slices(index)
-    if len(parts) == 1:
+    slices = even_slices(index)
+    if len(slices) == 1:
         gradients, totals = differentiate(index)
         add(gradients)
         return totals
     cores = available_cores()
     totals: dict[str, float] = {}
-    # As many at a time as there are cores: a finished slice's gradient takes memory, too.
-    for first in range(0, len(parts), cores):
-        for gradients, more in threads(cores).map(differentiate, parts[first : first + cores]):
+    # Only one slice per core at a time, because a finished slice's gradient takes memory.
+    for first in range(0, len(slices), cores):
+        for gradients, more in threads(cores).map(differentiate, slices[first : first + cores]):
             add(gradients)
             totals = {name: totals.get(name, 0.0) + value for name, value in more.items()}
     return totals
@@ -64,28 +65,28 @@ def accumulate_gradients(
 
 @cache
 def threads(count: int) -> ThreadPoolExecutor:
-    """`count` threads, kept: an update needs them a hundred times."""
+    """A pool of `count` threads, kept because an update needs it a hundred times."""
     return ThreadPoolExecutor(count)
 
 
 def even_slices(rows: Tensor) -> tuple[Tensor, ...]:
-    """The rows in as few slices of at most `SLICE_STEPS` as possible, of even size."""
+    """Split the rows into as few slices of at most `SLICE_STEPS` as possible, of even size."""
     return rows.tensor_split(max(1, -(-len(rows) // SLICE_STEPS)))
 
 
 def without_gradient(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """The function of all rows, slice by slice, several at a time.
+    """Evaluate the function on all rows, slice by slice, several slices at a time.
 
     Args:
-        function: of some rows, [B, ...] -> float32 [B], each row by itself.
+        function: maps rows [B, ...] to float32 [B], each row independently of the others.
         rows: [N, ...].
     """
 
     @torch.no_grad()
-    def evaluate(part: Tensor) -> Tensor:
-        return function(part)
+    def evaluate(slice_: Tensor) -> Tensor:
+        return function(slice_)
 
-    parts = even_slices(rows)
-    if len(parts) == 1:
+    slices = even_slices(rows)
+    if len(slices) == 1:
         return evaluate(rows)
-    return torch.cat(list(threads(available_cores()).map(evaluate, parts)))
+    return torch.cat(list(threads(available_cores()).map(evaluate, slices)))

@@ -12,7 +12,7 @@ from flame_rl.learner.slices import accumulate_gradients, without_gradient
 # Sums per-step numbers, [B'] -> scalar, and divides by the minibatch's size: the mean, or a slice's
 # share of it, because a large minibatch is differentiated slice by slice.
 Mean = Callable[[Tensor], Tensor]
-# Numbers by name for some steps (int64 [B']), of which "loss" is differentiated.
+# Computes numbers by name for some steps, int64 [B']; "loss" is the one that is differentiated.
 Loss = Callable[[Tensor, Mean], dict[str, Tensor]]
 
 
@@ -40,10 +40,10 @@ class TrainedNetwork:
 
         Args:
             steps: int64 [B], the minibatch.
-            loss: what to differentiate.
+            loss: see `Loss`.
             learning_rate: Adam's step size.
             max_grad_norm: a gradient of a greater norm is scaled down to it.
-            unless: sees the result; where it is true, the network stays as it is.
+            unless: called with the result; if it returns True, the network is not changed.
 
         Returns:
             The loss's numbers before the step, and "gradient_norm" before clipping.
@@ -60,5 +60,5 @@ class TrainedNetwork:
         return numbers
 
     def evaluate(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """The function of all rows, without a gradient: [N, ...] -> float32 [N]."""
+        """Evaluate the function on all rows without a gradient: [N, ...] -> float32 [N]."""
         return without_gradient(function, rows)

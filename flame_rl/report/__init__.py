@@ -1,4 +1,4 @@
-"""Who consumes the training loop's results: the console, files, plots."""
+"""Consumers of the training loop's results: the console, files, plots."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LINE_EVERY = 10
 
 
 class ConsoleReporter:
-    """Prints to standard output; the clock of its summary starts when it is made."""
+    """Prints to standard output; its summary counts the time since it was constructed."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class ConsoleReporter:
         distributed: bool,
         done: Totals,
     ) -> None:
-        """Print the header; `done` is what a resumed run had done before."""
+        """Print the header; `done` are the totals of a resumed run when it starts again."""
         self._done = done
         self._config = config
         self._began = time.perf_counter()
@@ -86,13 +86,13 @@ class ConsoleReporter:
             self._print(_details(result))
 
     def close(self) -> None:
-        """Remove the bar."""
+        """Remove the progress bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
     def summary(self, interrupted: bool) -> None:
-        """The closing lines; after an interrupt, over what was done until then."""
+        """Print the closing lines; after an interrupt, they cover what was done until then."""
         seconds = time.perf_counter() - self._began
         total = self._last.episodes if self._last else self._done.episodes
         rate = (total - self._done.episodes) / seconds
@@ -113,12 +113,12 @@ class ConsoleReporter:
         if self._progress is not None:
             self._progress.console.print(text)
         else:
-            # Plain, so that a pipe gets exactly this text, line by line.
+            # Not by rich, so that a pipe gets exactly this text, line by line.
             say(text)
 
 
 def _loss(result: IterationResult) -> str:
-    # An iteration without an update has none.
+    # An iteration without an update has no loss.
     return f"{result.losses['loss']:z.4f}" if "loss" in result.losses else "-"
 
 

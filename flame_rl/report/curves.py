@@ -1,4 +1,4 @@
-"""Learning curves out of run folders: which runs are seeds of one setting, and their mean."""
+"""Learning curves from run folders: runs grouped by setting, and the mean over seeds."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from flame_rl.run.folder import CONFIG_NAME
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 
-# What a curve is drawn over: columns of `Run`.
+# The horizontal axis of a curve: an attribute of `Run`.
 Axis = Literal["env_steps", "seconds"]
 
-# Student's t for 95 %, for 1 to 10 degrees of freedom.
+# Student's t, 0.975 quantile, for 1 to 10 degrees of freedom.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-_GRID = 200
+# Points of a mean curve.
+_POINTS = 200
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says of learning; all arrays float64 [iterations].
+    """The learning curve of a run; all arrays float64 [iterations].
 
     Attributes:
-        folder: of the run.
+        folder: the run folder.
         config: with presets filled in.
-        env_steps: done by the end of each iteration.
-        seconds: of collecting and updating, likewise.
-        rewards: mean of the iteration's episodes.
+        env_steps: total number by the end of each iteration.
+        seconds: total time of collecting and updating by the end of each iteration.
+        rewards: mean over the iteration's episodes.
     """
 
     folder: Path
@@ -46,7 +47,7 @@ class Setting:
     """Runs that differ in nothing but the seed and in what changes no result.
 
     Attributes:
-        name: the algorithm, and what tells it from the others of this environment.
+        name: the algorithm, and the fields in which others of this environment differ.
         runs: at least one.
     """
 
@@ -60,7 +61,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of a line, float64 [P] each; `half_width` is 0 where one run is all there is."""
+    """Points of a line, float64 [P] each; `half_width` is 0 if there is only one run."""
 
     x: np.ndarray
     mean: np.ndarray
@@ -71,7 +72,7 @@ def read_run(folder: Path) -> Run:
     """Read a run's files.
 
     Raises:
-        UsageError: it is no run folder, or no iteration was finished.
+        UsageError: `folder` is no run folder, or no iteration was finished.
     """
     try:
         config = TrainConfig.from_json((folder / CONFIG_NAME).read_text(errors="replace"))
@@ -80,7 +81,7 @@ def read_run(folder: Path) -> Run:
         raise UsageError(f"{folder} holds no run: {error}") from error
     except (UsageError, ValueError, TypeError) as error:
         raise UsageError(f"{folder} holds no run that can be read: {error}") from error
-    # A run that was killed may have written one row more here than there.
+    # A run that was killed may have one row more in metrics.csv than in timing.csv.
     count = min(len(metrics.get("env_steps", ())), len(timing.get("collecting_seconds", ())))
     if count == 0:
         raise UsageError(f"{folder}: no iteration was finished; {METRICS_NAME} has no rows")
@@ -95,10 +96,10 @@ def read_run(folder: Path) -> Run:
 
 
 def group_runs(runs: list[Run]) -> list[Setting]:
-    """Runs of one setting together, in the order in which each was first named.
+    """Group runs by setting, in the order in which the settings first appear.
 
     Raises:
-        UsageError: a seed of a setting is there twice; it would count double.
+        UsageError: two runs of a setting have the same seed, which would count double.
     """
     groups: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -126,21 +127,21 @@ def mean_curve(runs: tuple[Run, ...], axis: Axis) -> Curve:
 
     Args:
         runs: seeds of one setting.
-        axis: what to draw over.
+        axis: the horizontal axis.
     """
     lines = [(getattr(run, axis), smooth(run.rewards)) for run in runs]
     if len(lines) == 1:
         ((x, y),) = lines
         return Curve(x, y, np.zeros_like(y))
     start, stop = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    grid = np.linspace(start, max(start, stop), _GRID)
+    grid = np.linspace(start, max(start, stop), _POINTS)
     values = np.stack([np.interp(grid, x, y) for x, y in lines])
     error = values.std(axis=0, ddof=1) / np.sqrt(len(lines))
     return Curve(grid, values.mean(axis=0), student(len(lines) - 1) * error)
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """The mean of each value and of those before it, over a tenth of them; fewer at the start."""
+    """Moving average of each value and those before it, over a tenth of the values at most."""
     window = smoothing_window(len(values))
     sums = np.concatenate([[0.0], np.cumsum(values)])
     stop = np.arange(1, len(values) + 1)
@@ -149,7 +150,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 
 def smoothing_window(iterations: int) -> int:
-    """Of `smooth`."""
+    """The number of values that `smooth` averages."""
     return max(1, iterations // 10)
 
 
@@ -162,7 +163,7 @@ def student(degrees: int) -> float:
 
 
 def _setting_values(config: TrainConfig) -> dict[str, object]:
-    """All that decides the result, but the seed."""
+    """All settings that decide the result, except the seed."""
     values = {
         "algorithm": config.algorithm_name,
         **vars(config.experiment),
@@ -174,7 +175,7 @@ def _setting_values(config: TrainConfig) -> dict[str, object]:
 
 
 def _name(config: TrainConfig, all_configs: list[TrainConfig]) -> str:
-    """The algorithm, and the fields in which others with it in this environment differ."""
+    """The algorithm, and the fields that differ between its settings in this environment."""
     mine = _setting_values(config)
     rivals = [
         values

@@ -1,4 +1,4 @@
-"""Learning curves as pictures. Lines are told apart by dashes and markers too, for grey print."""
+"""Learning curves as pictures. Lines also differ in dashes and markers, for print in grey."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ _STYLES = (
     {"color": "#009E73", "linestyle": (0, (8, 2)), "marker": "P"},
     {"color": "#CC79A7", "linestyle": (0, (3, 3)), "marker": "X"},
 )
+# Markers on each line.
 _MARKERS = 8
 
 
 def plot_curve(folder: Path, title: str) -> Path | None:
     """Draw curve.png from the run's metrics.csv and show it where there is a display.
 
-    Mean reward over env steps, its spread (one standard deviation over the iteration's episodes)
-    and a moving average over a tenth of the iterations.
+    It shows the mean reward over env steps, its spread (one standard deviation over the iteration's
+    episodes) and a moving average over a tenth of the iterations.
 
     Args:
         folder: the run folder.
@@ -75,14 +76,14 @@ def plot_settings(settings: list[Setting], path: Path) -> None:
     show them where there is a display.
 
     Args:
-        settings: of a few environments.
+        settings: of one or more environments.
         path: of the picture; its suffix is one of `SUFFIXES`.
 
     Raises:
         UsageError: more settings than can be told apart.
     """
     _choose_output()
-    # An algorithm looks the same in every row.
+    # A name has the same style in every row.
     names = list(dict.fromkeys(setting.name for setting in settings))
     if len(names) > len(_STYLES):
         raise UsageError(
@@ -147,7 +148,7 @@ def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
 
 
 def _limits(settings: list[Setting]) -> tuple[float, float]:
-    """Of the vertical axis. The interval of a few seeds may go far beyond what any of them did."""
+    """Limits of the vertical axis, from the runs alone: a band may reach far beyond all of them."""
     several = [smooth(r.rewards) for s in settings for r in s.runs if len(s.runs) > 1]
     single = [s.runs[0].rewards for s in settings if len(s.runs) == 1]
     shown = np.concatenate(several + single)
@@ -165,7 +166,7 @@ def _caption(settings: list[Setting]) -> str:
 
 
 def _legend(panels: Iterable[Axes]) -> dict[str, list]:
-    """What stands in any of the panels, once."""
+    """The lines of all panels, each label once."""
     lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
     named = {label: line for label, line in lines.items() if not label.startswith("_")}
     return {"labels": list(named), "handles": list(named.values())}

@@ -17,14 +17,14 @@ TIMING_NAME = "timing.csv"
 
 
 class MetricsReporter:
-    """One row an iteration, on disk before the next begins."""
+    """Writes metrics.csv, one row per iteration, each on disk before the next iteration begins."""
 
     def __init__(self, folder: Path, metrics: tuple[str, ...], begun: bytes = b"") -> None:
         """
         Args:
             folder: the run folder.
-            metrics: the algorithm's columns; a cell is empty where an iteration has no value.
-            begun: what the file holds so far, which the checkpoint of a resumed run says.
+            metrics: names of the algorithm's columns; a cell without a value is empty.
+            begun: the text of the file so far, from the checkpoint of a resumed run.
         """
         self._metrics = metrics
         self.rows = Rows(folder / METRICS_NAME, begun)
@@ -50,7 +50,7 @@ class MetricsReporter:
 
 
 class EvaluationsReporter:
-    """One row an evaluation."""
+    """Writes evaluations.csv, one row per evaluation."""
 
     def __init__(self, folder: Path, begun: bytes = b"") -> None:
         """Go on with `begun`, as in `MetricsReporter`."""
@@ -66,7 +66,7 @@ class EvaluationsReporter:
 
 
 class TimingReporter:
-    """Where the time went, one row an iteration."""
+    """Writes timing.csv, one row per iteration: where the time went."""
 
     def __init__(self, folder: Path, begun: bytes = b"") -> None:
         """Go on with `begun`, as in `MetricsReporter`."""

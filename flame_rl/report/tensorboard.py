@@ -1,4 +1,4 @@
-"""A run for TensorBoard, written with its own package and without torch or TensorFlow."""
+"""Write a run for TensorBoard with TensorBoard's own package, without torch or TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ FOLDER_NAME = "tensorboard"
 
 
 class TensorBoardReporter:
-    """Scalars over env steps, on disk before the next iteration begins."""
+    """Writes scalars over env steps, on disk before the next iteration begins."""
 
     def __init__(self, folder: Path, done: Totals) -> None:
-        """Begin a file of events; with it, what a resumed run computes again replaces what earlier
-        files say.
+        """Begin a file of events. Steps that a resumed run computes again replace those in earlier
+        files.
 
         Args:
             folder: the run folder.
-            done: what was done before.
+            done: totals of a resumed run when it starts again.
         """
         folder = folder / FOLDER_NAME
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""One observation at a time to one action, as the environment gives and takes them."""
+"""Choose one action for one observation, both in the environment's own form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 
 class Agent:
-    """Acts in an environment that someone else steps; the same policy that the actors run."""
+    """Acts, by the policy that the actors run, in an environment that the caller steps."""
 
     def __init__(self, snapshot: PolicySnapshot, spec: EnvironmentSpec) -> None:
         """`spec` has the environment's spaces."""
@@ -24,17 +24,17 @@ class Agent:
     def act(
         self, observation: object, generator: np.random.Generator | None = None
     ) -> int | np.ndarray:
-        """An action.
+        """Choose the action for an observation.
 
         Args:
-            observation: one of the environment's observation space.
-            generator: to sample the action with; None: the policy's mean, or its likeliest choice.
+            observation: an element of the environment's observation space.
+            generator: samples the action; None: take the policy's mean, or its likeliest choice.
 
         Returns:
-            One of the action space: an integer, or an array, clipped to the bounds of a Box.
+            An element of the action space: an integer, or an array, clipped to the bounds of a Box.
 
         Raises:
-            ValueError: the observation is not of its space, or is not finite.
+            ValueError: the observation is not in the observation space, or is not finite.
         """
         policy = self._policy
         rows = np.zeros((ROW_BLOCK, policy.observation_dim), np.float32)

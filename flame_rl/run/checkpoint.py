@@ -38,22 +38,23 @@ _MAX_TABLE_BYTES = 1 << 30
 
 
 class CheckpointError(ValueError):
-    """A file that is no sound checkpoint; the message names it."""
+    """A file is not a sound checkpoint; the message names it."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on.
+    """Everything that a run needs to resume.
 
     Attributes:
         totals: how far the run was.
         score: the mean reward of the last iteration done, or of the evaluation that made it the
-            best; None in a file that somebody asked for.
+            best; None in a file that `Trainer.save` wrote.
         learner: the learner's state by name.
-        spec: of the environment, so that the networks can be made without it.
+        spec: describes the environment, so that the networks can be made without it.
         config: `TrainConfig.to_data`.
-        versions: of the libraries that decide bits.
-        tables: what the run's CSV files held, by file name; none in a file that somebody asked for.
+        versions: of the libraries that the bits of a result depend on.
+        tables: the text of the run's CSV files, by file name; none in a file that `Trainer.save`
+            wrote.
     """
 
     totals: Totals
@@ -111,10 +112,10 @@ def encode(
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one file. Raises CheckpointError if it is torn, altered or something else."""
+    """Read a checkpoint. Raises CheckpointError if it is torn, altered or something else."""
     try:
         with path.open("rb") as file:
-            # Something huge that is no checkpoint is not read.
+            # A huge file that is not a checkpoint is not read to its end.
             data = file.read(len(MAGIC))
             data += file.read() if data == MAGIC else b""
     except OSError as error:
@@ -179,7 +180,7 @@ def _read_table(path: Path, array: np.ndarray) -> bytes:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries that decide bits."""
+    """Versions of the libraries that the bits of a result depend on."""
     names = ("torch", "numpy", "gymnasium", "mujoco", "safetensors")
     return {"python": platform.python_version()} | {
         name: importlib.metadata.version(name) for name in names

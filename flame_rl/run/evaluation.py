@@ -10,7 +10,7 @@ from flame_rl.backends import Backend
 from flame_rl.wire.messages import CollectRequest, PolicySnapshot
 
 RESAMPLES = 10_000
-# So many numbers are resampled at a time.
+# Numbers that are resampled at a time.
 _BLOCK = 1 << 20
 
 
@@ -19,11 +19,11 @@ class Evaluation:
     """The rewards of an evaluation's episodes.
 
     Attributes:
-        episodes: how many.
-        reward_mean: of the episodes' undiscounted sums.
+        episodes: their number.
+        reward_mean: mean of the episodes' undiscounted sums of rewards.
         reward_low, reward_high: a 95 % bootstrap interval of that mean.
-        reward_median, reward_min, reward_max: of the same sums.
-        length_mean: steps per episode.
+        reward_median, reward_min, reward_max: statistics of the same sums.
+        length_mean: mean number of steps per episode.
     """
 
     episodes: int
@@ -44,7 +44,7 @@ class Evaluation:
 
 
 def evaluate(backend: Backend, snapshot: PolicySnapshot, request: CollectRequest) -> Evaluation:
-    """Play the requested episodes. Raises as `Backend.collect` does."""
+    """Play the requested episodes and summarise their rewards. Raises as `Backend.collect` does."""
     episodes = backend.collect(snapshot, request).episodes
     rewards = np.array([episode.rewards.sum() for episode in episodes])
     low, high = bootstrap_interval(rewards)
@@ -61,8 +61,8 @@ def evaluate(backend: Backend, snapshot: PolicySnapshot, request: CollectRequest
 
 
 def bootstrap_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
-    """Where the mean would lie with other draws of as many values: the percentile bootstrap (Efron
-    1979, "Bootstrap Methods: Another Look at the Jackknife"), the same for the same values.
+    """A confidence interval of the mean by the percentile bootstrap (Efron 1979, "Bootstrap
+    Methods: Another Look at the Jackknife"); equal values give equal intervals.
 
     Args:
         values: float64 [N].

@@ -1,4 +1,4 @@
-"""The folder of a run: where it is, that no two runs share one, and how a run is taken up again."""
+"""The folder of a run: its name, its lock, and the configuration with which the run is resumed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
         arguments: the command line.
 
     Raises:
-        UsageError: it holds no run, or a flag would change its results.
+        UsageError: the folder holds no run, or a flag would change its results.
     """
     saved = saved_config(folder)
     given, _ = parse(arguments, saved)
@@ -60,9 +60,9 @@ def saved_config(folder: Path) -> TrainConfig:
 
 
 def differences(saved: TrainConfig, given: TrainConfig) -> str:
-    """What would make `given` another run than `saved`, for a person; empty if nothing.
+    """The settings of `given` that make it another run than `saved`, as text; "" if there are none.
 
-    What decides the result must stay; a run may only be given more iterations, or fewer.
+    Settings that decide the result must stay, except for the number of iterations.
     """
     extended = replace(saved.experiment, iterations=given.experiment.iterations)
     pairs = [(extended, given.experiment), (saved.algorithm, given.algorithm)]
@@ -75,14 +75,14 @@ def differences(saved: TrainConfig, given: TrainConfig) -> str:
 
 
 def check_output(config: TrainConfig) -> None:
-    """Raises UsageError if --output names what cannot be the folder of a new run."""
+    """Raise UsageError if --output cannot be the folder of a new run."""
     if config.output.resume is not None or config.output.output is None:
         return
     if config.output.output.exists() and not config.output.output.is_dir():
         raise UsageError(f"--output: {config.output.output} is a file; name a folder")
     metrics = config.output.output / METRICS_NAME
     begun = metrics.exists() and metrics.stat().st_size > 0
-    # One that failed in its first iteration has left nothing to go on with.
+    # A run that failed in its first iteration left nothing to resume; its folder can be used again.
     if begun or any((config.output.output / CHECKPOINTS_NAME).glob("*.ckpt")):
         raise UsageError(
             f"--output: {config.output.output} holds another run; name a new folder, or go on with "
@@ -95,10 +95,10 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
     """The run's folder, made if it is not there; within the block no other process gets it.
 
     Args:
-        config: `resume`, `output`, or for the default name, `env` and `algorithm`.
+        config: names the folder by `resume` or `output`, or by default by `env` and `algorithm`.
 
     Raises:
-        UsageError: another process has it, it holds another run, or it cannot be written.
+        UsageError: another process holds the folder, another run is in it, or writing fails.
     """
     try:
         folder = _make_folder(config).absolute()  # an environment may change the directory
@@ -107,7 +107,7 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
         raise UsageError(f"--output: cannot write to {error.filename}: {error}") from error
     with lock:
         try:
-            # Gone with the process, however that ends.
+            # The system releases the lock when the process ends, however it ends.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(
@@ -115,7 +115,7 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
                 "end or stop it, or begin a new run in another folder"
             ) from error
         except OSError:
-            pass  # a file system that knows no locks
+            pass  # a file system without locks
         check_output(config)  # again: another process may have held it until now
         yield folder
 

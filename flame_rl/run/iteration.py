@@ -17,21 +17,21 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec
 from flame_rl.wire.steps import step_columns
 
-# Episodes of the first iteration where only its steps are given: nothing is known of their length.
+# Episodes of the first iteration with steps_per_iter, when their length is not yet known.
 FIRST_EPISODES = 8
 
 
 def run_iteration(
     config: TrainConfig, spec: EnvironmentSpec, learner: Learner, backend: Backend, done: Totals
 ) -> IterationResult:
-    """Collect, update, and evaluate where that is due: all of it, or the learner is as before.
+    """Collect, update, and evaluate where that is due. If any of it fails, the learner is restored.
 
     Args:
         config: seed, number of episodes, evaluations.
-        spec: the environment.
+        spec: describes the environment.
         learner: updated in place.
-        backend: where episodes are collected; it changes no result.
-        done: how far the run is.
+        backend: collects the episodes; it changes no result.
+        done: totals before this iteration.
 
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect` and `Learner.update`.
@@ -87,8 +87,8 @@ def episodes_wanted(config: TrainConfig, length_mean: float) -> int:
     """The number of episodes in the next iteration, fixed before it starts.
 
     Args:
-        config: the number of episodes, or of steps.
-        length_mean: steps per episode in the iteration before, 0 if there was none.
+        config: episodes_per_iter or steps_per_iter.
+        length_mean: mean steps per episode in the previous iteration, 0 if there was none.
     """
     steps = config.experiment.steps_per_iter
     if steps is None:
@@ -103,7 +103,7 @@ def make_request(
     indices: tuple[int, ...],
     version: int,
 ) -> CollectRequest:
-    """The request that, with the snapshot of that version, determines these training episodes."""
+    """The request that determines an iteration's training episodes, given the policy `version`."""
     return CollectRequest(
         environment=environment_of(config, spec.env_id),
         run_seed=config.experiment.seed,
@@ -115,5 +115,5 @@ def make_request(
 
 
 def environment_of(config: TrainConfig, env_id: str) -> Environment:
-    """The environment as the configuration plays it."""
+    """The environment with the configured time limit and simulator."""
     return Environment(env_id, config.experiment.max_episode_steps, config.execution.simulator)

@@ -1,4 +1,4 @@
-"""An environment that a Python function makes gets an id, and is then one like any other."""
+"""Give environments that a Python function makes a Gymnasium id, like any other environment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import gymnasium
 
 
 def register(make: Callable[[], gymnasium.Env], name: str) -> str:
-    """Give the function's environments an id that Gymnasium knows until `unregister`."""
+    """Register the function under an id made from `name`, until `unregister`; returns the id."""
     stem = re.sub(r"[^\w.]+", "-", name).strip("-")
     env_id, number = stem, 2
     while env_id in gymnasium.registry:
         env_id, number = f"{stem}-{number}", number + 1
 
-    # Gymnasium copies what it registers; a function is not copied, whatever it holds.
+    # Gymnasium copies what it registers, but not a plain function and what that refers to.
     def entry_point() -> gymnasium.Env:
         return make()
 
@@ -24,5 +24,5 @@ def register(make: Callable[[], gymnasium.Env], name: str) -> str:
 
 
 def unregister(env_id: str) -> None:
-    """Forget it. May be called twice."""
+    """Remove the id from Gymnasium's registry. May be called twice."""
     gymnasium.registry.pop(env_id, None)

@@ -1,4 +1,4 @@
-"""What an iteration yields, for everybody who prints, writes or draws."""
+"""The result of an iteration, for everything that prints, writes or draws."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from flame_rl.run.evaluation import Evaluation
 
 @dataclass(frozen=True)
 class Totals:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         iterations, episodes, env_steps: done since the start.
-        length_mean: steps per episode in the last iteration; 0 before the first.
+        length_mean: mean steps per episode in the last iteration; 0 before the first.
     """
 
     iterations: int = 0
@@ -31,10 +31,10 @@ class Timing:
         updating: seconds of the learner's update.
         waiting: seconds of `collecting` in which this process had nothing to do.
         evaluating: seconds of the evaluation; 0 where there was none.
-        env_steps_per_second: steps of all workers together, over `collecting`.
-        bytes_out, bytes_in: to the workers and from them.
+        env_steps_per_second: steps of all workers together, divided by `collecting`.
+        bytes_out, bytes_in: bytes sent to the workers and received from them.
         retries: tasks that had to be sent again.
-        dropped: answers that came when nobody waited for them any more.
+        dropped: answers that came too late and were discarded.
     """
 
     collecting: float
@@ -55,9 +55,9 @@ class IterationResult:
     Attributes:
         iteration: from 0.
         episodes, env_steps: totals since the start.
-        reward_mean, reward_std, reward_min, reward_max: over this iteration's episodes, of each
-            one's undiscounted sum of rewards.
-        length_mean: steps per episode.
+        reward_mean, reward_std, reward_min, reward_max: statistics, over this iteration's episodes,
+            of the undiscounted sum of rewards.
+        length_mean: mean steps per episode.
         losses: the algorithm's metrics by name; empty in an iteration without an update.
         weights_digest: SHA-256 over the learner's weights after the update.
         timing: see `Timing`.
@@ -79,5 +79,5 @@ class IterationResult:
 
     @property
     def totals(self) -> Totals:
-        """How far the run is after this iteration."""
+        """The progress of the run after this iteration."""
         return Totals(self.iteration + 1, self.episodes, self.env_steps, self.length_mean)

@@ -1,4 +1,4 @@
-"""Taking up a run: which checkpoint, whether it fits, and what may differ from before."""
+"""Resuming a run: which checkpoint to load, whether it fits, and what may differ from before."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
-    """Bring the learner to where the checkpoint was. Raises UsageError if it does not fit."""
+    """Load the checkpoint's state into the learner. Raises UsageError if it does not fit."""
     try:
         learner.load_state_dict(checkpoint.learner)
     except (KeyError, ValueError, RuntimeError) as error:
@@ -65,7 +65,7 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
 
 
 def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
-    """Warnings of what makes results differ from a run that never stopped."""
+    """Warnings about changes that make results differ from a run that never stopped."""
     warnings = []
     before, now = checkpoint.config["experiment"]["iterations"], config.experiment.iterations
     if config.algorithm.learning_rate_decay and before != now:

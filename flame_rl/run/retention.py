@@ -71,7 +71,7 @@ class Checkpointer:
         self._score: float | None = None  # of what is not saved yet
         self._best = -math.inf
         self._better: State | None = None  # than what is on disk
-        with contextlib.suppress(CheckpointError):  # none yet, or one that is worth nothing
+        with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
             score = load(self._folder / BEST_NAME).score
             self._best = self._best if score is None else score
 

@@ -1,4 +1,4 @@
-"""Training, evaluating, acting: all is constructed here, for Python and the command line alike.
+"""`Trainer`: training, evaluating and acting, for Python and the command line alike.
 
 Imports nothing heavy: torch is loaded when a `Trainer` is made.
 """
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from flame_rl.run.checkpoint import Checkpoint
 
 
-# Gets every result, as soon as it is there; may end the iteration over a Trainer.
+# Called with every result as soon as there is one; "stop" ends the iteration over a Trainer.
 Callback = Callable[[IterationResult], Literal["stop"] | None]
 
 
 class Trainer:
-    """A policy that learns; iterating over it yields the result of one iteration after another.
+    """Trains a policy; iterating over it yields the result of each training iteration.
 
-    It writes no files but by `save`: run folder, plot and TensorBoard are the command line's.
+    Only `save` writes a file: run folder, plot and TensorBoard belong to the command line.
 
         with Trainer(TrainConfig(env="cartpole", algorithm="ppo")) as trainer:
             for result in trainer:
@@ -47,12 +47,12 @@ class Trainer:
     Attributes:
         config: as given.
         spec: the environment's description.
-        note: why no fast simulator plays it, if there is one; or "".
+        note: why the environment's fast simulator is not used, if it has one; otherwise "".
         distributed: whether episodes are collected on a Flame cluster.
-        learner: what learns.
-        totals: how far the run is.
-        tables: CSV files by name, as a run that was taken up again had them.
-        warnings: for the user, about a run that was taken up again.
+        learner: the networks and the algorithm that updates them.
+        totals: the progress of the run.
+        tables: the text of a resumed run's CSV files, by file name.
+        warnings: for the user, about a resumed run.
     """
 
     def __init__(
@@ -64,10 +64,9 @@ class Trainer:
         """Start the workers or reach the cluster, and make the networks.
 
         Args:
-            config: what to train. Run folders are the command line's: `resume` is without effect
-                until `resume_run`.
-            callback: gets every result; where it returns "stop", iterating ends.
-            stop: may be set from elsewhere, to end whatever is going on with `Interrupted`.
+            config: what to train. `resume` has no effect until `resume_run` is called.
+            callback: called with every result; if it returns "stop", iterating ends.
+            stop: when another thread sets it, the method that is running raises `Interrupted`.
 
         Raises:
             UsageError: the environment or a setting cannot be used.
@@ -87,10 +86,10 @@ class Trainer:
                 f"--env: the function {name.removeprefix(CALLABLE)} made this run's "
                 "environments; only Python can pass it: Trainer.load(path, env=…)"
             )
-        # Before torch is imported: workers and executors start in the meantime.
+        # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, self._stop)
         try:
-            # It takes seconds, in which the user is heard.
+            # The import of torch takes seconds, in which Ctrl-C must work.
             unless_stopped(self._stop, lambda: importlib.import_module("model"))
             self._make_learner()
         except BaseException:
@@ -108,7 +107,7 @@ class Trainer:
             name = experiment.env_name.removeprefix(CALLABLE)
             env_id = self._registered = register(experiment.env, name)
         spec = self._backend.describe(environment_of(self.config, env_id))
-        # Which simulator plays is no matter of the environment.
+        # The note is about the simulator, which must not make a checkpoint's environment differ.
         self.spec, self.note = replace(spec, note=""), spec.note
         with one_thread():
             self.learner = make_learner(self.config, self.spec)
@@ -125,14 +124,14 @@ class Trainer:
         stop: threading.Event | None = None,
         **changes: Any,
     ) -> Trainer:
-        """Take up what `save` wrote, or the newest checkpoint of a run folder.
+        """Continue from a file that `save` wrote, or from the newest checkpoint of a run folder.
 
         Args:
             path: a checkpoint file or a run folder.
-            best: of a run folder, its best checkpoint.
+            best: use the run folder's best checkpoint, not its newest.
             callback, stop: as in `Trainer`.
-            changes: settings that change no result, such as `iterations` and `workers`; and `env`,
-                where a function made the environments.
+            changes: new values of `iterations` or of settings that change no result, such as
+                `workers`; and `env`, where a function made the environments.
 
         Raises:
             UsageError: there is no sound checkpoint, it does not fit the networks in model.py, or a
@@ -153,12 +152,12 @@ class Trainer:
         except BaseException:
             trainer.close()
             raise
-        # Other versions and other iterations are no news to whoever names a checkpoint.
+        # The warnings of `_take_up` are for resumed runs: here the caller chose the checkpoint.
         trainer.warnings = warnings
         return trainer
 
     def resume_run(self) -> None:
-        """Go on where the run in the folder `config.output.resume` was, if it has a checkpoint.
+        """Continue the run in the folder `config.output.resume` from its checkpoint, if it has one.
 
         Raises:
             UsageError: its newest sound checkpoint does not fit the networks in model.py.
@@ -185,7 +184,7 @@ class Trainer:
         return what_differs(checkpoint, self.config)
 
     def train(self) -> IterationResult:
-        """One iteration: collect, update, and evaluate where that is due.
+        """Do one iteration: collect, update, and evaluate where that is due.
 
         Raises:
             UsageError: all iterations are done, or the environment is at fault.
@@ -209,7 +208,7 @@ class Trainer:
         return result
 
     def __iter__(self) -> Iterator[IterationResult]:
-        """The iterations that are left; fewer, once the callback says "stop" or `stop` is set."""
+        """Do the remaining iterations, until the callback returns "stop" or `stop` is set."""
         self._ended = False
         while self.totals.iterations < self.config.experiment.iterations:
             if self._ended or self._stop.is_set():
@@ -217,14 +216,14 @@ class Trainer:
             yield self.train()
 
     def evaluate(self, episodes: int = 100, explore: bool = False, seed: int = 0) -> Evaluation:
-        """Play episodes that nothing is learned from.
+        """Evaluate the policy in episodes that it does not learn from.
 
         Args:
-            episodes: how many.
-            explore: whether to sample actions as in training; otherwise each is the policy's mean,
-                or its likeliest.
-            seed: of the episodes, which are the same for every policy; they meet none that were
-                used in training.
+            episodes: their number.
+            explore: whether to sample actions as in training; otherwise each action is the policy's
+                mean, or its likeliest choice.
+            seed: decides the episodes, which are the same for every policy and differ from all
+                training episodes.
 
         Raises:
             UsageError, RunError, Interrupted: as in `train`.
@@ -252,11 +251,11 @@ class Trainer:
         return make_request(self.config, self.spec, iteration, indices, version)
 
     def compute_action(self, observation: object, explore: bool = False) -> int | np.ndarray:
-        """What the policy does: an action that the environment takes.
+        """The policy's action for an observation, in the form that the environment takes.
 
         Args:
             observation: as the environment returns it.
-            explore: whether to sample; otherwise the policy's mean, or its likeliest action.
+            explore: whether to sample; otherwise the policy's mean, or its likeliest choice.
 
         Raises:
             ValueError: the observation is not of the environment's space, or is not finite.
@@ -267,7 +266,7 @@ class Trainer:
         return self._agent.act(observation, self._generator if explore else None)
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint, which `load` takes up. Raises RunError if the disk refuses."""
+        """Write a checkpoint that `load` reads. Raises RunError if the disk refuses."""
         from flame_rl.run.checkpoint import encode, refused_by_the_disk, write
 
         state = self.learner.state_dict()
@@ -275,7 +274,7 @@ class Trainer:
             write(Path(path), encode(self.totals, None, state, self.spec, self.config))
 
     def close(self) -> None:
-        """Leave nothing behind: no process, no thread. May be called twice."""
+        """Stop all workers and threads. May be called twice."""
         self._backend.close()
         if self._registered is not None:
             unregister(self._registered)
@@ -294,8 +293,8 @@ class Trainer:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Sums that torch divides among cores would make bits depend on their number; the learner uses
-    all cores in its own way (learner/slices.py)."""
+    """Within the block torch uses one thread: sums that it divides among cores would have bits that
+    depend on their number. The learner uses all cores in its own way (learner/slices.py)."""
     import torch
 
     before = torch.get_num_threads()

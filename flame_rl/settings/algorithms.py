@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, ClassVar, Protocol
 
-# An algorithm's module in this folder, and the settings' class in it.
+# Each algorithm's name, which is also its module in this folder, and its settings' class there.
 ALGORITHMS = {
     "reinforce": "Reinforce",
     "a2c": "A2C",
@@ -17,7 +17,7 @@ class AlgorithmSettings(Protocol):
     """A frozen dataclass of an algorithm's flags, with the defaults that suit most environments.
 
     Attributes:
-        title: the algorithm's name for people.
+        title: the algorithm's name as people write it.
         learner: "module:function"; the function makes the algorithm's learner.
         presets: values that replace the defaults, by environment id; fields of `Experiment` may be
             among them.
@@ -35,5 +35,5 @@ def settings_class(algorithm: str) -> type[AlgorithmSettings]:
 
 
 def algorithm_name(settings: AlgorithmSettings) -> str:
-    """The inverse of `settings_class`."""
+    """The name of the algorithm that these settings belong to."""
     return type(settings).__module__.rpartition(".")[2]

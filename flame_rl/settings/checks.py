@@ -31,10 +31,10 @@ LogStd = Annotated[float, Within(-20, 5, "from -20 to 5")]
 def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
     """Check every field of a frozen dataclass against its annotation; call it in `__post_init__`.
 
-    An int where a float is expected becomes one. Fields in `but` are left out.
+    An int where a float is expected becomes one. Fields named in `but` are skipped.
 
     Raises:
-        UsageError: a value has another type, is no choice, or is out of range.
+        UsageError: a value has the wrong type, is not among the choices, or is out of range.
     """
     hints = get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
@@ -54,12 +54,12 @@ def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
 
 
 def refuse(name: str, expected: str, value: object) -> None:
-    """Raise the UsageError that every wrong setting gets."""
+    """Raise UsageError: the flag, the values it takes, and the value it was given."""
     raise UsageError(f"{flag(name)}: {expected}, not {value!s:.200}")
 
 
 def flag(name: str) -> str:
-    """How the command line spells a field's name."""
+    """The command line's flag for a field."""
     return "--" + name.replace("_", "-")
 
 

@@ -27,7 +27,7 @@ PARTS = ("experiment", "algorithm", "execution", "output")
 
 @dataclass(frozen=True, init=False)
 class TrainConfig:
-    """Everything that a run is made of.
+    """The configuration of a run.
 
         TrainConfig(env="ant", algorithm="ppo", epochs=5, workers=4)
 
@@ -46,12 +46,12 @@ class TrainConfig:
     def __init__(
         self, env: EnvironmentSource = "cartpole", algorithm: str = "reinforce", **settings: Any
     ) -> None:
-        """Defaults, the algorithm's preset for the environment, and on top of both the settings.
+        """Take the defaults, then the algorithm's preset for the environment, then `settings`.
 
         Args:
             env: an environment's name or Gymnasium id, or a function that makes one.
             algorithm: a name in `flame_rl.settings.algorithms`.
-            settings: fields of any part, by name.
+            settings: values of fields, of whichever part, by name.
 
         Raises:
             UsageError: a setting does not exist, or has a value that it cannot have.
@@ -78,13 +78,13 @@ class TrainConfig:
 
     @classmethod
     def of_parts(cls, **parts: Any) -> TrainConfig:
-        """A configuration of its four parts as they are."""
+        """A configuration made of its four parts, without presets."""
         config = object.__new__(cls)
         config._set(parts)
         return config
 
     def changed(self, **settings: Any) -> TrainConfig:
-        """A copy with other values of some fields, of whichever part. Raises UsageError."""
+        """A copy with new values of some fields, of whichever part. Raises UsageError."""
         parts = {part: getattr(self, part) for part in PARTS}
         for name, value in settings.items():
             part = next((p for p in PARTS if name in names_of(type(parts[p]))), None)
@@ -99,7 +99,7 @@ class TrainConfig:
         return algorithm_name(self.algorithm)
 
     def __str__(self) -> str:
-        """All settings as training uses them, a line each."""
+        """All settings as training uses them, one per line."""
         rows = [f"{'algorithm':<24}{self.algorithm_name}"]
         for part in PARTS:
             rows += [f"\n{part}"]
@@ -111,7 +111,7 @@ class TrainConfig:
         return "\n".join(rows)
 
     def to_data(self) -> dict[str, dict[str, Any]]:
-        """What JSON can hold, by part, for config.json and checkpoints."""
+        """The settings by part as JSON values, for config.json and checkpoints."""
         parts = {part: asdict(getattr(self, part)) for part in PARTS}
         parts["experiment"]["env"] = self.experiment.env_name
         parts["algorithm"] = {"name": self.algorithm_name} | parts["algorithm"]
@@ -173,7 +173,7 @@ def names_of(kind: type) -> list[str]:
 
 
 def no_setting(name: str, algorithm: str) -> str:
-    """Why an algorithm has no setting of that name: whose it is, or that there is none."""
+    """An error text for a setting that the algorithm lacks: which algorithms have it, if any."""
     owners = [other for other in ALGORITHMS if name in names_of(settings_class(other))]
     if owners:
         return f"a setting of {' and '.join(owners)}; {algorithm} has none of that name"

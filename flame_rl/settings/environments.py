@@ -13,7 +13,7 @@ ENVIRONMENTS = {
     "ant": "Ant-v5",
 }
 
-# Begins the name of an environment that a Python function makes, in config.json.
+# Prefix of the name, in config.json, of an environment that a Python function makes.
 CALLABLE = "callable "
 
 

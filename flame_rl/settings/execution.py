@@ -1,4 +1,4 @@
-"""What changes no result: where episodes are collected, and what a run writes and shows."""
+"""Settings that change no result: where episodes are collected, what a run writes and shows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flame_rl.settings.checks import Count, CountOrZero, Positive, Within, check
 
 @dataclass(frozen=True)
 class Execution:
-    """Where episodes are collected, and how long anything may take. It changes no result."""
+    """Where episodes are collected, and the limits of workers. It changes no result."""
 
     local: bool = False
     """Collect on this machine even where a Flame cluster is configured."""
@@ -22,11 +22,11 @@ class Execution:
 
     executors: Count | None = None
     """Executors of a Flame cluster; default: one for every core that it offers. A given number
-    shares the cluster's memory instead: more than there are cores suit simulators that wait and do
-    not compute."""
+    divides the cluster's memory instead, so that there may be more than cores, for simulators that
+    wait and do not compute."""
 
     simulator: Literal["auto", "plain", "fast"] = "auto"
-    """What steps the environment. plain: Gymnasium; fast: a twin that gives the same bits sooner,
+    """What steps the environment. plain: Gymnasium; fast: a faster twin with the same bits,
     for cartpole, halfcheetah, hopper, walker2d and ant; auto: fast where that is possible."""
 
     task_timeout: Annotated[float, Within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
@@ -57,14 +57,14 @@ class Output:
     """Iterations between two checkpoints; the last state is saved in any case."""
 
     keep_checkpoints: Count = 3
-    """Number of latest checkpoints that stay, besides the best."""
+    """Number of latest checkpoints to keep, besides the best."""
 
     verbose: bool = False
     """Print more about every iteration: the spread of its rewards, all metrics of the update, speed
     and seconds by phase."""
 
     tensorboard: bool = False
-    """Write all of that for TensorBoard, too, into the run folder."""
+    """Write rewards, metrics and timings for TensorBoard into the run folder."""
 
     plot: bool = False
     """Draw curve.png at the end, and show it where there is a display."""

@@ -1,4 +1,4 @@
-"""What decides the result of a run, whichever algorithm learns."""
+"""Settings that decide the result of a run, whichever algorithm learns."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     EnvironmentSource = str | Callable[[], gymnasium.Env]
 else:
-    # All that a command line can say; a function is checked by hand.
+    # A command line can only give a name; `__post_init__` checks a function.
     EnvironmentSource = str
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Decides the result of a run, together with the algorithm's settings."""
+    """Settings that decide the result of a run, together with the algorithm's."""
 
     env: EnvironmentSource = "cartpole"
     """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id (Pendulum-v1), or
@@ -33,12 +33,11 @@ class Experiment:
     """Training iterations. A resumed run may be given more of them."""
 
     episodes_per_iter: Count = 100
-    """Complete episodes that are collected in each iteration."""
+    """Complete episodes collected in each iteration."""
 
     steps_per_iter: Count | None = None
-    """Collect this number of steps in each iteration, in place of a fixed number of episodes: as
-    many whole episodes as are expected to have them, judged by the iteration before; the first
-    iteration has 8 episodes."""
+    """Approximate steps in each iteration, in place of a fixed number of episodes: the number of
+    whole episodes follows from their mean length in the previous iteration; the first has 8."""
 
     max_episode_steps: Count | None = None
     """A time limit in steps that replaces the environment's own."""
@@ -54,7 +53,7 @@ class Experiment:
     """Nonlinearity between the layers."""
 
     evaluate_every: Count | None = None
-    """Evaluate the policy after every N iterations, in episodes of their own, without exploring;
+    """Evaluate the policy after every N iterations, in separate episodes, without exploring;
     best.ckpt is then the best by that score, and not by the training reward."""
 
     evaluate_episodes: Count = 20

@@ -1,4 +1,4 @@
-"""The command line to settings."""
+"""Parse the command line into settings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def parse(
     _refuse_flags_of_others(arguments, algorithm)
     kinds = {part: type(getattr(default, part)) for part in PARTS}
     flat = {part: Annotated[kind, tyro.conf.arg(name="")] for part, kind in kinds.items()}
-    # Their switches take True or False, because most are on by default.
+    # An algorithm's switches take True or False, because most are on by default.
     flat["algorithm"] = Annotated[flat["algorithm"], tyro.conf.FlagConversionOff]
     choice = Annotated[
         Literal[tuple(ALGORITHMS)],
@@ -83,14 +83,16 @@ def resumed_folder(arguments: Sequence[str]) -> Path | None:
 
 
 def _read_first(arguments: Sequence[str]) -> argparse.Namespace:
-    """What decides how the rest is read."""
+    """The flags that decide how the others are read: --env, --algorithm, --resume."""
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     reader.add_argument("--env")
     reader.add_argument("--algorithm")
     reader.add_argument("--resume", type=Path)
     try:
         first, _ = reader.parse_known_args([_spelled(word) for word in arguments])
-    except argparse.ArgumentError:  # a flag without its value: the whole reading says it better
+    except (
+        argparse.ArgumentError
+    ):  # a flag without its value: the second reading explains it better
         return argparse.Namespace(env=None, algorithm=None, resume=None)
     if first.algorithm is not None and first.algorithm not in ALGORITHMS:
         refuse("algorithm", " or ".join(ALGORITHMS), first.algorithm)
@@ -107,7 +109,7 @@ def _refuse_flags_of_others(arguments: Sequence[str], algorithm: str) -> None:
 
 
 def _spelled(word: str) -> str:
-    """A flag with hyphens; underscores are understood as well."""
+    """A word of the command line; a flag's underscores become hyphens."""
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")

@@ -14,15 +14,15 @@ class PPO:
 
     title: ClassVar[str] = "PPO"
     learner: ClassVar[str] = "flame_rl.learner.algorithms.ppo:ppo"
-    # In place of the defaults below, by environment; the best of a few that were tried with seeds
-    # 0 to 2, where no other reason is given.
+    # Values that replace the defaults below, by environment id. Where no reason is given, they were
+    # the best of a few that were tried with seeds 0 to 2.
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "CartPole-v1": {"learning_rate": 1e-3, "minibatches": 32},
-        # Wider steps in half the epochs get as far in less time; HalfCheetah and Hopper lose by
-        # them.
+        # Half the epochs with a wider clip range get as far in less time; HalfCheetah and Hopper
+        # do worse with them.
         "Walker2d-v5": {"epochs": 5, "clip_range": 0.3},
-        # A restless ant falls over: with small actions it survives from the start, and learns to
-        # walk.
+        # With large actions an ant falls over: with small ones it survives from the start, and
+        # learns to walk.
         "Ant-v5": {"initial_log_std": -2.0, "learning_rate": 3e-4},
     }
 
@@ -40,11 +40,11 @@ class PPO:
     episode)."""
 
     epochs: Count = 10
-    """Passes over each batch."""
+    """Epochs over each batch."""
 
     minibatches: Count = 16
-    """Minibatches in each epoch; fewer where they would have less than 64 steps. 1: the whole batch
-    at once."""
+    """Minibatches in each epoch; fewer where they would have fewer than 64 steps. 1: the whole
+    batch at once."""
 
     clip_range: Positive = 0.2
     """Epsilon of the clipped objective: how far from 1 the probability ratio may go."""
@@ -53,20 +53,20 @@ class PPO:
     """Recompute the advantages before every epoch."""
 
     max_kl: Positive = 0.1
-    """Greatest KL divergence, in nats, of an update from the policy that collected. The epoch ends
-    there, and a step beyond it is taken back."""
+    """Greatest KL divergence, in nats, between the policy that collected the batch and the updated
+    one. The epoch ends there, and a step beyond it is undone."""
 
     entropy_coefficient: NonNegative = 0.0
-    """Weight of the policy's entropy in the objective; above 0 it keeps exploring longer."""
+    """Weight of the policy's entropy in the objective; above 0 the policy explores for longer."""
 
     max_grad_norm: Positive = 0.5
-    """Gradients of a greater norm are scaled down to it."""
+    """Greatest norm of a gradient; longer ones are scaled down to it."""
 
     normalize_observations: bool = True
-    """Bring observations to mean 0 and standard deviation 1, by all observations so far."""
+    """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
 
     initial_log_std: LogStd = -0.5
-    """Logarithm of the standard deviation with which continuous actions begin to explore."""
+    """Logarithm of the initial standard deviation of continuous actions."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,4 +1,4 @@
-"""What this machine offers."""
+"""The number of cores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def available_cores() -> int:
-    """The cores that this process may use, which in a container are fewer than there are."""
+    """The number of cores that this process may use: in a container, fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Whether there is a screen to show something on."""
+"""Is there a screen?"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def has_display() -> bool:
-    """As far as can be told without opening a window."""
+    """Whether there is a screen, as far as can be told without opening a window."""
     if sys.platform in ("darwin", "win32"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -9,7 +9,7 @@ class UsageError(Exception):
 
 
 class RunError(Exception):
-    """A run that began could not go on; the message says what was tried.
+    """A run could not go on after it began; the message says what was tried.
 
     The command line answers it with exit code 1, after saving what was learned.
 

@@ -1,4 +1,4 @@
-"""Writing files that a crash cannot tear."""
+"""Writing a file so that a crash cannot leave half of it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ def require(module: str, package: str, group: str) -> ModuleType:
     """Import a module of a package that is in an optional dependency group.
 
     Raises:
-        UsageError: it is not installed, or not whole.
+        UsageError: the package is missing or broken.
     """
     try:
         return importlib.import_module(module)

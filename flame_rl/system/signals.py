@@ -16,7 +16,7 @@ from typing import TypeVar
 from flame_rl.system.errors import Interrupted
 
 _SHOW_CURSOR = "\x1b[?25h"
-# `uv run` passes on a signal that the terminal has already sent to everyone: that is still one.
+# `uv run` forwards a signal that the terminal has sent to this process, too: both count as one.
 _ONE_SIGNAL_SECONDS = 0.3
 _GRACE_SECONDS = 0.5
 _POLL_SECONDS = 0.1
@@ -67,17 +67,17 @@ def stop_on_signals() -> Iterator[StopSignal]:
 
 
 def unless_stopped(stop: threading.Event, function: Callable[[], Result]) -> Result:
-    """Call the function, in a thread that is left behind if it goes on for half a second after
-    `stop` was set.
+    """Call the function in a thread, which is abandoned if it still runs half a second after `stop`
+    was set.
 
     Raises:
-        Interrupted: that happened, or `stop` was set before.
+        Interrupted: the thread was abandoned, or `stop` was set before.
         Exception: whatever the function raised.
     """
     if stop.is_set():
         raise Interrupted
     future = in_thread(function)
-    # Nothing that Python calls in C may block here, or no signal would be heard.
+    # Short waits, because a signal handler cannot run during a blocking call.
     while not future.done() and not stop.is_set():
         wait([future], timeout=_POLL_SECONDS)
     wait([future], timeout=_GRACE_SECONDS)
@@ -87,7 +87,7 @@ def unless_stopped(stop: threading.Event, function: Callable[[], Result]) -> Res
 
 
 def in_thread(function: Callable[[], Result]) -> Future[Result]:
-    """What the function returns or raises, called in a thread that nothing waits for."""
+    """Call the function in a daemon thread; the future holds what it returns or raises."""
     future: Future[Result] = Future()
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""Pictures one after another as a film: .mp4, or .gif, which needs no further package."""
+"""Write pictures as a film: .mp4, or .gif, which needs no optional package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flame_rl.system.errors import UsageError
 from flame_rl.system.optional import require
 
 GROUP = "video"
-# Viewers play a GIF of more pictures per second at whatever speed they like.
+# Viewers play a GIF with more pictures per second at a speed of their own.
 _GIF_FPS = 50
 _GIF_WIDTH = 320
 
@@ -28,14 +28,14 @@ class Film(Protocol):
 
 
 def make_film(path: Path, fps: float) -> Film:
-    """By the path's suffix.
+    """Make a film of the kind that the path's suffix names.
 
     Args:
-        path: of the file.
+        path: of the file to write.
         fps: pictures per second.
 
     Raises:
-        UsageError: another suffix, no such folder, or a package is missing.
+        UsageError: the suffix is unknown, the folder does not exist, or a package is missing.
     """
     kinds = {".mp4": Mp4, ".gif": Gif}
     if path.suffix.lower() not in kinds:
@@ -46,7 +46,7 @@ def make_film(path: Path, fps: float) -> Film:
 
 
 class Mp4:
-    """H.264, written as the pictures come."""
+    """An H.264 file, written as the pictures come."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self._ffmpeg = require("imageio_ffmpeg", "imageio-ffmpeg", GROUP)
@@ -58,10 +58,10 @@ class Mp4:
         if self._writer is None:
             height, width, _ = picture.shape
             self._writer = self._ffmpeg.write_frames(
-                # The colours are kept at half the resolution, so that sizes must be even.
                 str(self._path),
                 (width, height),
                 fps=self._fps,
+                # Colours are stored at half the resolution, so sizes must be even.
                 macro_block_size=2,
             )
             self._writer.send(None)
@@ -73,8 +73,8 @@ class Mp4:
 
 
 class Gif:
-    """Kept in memory until it is written, and therefore small: at most 50 pictures per second, and
-    a fraction of the size."""
+    """A GIF. It is in memory until `close`, and therefore small: at most 50 pictures per second and
+    320 pixels wide."""
 
     def __init__(self, path: Path, fps: float) -> None:
         self._path = path

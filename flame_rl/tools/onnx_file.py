@@ -1,6 +1,6 @@
-"""An acting policy as an ONNX file: for any runtime, without this package and without torch.
+"""Export an acting policy as an ONNX file, which runs without this package and without torch.
 
-The graph is small, so it is written node by node: what `ActingPolicy.forward` does, in float32.
+The graph is small, so it is written node by node; it computes `ActingPolicy.forward` in float32.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from flame_rl.system.optional import require
 from flame_rl.wire.messages import Layer, PolicySnapshot
 
 GROUP = "export"
-# What runtimes of 2022 and later read.
+# Versions that runtimes of 2022 and later read.
 _OPSET, _IR_VERSION = 17, 8
-# Of the greatest output; float32 rounds at 6e-8 per operation.
+# Greatest difference relative to the greatest output; float32 rounds at 6e-8 per operation.
 _TOLERANCE = 1e-4
 _CHECK_ROWS = 1024
 
@@ -33,7 +33,7 @@ class Graph:
         self.constants: list[Any] = []
 
     def constant(self, values: np.ndarray | float) -> str:
-        """Its name."""
+        """Add a constant; returns its name."""
         name = f"constant_{len(self.constants)}"
         array = np.asarray(values)
         if array.dtype != np.int32:
@@ -42,7 +42,7 @@ class Graph:
         return name
 
     def apply(self, operation: str, *inputs: str, output: str | None = None) -> str:
-        """The name of the output."""
+        """Add a node; returns the name of its output."""
         output = output or f"value_{len(self.nodes)}"
         self.nodes.append(self._onnx.helper.make_node(operation, inputs, [output]))
         return output
@@ -60,7 +60,7 @@ def _dense(graph: Graph, x: str, layer: Layer) -> str:
     return graph.apply("Add", x, graph.constant(layer.arrays["bias"]))
 
 
-# Each kind of layer: what of the value before it is the value after it.
+# By kind of layer: adds its nodes, given the name of its input; returns the name of its output.
 _LAYERS: dict[str, Callable[[Graph, str, Layer], str]] = {
     "normalize": _normalize,
     "dense": _dense,
@@ -68,7 +68,7 @@ _LAYERS: dict[str, Callable[[Graph, str, Layer], str]] = {
     "relu": lambda graph, x, layer: graph.apply("Relu", x),
     "silu": lambda graph, x, layer: graph.apply("Mul", x, graph.apply("Sigmoid", x)),
 }
-# Each kind of head: the name of the network's output, and the arrays that are outputs, too.
+# By kind of head: the name of the network's output, and the head's arrays that are outputs, too.
 _HEADS: dict[str, tuple[str, tuple[str, ...]]] = {
     "categorical": ("logits", ()),
     "factored": ("logits", ("choices",)),
@@ -81,17 +81,17 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
 
     Its input is `observation`, float32 [batch, D], flattened as `gymnasium.spaces.flatten` does:
     normalisation is part of the graph. Its outputs are, for continuous actions, `mean`, float32
-    [batch, A], not clipped to the environment's bounds, and `log_std`, float32 [A]; for one choice
-    `logits`, float32 [batch, choices]; for several choices `logits`, of one after another, and
-    `choices`, int32 [F], how many logits each has.
+    [batch, A], not clipped to the environment's bounds, and `log_std`, float32 [A]; for one
+    discrete action `logits`, float32 [batch, choices]; for F discrete actions `logits`,
+    concatenated, and `choices`, int32 [F], the number of logits of each.
 
     Args:
         snapshot: the policy.
-        env_id: kept with the model, as is the number of updates.
+        env_id: stored in the model's metadata, as is the number of updates.
 
     Raises:
         UsageError: the package onnx is missing.
-        RunError: it has a layer or a head that has no counterpart here.
+        RunError: the policy has a layer or a head that this module does not know.
     """
     onnx = require("onnx", "onnx", GROUP)
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
@@ -137,7 +137,7 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot) -> float:
         The greatest difference of an output, relative to the greatest output.
 
     Raises:
-        RunError: it is more than float32 explains.
+        RunError: the difference is more than float32 explains.
         UsageError: the package onnxruntime is missing.
     """
     onnxruntime = require("onnxruntime", "onnxruntime", GROUP)
@@ -145,7 +145,7 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot) -> float:
     policy = ActingPolicy(snapshot)
     generator = np.random.default_rng(0)
     observations = generator.standard_normal((_CHECK_ROWS, policy.observation_dim))
-    # Every other block far out, where normalised observations are clipped.
+    # Every other block lies far out, where normalised observations are clipped.
     observations *= np.where(np.arange(_CHECK_ROWS) % (2 * ROW_BLOCK) < ROW_BLOCK, 1.5, 20)[:, None]
     first = snapshot.layers[0]
     if first.kind == "normalize":

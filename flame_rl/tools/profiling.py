@@ -1,4 +1,4 @@
-"""Measure what an iteration costs: a few real ones, then single parts of one."""
+"""Measure what an iteration costs: time a few whole iterations, then single parts of one."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from flame_rl.tools.scaling import Costs, collecting_seconds
 ITERATIONS, ITERATIONS_SECONDS = 3, 10.0
 SAMPLES, SAMPLES_SECONDS = 5, 2.0
 
-# Seconds that it took, seconds for which this process needed a core, and the episodes.
+# Seconds by the clock, CPU seconds of this process, and what was collected.
 Played = tuple[float, float, Collected]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured.
+    """The measured costs of an iteration.
 
     Attributes:
         env_id: the Gymnasium id.
-        algorithm: its name.
+        algorithm: the algorithm's name.
         workers: processes, or executors of a cluster, that collected; 0: the learner itself.
         timing: of the fastest iteration with these workers.
-        costs: from which iterations with other numbers of workers are predicted.
+        costs: predict iterations with other numbers of workers.
     """
 
     env_id: str
@@ -93,7 +93,7 @@ def fastest_iteration(trainer: Trainer, backend: Backend) -> tuple[float, Iterat
             result = run_iteration(trainer.config, trainer.spec, trainer.learner, backend, done)
         tries.append((time.perf_counter() - began, result))
         trainer.learner.load_state_dict(state)
-        # Where the steps of an iteration are given, they decide the number of episodes.
+        # With steps_per_iter, the number of episodes depends on the length of those before.
         done = replace(done, length_mean=result.length_mean)
     return min(tries[1:], key=lambda each: each[0])
 
@@ -116,8 +116,10 @@ def playing_costs(trainer: Trainer, here: InlineBackend, episodes: int) -> Costs
 def with_tasks(
     costs: Costs, trainer: Trainer, backend: Backend, workers: int, timing: Timing
 ) -> Costs:
-    """With `task` and `reading`, from tasks of one step, one for each worker."""
-    play(trainer, backend, workers, steps=1)  # workers make simulators with that time limit
+    """The costs with `task` and `reading`, measured with one task of a single step per worker."""
+    play(
+        trainer, backend, workers, steps=1
+    )  # in this call workers make simulators with that time limit
     tries = [play(trainer, backend, workers, steps=1) for _ in range(SAMPLES)]
     seconds = median(seconds for seconds, *_ in tries)
     busy = median(seconds - collected.waiting_seconds for seconds, _, collected in tries)
@@ -129,10 +131,10 @@ def with_tasks(
 
 
 def crowded(costs: Costs, workers: int, timing: Timing) -> Costs:
-    """With the `crowding` by which the prediction for these workers is what was measured."""
+    """The costs with the `crowding` that makes the prediction for these workers the measurement."""
     late = timing.collecting - collecting_seconds(costs, workers)
     playing = collecting_seconds(replace(costs, task=0.0, reading=0.0), workers)
-    # On one machine they take no longer than one after another would.
+    # On one machine, workers together take no longer than one after another.
     most = workers if costs.cores is not None else float("inf")
     return replace(costs, crowding=min(most, max(1.0, 1 + late / playing)))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of one iteration. All times are seconds.
+    """The costs of one iteration. All times are in seconds.
 
     Attributes:
         lengths: the number of env steps of each episode.

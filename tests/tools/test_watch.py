@@ -184,7 +184,7 @@ def test_what_is_missing_is_named_with_the_remedy(tmp_path, missing, flags, mess
 
 @needs_opengl
 def test_the_camera_goes_with_the_robot(monkeypatch):
-    from flame_rl.tools.viewer import _follow
+    from flame_rl.tools.drawing import _follow
 
     monkeypatch.setenv("MUJOCO_GL", "egl")
     env = gymnasium.make("Ant-v5", render_mode="rgb_array", width=64, height=64).unwrapped

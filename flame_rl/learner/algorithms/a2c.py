@@ -58,12 +58,12 @@ def improve(
     loss = policy_gradient_loss(
         networks.policy.module, batch, advantages, settings.entropy_coefficient
     )
-    parts = minibatches(batch.steps, settings.minibatches, generator)
-    steps, _ = policy_epoch(networks.policy, loss, parts, settings, decay)
+    batches = minibatches(batch.steps, settings.minibatches, generator)
+    steps, _ = policy_epoch(networks.policy, loss, batches, settings, decay)
 
     networks.follow_returns(targets)
     error = value_loss(networks.value.module, batch, targets)
     for _ in range(settings.value_epochs):
-        parts = minibatches(batch.steps, settings.minibatches, generator)
-        last = value_epoch(networks.value, error, parts, settings, decay)
+        batches = minibatches(batch.steps, settings.minibatches, generator)
+        last = value_epoch(networks.value, error, batches, settings, decay)
     return policy_metrics(steps) | value_metrics(last, targets - advantages, targets)

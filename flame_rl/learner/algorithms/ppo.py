@@ -71,13 +71,13 @@ def improve(
 
         if not too_far:
             loss = clipped_loss(networks.policy.module, batch, advantages, settings)
-            parts = minibatches(batch.steps, settings.minibatches, generator)
-            more, too_far = policy_epoch(networks.policy, loss, parts, settings, decay)
+            batches = minibatches(batch.steps, settings.minibatches, generator)
+            more, too_far = policy_epoch(networks.policy, loss, batches, settings, decay)
             steps += more
 
         error = value_loss(networks.value.module, batch, targets)
-        parts = minibatches(batch.steps, settings.minibatches, generator)
-        last = value_epoch(networks.value, error, parts, settings, decay)
+        batches = minibatches(batch.steps, settings.minibatches, generator)
+        last = value_epoch(networks.value, error, batches, settings, decay)
     return policy_metrics(steps) | value_metrics(last, predicted, targets)
 
 

@@ -63,16 +63,16 @@ def improve(
     loss = policy_gradient_loss(
         networks.policy.module, batch, returns - baseline, settings.entropy_coefficient
     )
-    parts = minibatches(batch.steps, settings.minibatches, generator)
-    steps, _ = policy_epoch(networks.policy, loss, parts, settings, decay)
+    batches = minibatches(batch.steps, settings.minibatches, generator)
+    steps, _ = policy_epoch(networks.policy, loss, batches, settings, decay)
     if values is None:
         return policy_metrics(steps)
 
     networks.follow_returns(returns)
     error = value_loss(networks.value.module, batch, returns)
     for _ in range(settings.value_epochs):
-        parts = minibatches(batch.steps, settings.minibatches, generator)
-        last = value_epoch(networks.value, error, parts, settings, decay)
+        batches = minibatches(batch.steps, settings.minibatches, generator)
+        last = value_epoch(networks.value, error, batches, settings, decay)
     return policy_metrics(steps) | value_metrics(last, baseline, returns)
 
 
