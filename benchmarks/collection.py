@@ -128,7 +128,7 @@ def measure(env: str, iterations: int, limit: int, episodes: int, repetitions: i
     for name, simulator in (("plain", plain), ("fast", fast)):
         rows[name] = partial(collect, simulator, snapshot, partial(ask, episodes))
     for count, backend in backends.items():
-        # Each worker gets as many episodes as the collectors above.
+        # Each worker gets the number of episodes that the collectors above get.
         rows[f"{count} worker{'s' * (count > 1)}"] = partial(
             collect_on, backend, snapshot, partial(ask, count * episodes)
         )
