@@ -1,11 +1,11 @@
-"""The same run on a Flame cluster and here: `uv run python -m benchmarks.cluster`.
+"""The same run on a Flame cluster and on local processes: `uv run python -m benchmarks.cluster`.
 
-Two trainers with default flags, one on the cluster's E executors, one on E local processes, take
-turns, an iteration each; the first one, in which workers start, does not count. Both must get the
-same weights. Rates are env steps per second over stretches of several iterations: of the run, which
-collects and updates, and of collecting alone.
+Two trainers with default flags, one with the cluster's E executors, one with E local processes,
+take turns, one iteration each; the first iteration, in which workers start, does not count. Both
+must get the same weights. Rates are env steps per second over stretches of several iterations, once
+for collecting and updating together and once for collecting alone.
 
-Then the seconds from starting `main.py` to its first episode, on the cluster.
+Also measured are the seconds from starting `main.py` on the cluster to its first episode.
 """
 
 from __future__ import annotations
@@ -30,26 +30,25 @@ from flame_rl import TrainConfig, Trainer
 from flame_rl.run.results import IterationResult, Timing
 
 ROOT = Path(__file__).resolve().parent.parent
-# How many iterations of each environment, after the first: where episodes become longer, those of a
-# whole run.
+# Iterations to measure, after the first: a whole run where episodes become longer in training.
 ITERATIONS = {"cartpole": 98, "halfcheetah": 28, "hopper": 98, "walker2d": 98, "ant": 14}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Compare a Flame cluster with as many local processes."""
+    """Compare a Flame cluster with an equal number of local processes."""
 
     envs: tuple[str, ...] = tuple(ITERATIONS)
-    """Environments, of those."""
+    """Environments to measure."""
 
     repetitions: int = 7
-    """Into how many stretches the iterations are divided."""
+    """Number of stretches into which the iterations are divided."""
 
     quick: bool = False
     """Cartpole alone, 8 iterations: within a minute, once the executors' packages are there."""
 
     output: Path = Path("runs/benchmarks")
-    """Where JSON and plot go."""
+    """Folder for the JSON file and the plot."""
 
 
 def main(options: Options) -> None:
@@ -70,7 +69,8 @@ def main(options: Options) -> None:
 
 
 def cores_of_cluster() -> int:
-    """And so many executors; a cluster that has just been started has none for a moment."""
+    """The number of the cluster's cores, each of which gets an executor. Waits up to 10 s for the
+    nodes of a cluster that has just started."""
     for _ in range(100):
         nodes = flamepy.core.client.list_nodes()
         if cores := sum(node.status.allocatable.cpu for node in nodes):
@@ -80,7 +80,7 @@ def cores_of_cluster() -> int:
 
 
 def measure(env: str, executors: int, iterations: int, repetitions: int) -> list[Table]:
-    """One environment's tables: of the run, and of collecting."""
+    """One environment's two tables: the whole run, and collecting alone."""
     here = TrainConfig(env=env, workers=executors, local=True)
     there = TrainConfig(env=env)
     local, distributed = f"{executors} processes", f"{executors} executors"
@@ -112,7 +112,7 @@ def measure(env: str, executors: int, iterations: int, repetitions: int) -> list
 def rates(
     results: list[IterationResult], seconds: Callable[[Timing], float], repetitions: int
 ) -> list[float]:
-    """Env steps per second of each stretch of what follows the first iteration."""
+    """Env steps per second in each stretch of the iterations after the first."""
     steps = np.diff([result.env_steps for result in results])
     times = np.array([seconds(result.timing) for result in results[1:]])
     stretches = np.array_split(np.arange(len(steps)), repetitions)
@@ -120,7 +120,7 @@ def rates(
 
 
 def seconds_to_first_episode() -> float:
-    """From starting the program to the end of an iteration of one episode."""
+    """Seconds from starting main.py to the end of an iteration with one episode."""
     flags = ("--env", "ant", "--iterations", "1", "--episodes-per-iter", "1")
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()

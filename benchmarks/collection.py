@@ -1,25 +1,26 @@
 """Env steps per second on one machine: `uv run python -m benchmarks.collection`.
 
-Compared are, for each environment:
+For each environment, it compares:
 
-- `bare`: Gymnasium's `env.step` with actions that lie ready (those of the policy that the
-  collectors run), resets included;
-- `floor`: `mj_step` alone, with the same actions, where MuJoCo simulates;
-- `plain`, `fast`: the collector over Gymnasium's environments and over the fast twin; they act by a
-  policy and record episodes;
-- worker processes around the fast one, each with as many episodes;
-- `2 apart`: two processes with the fast one that have nothing to do with each other, for what two
-  cores can give: they may share caches and memory, or be halves of one.
+- `bare`: Gymnasium's `env.step` with recorded actions (of the policy that the collectors run),
+  resets included;
+- `floor`: `mj_step` alone with the same actions, for MuJoCo's environments;
+- `plain`, `fast`: the collector, which acts by a policy and records episodes, over Gymnasium's
+  environments and over the fast twin;
+- `1 worker`, `2 workers`: worker processes with the fast collector, each with the same number of
+  episodes;
+- `2 apart`: two independent processes with the fast collector. They show the most that two cores
+  can give, which may share caches and memory, or be hyperthreads of one core.
 
-Ratios are of steps per second of CPU, all processes together, so that a busy machine blurs them
-less; only what a second worker adds is by the clock.
+Most ratios compare steps per second of CPU time, summed over all processes, because a busy machine
+disturbs it less; the gain from a second worker is measured by the clock.
 """
 
 from __future__ import annotations
 
 import os
 
-# As in the worker processes; before NumPy is imported.
+# One thread, as in the worker processes; set before NumPy is imported.
 os.environ |= {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 import gc
@@ -49,9 +50,9 @@ from flame_rl.backends.processes import ProcessBackend
 from flame_rl.wire.messages import CollectRequest, Column, Environment, PolicySnapshot
 from flame_rl.wire.steps import step_columns
 
-# Environments, after how many iterations of learning, episodes of one measurement, which takes a
-# second or two, and their time limit: no fewer episodes than a twin steps side by side. Nearly all
-# steps of CartPole are done by policies whose episodes are not those of the first one.
+# Environment, iterations of training before the measurement, episodes per measurement (a second or
+# two; at least the number that a twin steps side by side), and their time limit. CartPole is also
+# measured after training, because an untrained policy's episodes are much shorter.
 CASES = (
     ("cartpole", 0, 4000, 500),
     ("cartpole", 15, 512, 500),
@@ -64,31 +65,31 @@ CASES = (
 
 @dataclass(frozen=True)
 class Options:
-    """Compare what collects episodes with bare environments."""
+    """Compare episode collectors with bare environments."""
 
     envs: tuple[str, ...] = tuple(dict.fromkeys(env for env, *_ in CASES))
-    """Environments, of those."""
+    """Environments to measure."""
 
     repetitions: int = 7
-    """How often each row is measured."""
+    """Number of measurements of each row."""
 
     quick: bool = False
-    """Twice, in an eighth of the steps: within a minute."""
+    """Two repetitions with an eighth of the steps: within a minute."""
 
     output: Path = Path("runs/benchmarks")
-    """Where JSON and plot go."""
+    """Folder for the JSON file and the plot."""
 
 
 def main(options: Options) -> None:
-    repetitions, part = (2, 8) if options.quick else (options.repetitions, 1)
+    repetitions, divisor = (2, 8) if options.quick else (options.repetitions, 1)
     tables = []
     for name, iterations, episodes, limit in CASES:
         if name not in options.envs:
             continue
-        if episodes > 64 * part:
-            episodes //= part
+        if episodes > 64 * divisor:
+            episodes //= divisor
         else:
-            limit //= part
+            limit //= divisor
         for table in measure(name, iterations, limit, episodes, repetitions):
             print(f"\n{table}", flush=True)
             tables.append(table)
@@ -96,14 +97,14 @@ def main(options: Options) -> None:
 
 
 def measure(env: str, iterations: int, limit: int, episodes: int, repetitions: int) -> list[Table]:
-    """One environment's tables: per second of CPU, and by the clock.
+    """One environment's two tables: by CPU time, and by the clock.
 
     Args:
-        env: its name.
-        iterations: of learning, before.
-        limit: after so many steps an episode is cut.
-        episodes: of one measurement.
-        repetitions: how often each row is measured.
+        env: the environment's name.
+        iterations: training iterations before the measurement.
+        limit: the time limit of an episode, in steps.
+        episodes: episodes per measurement.
+        repetitions: measurements of each row.
     """
     with Trainer(TrainConfig(env=env, local=True, workers=0)) as trainer:
         for _ in range(iterations):
@@ -127,7 +128,7 @@ def measure(env: str, iterations: int, limit: int, episodes: int, repetitions: i
     for name, simulator in (("plain", plain), ("fast", fast)):
         rows[name] = partial(collect, simulator, snapshot, partial(ask, episodes))
     for count, backend in backends.items():
-        # Each worker gets as many episodes as the collectors above.
+        # Each worker gets the number of episodes that the collectors above get.
         rows[f"{count} worker{'s' * (count > 1)}"] = partial(
             collect_on, backend, snapshot, partial(ask, count * episodes)
         )
@@ -136,7 +137,7 @@ def measure(env: str, iterations: int, limit: int, episodes: int, repetitions: i
     try:
         for row in rows.values():  # imports, first touches, self-checks
             row(0)
-        # Processes that collect have no torch for the garbage collector to look through.
+        # Worker processes hold no torch objects for the garbage collector to scan; skip those here.
         gc.freeze()
         timed = in_turn({name: partial(rates, row) for name, row in rows.items()}, repetitions)
     finally:
@@ -160,7 +161,7 @@ def measure(env: str, iterations: int, limit: int, episodes: int, repetitions: i
 
 
 def rates(row: Callable[[int], int], k: int) -> tuple[float, float]:
-    """Steps per second by the clock, and of CPU."""
+    """Steps per second by the clock, and per second of CPU time."""
     cpu, began = cpu_seconds(), time.perf_counter()
     steps = row(k)
     seconds = time.perf_counter() - began
@@ -168,7 +169,7 @@ def rates(row: Callable[[int], int], k: int) -> tuple[float, float]:
 
 
 def cpu_seconds() -> float:
-    """What this process and its children have used so far."""
+    """CPU time that this process and its children have used so far."""
     times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
     return time.process_time() + sum(each.user + each.system for each in times)
 
@@ -203,11 +204,11 @@ def collect_on(
 
 
 class Apart:
-    """Processes that each do the same as this one, all at the same time, and send back nothing but
-    how many steps they took."""
+    """Independent processes that all measure the same row at the same time and send back only their
+    number of steps."""
 
     def __init__(self, count: int, row: Callable[[int], int]) -> None:
-        context = multiprocessing.get_context("fork")  # with what the row holds
+        context = multiprocessing.get_context("fork")  # copies the row without pickling it
         self._children: list[tuple[BaseProcess, Connection]] = []
         for _ in range(count):
             here, there = context.Pipe()
@@ -229,14 +230,14 @@ class Apart:
 
 
 def repeat(row: Callable[[int], int], connection: Connection) -> None:
-    """In a process of its own: the row again and again, as often as it is asked for."""
+    """In a process of its own: call the row with every number that is received."""
     while True:
         k = int.from_bytes(connection.recv_bytes(), "little")
         connection.send_bytes(row(k).to_bytes(8, "little"))
 
 
 class Bare:
-    """Gymnasium's own `step` and `reset`, and nothing else."""
+    """The row `bare`: Gymnasium's own `step` and `reset`, and nothing else."""
 
     def __init__(self, env_id: str, limit: int, actions: np.ndarray) -> None:
         self._env = make_environment(env_id, limit)
@@ -257,7 +258,7 @@ class Bare:
 
 
 class Floor:
-    """`mj_step` alone, from the states that Gymnasium's environment resets to."""
+    """The row `floor`: `mj_step` alone, from the states to which Gymnasium's environment resets."""
 
     def __init__(self, env_id: str, limit: int, actions: np.ndarray) -> None:
         import mujoco
@@ -267,7 +268,7 @@ class Floor:
         self._mujoco, self._model, self._data = mujoco, own.model, own.data
         self._frames, self._spec = own.frame_skip, mujoco.mjtState.mjSTATE_INTEGRATION
         self._actions = list(np.clip(actions, -1.0, 1.0))
-        # Played by Gymnasium once, to know in which states episodes begin, and at which action.
+        # Gymnasium plays the actions once, to find at which state and action each episode begins.
         self._starts: dict[int, np.ndarray] = {}
         env.reset(seed=0)
         ended = True

@@ -17,9 +17,9 @@ from tests.flame_fixtures import real_cluster
 
 @contextlib.contextmanager
 def cluster() -> Iterator[None]:
-    """Within the block, trainers without `local` collect on the cluster that is configured, or on
-    one of its own from Flame's binaries. Ends the benchmark if there are none."""
-    # Or what was started would stay.
+    """Within the block, trainers without `local` collect on the configured cluster, or on one
+    started from Flame's binaries. Without either, the benchmark ends."""
+    # An exception, so that SIGTERM stops the servers that were started.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flame-")))

@@ -1,4 +1,4 @@
-"""Learning curves: `uv run python -m benchmarks.learning`. Runs that are done are not run again.
+"""Learning curves: `uv run python -m benchmarks.learning`. Finished runs are not run again.
 
 Every run is a command of main.py; the same command by hand gives the same metrics.csv. Results go
 to docs/learning: README.md, results.csv with a row per run, and a picture per environment.
@@ -25,7 +25,7 @@ from flame_rl.report.curves import read_run, smooth
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Of each environment, env steps in all.
+# Env steps of a run, by environment.
 STEPS = {
     "CartPole-v1": 60_000,
     "HalfCheetah-v5": 1_000_000,
@@ -34,32 +34,33 @@ STEPS = {
     "Ant-v5": 1_000_000,
 }
 ALGORITHMS = ("reinforce", "a2c", "ppo")
-# Where that differs from what is usual (`steps_per_iteration`); like what follows, because it was
-# better with seeds 0 to 5. In Hopper PPO gets to 1,000 in a third of the env steps.
+# Steps per iteration where they are not the usual ones (`steps_per_iteration`). These and the flags
+# below were better with seeds 0 to 5; with these, PPO reaches 1,000 in Hopper in a third of the env
+# steps.
 PER_ITERATION = {
     ("Hopper-v5", "reinforce"): 4_000,
     ("Hopper-v5", "ppo"): 2_000,
     ("Walker2d-v5", "ppo"): 2_000,
 }
-# What a run says besides its presets.
+# Further flags of a run.
 FLAGS = {
-    # With less noise many a run settles for sliding on its back, at 1,000; so does REINFORCE with a
-    # longer horizon, whose returns say little of a single action.
+    # With less noise many runs get stuck at a return of 1,000, sliding on the robot's back; so does
+    # REINFORCE with a longer horizon, because its returns then say little about a single action.
     ("HalfCheetah-v5", "reinforce"): ("--gamma", "0.92", "--initial-log-std", "0"),
     ("HalfCheetah-v5", "a2c"): ("--gamma", "0.97", "--initial-log-std", "0"),
     ("Hopper-v5", "reinforce"): ("--minibatches", "62"),
-    # The presets are for the flags' defaults, with iterations of 25 times as many steps.
+    # The presets are for the default flags, whose iterations have 25 times as many steps.
     ("Ant-v5", "reinforce"): ("--learning-rate", "1e-4", "--value-epochs", "5"),
 }
 # The README's first command, with the flags' defaults.
 DEFAULT = ("--env", "ant", "--iterations", "20")
-# What a mean return is called learned at, where env steps up to it are counted.
+# The mean return at which an environment counts as learned.
 LEARNED = {"CartPole-v1": 475}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Train every cell of the table with every seed, evaluate, and write it all down."""
+    """Train and evaluate every cell of the table with every seed, and write the results."""
 
     seeds: tuple[int, ...] = (10, 11, 12)
     """Seeds of each cell."""
@@ -71,19 +72,19 @@ class Options:
     """Algorithms of the table."""
 
     scale: float = 1.0
-    """Factor of all env steps, to try the benchmark out."""
+    """Factor by which all env steps are multiplied, to try the benchmark out."""
 
     at_once: int = 1
-    """Runs side by side."""
+    """Number of runs at the same time."""
 
     workers: int = 1
     """Worker processes of each run; it changes no result."""
 
     runs: Path = Path("runs/learning")
-    """Where the run folders go."""
+    """Folder of the run folders."""
 
     output: Path = ROOT / "docs" / "learning"
-    """Where results go."""
+    """Folder for the results."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,10 @@ class Run:
     """One run of main.py.
 
     Attributes:
-        picture: what its curve is drawn in.
-        name: what it shares with the other seeds.
+        picture: name of the picture that shows its curve.
+        name: name of its row, shared by all seeds.
+        seed: the run's seed.
+        flags: the command line without the seed.
     """
 
     picture: str
@@ -106,7 +109,7 @@ class Run:
 
 
 def table(options: Options) -> Iterator[Run]:
-    """All runs, seeds last, so that every cell has a result early."""
+    """All runs, first every cell with the first seed, so that every cell has a result early."""
     for seed in options.seeds:
         for env in options.envs:
             for algorithm in options.algorithms:
@@ -120,7 +123,8 @@ def table(options: Options) -> Iterator[Run]:
 
 
 def steps_per_iteration(env: str, algorithm: str) -> int:
-    """PPO uses every step several times; an ant that stays on its feet has episodes of 1,000."""
+    """More for PPO, which uses every step several times, and for the ant, whose episodes have 1,000
+    steps once it stays on its feet."""
     usual = 4_000 if algorithm == "ppo" or env == "Ant-v5" else 2_000
     return PER_ITERATION.get((env, algorithm), usual)
 
@@ -130,7 +134,7 @@ def folder_of(run: Run, options: Options) -> Path:
 
 
 def do(run: Run, options: Options) -> dict[str, object]:
-    """Train and evaluate, as far as that is not done; the row of the run."""
+    """Train and evaluate, unless that is done already; returns the run's row of results."""
     folder = folder_of(run, options)
     result = folder / "learning.json"
     if not result.exists():
@@ -163,7 +167,7 @@ def do(run: Run, options: Options) -> dict[str, object]:
 
 
 def main(*arguments: str) -> str:
-    """What main.py prints. Ends the benchmark if it fails."""
+    """Run main.py and return what it prints. Ends the benchmark if it fails."""
     command = [sys.executable, str(ROOT / "main.py"), *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
@@ -172,7 +176,7 @@ def main(*arguments: str) -> str:
 
 
 def write_results(rows: list[dict[str, object]], options: Options) -> None:
-    """See the top of this file."""
+    """Write results.csv, the pictures and README.md."""
     options.output.mkdir(parents=True, exist_ok=True)
     with (options.output / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
@@ -181,8 +185,8 @@ def write_results(rows: list[dict[str, object]], options: Options) -> None:
     folders = defaultdict(list)
     for run in table(options):
         folders[run.picture].append(str(folder_of(run, options)))
-    for picture, of_it in folders.items():
-        main("plot", *of_it, "--output", str(options.output / file_name(picture)))
+    for picture, shown in folders.items():
+        main("plot", *shown, "--output", str(options.output / file_name(picture)))
     (options.output / "README.md").write_text(markdown(rows, options))
 
 
@@ -191,7 +195,7 @@ def file_name(picture: str) -> str:
 
 
 def markdown(rows: list[dict[str, object]], options: Options) -> str:
-    """The page: of every cell all seeds, and of every run its command."""
+    """The text of README.md: the results of every cell with all seeds, and every run's command."""
     lines = [
         "# Learning curves",
         "",
@@ -223,7 +227,7 @@ def markdown(rows: list[dict[str, object]], options: Options) -> str:
 
 
 def in_short(rows: list[dict[str, object]]) -> str:
-    """What the README shows of the rows: of each cell, the last tenth with every seed."""
+    """The table in the package's README: for each cell, the last tenth with every seed."""
     cells = by_cell(rows)
     lines = ["| | REINFORCE | A2C | PPO |", "|---|---|---|---|"]
     for env in STEPS:
@@ -233,7 +237,7 @@ def in_short(rows: list[dict[str, object]]) -> str:
 
 
 def by_cell(rows: list[dict[str, object]]) -> dict[tuple[object, object], list[dict[str, object]]]:
-    """All seeds of each picture and name."""
+    """Group the rows of all seeds by picture and name."""
     cells = defaultdict(list)
     for row in rows:
         cells[row["picture"], row["name"]].append(row)
@@ -241,6 +245,7 @@ def by_cell(rows: list[dict[str, object]]) -> dict[tuple[object, object], list[d
 
 
 def each(cell: list[dict[str, object]], column: str) -> str:
+    """A column's value for each seed, and their mean."""
     values = [float(row[column]) for row in cell]
     return f"{', '.join(f'{value:.0f}' for value in values)} / {statistics.fmean(values):.0f}"
 

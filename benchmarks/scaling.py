@@ -1,12 +1,12 @@
-"""How collecting grows with the number of workers: `uv run python -m benchmarks.scaling`.
+"""How the collection rate grows with workers: `uv run python -m benchmarks.scaling`.
 
-- Processes on this machine, up to its cores, playing HalfCheetah: simulators that compute.
-- Processes, and executors of a Flame cluster where there is one, playing an environment that waits
-  in real time (waiting.py: 50 steps of 20 ms an episode), as a robot or a remote simulator does:
-  of those there can be more than cores.
+- Processes on this machine, up to its number of cores, play HalfCheetah, a simulator that computes.
+- Processes, and executors of a Flame cluster where there is one, play an environment that waits in
+  real time (waiting.py: 50 steps of 20 ms an episode), as a robot or a remote simulator does. There
+  may be more of them than cores.
 
-Every row is a run of its own; its first iteration, in which workers start, does not count. Rates
-are episodes per second of the iterations that follow.
+Every measurement is a run of its own; its first iteration, in which workers start, does not count.
+Rates are episodes per second of collecting in the second iteration.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class Options:
     """Compare numbers of workers."""
 
     workers: tuple[int, ...] = (1, 5, 10, 20)
-    """How many, of processes and executors that wait."""
+    """Numbers of processes and of executors that play the waiting environment."""
 
     episodes: int = 100
-    """Of an iteration."""
+    """Episodes per iteration."""
 
     repetitions: int = 3
-    """How often each row is measured."""
+    """Number of measurements of each row."""
 
     where: tuple[str, ...] = ("computing", "processes", "executors")
-    """Which of the three tables."""
+    """The tables to measure, of these three."""
 
     quick: bool = False
     """Shorter and fewer episodes, 1 and 5 workers, once: within a minute."""
 
     output: Path = Path("runs/benchmarks")
-    """Where JSON and plot go."""
+    """Folder for the JSON file and the plot."""
 
 
 def main(options: Options) -> None:
@@ -72,7 +72,7 @@ def main(options: Options) -> None:
 def measure(
     title: str, env: str, counts: tuple[int, ...], place: str, episodes: int, repetitions: int
 ) -> Table:
-    """One table; its ratios are over the first count."""
+    """One table with a row for each count; its ratios compare them with the first count."""
     rows = {f"{count} {place}": partial(rate, env, count, place, episodes) for count in counts}
     first, *others = rows
     return compare(
@@ -84,7 +84,7 @@ def measure(
 
 
 def rate(env: str, count: int, place: str, episodes: int, k: int) -> float:
-    """Episodes per second of a second iteration."""
+    """Episodes per second of collecting in a run's second iteration; the run's seed is `k`."""
     where = {"workers": count, "local": True} if place == "processes" else {"executors": count}
     with Trainer(TrainConfig(env=env, episodes_per_iter=episodes, seed=k, **where)) as trainer:
         trainer.train()

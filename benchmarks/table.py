@@ -1,7 +1,7 @@
-"""What the benchmarks share: rows measured in turn, their ratios with the spread, JSON and a plot.
+"""Tables of the benchmarks: rows measured in turn, their ratios with the spread, JSON and a plot.
 
-What else the machine does meets all rows alike, because every row is measured once in each
-repetition; a ratio compares rows of the same repetition.
+Every row is measured once in each repetition, and a ratio compares rows of the same repetition, so
+that other load on the machine affects all rows alike.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PACKAGES = ("numpy", "gymnasium", "mujoco", "torch", "flamepy")
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast one row was as another, a value for each repetition."""
+    """The rates of row `of` divided by those of row `over`, a value for each repetition."""
 
     of: str
     over: str
@@ -45,9 +45,9 @@ class Table:
 
     Attributes:
         title: what was measured.
-        unit: of the rates; more of it is faster.
-        rates: of each row, a value for each repetition.
-        ratios: of some of the rows.
+        unit: the unit of the rates; a greater rate is faster.
+        rates: by row, a value for each repetition.
+        ratios: between some of the rows.
     """
 
     title: str
@@ -72,7 +72,7 @@ class Table:
 def in_turn(
     rows: Mapping[str, Callable[[int], Measured]], repetitions: int
 ) -> dict[str, list[Measured]]:
-    """Measure every row once in each repetition; each is called with its number, from 0."""
+    """Measure every row once in each repetition; rows are called with its number, from 0."""
     measured: dict[str, list[Measured]] = {name: [] for name in rows}
     for k in range(repetitions):
         for name, row in rows.items():
@@ -83,7 +83,7 @@ def in_turn(
 def compare(
     title: str, unit: str, rates: Mapping[str, list[float]], pairs: Sequence[tuple[str, str]]
 ) -> Table:
-    """A table whose ratios are those of the pairs: a row, and the one it is compared with."""
+    """A table with a ratio for each pair: a row, and the row that it is compared with."""
     ratios = [
         Ratio(of, over, tuple(a / b for a, b in zip(rates[of], rates[over], strict=True)))
         for of, over in pairs
@@ -92,13 +92,13 @@ def compare(
 
 
 def write(name: str, tables: Sequence[Table], folder: Path, **more: object) -> None:
-    """Write NAME.json, with all that was measured, and NAME.png, the ratios.
+    """Write NAME.json, with all measurements, and NAME.png, a plot of the ratios.
 
     Args:
-        name: of the benchmark.
+        name: the benchmark's name.
         tables: at least one.
         folder: made if it does not exist.
-        more: what else the JSON says.
+        more: further entries of the JSON.
     """
     folder.mkdir(parents=True, exist_ok=True)
     content = {
@@ -125,7 +125,7 @@ def write(name: str, tables: Sequence[Table], folder: Path, **more: object) -> N
 
 
 def machine() -> dict[str, str | int]:
-    """What the figures depend on besides the code."""
+    """The hardware and the versions that the rates depend on."""
     found: dict[str, str | int] = {
         "processor": _processor(),
         "cores": available_cores(),
@@ -150,7 +150,7 @@ def _processor() -> str:
 
 
 def _plot(tables: Sequence[Table], path: Path) -> None:
-    """Medians as bars, from minimum to maximum a line."""
+    """Draw the ratios: medians as bars, with a line from minimum to maximum."""
     heights = [0.4 * len(table.ratios) + 0.6 for table in tables]
     figure = Figure(figsize=(8, 0.6 + sum(heights)), layout="constrained")
     grid = figure.subplots(len(tables), squeeze=False, height_ratios=heights)[:, 0]

@@ -1,6 +1,6 @@
 """Environments that wait in real time, as a robot or a remote simulator does, and compute nothing.
 
-A module by itself, without the rest of the benchmarks: it is sent to a cluster.
+It imports nothing from the other benchmarks, because it is sent to a cluster alone.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import gymnasium
 import numpy as np
 
 STEP_SECONDS = 0.02
-# Steps of an episode, by name of the environment.
+# Steps per episode, by environment id.
 STEPS = {"Robot-v0": 50, "Short-v0": 10}
 
 
 class Waiting(gymnasium.Env):
-    """Every step takes `STEP_SECONDS`; an episode has so many."""
+    """An environment whose every step takes `STEP_SECONDS`; an episode has `steps` of them."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (8,), np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)

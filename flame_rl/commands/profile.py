@@ -94,7 +94,7 @@ def as_text(measured: Profile, seconds: Mapping[int, float]) -> str:
 
 
 def advice(measured: Profile, seconds: Mapping[int, float]) -> str:
-    """How many workers to use, in one sentence or two."""
+    """A sentence or two on how many workers to use."""
     best, workers = enough(seconds), workers_of(measured)
     choice = f"keep {where(measured)}" if best == measured.workers else f"--{workers} {best}"
     text = f"Advice: {choice}, {duration(seconds[best])} an iteration."

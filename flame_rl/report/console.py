@@ -1,4 +1,4 @@
-"""What a run prints: a header, a line every ten iterations, a summary; a bar on a terminal."""
+"""Print a run: a header, a line every ten iterations, a summary; on a terminal a progress bar."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Timing:
-    """Where the time of an iteration went: measured, so it differs from run to run.
+    """Measured times and traffic of an iteration; they differ from run to run.
 
     Attributes:
         collecting: seconds from publishing the weights to having all episodes.

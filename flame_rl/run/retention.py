@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are written, and which stay."""
+"""Which checkpoints of a run are written, and which are kept."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Execution:
     wait and do not compute."""
 
     simulator: Literal["auto", "plain", "fast"] = "auto"
-    """What steps the environment. plain: Gymnasium; fast: a faster twin with the same bits,
+    """Simulator of the environment. plain: Gymnasium; fast: a faster twin with the same bits,
     for cartpole, halfcheetah, hopper, walker2d and ant; auto: fast where that is possible."""
 
     task_timeout: Annotated[float, Within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
@@ -48,7 +48,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class Output:
-    """What a run writes and shows, and which run it goes on with. It changes no result."""
+    """What a run writes and shows, and which run it resumes. It changes no result."""
 
     output: Path | None = None
     """Run folder; default: runs/<env>-<algorithm>-<time>."""

@@ -29,7 +29,7 @@ def drawing_simulator(environment: Environment, mode: str) -> PlainSimulator:
     """A simulator whose environment draws itself.
 
     Args:
-        environment: which one.
+        environment: the environment of the episodes to show.
         mode: "human" for a window, "rgb_array" for pictures.
 
     Raises:
@@ -46,7 +46,8 @@ def drawing_simulator(environment: Environment, mode: str) -> PlainSimulator:
     if env.render_mode != mode:
         modes = ", ".join(env.metadata.get("render_modes", [])) or "nothing"
         raise UsageError(
-            f"{environment.env_id} cannot be shown: metadata['render_modes'] has {modes}, not {mode}"
+            f"{environment.env_id} cannot be shown: metadata['render_modes'] has {modes}, "
+            f"not {mode}"
         )
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)
     if renderer is not None:
