@@ -38,7 +38,7 @@ from flame_rl.wire.packing import (
 from flame_rl.wire.spaces import space_from_data, space_to_data
 
 MAX_TEXT_CHARACTERS = 100_000
-# The header of a description holds little else.
+# A spec shares its header with other fields.
 _MAX_SPEC_BYTES = MAX_HEADER_BYTES // 2
 _MAX_COLUMNS = 64
 _MAX_RANK = 8

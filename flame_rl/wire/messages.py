@@ -109,8 +109,9 @@ class PolicySnapshot:
     head: Layer
 
 
-# What episodes are used for. Each stream has seeds of its own: validation, which selects the best
-# policy, plays no training episode again, and the final evaluation plays neither.
+# What episodes are used for. Streams share no seeds: the best policy is selected by validation
+# episodes, which it was not trained on, and judged by evaluation episodes, by which it was not
+# selected.
 Stream = Literal["training", "validation", "evaluation"]
 
 
