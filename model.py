@@ -2,8 +2,8 @@
 
 A policy is a torch module with two methods that the learner uses: `log_prob_and_entropy`, and
 `snapshot`, which exports the layers for the actors; those run in NumPy and never import torch. A
-module that acts exports itself: `layer` gives its kind, a name in flame_rl/actor/policy/layers.py,
-and its arrays.
+module that actors run exports itself: `layer` gives its kind, a name in
+flame_rl/actor/policy/layers.py, and its arrays.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Activation(nn.Module):
 def mlp(sizes: tuple[int, ...], activation: str, output_gain: float) -> nn.Sequential:
     """A fully connected network.
 
-    Hidden layers are orthogonal with gain sqrt(2); `output_gain` scales the last one: a small
-    value makes the first policy act alike everywhere (Andrychowicz et al. 2021, "What Matters in
-    On-Policy Reinforcement Learning?", section 3.2).
+    Hidden layers are orthogonal with gain sqrt(2); `output_gain` scales the last one: with a small
+    value the first policy hardly depends on observations (Andrychowicz et al. 2021, "What Matters
+    in On-Policy Reinforcement Learning?", section 3.2).
 
     Args:
         sizes: widths from the observation to the output.
@@ -71,8 +71,8 @@ def mlp(sizes: tuple[int, ...], activation: str, output_gain: float) -> nn.Seque
 class ObservationNormalizer(nn.Module):
     """Brings observations to mean 0 and standard deviation 1, clipped at ±10.
 
-    Part of the network, so that whoever has the policy normalises as it was trained. The learner
-    sets both from all observations that it has seen.
+    It is part of the network, so that a policy is always used with the statistics it was trained
+    with. The learner sets these from all observations that it has seen.
     """
 
     def __init__(self, observation_dim: int) -> None:
@@ -81,7 +81,7 @@ class ObservationNormalizer(nn.Module):
         self.register_buffer("std", torch.ones(observation_dim))
 
     def set(self, mean: np.ndarray, std: np.ndarray) -> None:
-        """Both float64 [D]."""
+        """Set the statistics of observations, both float64 [D]."""
         self.mean.copy_(torch.from_numpy(mean))
         self.std.copy_(torch.from_numpy(std))
 
@@ -119,8 +119,8 @@ class DiscretePolicy(nn.Module):
 
 
 class FactoredPolicy(nn.Module):
-    """Several categorical choices at once, which do not depend on each other: the logits of each,
-    one choice after another."""
+    """A categorical policy with several independent factors: the network gives the logits of one
+    factor after another."""
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class FactoredPolicy(nn.Module):
         self.network = mlp(sizes, config.experiment.activation, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> list[Categorical]:
-        """The distribution of each choice: observation float32 [B, D] -> logits [B, its number]."""
+        """The distribution of each factor: observation float32 [B, D] -> logits [B, choices]."""
         logits = self.network(self.normalizer(observation))
         return [
             Categorical(logits=part, validate_args=False)
@@ -138,7 +138,7 @@ class FactoredPolicy(nn.Module):
         ]
 
     def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the actions, and entropies, both summed over the choices: float32
+        """Log-probabilities of the actions, and entropies, both summed over the factors: float32
         [B, D] and int64 [B, F] -> two of float32 [B]."""
         parts = self(observation)
         chosen = zip(parts, action.unbind(-1), strict=True)
@@ -154,7 +154,7 @@ class FactoredPolicy(nn.Module):
 
 class ContinuousPolicy(nn.Module):
     """A Gaussian policy whose mean depends on the observation and whose standard deviation is
-    learned, the same everywhere. Actions are clipped to the environment's bounds by the actors;
+    learned and does not. Actions are clipped to the environment's bounds by the actors;
     probabilities are those of the unclipped actions."""
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
@@ -173,7 +173,7 @@ class ContinuousPolicy(nn.Module):
     def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the actions, and entropies: float32 [B, D] and [B, A] -> two of
         float32 [B]."""
-        # Normal's own methods say the same in three times as many operations.
+        # Normal's own methods compute the same in three times as many operations.
         mean = self.network(self.normalizer(observation))
         squares = ((action - mean) * torch.exp(-self.log_std)).square().sum(-1)
         normalization = self.log_std.sum() + 0.5 * math.log(2 * math.pi) * action.shape[-1]
@@ -189,7 +189,7 @@ class ContinuousPolicy(nn.Module):
 
 
 class ValueNetwork(nn.Module):
-    """Predicts the return from an observation on; a network of its own, shares nothing."""
+    """Predicts the return that follows an observation; shares no layers with the policy."""
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class ValueNetwork(nn.Module):
 
 
 def make_normalizer(spec: EnvironmentSpec, config: TrainConfig) -> nn.Module:
-    """As `--normalize-observations` says."""
+    """An `ObservationNormalizer` if `--normalize-observations` is set, else the identity."""
     if config.algorithm.normalize_observations:
         return ObservationNormalizer(spec.observation_dim)
     return nn.Identity()
@@ -229,7 +229,7 @@ def policy_class(spec: EnvironmentSpec) -> type[Policy]:
 
 
 def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
-    """What the modules do one after another, as layers for the actors."""
+    """The layers of the modules, one after another, for the actors."""
     layers: list[Layer] = []
     for module in modules:
         if isinstance(module, nn.Sequential):
@@ -245,5 +245,5 @@ def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    """A copy, float32."""
+    """A copy of the tensor as a float32 array."""
     return np.array(tensor.detach().numpy(), np.float32, order="C")

@@ -1,4 +1,4 @@
-"""Collect episodes: the way from weights to actions to rewards.
+"""Collect episodes: a policy acts in a simulator, and every step is recorded.
 
 An episode is a function of the weights, the run's seed, the iteration and the episode's index, and
 of nothing else: not of its neighbours, the worker, the machine or the order of completion.
@@ -26,9 +26,9 @@ from flame_rl.wire.messages import (
     PolicySnapshot,
 )
 
-# So many lock steps are recorded, and noise for them drawn ahead, before episodes are taken out.
+# Lock steps in a block, the unit in which steps are recorded and noise is drawn.
 BLOCK_STEPS = 128
-# Fewer where observations are so wide that a block of them would take more bytes than this.
+# The most bytes of one column of a block; wide columns make blocks shorter.
 BLOCK_BYTES = 1 << 25
 
 
@@ -38,13 +38,13 @@ def collect_episodes(
     simulator: Simulator,
     withdrawn: Callable[[], bool] = lambda: False,
 ) -> Episodes | CollectFailure:
-    """Play the requested episodes side by side; a finished slot takes the next one at once.
+    """Play the requested episodes side by side; a slot that is done takes the next at once.
 
     Args:
         snapshot: the policy that acts.
-        request: which episodes; its environment must be the simulator's.
-        simulator: used from a reset on, so that what it did before is without effect.
-        withdrawn: asked at every step; true when nobody wants the answer any more.
+        request: names the episodes; its environment must be the simulator's.
+        simulator: reset before use, so that its earlier state has no effect.
+        withdrawn: called at every lock step; true when nobody wants the answer any more.
 
     Returns:
         The episodes in the order of `request.indices`, or why they could not be played.
@@ -63,7 +63,7 @@ def collect_episodes(
     play = _Play(policy, request, simulator)
     try:
         play.begin()
-        while play.goes_on:
+        while play.is_running:
             if withdrawn():
                 return _failure(request, "stale", "the learner has withdrawn this task")
             play.step()
@@ -85,8 +85,8 @@ def collect_episodes(
 class _Play:
     """One request being played.
 
-    In a lock step all slots see, act and are stepped, each in an episode of its own. Episodes
-    begin and end at any lock step; when all have ended, they are cut out of what was recorded.
+    In a lock step, every running slot observes, acts and steps, each in an episode of its own.
+    Episodes begin and end at any lock step; when all have ended, they are cut out of the blocks.
     """
 
     def __init__(self, policy: ActingPolicy, request: CollectRequest, simulator: Simulator) -> None:
@@ -96,7 +96,8 @@ class _Play:
         count = len(request.indices)
         slots = min(simulator.slots, count)
         width = _padded(slots)
-        # Of each episode.
+        # For each episode: its index, reset seed, slot, first lock step, length, outcome, and the
+        # last row of each column that has a row per observation.
         self._index = np.array(request.indices, np.int64)
         self._seeds, words = episodes_randomness(
             request.run_seed, request.iteration, request.indices, request.stream
@@ -113,7 +114,7 @@ class _Play:
             if column.per_observation
         }
         self._ends = [(last, _source(simulator, name)) for name, last in self._last.items()]
-        # The episode of each slot, and how many have begun.
+        # The last episode of each slot, -1 for none, and the number of episodes that have begun.
         self._episode = np.full(width, -1)
         self._begun = 0
 
@@ -128,14 +129,14 @@ class _Play:
         self._row = 0
 
     @property
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         return len(self._running) > 0
 
     def begin(self) -> None:
         self._begin_episodes(self._running)
 
     def step(self) -> None:
-        """One step of every running episode, and what follows from it."""
+        """Take one lock step, then end episodes and begin others in their slots."""
         if self._row == self._steps:
             self._next_block()
         row, live, simulator = self._row, self._live, self._simulator
@@ -156,7 +157,7 @@ class _Play:
             self._end_episodes(self._running[ended])
 
     def episodes(self) -> Episodes:
-        """All of them, after the last one's end."""
+        """All episodes; call it once the last one has ended."""
         self._keep_block()
         return Episodes(
             index=self._index,
@@ -169,7 +170,7 @@ class _Play:
         )
 
     def where(self, slot: int | None) -> tuple[int | None, int | None, int | None]:
-        """Index, step and reset seed of the episode in `slot`, as far as there is one."""
+        """The index, step and reset seed of the episode in `slot`; three times None without one."""
         if slot is None or self._episode[slot] < 0:
             return None, None, None
         episode = self._episode[slot]
@@ -221,12 +222,12 @@ class _Play:
     def _new_block(self, first: int) -> Block:
         self._played = self._running
         block = new_block(self._columns, first, self._steps, self._width)
-        # Actions are written where they are recorded, unless they are not.
+        # Actions are written straight into the block if they are recorded.
         head = self._policy.head
         self._actions = block.columns.get("actions")
         if self._actions is None:
             self._actions = np.zeros((self._steps, self._width, *head.shape), head.dtype)
-        # Observations are recorded before the step that changes them.
+        # Observations are recorded before the step that overwrites them, rewards after it.
         self._seen, self._done = (
             [
                 (block.columns[column.name], _source(self._simulator, column.name))
@@ -238,7 +239,7 @@ class _Play:
         return block
 
     def _set_running(self, slots: np.ndarray) -> None:
-        """Which slots play, and for which rows the policy acts: as few as possible."""
+        """Set the slots that play and the rows for which the policy acts, in whole blocks."""
         self._running = slots
         self._live = rows_of(slots)
         if len(slots) == 0:
@@ -246,14 +247,14 @@ class _Play:
         padded = _padded(len(slots))
         self._acting: slice | np.ndarray = slice(0, padded)
         if padded < self._width:
-            # Padded with slots that play already, so that their actions are only written twice.
+            # Padded with slots that play, whose actions are computed and written twice, alike.
             self._acting = np.resize(slots, padded)
 
     def _check_finite(self, name: str, values: np.ndarray, source: str, slots: np.ndarray) -> None:
         if np.isfinite(values).all():
             return
-        rows = np.isfinite(values).reshape(len(values), -1).all(axis=1)
-        first = int(np.argmin(rows))
+        finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+        first = int(np.argmin(finite))
         raise SimulatorError(
             "invalid",
             f"{name}: {source} returned NaN or infinity: {values[first]!s:.200}",
@@ -262,20 +263,20 @@ class _Play:
 
 
 def _source(simulator: Simulator, name: str) -> np.ndarray:
-    """Where a column's values of each slot are when a step is recorded; always the same array."""
+    """The simulator's array that a column is recorded from; it stays the same object."""
     return {"observations": simulator.observations, "rewards": simulator.rewards}[name]
 
 
 def _why_not_recorded(
     columns: Sequence[Column], policy: ActingPolicy, simulator: Simulator
 ) -> str | None:
-    """What of the request does not fit policy and simulator, or None."""
+    """Why the request does not fit the policy and the simulator, or None."""
     if simulator.observations.shape[1] != policy.observation_dim:
         return (
             f"the policy is for observations of {policy.observation_dim} numbers, and these have "
             f"{simulator.observations.shape[1]}"
         )
-    # Type and shape of a row, and whether there is one for each observation.
+    # Type and shape of a row, and whether there is a row per observation.
     known = {
         "observations": ("float32", (policy.observation_dim,), True),
         "actions": (policy.head.dtype, policy.head.shape, False),
@@ -291,11 +292,12 @@ def _why_not_recorded(
                 f"there is {dtype} of shape {shape}"
             )
         if column.per_observation != per_observation:
-            return f"column {column.name}: only observations have a row more than there are steps"
+            return f"column {column.name}: only observations have one row more than steps"
     return None
 
 
 def _padded(rows: int) -> int:
+    """The number of rows rounded up to whole blocks of `ROW_BLOCK`."""
     return -(-rows // ROW_BLOCK) * ROW_BLOCK
 
 

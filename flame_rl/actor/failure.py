@@ -1,4 +1,4 @@
-"""What a simulator did wrong, with the place."""
+"""The error of a simulator, with the slot where it happened."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from flame_rl.wire.messages import FailureKind
 
 
 class SimulatorError(Exception):
-    """A simulator did what it must not.
+    """A simulator could not be made, failed, or returned invalid data.
 
     Attributes:
         kind: as in `CollectFailure`.
-        slot: which slot is to blame; None where no episode runs yet.
+        slot: the slot at fault; None if no slot is.
         cause: the simulator's own traceback, or "".
     """
 

@@ -1,4 +1,4 @@
-"""What is played is recorded lock step by lock step, and cut out episode by episode."""
+"""Steps are recorded in blocks, all slots together, and cut out episode by episode."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flame_rl.wire.messages import Column
 
 @dataclass(frozen=True)
 class Block:
-    """Some lock steps, one after another: what each slot saw, did and got. S steps of W slots.
+    """The recorded columns of S consecutive lock steps of W slots.
 
     Attributes:
         first: the number of the first lock step.
-        slots: int [W], which slots these are, ascending.
-        columns: what is recorded, by name: [S, W, ...].
+        slots: int [W], the numbers of the slots, ascending.
+        columns: the recorded arrays by column name, [S, W, ...].
     """
 
     first: int
@@ -26,7 +26,7 @@ class Block:
     columns: dict[str, np.ndarray]
 
     def of(self, slots: np.ndarray) -> Block:
-        """What is worth keeping where only `slots`, ascending, played: all, or a copy of theirs."""
+        """This block if `slots`, ascending, are more than half of its own, else a copy of them."""
         if 2 * len(slots) > len(self.slots):
             return self
         places = np.searchsorted(self.slots, slots)
@@ -35,7 +35,7 @@ class Block:
 
 
 def new_block(columns: Sequence[Column], first: int, steps: int, width: int) -> Block:
-    """Room for `steps` lock steps of `width` slots."""
+    """An empty block for `steps` lock steps of `width` slots."""
     shape = steps, width
     arrays = {c.name: np.zeros((*shape, *c.shape), c.dtype) for c in columns}
     return Block(first, np.arange(width), arrays)
@@ -52,12 +52,12 @@ def cut_out(
     """The steps of E episodes, one episode after another.
 
     Args:
-        blocks: all lock steps, ascending; emptied, so that their memory is free soon.
-        columns: what was recorded.
-        slot: int [E], where each episode played.
+        blocks: all lock steps in order; the list is emptied, which frees memory early.
+        columns: the columns to cut out.
+        slot: int [E], the slot in which each episode played.
         first: int [E], the lock step at which it began.
-        length: int [E], its steps.
-        last: of each column that has a row per observation, the row after the last step: [E, ...].
+        length: int [E], its number of steps.
+        last: for each column with a row per observation, the row after the last step, [E, ...].
 
     Returns:
         The columns as in `flame_rl.wire.messages.Episodes`.
@@ -72,10 +72,11 @@ def cut_out(
             # Every episode has one observation more than it has steps.
             end = start + length + np.arange(count)
             _rows(whole[column.name], 1)[end] = _rows(last[column.name], 1)
-    for block in _taken(blocks):
+    for block in _popped(blocks):
         height, width = next(iter(block.columns.values())).shape[:2]
         begin = np.maximum(first, block.first)
         here_steps = np.minimum(first + length, block.first + height) - begin
+        # The episodes that have steps in this block.
         here = np.flatnonzero(here_steps > 0)
         begin, here_steps = begin[here], here_steps[here]
         ramp = np.arange(here_steps.sum())
@@ -93,14 +94,14 @@ def cut_out(
     return whole
 
 
-def _taken(blocks: list[Block]) -> Iterator[Block]:
+def _popped(blocks: list[Block]) -> Iterator[Block]:
     while blocks:
         yield blocks.pop(0)
 
 
 def _rows(array: np.ndarray, axes: int) -> np.ndarray:
-    """The first `axes` dimensions as one, and the rest as one opaque value, which NumPy takes and
-    puts several times as fast."""
+    """A view with the first `axes` dimensions as one, and each row as one opaque value, which NumPy
+    gathers and scatters several times as fast."""
     count = math.prod(array.shape[:axes])
     if array.ndim == axes:
         return array.reshape(count)

@@ -1,8 +1,8 @@
-"""What a Flame executor runs: one `Collector` an executor, with the simulator in a child process.
+"""What a Flame executor runs: one `Collector` per executor, with the simulator in a child process.
 
 The executor's own process must not die (Flame would lose the executor) and an exception would
-arrive without its text, so nothing here raises: failures are values. Answers are columns of bytes
-because those cross Flame's object cache as they are, neither pickled nor copied on the way.
+arrive without its text, so nothing here raises: failures are values. Answers are columns of bytes,
+which cross Flame's object cache as they are, neither pickled nor copied on the way.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure
 from flame_rl.wire.packing import Buffer
 
-# It is on every executor, but not in every actor.
+# Every executor has it; the workers of one machine need not.
 if TYPE_CHECKING:
     import pyarrow
 
 
 def versions() -> dict[str, str]:
-    """What decides the bits of an episode besides weights and seeds."""
+    """The versions that, together with weights and seeds, decide the bits of an episode."""
     packages = ("numpy", "gymnasium", "mujoco")
     return {"python": f"{sys.version_info.major}.{sys.version_info.minor}"} | {
         name: importlib.metadata.version(name) for name in packages
@@ -38,12 +38,12 @@ class Collector:
 
     def __init__(self) -> None:
         self._worker = Worker()
-        # It imports while the learner does. If it cannot be started, the first request says so.
+        # The child imports while the learner does. If it cannot start, the first request says so.
         with contextlib.suppress(OSError):
             self._worker.start()
 
     def versions(self) -> pyarrow.RecordBatch:
-        """JSON of `versions()`, see `column`."""
+        """`versions()` as JSON in a `column`."""
         return column(json.dumps(versions()).encode())
 
     def collect(
@@ -56,15 +56,15 @@ class Collector:
         """Collect in this executor's child.
 
         Args:
-            snapshot: encoded, as uint8; Flame resolves it from the object cache. An empty one
-                is how the learner withdraws its tasks: the answer does not matter any more.
+            snapshot: encoded, as uint8; Flame resolves it from the object cache. The learner
+                withdraws its tasks by an empty one.
             request: encoded.
             limits: the child's `Limits`.
-            snapshot_ref: JSON of the reference that `snapshot` was resolved from, to look
+            snapshot_ref: JSON of the reference that `snapshot` was resolved from, to see
                 whether it has become empty in the meantime.
 
         Returns:
-            Encoded episodes or an encoded failure, see `column`.
+            Encoded episodes or an encoded failure in a `column`.
         """
         env_id = ""
         try:
@@ -82,7 +82,7 @@ class Collector:
 
 
 def _withdrawn(snapshot_ref: str) -> bool:
-    # Here and not above: Flame's client is on every executor, but not in every actor.
+    # Imported here: every executor has Flame's client; the workers of one machine need not.
     from flamepy.core import ObjectRef, get_object
 
     try:
@@ -92,7 +92,7 @@ def _withdrawn(snapshot_ref: str) -> bool:
 
 
 def column(data: Buffer) -> pyarrow.RecordBatch:
-    """The bytes as the only column, uint8, of a batch of Arrow: nothing is copied."""
+    """An Arrow batch whose only column, uint8, is a view of the bytes."""
     import pyarrow
 
     values = pyarrow.Array.from_buffers(pyarrow.uint8(), len(data), [None, pyarrow.py_buffer(data)])

@@ -1,4 +1,4 @@
-"""Where episodes are collected: interchangeable, and without effect on any result."""
+"""Backends collect episodes. They are interchangeable and never change a result."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec,
 
 
 class Backend(Protocol):
-    """What the training loop knows of a place where episodes are collected."""
+    """What the training loop requires of a backend."""
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
         """Read the environment's spaces and choose its simulator.
 
-        Raises UsageError if the environment cannot be made or learned, or not by that simulator.
+        Raises UsageError if the environment or its simulator cannot be made, or its spaces are of
+        an unsupported kind.
         """
         ...
 
@@ -29,5 +30,5 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave nothing behind. May be called twice."""
+        """End the workers and remove what lies on a cluster. May be called twice."""
         ...

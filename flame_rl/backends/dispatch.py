@@ -1,4 +1,4 @@
-"""Split a request into tasks, keep workers busy, check the answers, ask again for what failed.
+"""Split a request into tasks, keep workers busy, check the answers, retry failed tasks.
 
 Shared by all backends: each supplies only `submit`, a way to send one encoded request and get a
 future of an encoded answer.
@@ -38,10 +38,10 @@ class Collected:
 
     Attributes:
         episodes: sorted by index.
-        bytes_out, bytes_in: what went to the workers and came back.
-        waiting_seconds: how long the learner's process had nothing to do but wait for episodes.
-        retries: how many tasks had to be sent again.
-        dropped: how many answers came that nobody waited for any more.
+        bytes_out, bytes_in: bytes sent to the workers and received from them.
+        waiting_seconds: the time in which the learner's process only waited for episodes.
+        retries: the number of failed tasks, which were sent again.
+        dropped: the number of answers that came when nobody waited for them any more.
     """
 
     episodes: Episodes
@@ -71,18 +71,19 @@ def gather(
 ) -> Collected:
     """Collect all of `request`, in tasks of several episodes, at most `in_flight` at a time.
 
-    How it is split changes no result: every episode is a function of its index, and what a failed
-    task was to collect is asked for again, episode by episode, at most `MAX_ATTEMPTS` times.
+    The split changes no result: every episode is a function of its index. The episodes of a failed
+    task are asked for again, one by one; `MAX_ATTEMPTS` failures of an episode end the run.
 
     Args:
-        snapshot: what acts.
-        request: all episodes that are wanted.
-        submit: sends one encoded request, gives the future of an encoded answer.
-        task_sizes: how many episodes each task takes, all of them together.
-        in_flight, stop: see above; a set `stop` ends the wait.
-        check: called again and again while waiting; may raise.
-        transport_failed: told when not the worker but the way to it failed, which is then not
-            counted against the episodes; None where there is no such way.
+        snapshot: the policy that acts.
+        request: names all episodes to collect.
+        submit: sends one encoded request and returns the future of an encoded answer.
+        task_sizes: the number of episodes in each task; their sum is that of the request.
+        in_flight: the most tasks that are sent and not yet answered.
+        stop: ends the wait when it is set.
+        check: called repeatedly while waiting; may raise.
+        transport_failed: called when a task failed on its way and not in a worker, which does not
+            count as an attempt; None if every failure counts.
 
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect`. Tasks may then still be in flight.
@@ -95,7 +96,7 @@ def gather(
             "flame_rl/actor/policy/; make the network in model.py of those, or smaller with "
             "--hidden-sizes"
         ) from error
-    # Taken from the end.
+    # A stack: the first task is at the end.
     pending = [
         _Task(replace(request, indices=indices), attempt=1)
         for indices in split(request.indices, task_sizes)
@@ -111,7 +112,7 @@ def gather(
             bytes_out += len(data)
             future = submit(data)
             running[future] = task
-            if future.done():  # refused, it may be: look before sending more
+            if future.done():  # perhaps refused: look before sending more
                 break
         began = time.perf_counter()
         done, _ = wait(running, timeout=STOP_POLL_SECONDS, return_when=FIRST_COMPLETED)
@@ -131,18 +132,18 @@ def gather(
                 transport_failed(answer)
                 pending.append(task)
             else:
-                # At once, so that an environment which fails every time is found out soon.
-                pending += _second_chance(task, answer)
-    # A task's episodes are neighbours in the request.
+                # Next in line, so that an environment that always fails soon ends the run.
+                pending += _retries_of(task, answer)
+    # Each part holds consecutive episodes of the request.
     parts.sort(key=lambda part: part.index[0])
     return Collected(joined(parts), bytes_out, bytes_in, waiting, retries)
 
 
-def _second_chance(task: _Task, failure: CollectFailure) -> list[_Task]:
-    """What to send instead of a failed task: its episodes one by one, so that a bad one is found.
+def _retries_of(task: _Task, failure: CollectFailure) -> list[_Task]:
+    """The tasks that replace a failed one: its episodes one by one, so that a bad one is found.
 
     Raises:
-        UsageError, RunError: there is no point in trying again.
+        UsageError, RunError: no attempt is left, or another one would fail alike.
     """
     if failure.kind == "environment":
         raise UsageError(explain(failure))
@@ -166,7 +167,7 @@ def _second_chance(task: _Task, failure: CollectFailure) -> list[_Task]:
 
 def read_description(data: Buffer, stop: threading.Event) -> EnvironmentSpec:
     """The environment's description. Raises UsageError if the answer is a failure, Interrupted if
-    that is because the user asked to stop."""
+    the user asked to stop."""
     answer = codec.decode_description(data)
     if stop.is_set():
         raise Interrupted
@@ -178,7 +179,7 @@ def read_description(data: Buffer, stop: threading.Event) -> EnvironmentSpec:
 def explain(failure: CollectFailure) -> str:
     """A failure for the person who runs the program."""
     if failure.kind == "environment":
-        # Its message names the environment already.
+        # The message names the environment already.
         text = failure.message
         return f"{text}\n\n{failure.traceback.rstrip()}" if failure.traceback else text
     return str(failure)
@@ -193,7 +194,7 @@ def _read_answer(
         kind = "garbled"
         return codec.decode_result(data, request), len(data)
     except Exception as error:
-        # Whatever a transport raises is a failure of that task, to be tried again.
+        # Whatever a transport raises fails this task alone, which is tried again.
         message = f"{type(error).__name__}: {error}"
         env_id = request.environment.env_id
         return CollectFailure(kind, message, env_id, iteration=request.iteration), 0

@@ -50,9 +50,9 @@ class InlineBackend:
             )
             return future
 
-        # More BLAS threads than the workers' one would change bits in wide layers.
+        # Workers have one BLAS thread; more would change bits in wide layers.
         with self._threads.limit(limits=1, user_api="blas"):
-            # One task: nobody waits for its end, and all slots are used.
+            # One task fills all slots, and no other worker waits for its end.
             return gather(
                 snapshot,
                 request,

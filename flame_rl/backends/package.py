@@ -1,7 +1,7 @@
 """What is shipped to a cluster: the actor's code and the user's environment modules, nothing else.
 
-The package is a staging folder made for the run. What lies around main.py (runs, checkpoints,
-.env files, data) never travels, and neither does torch.
+The package is a staging folder made for the run. Other files beside main.py (runs, checkpoints,
+.env files, data) are never sent, and neither is torch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _IGNORED = shutil.ignore_patterns("__pycache__", ".*", "*.pyc")
 
 @dataclass(frozen=True)
 class Package:
-    """What an application on the cluster is made of.
+    """The dependencies and the digest of a staged package.
 
     Attributes:
-        dependencies: pinned requirements, the learner's own versions.
-        digest: 12 hexadecimal digits over every shipped file and the dependencies.
+        dependencies: requirements, pinned to the learner's own versions.
+        digest: 12 hexadecimal digits of SHA-256 over all shipped files and the dependencies.
     """
 
     dependencies: list[str]
@@ -55,7 +55,7 @@ def stage_package(folder: Path, env_id: str) -> Package:
             shutil.copy(source, target / name)
     pinned = {name: version for name, version in versions().items() if name != "python"}
     module, separator, _ = env_id.rpartition(":")
-    # Gymnasium's MuJoCo environments import more than MuJoCo; its extra knows what.
+    # Gymnasium's MuJoCo environments import more than MuJoCo; Gymnasium's extra lists it.
     pinned[f"gymnasium[{_gymnasium_extras(env_id)}]"] = pinned.pop("gymnasium")
     if separator:
         pinned |= _ship_module(module.partition(".")[0], folder)
@@ -64,7 +64,7 @@ def stage_package(folder: Path, env_id: str) -> Package:
 
 
 def needs(env_id: str) -> tuple[str, str]:
-    """What an environment asks for beyond the actor's code: a module, extras of Gymnasium."""
+    """The user's module and the extras of Gymnasium that an environment needs on an executor."""
     return env_id.rpartition(":")[0], _gymnasium_extras(env_id)
 
 
@@ -78,7 +78,8 @@ def _gymnasium_extras(env_id: str) -> str:
 def _ship_module(name: str, folder: Path) -> dict[str, str]:
     """Copy the module into `folder`, or return the distributions that provide it, with versions."""
     distributions = importlib.metadata.packages_distributions().get(name, [])
-    # One installed from a folder or a repository cannot be installed by name: its files are sent.
+    # A distribution that was installed from a folder or a repository cannot be installed by name:
+    # its files are sent.
     published = [d for d in distributions if not _has_direct_url(d)]
     if published:
         return {d: importlib.metadata.version(d) for d in published}

@@ -1,4 +1,4 @@
-"""How long a worker may take, judged by how long workers have taken."""
+"""The deadline of a task, set by how long earlier tasks took."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import threading
 
 from flame_rl.actor.worker.supervisor import Limits
 
-# Until a first task is done, nothing is known of the environment.
+# The deadline until a first task has succeeded.
 FIRST_SECONDS = 600.0
 LEAST_SECONDS = 60.0
 TIMES_THE_LONGEST = 10.0
 
 
 class Patience:
-    """Remembers the longest task so far; used by several threads."""
+    """Sets the limits of tasks by the longest one so far; used by several threads."""
 
     def __init__(self, deadline: float | None, episodes: int, megabytes: int) -> None:
-        """With a `deadline` in seconds, that is it; the others are as in `Limits`."""
+        """`deadline`, in seconds, is fixed unless it is None; the others are as in `Limits`."""
         self._fixed = deadline
         self._episodes = episodes
         self._megabytes = megabytes
@@ -36,6 +36,6 @@ class Patience:
         return Limits(deadline, self._episodes, self._megabytes)
 
     def took(self, seconds: float) -> None:
-        """A task that succeeded took so long."""
+        """Note how long a task took that succeeded."""
         with self._lock:
             self._longest = max(seconds, self._longest or 0.0)

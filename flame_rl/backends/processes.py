@@ -22,7 +22,7 @@ class ProcessBackend:
     """See `Backend`.
 
     Attributes:
-        shares: decides how many episodes a task has.
+        shares: decides how many episodes each task has.
     """
 
     def __init__(self, workers: int, patience: Patience, stop: threading.Event) -> None:
@@ -46,7 +46,7 @@ class ProcessBackend:
 
     @property
     def pids(self) -> list[int]:
-        """The worker processes that run."""
+        """The process ids of the workers that run."""
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
     def describe(self, environment: Environment) -> EnvironmentSpec:

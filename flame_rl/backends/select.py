@@ -1,4 +1,4 @@
-"""Which backend a configuration asks for."""
+"""Start the backend that a configuration asks for."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from flame_rl.system.errors import UsageError
 
 
 def is_distributed(config: TrainConfig) -> bool:
-    """Whether to collect on a Flame cluster: the user has said where one is, and not `--local`."""
+    """Whether to collect on a Flame cluster: one is configured, and no setting rules it out."""
     if config.execution.local or config.output.reproduce is not None:
         return False
     return "FLAME_ENDPOINT" in os.environ or (Path.home() / ".flame" / "flame.yaml").exists()
 
 
 def where_collected(config: TrainConfig) -> str | None:
-    """For a user who might expect a cluster: that there is none; None where nobody does."""
+    """A note that no cluster is configured; None if there is one, or `--local` was given."""
     if config.execution.local or is_distributed(config):
         return None
     workers = local_workers(config)
@@ -34,9 +34,9 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
     """Start the backend. Raises UsageError or RunError if that cannot be done.
 
     Args:
-        config: the environment, whose module is sent to a cluster; how many workers on this
-            machine; how long they may take.
-        stop: set from outside when the user asks to stop.
+        config: gives the environment, whose module is sent to a cluster, the number of workers on
+            this machine, and their time limits.
+        stop: set by the caller when the user asks to stop.
     """
     distributed = is_distributed(config)
     env, execution = config.experiment.env, config.execution
@@ -66,7 +66,7 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
 
 
 def local_workers(config: TrainConfig) -> int:
-    """The number of worker processes on this machine: what was asked for, or one per core."""
+    """The number of worker processes on this machine: as set, or one per core."""
     if config.output.reproduce is not None or not isinstance(config.experiment.env, str):
         return 0
     if config.execution.workers is not None:

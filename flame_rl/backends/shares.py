@@ -1,4 +1,5 @@
-"""How many episodes a task has: enough to be worth sending, few enough that all end together."""
+"""The number of episodes in a task: enough to be worth sending, few enough that all workers finish
+together."""
 
 from __future__ import annotations
 
@@ -9,25 +10,25 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
-# What it costs to send a task is little beside this, and so is waiting for the last one.
+# A task of this length takes far longer than sending it, and the wait for the last one is short.
 TASK_SECONDS = 0.25
-# On a cluster a task costs the learner half of this: to send it, watch it, and fetch and delete its
-# answer. If tasks are so long for each worker that there is, it keeps all of them busy.
+# On a cluster, a task costs the learner half of this: to send and watch it, fetch and delete its
+# answer. The learner keeps N workers busy if a task takes at least N times this.
 LEARNER_SECONDS = 0.01
-# Of the episodes, what many workers keep back for those of them that are done first. One has nobody
-# to wait for, and two do not wait long for each other.
+# The fraction of the episodes that many workers keep back for those that finish first. One
+# worker waits for no other, and two do not wait long for each other.
 KEPT_BACK = 0.2
-# Nothing is kept back where each worker's part would be less than this of a task worth sending: few
-# episodes side by side take nearly as long as many.
+# Nothing is kept back if a worker's part of it would be less than this fraction of a task worth
+# sending: few episodes side by side take nearly as long as many.
 LEAST_KEPT_BACK = 0.15
 
 
 class Shares:
-    """Sizes of the tasks of one iteration after another, by what episodes have cost so far.
+    """Sizes the tasks of each iteration by what an episode cost in the last one.
 
-    First every worker gets one large task, in which it has many episodes to step side by side. The
-    rest is for whoever is done (after Hummel, Schonberg and Flynn 1992, "Factoring"), in tasks of
-    about `TASK_SECONDS`, or more where the learner could not keep up. No result depends on it.
+    First every worker gets one large task, in which it steps many episodes side by side. Workers
+    that finish share the rest (after Hummel, Schonberg and Flynn 1992, "Factoring") in tasks of
+    about `TASK_SECONDS`, or longer if the learner could not keep up. No result depends on it.
     """
 
     def __init__(self, workers: int) -> None:
@@ -46,12 +47,12 @@ class Shares:
             tasks, limit = [large] * workers, worth_sending
         rest = episodes - sum(tasks)
         small = max(1, int(min(limit, rest / workers)))
-        # A task for everyone, or two, so that nobody is left without.
+        # As many tasks for each worker, so that none is idle.
         count = min(rest, workers * math.ceil(rest / (workers * small)))
         return tasks + [rest // count + (i < rest % count) for i in range(count)]
 
     def took(self, episodes: int, seconds: float) -> None:
-        """An iteration of so many episodes took so long, with all workers busy."""
+        """Note how long an iteration's episodes took, with all workers busy."""
         self._episode_seconds = seconds * self._workers / episodes
 
 

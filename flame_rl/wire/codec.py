@@ -1,7 +1,7 @@
-"""Messages to bytes and back, everything checked.
+"""Encode messages as bytes, and decode them again.
 
-Bytes from elsewhere are not trusted: sizes, types, shapes and finiteness are checked before
-anything is used, and whatever is wrong raises `WireError`.
+Received bytes are untrusted: sizes, types, shapes and finiteness are checked before anything is
+used, and whatever is wrong raises `WireError`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flame_rl.wire.packing import (
 from flame_rl.wire.spaces import space_from_data, space_to_data
 
 MAX_TEXT_CHARACTERS = 100_000
-# A header holds other things beside it.
+# A spec shares its header with other fields.
 _MAX_SPEC_BYTES = MAX_HEADER_BYTES // 2
 _MAX_COLUMNS = 64
 _MAX_RANK = 8
@@ -69,8 +69,8 @@ def _array_name(place: int, name: str) -> str:
 
 
 def decode_snapshot(data: Buffer) -> PolicySnapshot:
-    """The layers as they were sent: numbers that are finite. Whether these layers are known and fit
-    each other is for `flame_rl.actor.policy.acting.check_snapshot` to say."""
+    """The snapshot, with finite arrays. `flame_rl.actor.policy.acting.check_snapshot` checks that
+    the kinds of its layers are known and that the layers fit each other."""
     header, arrays = unpack(data, "snapshot")
     listed = header.get("layers")
     if not isinstance(listed, list) or len(listed) > MAX_LAYERS:
@@ -167,14 +167,14 @@ def _read_column(data: Any) -> Column:
 
 
 def encode_episodes(episodes: Episodes, request: CollectRequest) -> bytes:
-    """See `episodes_in_parts`."""
+    """The message of `episodes_in_parts` as one byte string."""
     return b"".join(episodes_in_parts(episodes, request))
 
 
 def episodes_in_parts(episodes: Episodes, request: CollectRequest) -> list[Buffer]:
-    """The message, to be sent one part after another: the arrays themselves, not copied.
+    """The answer to `request` as buffers to send one after another; the arrays are not copied.
 
-    The header says which question they answer, so that none is taken for another's answer.
+    The header identifies the request, so that the answer is never taken for one to another.
     """
     arrays = {
         "index": episodes.index,
@@ -192,6 +192,7 @@ def _column_name(name: str) -> str:
 
 
 def _question(request: CollectRequest) -> dict[str, Any]:
+    """The fields by which an answer is matched to its request."""
     return {
         "env_id": request.environment.env_id,
         "run_seed": request.run_seed,
@@ -210,7 +211,7 @@ def encode_failure(failure: CollectFailure) -> bytes:
 
 
 def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFailure:
-    """The answer to `request`: its episodes, all of them and no others, or why they are missing.
+    """The answer to `request`: exactly its episodes, or why they are missing.
 
     The returned arrays are views of `data`, or of a copy where it is read-only; types, shapes and
     ranges are those of the request's columns.
@@ -250,15 +251,15 @@ def _read_rows(arrays: dict[str, np.ndarray], column: Column, rows: int) -> np.n
     name = _column_name(column.name)
     array = _array(arrays, name, np.dtype(column.dtype), (rows, *column.shape))
     if column.choices:
-        # One number is compared sooner than as many as there are.
-        below = array.reshape(rows, -1).max(axis=0) if column.shape else array.max()
-        if array.min() < 0 or (below >= column.choices).any():
+        # Only the maximum is compared: comparing every number takes longer.
+        highest = array.reshape(rows, -1).max(axis=0) if column.shape else array.max()
+        if array.min() < 0 or (highest >= column.choices).any():
             raise WireError(f"{name}: a choice below 0, or not below {column.choices[:20]}")
     return array
 
 
 def encode_describe(environment: Environment) -> bytes:
-    """The question that `decode_description` reads the answer of."""
+    """The request for a description, whose answer `decode_description` reads."""
     return pack("describe", {"environment": vars(environment)}, {})
 
 
@@ -281,7 +282,7 @@ def decode_description(data: Buffer) -> EnvironmentSpec | CollectFailure:
 
 
 def spec_data(spec: EnvironmentSpec) -> dict[str, Any]:
-    """The description of an environment as JSON can hold it. Raises WireError if it cannot."""
+    """The spec as JSON data. Raises WireError if its spaces are of other kinds or too large."""
     data = {
         "env_id": spec.env_id,
         "observation_space": space_to_data(spec.observation_space),
@@ -297,7 +298,7 @@ def spec_data(spec: EnvironmentSpec) -> dict[str, Any]:
 
 
 def read_spec(header: dict[str, Any]) -> EnvironmentSpec:
-    """The inverse of `spec_data`, for JSON of unknown origin."""
+    """The inverse of `spec_data`, for untrusted JSON data."""
     spaces = {}
     for name in ("observation_space", "action_space"):
         try:
@@ -307,7 +308,7 @@ def read_spec(header: dict[str, Any]) -> EnvironmentSpec:
     spec = EnvironmentSpec(env_id=_text(header, "env_id"), note=_text(header, "note"), **spaces)
     if spec.observation_dim < 1:
         raise WireError("observation_space: it has no numbers")
-    # Dict and Tuple have none that an action could be made of.
+    # Dict and Tuple have no shape, and cannot be action spaces.
     if spec.action_space.shape is None or spec.action_dim < 1:
         raise WireError("action_space: it has no numbers")
     return spec
@@ -334,7 +335,7 @@ def _array(
     dtype: type | np.dtype,
     shape: tuple[int | None, ...],
 ) -> np.ndarray:
-    """Take one array out of the message; None in `shape` stands for any size of at least 0."""
+    """Remove one array from `arrays` and check it; None in `shape` allows any size."""
     array = arrays.pop(name, None)
     if array is None:
         raise WireError(f"{name}: missing")
@@ -355,7 +356,7 @@ def _check_finite(name: str, array: np.ndarray) -> None:
 
 def _nothing_left(arrays: dict[str, np.ndarray]) -> None:
     if arrays:
-        raise WireError(f"arrays that nothing expects: {sorted(arrays)[:10]}")
+        raise WireError(f"unexpected arrays: {sorted(arrays)[:10]}")
 
 
 def _integer(header: dict[str, Any], name: str, low: int = 0, high: int = (1 << 63) - 1) -> int:

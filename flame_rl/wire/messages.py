@@ -1,9 +1,9 @@
-"""What travels between the learner and the actors.
+"""The messages between the learner and the actors.
 
 Everything here is frozen and holds only NumPy arrays, plain values and the spaces of Gymnasium;
-`flame_rl.wire.codec` turns it to bytes and back. In the shapes, D is the width of a flattened
-observation, A of a continuous action, F the number of factors of a factored one, T the number of
-steps of an episode, E of episodes, N of their steps together.
+`flame_rl.wire.codec` turns it into bytes and back. In shapes, D is the width of a flattened
+observation, A the width of a continuous action, F the number of factors of a discrete action, T the
+number of steps of an episode, E the number of episodes, and N the number of steps of all E.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-# A network of more layers than this cannot travel.
+# The most layers of a policy, activations included.
 MAX_LAYERS = 64
 
 
@@ -27,7 +27,7 @@ class Environment:
     Attributes:
         env_id: the Gymnasium id, `module:Name-v0` for a user's own.
         max_episode_steps: a time limit in steps that replaces the environment's own, or None.
-        simulator: "plain", "fast", or "auto" for a fast one where it gives the same bits.
+        simulator: "plain", "fast", or "auto": the fast one where it gives the same bits.
     """
 
     env_id: str
@@ -37,7 +37,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What the learner must know of an environment.
+    """What the learner knows about an environment.
 
     Attributes:
         env_id: the Gymnasium id, `module:Name-v0` for a user's own.
@@ -84,9 +84,9 @@ class Layer:
     """A layer or a head of a policy.
 
     Attributes:
-        kind: a name in `flame_rl.actor.policy.layers.LAYERS` or, of a head, in
-            `flame_rl.actor.policy.heads.HEADS`, which say what arrays each kind has.
-        arrays: float32, or int32 where the kind says so, by name.
+        kind: a name in `flame_rl.actor.policy.layers.LAYERS` or, for a head, in
+            `flame_rl.actor.policy.heads.HEADS`; these declare the arrays of each kind.
+        arrays: the parameters by name, float32, or int32 where the kind declares it.
     """
 
     kind: str
@@ -95,13 +95,13 @@ class Layer:
 
 @dataclass(frozen=True)
 class PolicySnapshot:
-    """The acting part of a policy: its network, and how to act by the network's output.
+    """A policy's network, and the head that turns the network's output into actions.
 
     Attributes:
-        version: the number of updates that these weights have had; actors refuse any other
-            version than the one that the request names.
-        layers: from the observation to the output, at most `MAX_LAYERS`.
-        head: turns the output to an action.
+        version: the number of updates behind these weights; actors refuse a request that names
+            another version.
+        layers: in order from the observation to the output, at most `MAX_LAYERS`.
+        head: turns the output into an action.
     """
 
     version: int
@@ -109,23 +109,24 @@ class PolicySnapshot:
     head: Layer
 
 
-# What episodes are for. Each has seeds of its own, so that a policy is never judged by the episodes
-# that it learned from, nor finally by those that chose it.
+# What episodes are used for. Streams share no seeds: the best policy is selected by validation
+# episodes, which it was not trained on, and judged by evaluation episodes, by which it was not
+# selected.
 Stream = Literal["training", "validation", "evaluation"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """What is recorded of every step under one name.
+    """One array that is recorded at every step.
 
     Attributes:
         name: "observations", say.
         dtype: NumPy's name of the type, "float32".
-        shape: of one row.
+        shape: the shape of one row.
         per_observation: whether an episode of T steps has T+1 rows, one for each observation;
             otherwise it has T.
-        choices: of integers, how many values each may have, from 0; for a row of several numbers
-            one entry each. Empty: any.
+        choices: for integers, the number of values, counted from 0, that each number of a row may
+            have. Empty: not restricted.
     """
 
     name: str
@@ -142,12 +143,12 @@ class CollectRequest:
     Attributes:
         environment: what is played.
         run_seed: the seed of the whole run.
-        iteration: of the training loop, from 0.
+        iteration: the training iteration, from 0.
         indices: which episodes of that iteration, ascending.
-        policy_version: the snapshot that must act.
-        columns: what is recorded of every step; see `flame_rl.wire.steps.step_columns`.
+        policy_version: the version of the snapshot that must act.
+        columns: what is recorded at every step; see `flame_rl.wire.steps.step_columns`.
         stream: what the episodes are for; it decides their seeds.
-        explore: whether actions are sampled; otherwise each is the policy's mean, or its likeliest.
+        explore: whether actions are sampled; otherwise each is the mean or the likeliest choice.
     """
 
     environment: Environment
@@ -165,8 +166,8 @@ class Episode:
     """One complete episode.
 
     Attributes:
-        index: its place in the iteration.
-        columns: what was recorded of each step, by the column's name: [T+1, ...] or [T, ...].
+        index: its number in the iteration, from 0.
+        columns: the recorded arrays by column name, [T+1, ...] or [T, ...].
         terminated: the environment ended it: nothing follows the last step.
         truncated: a time limit cut it: it would have gone on from `observations[-1]`.
     """
@@ -188,8 +189,8 @@ class Episode:
 
     @property
     def actions(self) -> np.ndarray:
-        """float32 [T, A] as sampled, before clipping to the bounds; int32 [T] or [T, F], from 0, if
-        they are choices."""
+        """float32 [T, A] as sampled, before clipping to the bounds; if discrete, int32 [T] or
+        [T, F], counted from 0."""
         return self.columns["actions"]
 
     @property
@@ -202,13 +203,13 @@ class Episode:
 class Episodes:
     """Complete episodes, one after another in the same arrays.
 
-    `episodes[i]` is one of them, and a loop yields one after another: views, made as they are
-    asked for, because an object and a handful of arrays cost as much as short episodes take.
+    `episodes[i]` and iteration give each `Episode` as views, made on demand, because making them
+    takes as long as playing short episodes.
 
     Attributes:
         index, terminated, truncated: int64, bool and bool [E], as in `Episode`.
         lengths: int64 [E], in steps.
-        columns: the episodes' steps by the column's name, [N+E, ...] for what there is of every
+        columns: the recorded arrays by column name, [N+E, ...] for a column with a row per
             observation, otherwise [N, ...].
     """
 
@@ -225,7 +226,7 @@ class Episodes:
 
     @property
     def observations(self) -> np.ndarray:
-        """float32 [N+E, D], of each episode one more than it has steps."""
+        """float32 [N+E, D]: T+1 rows for each episode."""
         return self.columns["observations"]
 
     @property
@@ -251,7 +252,7 @@ class Episodes:
         return (self._at(place, start, parts) for place, start in enumerate(starts.tolist()))
 
     def first(self, count: int) -> Episodes:
-        """The first `count` of them."""
+        """The first `count` episodes."""
         steps = int(self.lengths[:count].sum())
         return Episodes(
             index=self.index[:count],
@@ -265,7 +266,7 @@ class Episodes:
         )
 
     def _parts(self) -> list[tuple[str, np.ndarray, bool]]:
-        """Of each column: its name, its array, and whether it has a row for each observation."""
+        """The name and the array of each column, and whether it has a row per observation."""
         steps = self.steps
         return [(name, array, len(array) != steps) for name, array in self.columns.items()]
 
@@ -298,14 +299,14 @@ def joined(parts: Sequence[Episodes]) -> Episodes:
 
 
 FailureKind = Literal[
-    "environment",  # it cannot be made: unknown, not importable, a space that cannot be learned
-    "invalid",  # it returned NaN, infinity or the wrong shape
-    "simulator",  # it raised
+    "environment",  # it cannot be made: unknown, not importable, a space of an unsupported kind
+    "invalid",  # the environment returned NaN, infinity or the wrong shape
+    "simulator",  # the environment raised an exception
     "crash",  # the worker process died
     "timeout",  # the worker process did not answer in time
-    "stale",  # the worker holds another version of the weights
-    "garbled",  # the answer is not one to the request
-    "transport",  # what carries tasks to workers failed
+    "stale",  # the worker holds other weights, or the learner has withdrawn the task
+    "garbled",  # the answer does not fit the request, or the request not the policy
+    "transport",  # a task or its answer was lost between the learner and the worker
 ]
 
 
@@ -316,8 +317,8 @@ class CollectFailure:
     Attributes:
         kind: see `FailureKind`.
         message: one sentence with the cause and, where there is one, the remedy.
-        env_id: which environment.
-        iteration, index, step: where, as far as known.
+        env_id: the environment's id.
+        iteration, index, step: where it failed, as far as known.
         seed: the environment's reset seed in that episode, if known.
         traceback: the simulator's own, or the last words of a dead worker; may be empty.
     """

@@ -1,9 +1,9 @@
 """A JSON header and named arrays to bytes and back: what messages and checkpoints are made of.
 
 The bytes are `MAGIC`, the header's length (uint32, little-endian), the header, and the arrays in
-the format of safetensors. That is written and read here because its library copies every array
-several times on the way; here they are views, of what is sent and of what has arrived. Bytes from
-elsewhere are not trusted: what is not well-formed raises `WireError`, and nothing is unpickled.
+the format of safetensors. This module writes and reads that format itself because the safetensors
+library copies every array several times; here arrays are views of the bytes sent and received.
+Received bytes are untrusted: malformed ones raise `WireError`, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ MAGIC = b"flameRL1"
 MAX_HEADER_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
 _START = len(MAGIC) + _LENGTH.size
-# A length, by which safetensors begins.
+# Safetensors begins with the length of its own header.
 _ARRAYS_LENGTH = struct.Struct("<Q")
-# Where arrays of the widest type begin, so that no view is out of step with the memory.
+# The arrays begin at a multiple of the widest type, so that every view is aligned.
 _ALIGNMENT = 8
 _MAX_RANK = 8
 _DTYPES = {
@@ -41,12 +41,12 @@ class WireError(ValueError):
 
 
 def pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
-    """Header and arrays in one piece.
+    """Header and arrays as one byte string.
 
     Args:
-        kind: what `unpack` will be asked for.
-        header: what JSON can hold.
-        arrays: of numbers, by name.
+        kind: the message's type, which `unpack` checks.
+        header: values that JSON can hold.
+        arrays: numbers or booleans, by name.
     """
     return b"".join(in_parts(kind, header, arrays))
 
@@ -72,7 +72,7 @@ def in_parts(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -
 
 
 def unpack(data: Buffer, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The inverse of `pack`; the content of header and arrays is still to be checked.
+    """The inverse of `pack`; the caller checks the content of header and arrays.
 
     Returns:
         The header, and the arrays: writable views of `data`, or of a copy where it is read-only.
@@ -90,7 +90,7 @@ def is_message(data: Buffer) -> bool:
 
 
 def message_type(data: Buffer) -> str:
-    """Which decoder a message is for. Raises WireError if it is none."""
+    """The `kind` that the message was packed as. Raises WireError if the bytes are no message."""
     return _header(data)[0]["type"]
 
 
@@ -105,7 +105,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 def _header(data: Buffer) -> tuple[dict[str, Any], int]:
     """The JSON header and where the arrays begin."""
     if len(data) < _START or not is_message(data):
-        raise WireError("not a message: it does not begin as one")
+        raise WireError(f"not a message: it does not begin with {MAGIC.decode()}")
     (size,) = _LENGTH.unpack(data[len(MAGIC) : _START])
     header = _json(data, _START, size, "header")
     if not isinstance(header.get("type"), str):
@@ -115,7 +115,7 @@ def _header(data: Buffer) -> tuple[dict[str, Any], int]:
 
 def _json(data: Buffer, start: int, size: int, name: str) -> dict[str, Any]:
     if size > MAX_HEADER_BYTES or start + size > len(data):
-        raise WireError(f"{name}: {size} bytes are announced, more than there may be or are")
+        raise WireError(f"{name}: {size} bytes are announced, more than are allowed or follow")
     try:
         value = json.loads(bytes(data[start : start + size]))
     except (ValueError, RecursionError) as error:
@@ -132,28 +132,28 @@ def _arrays(data: memoryview, start: int) -> dict[str, np.ndarray]:
     (size,) = _ARRAYS_LENGTH.unpack(data[start:body])
     entries = _json(data, body, size, "arrays")
     body += size
-    arrays, places = {}, [(0, 0), (len(data) - body,) * 2]
+    arrays, ranges = {}, [(0, 0), (len(data) - body,) * 2]
     for name, entry in entries.items():
-        array, place = _array(data[body:], name, entry)
+        array, start_and_end = _array(data[body:], name, entry)
         arrays[name] = array
-        places.append(place)
-    places.sort()
-    if any(left[1] != right[0] for left, right in pairwise(places)):
-        raise WireError("arrays: they overlap, or leave bytes out")
+        ranges.append(start_and_end)
+    ranges.sort()
+    if any(left[1] != right[0] for left, right in pairwise(ranges)):
+        raise WireError("arrays: their byte ranges overlap or leave gaps")
     return arrays
 
 
 def _array(body: memoryview, name: str, entry: Any) -> tuple[np.ndarray, tuple[int, int]]:
-    """One array, and where it begins and ends."""
+    """One array, and the offsets in `body` where it begins and ends."""
     try:
         dtype = _DTYPES[entry["dtype"]]
         shape = tuple(entry["shape"])
         first, last = entry["data_offsets"]
-        known = all(type(number) is int and number >= 0 for number in (*shape, first, last))
-        if not known or len(shape) > _MAX_RANK or last > len(body):
+        valid = all(type(number) is int and number >= 0 for number in (*shape, first, last))
+        if not valid or len(shape) > _MAX_RANK or last > len(body):
             raise ValueError("a number is out of range")
         if last - first != math.prod(shape) * dtype.itemsize:
-            raise ValueError("its size is not that of its shape")
+            raise ValueError("its bytes do not fit its shape and type")
         array = np.ndarray(shape, dtype, body, first)
         if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
             raise ValueError("not 0 or 1")

@@ -9,8 +9,8 @@
     Dict(a=..., b=...)               {"type": "dict", "spaces": [["a", ...], ["b", ...]]}
     Tuple([..., ...])                {"type": "tuple", "spaces": [..., ...]}
 
-An array is one number where all its elements are equal, and otherwise pairs of a number and how
-often it comes in a row. Infinity is "inf" or "-inf", which JSON has no number for.
+An array (low, high, nvec, start) is one number if all its elements are equal, otherwise run-length
+pairs [number, count]. Infinity, for which JSON has no number, is "inf" or "-inf".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gymnasium import spaces
 
 from flame_rl.wire.packing import WireError
 
-# What bytes from elsewhere may ask for.
+# Limits on a received space: its depth, its subspaces and its numbers, all levels together.
 MAX_NESTING = 16
 MAX_PARTS = 1024
 MAX_NUMBERS = 1 << 24
@@ -35,8 +35,7 @@ _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
 
 def space_to_data(space: gymnasium.Space) -> dict[str, Any]:
-    """A space as dictionaries, lists, texts and numbers. Raises WireError for other kinds of spaces
-    than those above."""
+    """A space as JSON data. Raises WireError for kinds of spaces that the module does not list."""
     if isinstance(space, spaces.Dict):
         return {
             "type": "dict",
@@ -62,13 +61,13 @@ def space_to_data(space: gymnasium.Space) -> dict[str, Any]:
 
 
 def space_from_data(data: object) -> gymnasium.Space:
-    """The inverse of `space_to_data`, for data of unknown origin. Raises WireError if it is not a
-    space, or nested too deeply or too large."""
+    """The inverse of `space_to_data`, for untrusted data. Raises WireError if the data is no space,
+    or one that is nested too deeply or too large."""
     return _Reader().read(data, "space", 0)
 
 
 class _Reader:
-    """Counts what the space takes while it is read."""
+    """Reads one space, and counts its subspaces and numbers against the limits."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -121,8 +120,8 @@ class _Reader:
             self._count(n, where)
             return spaces.Discrete(n, start=start, dtype=_dtype(data, "iu"))
         shape = data.get("n" if kind == "multibinary" else "shape")
-        number = kind == "multibinary" and type(shape) is int
-        shape = [shape] if number else shape
+        flat = kind == "multibinary" and type(shape) is int
+        shape = [shape] if flat else shape
         if not isinstance(shape, list) or len(shape) > _MAX_RANK:
             raise WireError(f"{where}: shape: not a list of at most {_MAX_RANK} numbers")
         shape = tuple(_integer(size) for size in shape)
@@ -130,7 +129,7 @@ class _Reader:
             raise WireError(f"{where}: shape: {shape}")
         self._count(math.prod(shape), where)
         if kind == "multibinary":
-            return spaces.MultiBinary(shape[0] if number else list(shape))
+            return spaces.MultiBinary(shape[0] if flat else list(shape))
         if kind == "box":
             dtype = _dtype(data, "fiu")
             low, high = (_array(data[name], shape, dtype) for name in ("low", "high"))
@@ -176,6 +175,7 @@ def _array(data: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def _dtype(data: dict[str, Any], kinds: str) -> np.dtype:
     name = data.get("dtype")
+    # No float has a single byte.
     known = {
         str(np.dtype(f"{kind}{size}")) for kind in kinds for size in (1, 2, 4, 8)[kind == "f" :]
     }

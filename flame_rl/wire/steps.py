@@ -1,4 +1,4 @@
-"""What is recorded of every step, as an environment's spaces describe it."""
+"""The columns recorded at every step, derived from an environment's spaces."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
     clipping, choices counted from 0.
     """
     choices = spec.choices
-    single = len(spec.action_space.shape) == 0
+    scalar = len(spec.action_space.shape) == 0
     actions = Column(
         name="actions",
         dtype="float32" if spec.continuous else "int32",
-        shape=() if single else (len(choices) or spec.action_dim,),
+        shape=() if scalar else (len(choices) or spec.action_dim,),
         per_observation=False,
         choices=choices,
     )

@@ -1,4 +1,4 @@
-"""What a policy chose as what `env.step` takes."""
+"""Convert a policy's actions to those that `env.step` takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 
 def environment_actions(space: gymnasium.Space, actions: np.ndarray) -> Sequence[int | np.ndarray]:
-    """Actions as they are recorded, to actions of the environment's space.
+    """Convert actions as they are recorded to actions of the environment's space.
 
     Args:
         space: Box, Discrete, MultiDiscrete or MultiBinary.
@@ -18,10 +18,10 @@ def environment_actions(space: gymnasium.Space, actions: np.ndarray) -> Sequence
             [B, F].
 
     Returns:
-        B actions.
+        B actions, one for each row.
     """
     if isinstance(space, spaces.Box):
-        # np.clip takes several times as long on so few numbers.
+        # np.clip takes several times as long on arrays this small.
         clipped = np.minimum(np.maximum(actions, space.low.ravel()), space.high.ravel())
         return clipped.reshape(-1, *space.shape).astype(space.dtype, copy=False)
     if isinstance(space, spaces.Discrete):

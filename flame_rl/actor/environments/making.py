@@ -27,7 +27,7 @@ def make_environment(
     Args:
         env_id: a registered id, or `module:Name-v0`, which imports `module` first.
         max_episode_steps: a time limit that replaces the registered one, or None.
-        render_mode: Gymnasium's, for those that look at it.
+        render_mode: Gymnasium's, to show or film episodes; None: neither.
 
     Raises:
         SimulatorError: of kind "environment".
@@ -38,7 +38,7 @@ def make_environment(
                 env_id,
                 max_episode_steps=max_episode_steps,
                 disable_env_checker=True,
-                # Not every environment of a user's own has such a parameter.
+                # A user's own environment may have no such parameter.
                 **({} if render_mode is None else {"render_mode": render_mode}),
             )
     except (Exception, SystemExit) as error:
@@ -48,11 +48,11 @@ def make_environment(
 
 
 def describe_environment(environment: Environment) -> EnvironmentSpec:
-    """The environment's spaces, as they travel. Raises SimulatorError of kind "environment"."""
+    """The environment's id and spaces. Raises SimulatorError of kind "environment"."""
     env = make_environment(environment.env_id, environment.max_episode_steps)
     try:
         spec = EnvironmentSpec(environment.env_id, env.observation_space, env.action_space)
-        # There and back, so that the learner has the same wherever the environment was made.
+        # Encoded and decoded, so that every backend gives the learner the same spec.
         return codec.read_spec(codec.spec_data(spec))
     except WireError as error:
         raise SimulatorError("environment", f"{environment.env_id}: {error}") from error
@@ -141,7 +141,7 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
 
 @contextlib.contextmanager
 def _quiet_about_own_models(env_id: str) -> Iterator[None]:
-    """MuJoCo's deprecation warnings about Gymnasium's own model files are nobody's to act on.
+    """Hide MuJoCo's deprecation warnings about Gymnasium's own model files, which no user can fix.
 
     Other warnings, and those about a user's model, go to standard error, also after the block: with
     a handler installed, MuJoCo writes no MUJOCO_LOG.TXT into the working directory.

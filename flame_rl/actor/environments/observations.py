@@ -16,13 +16,13 @@ from gymnasium import spaces
 
 @dataclass(frozen=True)
 class ObservationPart:
-    """A space without parts, and where its numbers are in the vector.
+    """A space inside Dicts and Tuples, or the whole one, and its slice of the vector.
 
     Attributes:
-        name: as Python would ask an observation for it: "['arm'][0]"; empty if it is the whole.
+        name: the part as Python indexes an observation, "['arm'][0]"; empty for the whole.
         path: keys of Dicts and places in Tuples, from the outermost.
         space: Box, Discrete, MultiDiscrete or MultiBinary.
-        start, stop: the slice of the vector.
+        start, stop: the slice of the flattened vector.
     """
 
     name: str
@@ -33,7 +33,7 @@ class ObservationPart:
 
 
 def parts_of(space: gymnasium.Space) -> tuple[ObservationPart, ...]:
-    """The parts of an observation space in the order of the vector."""
+    """The parts of an observation space in the order in which they are flattened."""
     parts: list[ObservationPart] = []
 
     def add(space: gymnasium.Space, path: tuple[str | int, ...]) -> None:
@@ -58,11 +58,11 @@ def write_observation(
 ) -> None:
     """Flatten an observation into `row`, a vector of real numbers, after checking it.
 
-    Where an observation is one Box, NaN and infinity are written as they are, to be looked for in
-    all rows together.
+    NaN and infinity of a space that is one Box are written as they are: the caller checks all rows
+    together.
 
     Raises:
-        ValueError: it is not of its space; the text begins with the part's name.
+        ValueError: the observation is not in its space; the text begins with the part's name.
     """
     for part in parts:
         value = observation
@@ -88,11 +88,12 @@ def write_observation(
 
 
 def type_of(space: gymnasium.Space) -> type[gymnasium.Space] | None:
-    """Which of the spaces without parts that can be learned from it is, or None."""
+    """The supported class of a space that is neither Dict nor Tuple, or None."""
     return next((kind for kind in _WRITERS if isinstance(space, kind)), None)
 
 
 def _inside(value: object, key: str | int, path: tuple[str | int, ...]) -> object:
+    """The entry `key` of `value`, which lies at `path` in the observation."""
     where = "observation" + "".join(f"[{key!r}]" for key in path)
     wanted = Mapping if isinstance(key, str) else (tuple, list)
     if not isinstance(value, wanted):
@@ -113,7 +114,8 @@ def _write_box(where: str, space: spaces.Box, array: np.ndarray, row: np.ndarray
 
 def _write_choice(where: str, space: spaces.Discrete, array: np.ndarray, row: np.ndarray) -> None:
     """One-hot."""
-    # As Python's integers: none wraps around, and none below 0 counts from the end.
+    # Python integers do not wrap around, and the check keeps negative ones from counting from
+    # the end.
     chosen = int(array) - int(space.start)
     if not 0 <= chosen < space.n:
         raise ValueError(f"{where}: {int(array)} is outside of {space}")
@@ -124,7 +126,7 @@ def _write_choice(where: str, space: spaces.Discrete, array: np.ndarray, row: np
 def _write_choices(
     where: str, space: spaces.MultiDiscrete, array: np.ndarray, row: np.ndarray
 ) -> None:
-    """One-hot, one choice after another."""
+    """The one-hot vectors of the choices, one after another."""
     counts = space.nvec.ravel()
     chosen = array.ravel().astype(np.int64) - space.start.ravel()
     if (chosen < 0).any() or (chosen >= counts).any():

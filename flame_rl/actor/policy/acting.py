@@ -17,8 +17,8 @@ class ActingPolicy:
 
     Attributes:
         observation_dim: D.
-        output_dim: how many numbers the network gives to the head.
-        head: what makes actions of the output; it also says what noise they take.
+        output_dim: the width of the network's output.
+        head: turns the output into actions, and declares the noise that this takes.
     """
 
     def __init__(self, snapshot: PolicySnapshot) -> None:
@@ -27,7 +27,7 @@ class ActingPolicy:
         self._layers = [
             partial(
                 LAYERS[layer.kind].forward,
-                # Always in this order: BLAS sums a transposed matrix in another way.
+                # C order always: BLAS sums a transposed matrix in another order.
                 **{n: np.array(a, np.float64, order="C") for n, a in layer.arrays.items()},
             )
             for layer in snapshot.layers
@@ -56,8 +56,8 @@ class ActingPolicy:
 
         Args:
             observations: float32 [B, D], B a multiple of `ROW_BLOCK`.
-            noise: float64 [B, noise_width], to sample with; None: do not sample; take the mean, or
-                the likeliest choice.
+            noise: float64 [B, noise_width], to sample with; None: the mean or the likeliest choice
+                is taken.
 
         Returns:
             [B, ...], of the head's type and shape.
@@ -80,7 +80,7 @@ def check_snapshot(snapshot: PolicySnapshot) -> None:
 
 
 def _checked(snapshot: PolicySnapshot) -> tuple[int, int, Head]:
-    """The widths of observation and output, and the head."""
+    """Check a snapshot; returns the widths of observation and output, and the head."""
     if len(snapshot.layers) > MAX_LAYERS:
         raise WireError(
             f"a policy of {len(snapshot.layers)} layers, activations among them; at most "
@@ -116,7 +116,7 @@ def _checked(snapshot: PolicySnapshot) -> tuple[int, int, Head]:
 def _check_arrays(
     where: str, layer: Layer, declared: dict[str, tuple[str, tuple[str, ...]]], width: int | None
 ) -> dict[str, int]:
-    """Compare arrays with what their kind declares; returns the sizes by name."""
+    """Compare arrays with the declaration of their kind; returns the named sizes."""
     if layer.arrays.keys() != declared.keys():
         raise WireError(f"{where}: arrays {sorted(layer.arrays)[:10]} and not {sorted(declared)}")
     sizes = {} if width is None else {"in": width}

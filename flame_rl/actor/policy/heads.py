@@ -1,4 +1,4 @@
-"""The heads of a policy in NumPy: what makes an action of a network's output, each row by itself.
+"""The heads of a policy in NumPy: each turns a network's output into actions, row by row.
 
 One entry of `HEADS` for each kind. Noise is float64 [B, noise_width], standard normal or uniform in
 [0, 1), as the head says.
@@ -19,11 +19,11 @@ class Head(Protocol):
     """A head, made of its arrays by name and the width of the network's output.
 
     Attributes:
-        arrays: the type of each array, and its shape in names of sizes: "in" is the width of the
-            output.
+        arrays: the type of each array, and its shape as names of sizes; "in" is the width of the
+            network's output.
         noise: the kind of random numbers that an action is sampled with.
-        noise_width: how many of them an action takes.
-        dtype, shape: of one action.
+        noise_width: how many random numbers an action takes.
+        dtype, shape: the type and shape of one action.
     """
 
     arrays: ClassVar[dict[str, tuple[str, tuple[str, ...]]]]
@@ -42,7 +42,7 @@ class Head(Protocol):
 
 
 class Categorical:
-    """One choice by its logits: int32 [B]."""
+    """A categorical distribution whose logits are the output; actions are int32 [B]."""
 
     arrays: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {}
     noise: ClassVar[NoiseKind] = "uniform"
@@ -54,7 +54,7 @@ class Categorical:
         pass
 
     def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        # One row a choice, because NumPy reduces many short rows slowly.
+        # Transposed to one row per choice, because NumPy reduces many short rows slowly.
         return chosen(np.ascontiguousarray(output.T), noise[:, 0])
 
     def greedy(self, output: np.ndarray) -> np.ndarray:
@@ -62,15 +62,15 @@ class Categorical:
 
 
 class FactoredCategorical:
-    """Several choices, each by its own logits: int32 [B, F]."""
+    """F independent categorical distributions; actions are int32 [B, F]."""
 
     arrays: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {"choices": ("int32", ("factors",))}
     noise: ClassVar[NoiseKind] = "uniform"
     dtype: ClassVar[str] = "int32"
 
     def __init__(self, width: int, choices: np.ndarray) -> None:
-        """`choices`, int32 [F]: how many each factor has; the output has their logits one factor
-        after another."""
+        """`choices`, int32 [F], is the number of choices of each factor; the output holds the
+        logits of one factor after another."""
         if len(choices) == 0 or choices.min() < 1 or int(choices.sum(dtype=np.int64)) != width:
             raise WireError(
                 f"choices: {choices.tolist()[:20]} where numbers above 0 whose sum is {width}, the "
@@ -78,10 +78,10 @@ class FactoredCategorical:
             )
         self.noise_width = len(choices)
         self.shape = (len(choices),)
-        # Factors of fewer choices than others have, at the end, some that are impossible.
-        places = np.arange(choices.max())
+        # Factors with fewer choices than others are padded with choices of probability 0.
+        choice = np.arange(choices.max())
         first = np.cumsum(choices) - choices
-        self._logits = np.where(places < choices[:, None], first[:, None] + places, width).T
+        self._places = np.where(choice < choices[:, None], first[:, None] + choice, width).T
 
     def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
         return chosen(self._by_factor(output), noise.T).T
@@ -90,14 +90,14 @@ class FactoredCategorical:
         return self._by_factor(output).argmax(axis=0).astype(np.int32).T
 
     def _by_factor(self, output: np.ndarray) -> np.ndarray:
-        """float64 [B, width] -> [most choices, F, B]."""
+        """Logits by factor: float64 [B, width] -> [most choices, F, B]."""
         impossible = np.full((1, len(output)), -np.inf)
-        return np.concatenate([output.T, impossible])[self._logits]
+        return np.concatenate([output.T, impossible])[self._places]
 
 
 class Gaussian:
-    """Real numbers around the output, of a standard deviation that is the same everywhere: float32
-    [B, A]."""
+    """A diagonal Gaussian: the output is its mean, and its standard deviation depends on no
+    observation. Actions are float32 [B, A]."""
 
     arrays: ClassVar[dict[str, tuple[str, tuple[str, ...]]]] = {"log_std": ("float32", ("in",))}
     noise: ClassVar[NoiseKind] = "normal"
@@ -123,8 +123,8 @@ HEADS: dict[str, type[Head]] = {
 
 
 def chosen(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Inverse transform sampling of a softmax: the first choice whose cumulated probability exceeds
-    the uniform number.
+    """Inverse transform sampling of a softmax: the first choice whose cumulative probability
+    exceeds the uniform number.
 
     Args:
         logits: float64 [choices, ...].

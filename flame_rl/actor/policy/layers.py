@@ -3,11 +3,11 @@
 Law of this file: an observation's action must not depend on which other observations share the
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
 `ROW_BLOCK` rows, padded if need be. In float64 and with one BLAS thread, each row then has the same
-bits at any position and in any company; in float32, or in one product of all rows, it has not.
-Activations look at one number at a time, so that these may have float32's precision.
+bits at any position and beside any other rows; in float32, or in one product of all rows, it does
+not. Activations are elementwise, so that they may have float32's precision.
 
 A layer takes a stack of blocks, float64 [blocks, ROW_BLOCK, inputs], which it may overwrite, and
-its arrays in float64, and gives float64 [blocks, ROW_BLOCK, outputs].
+its arrays in float64, and returns float64 [blocks, ROW_BLOCK, outputs].
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ OBSERVATION_CLIP = 10.0
 
 
 def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Numbers of mean 0 and standard deviation 1, clipped at `OBSERVATION_CLIP`."""
+    """Scale numbers to mean 0 and standard deviation 1, clip at `OBSERVATION_CLIP`."""
     x -= mean
     x /= std
-    # np.clip takes twice as long on so few numbers.
+    # np.clip takes twice as long on arrays this small.
     np.minimum(x, OBSERVATION_CLIP, out=x)
     np.maximum(x, -OBSERVATION_CLIP, out=x)
     return x
@@ -43,9 +43,9 @@ def dense(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
 
 
 def tanh(x: np.ndarray) -> np.ndarray:
-    # As precise as the learner's own, and four times as fast as in float64. In place, so that NumPy
-    # casts a piece at a time and needs no second array. Beyond float32 lies infinity, and is right:
-    # whoever calls this is not to be warned of it.
+    # float32 is as precise as the learner's tanh, and four times as fast as float64. In place,
+    # NumPy casts a piece at a time and needs no second array. An input beyond float32 becomes
+    # infinite, and its tanh is still right: the caller silences NumPy's warning.
     return np.tanh(x, out=x, dtype=np.float32, casting="same_kind")
 
 
@@ -68,10 +68,10 @@ class LayerKind:
     """One kind of layer.
 
     Attributes:
-        forward: the layer, of its input and of its arrays by name.
-        arrays: the shape of each array, float32, in names of sizes: "in" is the width of the
-            input, and "out" that of the output where it is another.
-        check: raises WireError where values of the arrays cannot be.
+        forward: the function of the layer's input and, by name, of its arrays.
+        arrays: the shape of each array, float32, as names of sizes: "in" is the width of the
+            input, and "out" that of the output if it differs.
+        check: raises WireError for values that the arrays must not have.
     """
 
     forward: Callable[..., np.ndarray]

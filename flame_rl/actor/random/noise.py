@@ -1,4 +1,4 @@
-"""The random numbers by which actions are sampled, drawn ahead for all episodes that play."""
+"""The random numbers with which actions are sampled, drawn ahead for all running episodes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import numpy as np
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.random.seeds import generator_of, uniforms
 
-# At most so many uniform numbers of each episode are drawn for all episodes together. Short
-# episodes need no more, and no generator.
+# The most uniform numbers of each episode that are drawn for all episodes together. Short episodes
+# need no more, and no generator of their own.
 AHEAD = 32
-# Where episodes are fewer than this, a generator for each takes less time.
+# With fewer episodes than this, a generator for each is faster.
 MANY = 64
 
 
 class Noise:
     """A table of random numbers, a column for each slot, a row for each lock step of a block.
 
-    An episode's numbers come one after another from its own generator. How many of them are drawn
-    at a time changes none.
+    An episode's numbers come one after another from its own generator, however many are drawn at a
+    time.
 
     Attributes:
         rows: float64 [steps or more, W, noise_width].
@@ -28,9 +28,9 @@ class Noise:
         """
         Args:
             policy: says how many numbers an action takes, and of what kind.
-            words: the episodes' randomness, uint32 [E, 8], for `generator_of`.
-            steps: of a block.
-            width: W.
+            words: uint32 [E, 8], from which `generator_of` makes each episode's generator.
+            steps: the number of lock steps in a block.
+            width: W, the number of slots.
         """
         self._policy = policy
         self._words = words
@@ -41,9 +41,9 @@ class Noise:
         if head.noise == "uniform" and len(words) >= MANY and ahead:
             drawn = uniforms(words, ahead * head.noise_width)
             self._ahead = drawn.reshape(ahead, head.noise_width, len(words)).swapaxes(1, 2)
-        # What is drawn ahead in a block's last row reaches into the next block.
+        # The numbers of an episode that begins in a block's last row reach into the next block.
         self.rows = np.zeros((steps + len(self._ahead), width, head.noise_width))
-        # Up to which row a slot's numbers are there; -1 for a slot that does not play.
+        # The first row for which a slot's numbers are yet to be drawn; -1: the slot does not play.
         self._until = np.full(width, -1)
         self._generators: dict[int, np.random.Generator] = {}
         self._episode = np.zeros(width, np.int64)
@@ -52,9 +52,9 @@ class Noise:
         """Episodes begin at `row`.
 
         Args:
-            row: of the block.
-            slots: int [n], where.
-            episodes: int [n], which of `words`.
+            row: the row of the block.
+            slots: int [n], the slots in which they play.
+            episodes: int [n], their rows in `words`.
         """
         self.end(slots)
         self._episode[slots] = episodes
@@ -70,7 +70,7 @@ class Noise:
                 self._generators.pop(slot, None)
 
     def need(self, row: int) -> np.ndarray:
-        """The numbers of a row, float64 [W, noise_width]; rows are asked for one after another."""
+        """The numbers of a row, float64 [W, noise_width]. Ask for every row in order."""
         due = self._until == row
         if due.any():
             for slot in np.flatnonzero(due).tolist():
@@ -78,16 +78,17 @@ class Noise:
         return self.rows[row]
 
     def next_block(self) -> None:
-        """The rows begin anew."""
+        """Make the row after the block's last one row 0."""
         left = len(self.rows) - self._steps
         self.rows[:left] = self.rows[self._steps :]
         self._until[self._until >= 0] -= self._steps
 
     def _draw(self, slot: int, row: int) -> None:
+        """Draw the numbers of a slot from `row` on."""
         generator = self._generators.get(slot)
         if generator is None:
             generator = generator_of(self._words[self._episode[slot]])
-            # Each uniform number is one advance; of normal ones none was drawn ahead.
+            # A uniform number advances the generator once; no normal number is drawn ahead.
             generator.bit_generator.advance(len(self._ahead) * self._ahead.shape[2])
             self._generators[slot] = generator
         count = len(self.rows) - row

@@ -20,12 +20,12 @@ _INIT_B, _MULT_B = 0x8B51F9DD, 0x58F38DED
 _MIX_LEFT, _MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
 _SHIFT = np.uint32(16)
 _WORD = 0xFFFFFFFF
-# One by one is sooner for fewer.
+# For fewer episodes, one SeedSequence at a time is faster.
 _FEW = 8
 
 
 # The two seeds of a training episode have the keys (iteration, index, 0) and (iteration, index, 1),
-# which those of the other streams never meet.
+# which no other stream uses.
 _STREAM_KEYS: dict[Stream, tuple[int, ...]] = {
     "training": (),
     "validation": (2,),
@@ -36,7 +36,7 @@ _STREAM_KEYS: dict[Stream, tuple[int, ...]] = {
 def episode_randomness(
     run_seed: int, iteration: int, index: int, stream: Stream = "training"
 ) -> tuple[int, np.random.Generator]:
-    """The environment's reset seed and the generator of the actions' noise of one episode."""
+    """One episode's reset seed for the environment and generator for the noise of actions."""
     reset, noise = _sequences(run_seed, iteration, index, stream)
     return _reset_seed(reset), np.random.default_rng(noise)
 
@@ -61,13 +61,13 @@ def _powers(first: int, factor: int, count: int) -> np.ndarray:
     return np.array(values, np.uint32)
 
 
-# Four words of the pool's own, twelve crossings, and room for six more words of entropy.
+# Hash constants for the pool's four words, twelve cross mixes and up to six more entropy words.
 _HASHES = _powers(_INIT_A, _MULT_A, _POOL + _POOL * (_POOL - 1) + 6 * _POOL + 1)
 _OUTPUTS = _powers(_INIT_B, _MULT_B, 17)
 
 
 def _hash(values: np.ndarray, constants: np.ndarray, first: int, count: int) -> np.ndarray:
-    """Hash `values` [..., n] with `count` constants after another: [..., count, n]."""
+    """Hash `values` [..., n] with each of `count` successive constants: [..., count, n]."""
     before, after = constants[first : first + count], constants[first + 1 : first + count + 1]
     hashed = (values ^ before[:, None]) * after[:, None]
     return hashed ^ (hashed >> _SHIFT)
@@ -79,7 +79,7 @@ def _mix(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def words_of(value: int) -> list[int]:
-    """Little-endian 32-bit words; of 0, one."""
+    """The 32-bit words of an integer, lowest first; 0 has one word."""
     words = [value & _WORD]
     while value := value >> 32:
         words.append(value & _WORD)
@@ -87,10 +87,10 @@ def words_of(value: int) -> list[int]:
 
 
 def mixed_pools(entropy: list[np.ndarray | int]) -> np.ndarray:
-    """The pools of as many seed sequences as the arrays in `entropy` are long.
+    """The entropy pools of n seed sequences.
 
     Args:
-        entropy: the words, each one for all sequences or uint32 [n]; at most ten.
+        entropy: at most ten words, each an int that all sequences share, or uint32 [n].
 
     Returns:
         uint32 [4, n].
@@ -120,7 +120,7 @@ def generated(pools: np.ndarray, count: int) -> np.ndarray:
 
 
 class _Ready(ISeedSequence):
-    """Hands out words that are known already."""
+    """A seed sequence whose words have been computed already."""
 
     def __init__(self, words: np.ndarray) -> None:
         self._words = words
@@ -135,8 +135,8 @@ def episodes_randomness(
     """`episode_randomness` of many episodes.
 
     Returns:
-        Their reset seeds, int64 [n], and what `generator_of` makes their noise's generators of,
-        uint32 [n, 8].
+        Their reset seeds, int64 [n], and the words from which `generator_of` makes the generators
+        of their noise, uint32 [n, 8].
     """
     if len(indices) < _FEW or max(indices) > _WORD:
         pairs = [_sequences(run_seed, iteration, index, stream) for index in indices]
@@ -151,10 +151,10 @@ def episodes_randomness(
 
 
 def reset_words(seeds: np.ndarray) -> np.ndarray:
-    """What `generator_of` makes the `np_random` of Gymnasium's environments of, after resets.
+    """The words from which `generator_of` makes an environment's `np_random` as after a reset.
 
     Args:
-        seeds: of the resets, int [n], from 0 to 2**32 - 1.
+        seeds: the seeds of the resets, int [n], from 0 to 2**32 - 1.
 
     Returns:
         uint32 [n, 8].
@@ -168,15 +168,15 @@ def generator_of(words: np.ndarray) -> np.random.Generator:
 
 
 def uniforms(words: np.ndarray, count: int) -> np.ndarray:
-    """`generator_of(w).random(count)` for each w of `words`, of many at once.
+    """`generator_of(w).random(count)` for all w of `words` at once.
 
     The generator is PCG64 (O'Neill 2014, "PCG: A Family of Simple Fast Space-Efficient
-    Statistically Good Algorithms for Random Number Generation", XSL-RR 128/64): a number is made of
-    a state, and the next state is factor * state + increment, modulo 2**128.
+    Statistically Good Algorithms for Random Number Generation", XSL-RR 128/64): each
+    state gives a number, and the next state is factor * state + increment, modulo 2**128.
 
     Args:
         words: uint32 [n, 8].
-        count: how many numbers of each.
+        count: how many numbers each generator draws.
 
     Returns:
         float64 [count, n], from 0 to below 1.
@@ -189,12 +189,12 @@ def _uniforms(words: np.ndarray, count: int) -> np.ndarray:
     first_high, first_low, high, low = np.ascontiguousarray(words.view(np.uint64).T)
     increment = (high << _ONE) | (low >> np.uint64(63)), (low << _ONE) | _ONE
     factor = _FACTOR
-    # Before, the state is 0, and so the increment after one advance; then the seed is added.
+    # Seeding advances a state of 0 once, which gives the increment, and adds the seed.
     state = _advanced(_sum(increment, (first_high, first_low)), factor, increment)
     states = _advanced(state, factor, increment)
     states = states[0][None], states[1][None]
     while len(states[0]) < count:
-        # As many states again, each by as many advances at once.
+        # Double the states: advance each by as many steps as there are states.
         further = _advanced(states, factor, increment)
         states = tuple(np.concatenate(halves) for halves in zip(states, further, strict=True))
         increment = _advanced(increment, factor, increment)
@@ -205,13 +205,13 @@ def _uniforms(words: np.ndarray, count: int) -> np.ndarray:
     return (turned >> np.uint64(11)) * 2.0**-53
 
 
-# A number of 128 bits each: their upper and their lower 64 bits.
+# 128-bit numbers as two arrays: the upper and the lower 64 bits.
 _Wide = tuple[np.ndarray, np.ndarray]
 
 _FACTOR = 0x2360ED051FC65DA44385DF649FCCF645
 _WIDE_WORD = (1 << 128) - 1
 _ONE, _HALF, _LOW_HALF = np.uint64(1), np.uint64(32), np.uint64(_WORD)
-# So few that the states stay in the processor's cache.
+# How many generators are advanced together: their states fit the processor's cache.
 _TOGETHER = 1024
 
 
@@ -224,7 +224,7 @@ def _advanced(state: _Wide, factor: int, increment: _Wide) -> _Wide:
     """state * factor + increment, modulo 2**128."""
     high, low = state
     factor_high, factor_low = np.uint64(factor >> 64), np.uint64(factor & _WIDE_WORD >> 64)
-    # What low * factor_low has beyond 64 bits, from products of 32 bits.
+    # The upper 64 bits of low * factor_low, from products of 32-bit halves.
     left, right = low >> _HALF, low & _LOW_HALF
     factor_left, factor_right = factor_low >> _HALF, factor_low & _LOW_HALF
     crossed = right * factor_left

@@ -23,8 +23,8 @@ HALF_LENGTH = 0.5
 POLE_MASS_LENGTH = POLE_MASS * HALF_LENGTH
 FORCE = 10.0
 SECONDS = 0.02
-BOUND = 0.05  # of a state after a reset
-MAX_PLACE = 2.4
+BOUND = 0.05  # a reset draws states from -BOUND to BOUND
+MAX_POSITION = 2.4
 MAX_ANGLE = 12 * 2 * math.pi / 360
 
 
@@ -38,24 +38,24 @@ class CartPoleTwin:
     def __init__(self, env: gymnasium.Env, max_episode_steps: int) -> None:
         """
         Args:
-            env: the environment of Gymnasium, of which nothing is needed.
-            max_episode_steps: after which an episode is truncated.
+            env: Gymnasium's environment, which is not used.
+            max_episode_steps: the step at which an episode is truncated.
         """
         self.slots = SLOTS
         self.observations = np.zeros((SLOTS, 4), np.float32)
         self.rewards = np.ones(SLOTS, np.float64)  # every step pays 1, the last one too
         self.terminated = np.zeros(SLOTS, bool)
         self.truncated = np.zeros(SLOTS, bool)
-        # Place, velocity, angle and angular velocity, each for all slots.
+        # Position, velocity, angle and angular velocity of each slot.
         self._state = np.zeros((4, SLOTS))
         self._steps = np.zeros(SLOTS, np.int64)
         self._limit = max_episode_steps
-        # Seeds of resets to come, where the poles then are, and how many of them have come.
+        # The seeds of announced resets, their first states, and how many have been done.
         self._expected, self._first, self._next = np.zeros(0, np.int64), np.zeros((0, 4)), 0
 
     def expect(self, seeds: np.ndarray) -> None:
         self._expected = seeds
-        # As Gymnasium's generator draws them: uniform between the bounds.
+        # Uniform, with the operations of Gymnasium's generator.
         self._first = (-BOUND + (BOUND - -BOUND) * uniforms(reset_words(seeds), 4)).T
         self._next = 0
 
@@ -73,7 +73,7 @@ class CartPoleTwin:
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         rows = rows_of(slots)
         state = self._state[:, rows]
-        place, velocity, angle, rotation = state
+        position, velocity, angle, rotation = state
         force = np.where(actions[rows] == 1, FORCE, -FORCE)
         cosine, sine = np.cos(angle), np.sin(angle)
         push = (force + POLE_MASS_LENGTH * np.square(rotation) * sine) / TOTAL_MASS
@@ -81,14 +81,14 @@ class CartPoleTwin:
             HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * np.square(cosine) / TOTAL_MASS)
         )
         linear = push - POLE_MASS_LENGTH * angular * cosine / TOTAL_MASS
-        place += SECONDS * velocity
+        position += SECONDS * velocity
         velocity += SECONDS * linear
         angle += SECONDS * rotation
         rotation += SECONDS * angular
         if not isinstance(rows, slice):  # then `state` is a copy
             self._state[:, rows] = state
         self.observations[rows] = state.T
-        self.terminated[rows] = (np.abs(place) > MAX_PLACE) | (np.abs(angle) > MAX_ANGLE)
+        self.terminated[rows] = (np.abs(position) > MAX_POSITION) | (np.abs(angle) > MAX_ANGLE)
         self._steps[rows] += 1
         self.truncated[rows] = self._steps[rows] >= self._limit
 

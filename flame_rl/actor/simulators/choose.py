@@ -1,4 +1,4 @@
-"""Which simulator plays an environment: a fast twin where it is sure to give the same bits.
+"""Choose an environment's simulator: a fast twin where it is sure to give the same bits.
 
 Sure means three things: the environment is the registered one as Gymnasium makes it, the libraries
 have versions with which the twin was compared, and a short comparison on this machine agrees.
@@ -31,7 +31,7 @@ _TWINS = {
     "Walker2d-v5": (_MUJOCO, "gymnasium.envs.mujoco.walker2d_v5:Walker2dEnv"),
     "Ant-v5": (_MUJOCO, "gymnasium.envs.mujoco.ant_v5:AntEnv"),
 }
-# What tests/actor/test_simulators.py has passed with. MuJoCo before 4.0 has no mujoco.batch.
+# Versions with which tests/actor/test_simulators.py has passed. mujoco.batch exists from 4.0 on.
 VERIFIED_GYMNASIUM = ("1.4",)
 VERIFIED_MUJOCO = ("4.0",)
 _CHECK_EPISODES = 8
@@ -66,14 +66,14 @@ def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
 
 
 def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
-    """The simulator of an environment and what the learner must know. See `choose_simulator`."""
+    """The simulator of an environment and its spec. See `choose_simulator`."""
     spec = describe_environment(environment)
     simulator, note = choose_simulator(environment)
     return simulator, replace(spec, note=note)
 
 
 def _why_not(env_id: str, env: gymnasium.Env) -> str | None:
-    """What stands against a twin of `env`, or None."""
+    """Why no twin of `env` can be used, or None."""
     if env_id not in _TWINS:
         return f"there is no fast twin of {env_id}, only of {', '.join(_TWINS)}"
     module, _, name = _TWINS[env_id][1].partition(":")

@@ -1,8 +1,8 @@
-"""HalfCheetah, Hopper, Walker2d and Ant: the same bits as Gymnasium's environments, sooner.
+"""HalfCheetah, Hopper, Walker2d and Ant: the same bits as Gymnasium's environments, faster.
 
-What an environment adds to its model (rewards, termination, observations) is computed for all slots
-together. The bits are Gymnasium's because the operations are, one by one: control costs, for one,
-are sums in float32 there and here. tests/actor/test_simulators.py compares the two.
+Rewards, termination and observations are computed for all slots together. The bits are Gymnasium's
+because every operation is the same: control costs, for one, are sums in float32.
+tests/actor/test_simulators.py compares the two.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def _ant_is_healthy(qpos: np.ndarray, qvel: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Robot:
-    """What Gymnasium's environment adds to its model.
+    """What Gymnasium's environment adds to its MuJoCo model.
 
     Attributes:
         hidden: how many coordinates, from the first, the observation leaves out.
-        reset_noise: how far from the model's own an episode's first state lies.
-        normal_velocities: whether the first velocities are normal or uniform.
-        control_cost: per squared unit of action.
+        reset_noise: the scale of the noise that a reset adds to the model's first state.
+        normal_velocities: whether the noise of velocities is normal; otherwise it is uniform.
+        control_cost: the cost per squared unit of action.
         is_healthy: positions [n, nq] and velocities [n, nv] -> bool [n]; while healthy, each step
-            pays 1, and the episode goes on. None: it ends by the time limit alone.
+            pays 1, and the episode goes on. None: only the time limit ends it.
         velocity_limit: observed velocities are clipped to it; None: they are not.
-        feels_contacts: whether contact forces are observed, and cost.
+        feels_contacts: whether contact forces are observed and cost reward.
     """
 
     hidden: int
@@ -71,12 +71,12 @@ _CONTACT_COST = 5e-4
 
 
 class _Physics(Protocol):
-    """The states of all slots.
+    """The physics of all slots.
 
     Attributes:
         positions, velocities: float64 [W, nq] and [W, nv].
-        x: float64 [W], where along the track the robot is.
-        contacts: float64 [W, 6 per body], forces; None where nobody asks.
+        x: float64 [W], the robot's position along the track.
+        contacts: float64 [W, 6 * bodies], contact forces; None if they are not observed.
     """
 
     positions: np.ndarray
@@ -95,8 +95,8 @@ class MujocoTwin:
     def __init__(self, env: gymnasium.Env, max_episode_steps: int) -> None:
         """
         Args:
-            env: the environment of Gymnasium, whose model is taken.
-            max_episode_steps: after which an episode is truncated.
+            env: Gymnasium's environment, whose model is used.
+            max_episode_steps: the step at which an episode is truncated.
         """
         own = env.unwrapped
         self.slots = SLOTS
@@ -118,7 +118,7 @@ class MujocoTwin:
         self._steps = np.zeros(SLOTS, np.int64)
 
     def expect(self, seeds: np.ndarray) -> None:
-        pass  # a reset's forward dynamics take longer than its seeding
+        pass  # seeding takes less time than a reset's forward dynamics
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         robot, (first_position, first_velocity) = self._robot, self._first
@@ -136,7 +136,7 @@ class MujocoTwin:
         self._physics.reset(slots, positions, velocities)
         self._steps[slots] = 0
         rows = rows_of(slots)
-        self._observe(rows, self._felt(rows))
+        self._observe(rows, self._clipped_contacts(rows))
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         robot, physics, rows = self._robot, self._physics, rows_of(slots)
@@ -145,7 +145,7 @@ class MujocoTwin:
         physics.step(clipped, slots, self._frames)
         velocity = (physics.x[rows] - before) / self._dt
         costs = robot.control_cost * np.sum(np.square(clipped), axis=1)
-        felt = self._felt(rows)
+        felt = self._clipped_contacts(rows)
         if felt is not None:
             costs = costs + _CONTACT_COST * np.sum(np.square(felt), axis=1)
         if robot.is_healthy is None:
@@ -161,7 +161,7 @@ class MujocoTwin:
     def close(self) -> None:
         pass
 
-    def _felt(self, rows: slice | np.ndarray) -> np.ndarray | None:
+    def _clipped_contacts(self, rows: slice | np.ndarray) -> np.ndarray | None:
         contacts = self._physics.contacts
         return None if contacts is None else np.clip(contacts[rows], -1.0, 1.0)
 
@@ -178,11 +178,11 @@ class MujocoTwin:
             self.observations[rows, :middle] = positions
             self.observations[rows, middle:end] = velocities
             if felt is not None:
-                self.observations[rows, end:] = felt[:, 6:]  # not the world's own
+                self.observations[rows, end:] = felt[:, 6:]  # without the world's own body
 
 
 class _Together:
-    """All slots in one call, which steps them one after another on this thread."""
+    """Physics that steps all slots in one call of MuJoCo, on this thread."""
 
     def __init__(self, model: mujoco.MjModel, slots: int) -> None:
         from mujoco.batch import Batch  # MuJoCo 4.0 and later
@@ -214,7 +214,7 @@ class _Together:
 
 
 class _OneByOne:
-    """One MjData, into which each slot's state is put for its step.
+    """Physics that steps one slot after another in a single MjData, into which it loads each state.
 
     Contact forces need a second call after each step, which a batch does not make. One MjData stays
     in the processor's cache; many would not.
@@ -230,8 +230,8 @@ class _OneByOne:
         self.velocities = self._states[:, start + model.nq : start + model.nq + model.nv]
         self.x = np.zeros(slots)
         self.contacts = np.zeros((slots, 6 * model.nbody))
-        self._felt = self._data.cfrc_ext.reshape(-1)
-        self._place = self._data.xpos[1]  # of the torso
+        self._forces = self._data.cfrc_ext.reshape(-1)
+        self._torso = self._data.xpos[1]
 
     def reset(self, slots: np.ndarray, positions: np.ndarray, velocities: np.ndarray) -> None:
         for slot, position, velocity in zip(slots.tolist(), positions, velocities, strict=True):
@@ -255,5 +255,5 @@ class _OneByOne:
 
     def _take(self, slot: int) -> None:
         mujoco.mj_getState(self._model, self._data, self._states[slot], _STATE)
-        self.x[slot] = self._place[0]
-        self.contacts[slot] = self._felt
+        self.x[slot] = self._torso[0]
+        self.contacts[slot] = self._forces

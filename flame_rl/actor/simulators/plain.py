@@ -1,4 +1,4 @@
-"""Gymnasium environments, one per slot: works for any of them. What they return is checked."""
+"""Gymnasium environments, one per slot: works with any of them, and checks what they return."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from flame_rl.actor.failure import SimulatorError, is_interrupt, summary
 from flame_rl.actor.simulators.protocol import rows_of
 from flame_rl.wire.messages import Environment
 
-# One forward pass serves all slots; more of them, and the environments leave the processor's cache.
+# One forward pass serves all slots; with more, the environments outgrow the processor's cache.
 PLAIN_SLOTS = 32
 
 
 class PlainSimulator:
-    """A Gymnasium environment per slot, one step at a time. See `Simulator`."""
+    """A Gymnasium environment per slot, stepped one after another. See `Simulator`."""
 
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
         """
         Args:
-            environment: what is played; its choice of a simulator is not looked at.
-            render_mode: Gymnasium's, for those that look at it.
+            environment: which environment to make; its `simulator` is ignored.
+            render_mode: Gymnasium's, to show or film episodes; None: neither.
         """
         self.slots = PLAIN_SLOTS
         self._make = lambda: make_environment(
@@ -40,12 +40,12 @@ class PlainSimulator:
         self.rewards = np.zeros(self.slots, np.float64)
         self.terminated = np.zeros(self.slots, bool)
         self.truncated = np.zeros(self.slots, bool)
-        # float64, of which the infinite and the merely large are told apart, is turned to float32
-        # for all slots together: one by one takes a tenth of a fast environment's step.
+        # float64 observations are converted to float32 for all slots together: one by one takes a
+        # tenth of a fast environment's step.
         self._raw = self.observations
         if space.dtype == np.float64:
             self._raw = np.zeros(self.observations.shape, np.float64)
-        # Each slot's numbers in the shape of a Box.
+        # `_raw` in the shape of the space, where that is a Box: `step` writes these unflattened.
         box = isinstance(space, spaces.Box)
         self._raw_by_shape = self._raw.reshape(self.slots, *space.shape) if box else None
 
@@ -74,7 +74,7 @@ class PlainSimulator:
         self.truncated[rows] = False
         promised, raw, rewards = self._observation_space, self._raw_by_shape, self.rewards
         dtype, shape = promised.dtype, promised.shape
-        usual = raw is not None
+        is_box = raw is not None
         envs = self._envs
         for slot in slots.tolist():
             try:
@@ -86,7 +86,7 @@ class PlainSimulator:
                     "simulator", f"step raised {summary(error)}", slot, traceback.format_exc()
                 ) from error
             if (
-                usual
+                is_box
                 and type(observation) is np.ndarray
                 and observation.dtype is dtype
                 and observation.shape == shape
@@ -102,7 +102,7 @@ class PlainSimulator:
 
     @property
     def first(self) -> gymnasium.Env:
-        """The environment in slot 0, to look at."""
+        """The environment in slot 0, to render or inspect."""
         return self._envs[0]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Simulators: several episodes side by side, stepped together, written into shared arrays.
+"""Simulators play several episodes side by side and write their state into arrays of all slots.
 
 Simulators are not trusted: what they return is checked where it arrives, and whatever is wrong
 raises `SimulatorError`.
@@ -16,7 +16,7 @@ class Simulator(Protocol):
 
     Attributes:
         slots: W, a multiple of `ROW_BLOCK`.
-        observations: float32 [W, D], what each slot shows now.
+        observations: float32 [W, D], each slot's current observation.
         rewards: float64 [W], of the slot's last step.
         terminated, truncated: bool [W], after the slot's last step.
     """
@@ -28,7 +28,7 @@ class Simulator(Protocol):
     truncated: np.ndarray
 
     def expect(self, seeds: np.ndarray) -> None:
-        """Told the seeds of all resets that will follow, int [n], to prepare them together."""
+        """Announce the seeds of all resets to come, int [n], which may be prepared together."""
         ...
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
@@ -39,16 +39,17 @@ class Simulator(Protocol):
             seeds: int [n].
 
         Raises:
-            SimulatorError: so does `step`.
+            SimulatorError: the environment failed, or returned invalid data; `step` raises it too.
         """
         ...
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
-        """One step in each of `slots`; the rest stays as it is.
+        """Take one step in each of `slots`; the other slots stay as they are.
 
         Args:
-            actions: float32 [at least the highest slot + 1, A], clipped to the bounds here, or
-                int32 [as many] or [as many, F], counted from 0; only the rows of `slots` count.
+            actions: a row for each slot up to at least the highest in `slots`, other rows are not
+                used: float32 [rows, A], which `step` clips to the bounds, or int32 [rows] or
+                [rows, F], counted from 0.
             slots: int [n], ascending: those with a running episode.
         """
         ...
@@ -57,7 +58,7 @@ class Simulator(Protocol):
 
 
 def rows_of(slots: np.ndarray) -> slice | np.ndarray:
-    """An index of the same rows; where they are neighbours a slice, which copies nothing.
+    """An index of the rows of `slots`; a slice, which copies nothing, if they are consecutive.
 
     Args:
         slots: int [n], ascending.

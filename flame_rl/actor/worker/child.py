@@ -18,7 +18,12 @@ from flame_rl.wire.packing import WireError
 
 
 def main(last_words_fd: int, lifeline: int) -> None:
-    """The child: read frames, answer requests, until standard input closes."""
+    """Read frames and answer requests until standard input closes.
+
+    Args:
+        last_words_fd: the file for the traceback of a crash.
+        lifeline: the pipe whose other end the supervisor holds.
+    """
     faulthandler.enable(os.fdopen(last_words_fd, "w"))
     questions = os.fdopen(os.dup(0), "rb", buffering=0)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -27,7 +32,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     _die_with(lifeline)
 
-    # Only now: what these print, or where they hang, is taken care of.
+    # Imported only now, when their prints are redirected and their hangs supervised.
     from flame_rl.actor.collect import collect_episodes
     from flame_rl.actor.failure import SimulatorError
     from flame_rl.actor.simulators.choose import choose_simulator, describe
@@ -44,7 +49,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
         try:
             kind = packing.message_type(frame)
             if kind == "snapshot":
-                # Nothing is answered to weights; what is wrong with them is said to the request.
+                # A snapshot gets no answer; an error in it is the answer to the next request.
                 try:
                     snapshot = codec.decode_snapshot(frame)
                 except WireError as error:
@@ -96,7 +101,7 @@ def _die_with(lifeline: int) -> None:
 
     threading.Thread(target=watch, daemon=True).start()
     if sys.platform == "linux":
-        # A simulator may compute for long without giving that thread a chance: the kernel itself.
+        # A simulator may hold the interpreter for long, so the kernel kills without that thread.
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)

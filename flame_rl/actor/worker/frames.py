@@ -1,4 +1,5 @@
-"""Frames between a worker's supervisor and its child: a head, then a message of `flame_rl.wire`."""
+"""Frames between a worker's supervisor and its child: a fixed head, then a message of
+`flame_rl.wire`."""
 
 from __future__ import annotations
 
@@ -12,16 +13,17 @@ from typing import BinaryIO
 
 from flame_rl.wire.packing import Buffer
 
-# A frame's size, and the most memory that its sender has taken so far, both in bytes.
+# The size of the message and the peak memory of its sender, both in bytes.
 _HEAD = struct.Struct("<QQ")
 # Far above any real answer; a child that announces more is not answering.
 MAX_FRAME_BYTES = 1 << 34
-# Memory is taken for so much of a frame at once, and not for what a broken child announces.
+# A frame is read in pieces of this size, so that memory is not taken for a size that a broken child
+# announces and never sends.
 _PIECE_BYTES = 1 << 26
 
 
 def write_frame(pipe: BinaryIO, frame: Buffer | list[Buffer], limit: float | None = None) -> None:
-    """Send a frame, which may come in parts. Raises TimeoutError at `limit` (monotonic seconds),
+    """Send a frame, given whole or in parts. Raises TimeoutError at `limit` (monotonic seconds),
     OSError if nobody reads."""
     parts = frame if isinstance(frame, list) else [frame]
     for part in (_HEAD.pack(sum(map(len, parts)), _peak_memory()), *parts):
@@ -35,8 +37,8 @@ def write_frame(pipe: BinaryIO, frame: Buffer | list[Buffer], limit: float | Non
 
 
 def read_frame(pipe: BinaryIO, limit: float | None = None) -> tuple[bytearray, int]:
-    """A frame and its sender's memory in bytes. Raises TimeoutError at `limit` (monotonic seconds),
-    OSError at the end."""
+    """A message and its sender's peak memory in bytes. Raises TimeoutError at `limit` (monotonic
+    seconds), OSError at the end of the pipe."""
     size, memory = _HEAD.unpack(_read_exactly(pipe, _HEAD.size, limit))
     if size > MAX_FRAME_BYTES:
         raise OSError(f"a frame of {size} bytes is announced")

@@ -1,8 +1,8 @@
-"""A child process around `collect_episodes`, and the handle that supervises it.
+"""Supervise a child process that runs `collect_episodes`.
 
-A simulator may crash, hang or leak. It runs in a child, so that its death is a value: whoever holds
-the `Worker` gets a `CollectFailure` and, with the next call, a new child. The two talk over the
-child's standard input and output (frames.py).
+A simulator may crash, hang or leak. It runs in a child, so that its death is a value: the
+`Worker` returns a `CollectFailure`, and starts a new child with the next call. The two talk over
+the child's standard input and output (frames.py).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, FailureKind
 from flame_rl.wire.packing import Buffer
 
-# Through Linux's 64 KiB, an answer of megabytes comes in a hundred pieces, with a wait for each
-# other at every one. A user's pipes share a limit, so no more than helps.
+# Through Linux's default of 64 KiB, an answer of megabytes comes in a hundred pieces, and both
+# sides wait at each. A user's pipes share a limit, so this is no larger than helps.
 _PIPE_BYTES = 1 << 18
 
-# One thread each: workers are as many as cores, and more BLAS threads change bits.
+# There is a worker per core, and more than one BLAS thread would change bits.
 _ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -43,8 +43,8 @@ class Limits(NamedTuple):
 
     Attributes:
         deadline: seconds that one answer may take.
-        episodes: a child that has played so many is replaced.
-        megabytes: one that has taken more memory is replaced.
+        episodes: a child is replaced after it has played this many.
+        megabytes: a child is replaced if its peak memory exceeds this.
     """
 
     deadline: float
@@ -53,7 +53,7 @@ class Limits(NamedTuple):
 
 
 class Worker:
-    """Supervises one child. `start` is optional and lets the child import while others work."""
+    """Supervises one child. `start` is optional and lets the child import early."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
@@ -79,7 +79,7 @@ class Worker:
             if self._child is not None and self._child.poll() is None:
                 return
             self._forget()
-            self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 - lives as the child does
+            self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 - closed after the child
             path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
             # The child holds the other end and dies when this one closes, with its supervisor.
             lifeline, held = os.pipe()
@@ -99,7 +99,7 @@ class Worker:
             for pipe in (self._child.stdin, self._child.stdout):
                 os.set_blocking(pipe.fileno(), False)
             if sys.platform == "linux":
-                with contextlib.suppress(OSError):  # at that limit: slower, that is all
+                with contextlib.suppress(OSError):  # at that limit it is only slower
                     fcntl.fcntl(self._child.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             if self._closed:  # while the child was being started
                 _kill(self._child)
@@ -110,7 +110,11 @@ class Worker:
         deadline: float,
         withdrawn: Callable[[], bool] = lambda: False,
     ) -> Buffer:
-        """An encoded `EnvironmentSpec` or `CollectFailure`; the rest is as in `collect`."""
+        """Let the child describe an environment; arguments are as in `collect`.
+
+        Returns:
+            An encoded `EnvironmentSpec` or `CollectFailure`.
+        """
         question = codec.encode_describe(environment)
         with self._calling:
             return self._call([question], environment.env_id, deadline, withdrawn)
@@ -127,14 +131,14 @@ class Worker:
 
         Args:
             snapshot: encoded; sent only to a child that does not hold this version yet.
-            version: the snapshot's.
+            version: the snapshot's version.
             request: encoded.
             limits: when the child is killed or replaced.
-            withdrawn: asked about once a second; true when nobody wants the answer any more, and
+            withdrawn: called about once a second; true when nobody wants the answer any more, and
                 the child is killed.
 
         Returns:
-            Encoded episodes, or an encoded `CollectFailure`: never raises for what the child does.
+            Encoded episodes, or an encoded `CollectFailure` whatever the child does.
         """
         decoded = codec.decode_request(request)
         with self._calling:
@@ -147,7 +151,7 @@ class Worker:
                 self._sent_version = version
                 self._episodes += len(decoded.indices)
                 if (
-                    # What made a simulator fail may have left it unfit for more.
+                    # A simulator that has failed may be in a broken state.
                     packing.message_type(answer) == "failure"
                     or self._episodes >= limits.episodes
                     or self._memory_bytes > limits.megabytes * 1_000_000
@@ -196,7 +200,7 @@ class Worker:
 
     def _replace(self) -> None:
         self._end_child()
-        with contextlib.suppress(OSError):  # closed, or for the next call to report
+        with contextlib.suppress(OSError):  # the next call reports it
             self.start()
 
     def _end_child(self) -> None:
@@ -233,7 +237,7 @@ class Worker:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End the child and whatever its simulator has started: they are one group."""
+    """End the child's process group: the child and whatever its simulator has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
 

@@ -1,5 +1,5 @@
 """Collect on the executors of a Flame cluster, through Flame Runner.
 
-The learner's only folder that imports flamepy. One application a run, one session at a time; the
-simulator itself runs in a child process of each executor's worker (`flame_rl.actor.worker`).
+This is the only folder of the learner that imports flamepy. A run has one application, and one
+session at a time; simulators run in a child process of each executor (`flame_rl.actor.worker`).
 """

@@ -1,4 +1,4 @@
-"""The backend: collects, leaves a failing session for a new one, gives up without hope."""
+"""The backend: collects episodes, replaces a failing session, gives up on a lost cluster."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flame_rl.backends.dispatch import STOP_POLL_SECONDS, Collected, gather, rea
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import check_answers, connect, deploy
 from flame_rl.backends.flame.session import Session, Tally
-from flame_rl.backends.flame.within import within
+from flame_rl.backends.flame.timeout import call_with_timeout
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
@@ -38,9 +38,12 @@ from flame_rl.wire.messages import (
 # An executor installs the package's dependencies before its first task; with a cold cache of
 # packages this takes as long as downloading MuJoCo does.
 STARTUP_SECONDS = 300.0
+# How long `close` tries to remove everything before it leaves that to the janitor.
 DRAIN_SECONDS = 3.5
+# How often the cluster is checked while episodes are awaited.
 CHECK_SECONDS = 2.0
-# An executor whose process died fails every task at once; one failure may be anything.
+# Failed tasks after which a session is replaced. An executor whose process died fails every task at
+# once; one failure may have any cause.
 FAILURES_OF_A_SESSION = 3
 # "Session retry limit reached": Flame will not try to start another executor.
 GAVE_UP_EVENT = 1002
@@ -50,10 +53,10 @@ class FlameBackend:
     """One application on the cluster, from construction to `close`, and one session at a time.
 
     A session whose tasks fail on the way (its executor's process died, the session manager was
-    restarted) is left for a new one, and what is missing is asked for again.
+    restarted) is left for a new one, and its missing episodes are asked for again.
 
     Attributes:
-        shares: decides how many episodes a task has.
+        shares: decides how many episodes each task has.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class FlameBackend:
             patience: how long a task may take.
             silence: seconds without a result after which a failing cluster is given up.
             stop: set when the user asks to stop.
-            executors: how many of the cluster's; None: one for every core.
+            executors: how many of the cluster's to use; None: one per core.
 
         Raises:
             UsageError: no cluster answers, or the environment's module cannot be shipped.
@@ -88,7 +91,7 @@ class FlameBackend:
 
     @property
     def executors(self) -> int:
-        """How many the cluster has room for."""
+        """The number of executors of this run."""
         return self._room.executors
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
@@ -101,20 +104,20 @@ class FlameBackend:
         finally:
             worker.close()
         if needs(environment.env_id) != self._needs:
-            # A name in model.py's table stood for an environment that asks for more.
+            # The constructor was given a name that stands for another environment.
             self.close()
             self._open(environment.env_id)
         return spec
 
     def _open(self, env_id: str) -> None:
         self._needs = needs(env_id)
-        self._left: list[Session] = []
+        self._left_sessions: list[Session] = []
         self._janitor = Janitor()
         self._runner, self._dependencies = deploy(env_id, self._janitor)
         try:
             self._session = self._open_session()
             # Asked at once, so that executors start while the learner imports torch.
-            self._their_versions: Future[memoryview] | None = self._session.versions()
+            self._executor_versions: Future[memoryview] | None = self._session.versions()
         except Exception as error:
             self._runner.close()
             raise RunError(f"Flame did not open a session: {error}") from error
@@ -124,13 +127,13 @@ class FlameBackend:
         return Session(self._runner, self._room, self._janitor, self._tally)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
-        # The user is heard even while Flame answers nothing.
+        # `stop` ends the wait even while Flame does not answer.
         return unless_stopped(self._stop, lambda: self._collect(snapshot, request))
 
     def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
-        if self._their_versions is not None:
-            self._compare_versions(self._their_versions)
-            self._their_versions = None
+        if self._executor_versions is not None:
+            self._compare_versions(self._executor_versions)
+            self._executor_versions = None
         self._encoded = codec.encode_snapshot(snapshot)
         self._began = time.monotonic()
         try:
@@ -160,12 +163,12 @@ class FlameBackend:
         self._closed = True
         clean = False
         with contextlib.suppress(TimeoutError):
-            clean = within(DRAIN_SECONDS, lambda: self._janitor.clean_up(DRAIN_SECONDS))
+            clean = call_with_timeout(DRAIN_SECONDS, lambda: self._janitor.clean_up(DRAIN_SECONDS))
         if clean:
             self._runner.close()
             self._janitor.dismiss()
             return
-        # Or the threads that watch its tasks would keep this process alive.
+        # Otherwise the threads that watch tasks would keep this process alive.
         flamepy.core.client.ConnectionInstance.instance()._channel.close()
         warn(
             f"Flame still runs tasks of application {self._runner._name}, or does not answer; a "
@@ -173,7 +176,7 @@ class FlameBackend:
         )
 
     def _compare_versions(self, future: Future[memoryview]) -> None:
-        """Wait for an executor's versions: different ones give different bits, or nonsense."""
+        """Wait for an executor's versions, which must equal this machine's."""
         began = time.monotonic()
         while not future.done():
             wait([future], timeout=STOP_POLL_SECONDS)
@@ -207,18 +210,18 @@ class FlameBackend:
         )
 
     def _check(self) -> None:
-        """Called while waiting: tidies up, and gives up when there is nothing to wait for."""
+        """Called while waiting: closes sessions that were left, gives up on a silent cluster."""
         if not self._is_time_to_check():
             return
-        self._left = [s for s in self._left if not (s.closes() and s.settled())]
-        # Every task has a deadline where it runs, so that silence beyond it is the cluster's.
+        self._left_sessions = [s for s in self._left_sessions if not (s.close() and s.settled())]
+        # Executors enforce the deadline of each task, so a longer silence is the cluster's fault.
         self._give_up_after(
             self._silence + self._patience.limits().deadline, "tasks are sent and none comes back"
         )
         self._check_executors_can_start()
 
     def _is_time_to_check(self) -> bool:
-        """Whether `CHECK_SECONDS` have passed since it last was."""
+        """Whether `CHECK_SECONDS` have passed since this was last true."""
         now = time.monotonic()
         if now - self._checked_at < CHECK_SECONDS:
             return False
@@ -247,8 +250,8 @@ class FlameBackend:
         """Leave the session for a new one; keep trying while the cluster may come back."""
         while True:
             self._session.abandon()
-            if self._session not in self._left:
-                self._left.append(self._session)
+            if self._session not in self._left_sessions:
+                self._left_sessions.append(self._session)
             self._give_up_after(self._silence, reason)
             if self._stop.wait(STOP_POLL_SECONDS):
                 raise Interrupted
@@ -261,6 +264,7 @@ class FlameBackend:
                 self._stop.wait(1.0)
 
     def _give_up_after(self, seconds: float, reason: str) -> None:
+        """Raises RunError if no result has come for that long."""
         last = max(self._began, self._tally.last_result)
         if time.monotonic() - last < seconds:
             return

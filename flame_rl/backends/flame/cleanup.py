@@ -1,11 +1,11 @@
 """Nothing stays on the cluster: what a run left there is removed, even when the learner has died.
 
 Run as a program, this is a process that outlives the learner just long enough for that. Its
-standard input says what there is, a line each: `application NAME`, `session ID`, `weights REF`. It
-ends with `dismissed` when there is nothing left; if it ends otherwise, the learner has died.
+standard input names what the run has on the cluster, one a line: `application NAME`, `session ID`,
+`weights REF`. The last line is `dismissed` if nothing is left; otherwise the learner has died.
 
-flamepy is imported where it is used: importing it takes a second of a core, which the program that
-only waits must not take from a learner that starts.
+flamepy is imported where it is used: the import takes a second of a core, and this process, which
+may only ever wait, must not slow down the learner's start.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import subprocess
 import sys
 import time
 
-from flame_rl.backends.flame.within import CALL_SECONDS, within
+from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
 
 JANITOR_SECONDS = 600.0
 
 
 class Janitor:
-    """Knows what is on the cluster, and a process that removes it if this one dies.
+    """Remembers what the run has on the cluster; a second process removes it if this one dies.
 
-    The process is this module, run as a program. It is told through its standard input, and acts
-    when that closes before it is dismissed: after SIGKILL, say, or a second Ctrl-C.
+    The second process is this module, run as a program. It acts when its standard input closes
+    before it is dismissed: after SIGKILL, say, or a second Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -57,18 +57,18 @@ class Janitor:
         self._tell(f"weights {reference}")
 
     def clean_up(self, seconds: float) -> bool:
-        """Remove it all now; whether that was done."""
+        """Remove everything now; returns whether nothing is left."""
         return clean_up(self._application, self._sessions, self._weights, seconds)
 
     def dismiss(self) -> None:
-        """There is nothing left to remove."""
+        """End the process, because nothing is left to remove."""
         self._tell("dismissed")
-        with contextlib.suppress(OSError):  # it has died, and so need not be told
+        with contextlib.suppress(OSError):  # the process has died already
             self._process.stdin.close()
         self._process.wait()
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # it is a safety net, not a condition
+        with contextlib.suppress(OSError):  # a run goes on without this safety net
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
@@ -82,8 +82,9 @@ def clean_up(
     executors notice within about a second that the weights are gone, and end them.
 
     Args:
-        application, sessions: their names.
-        weights: JSON of references to them.
+        application: its name.
+        sessions: their ids.
+        weights: references to the weights in the object cache, as JSON.
         seconds: how long to try.
 
     Returns:
@@ -94,8 +95,8 @@ def clean_up(
     limit = time.monotonic() + seconds
     withdrawn = False
     while True:
-        if all([closes(session) for session in sessions]):
-            if _removes(application):
+        if all([close_session(session) for session in sessions]):
+            if _remove(application):
                 return True
         elif not withdrawn:
             withdrawn = True
@@ -106,8 +107,8 @@ def clean_up(
         time.sleep(0.2)
 
 
-def closes(session: str) -> bool:
-    """Whether Flame closes the session, or has forgotten it."""
+def close_session(session: str) -> bool:
+    """Close a session by its id; returns whether it is closed or unknown to Flame."""
     from flamepy.core import client
 
     try:
@@ -120,31 +121,32 @@ def closes(session: str) -> bool:
     return True
 
 
-def _removes(application: str) -> bool:
-    """Whether the application and its objects are gone."""
+def _remove(application: str) -> bool:
+    """Remove the application and its objects; returns whether they are gone."""
     from flamepy.core import cache, client
 
     try:
         if application in {each.name for each in client.list_applications()}:
             client.unregister_application(application)
         prefix = cache.ObjectKey.for_all_sessions(application).to_prefix()
-        within(CALL_SECONDS, lambda: cache.delete_objects(prefix))
+        call_with_timeout(CALL_SECONDS, lambda: cache.delete_objects(prefix))
     except Exception:
         return False
     return True
 
 
 def _withdraw(reference: str) -> None:
+    """Empty the weights, upon which executors end the tasks that use them."""
     import numpy as np
     from flamepy.core import cache
 
     with contextlib.suppress(Exception):
         ref = cache.ObjectRef(**json.loads(reference))
-        within(CALL_SECONDS, lambda: cache.update_object(ref, np.empty(0, np.uint8)))
+        call_with_timeout(CALL_SECONDS, lambda: cache.update_object(ref, np.empty(0, np.uint8)))
 
 
 def main() -> None:
-    """Remember what the learner says; act when it falls silent undismissed."""
+    """Remember the lines of standard input; clean up if it ends without `dismissed`."""
     told: dict[str, list[str]] = {"application": [], "session": [], "weights": []}
     for line in sys.stdin:
         what, _, value = line.rstrip("\n").partition(" ")

@@ -20,7 +20,7 @@ from flamepy.core.types import FlameContext, ResourceRequirement
 from flamepy.runner import Runner
 
 from flame_rl.backends.flame.cleanup import Janitor
-from flame_rl.backends.flame.within import CALL_SECONDS, within
+from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
 from flame_rl.backends.package import stage_package
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.signals import unless_stopped
@@ -28,10 +28,10 @@ from flame_rl.system.signals import unless_stopped
 CONNECT_SECONDS = 8.0
 PROBE_SECONDS = 3.0
 DEPLOY_SECONDS = 60.0
-# A finished task is heard of only while it is watched, for which flamepy has ten threads. Many more
-# watches than these would take all that Flame allows on one connection, other calls' part too.
+# flamepy learns that a task has finished through a thread that watches it, and has ten of them. Far
+# more than this number would use up all calls that Flame allows on one connection.
 MOST_WATCHED = 128
-# An executor takes about 110 MB by itself, and its simulators come on top.
+# The least memory of an executor: it takes about 110 MB without its simulators.
 LEAST_BYTES = 256 << 20
 
 
@@ -40,9 +40,9 @@ class Room:
     """How many executors the cluster has for a run.
 
     Attributes:
-        executors: how many.
-        claim: what Flame is told that each of them needs, of which their number follows; None:
-            what is usual on this cluster.
+        executors: their number.
+        claim: the resources that each of them claims from Flame, which bound their number; None:
+            the cluster's default.
     """
 
     executors: int
@@ -50,7 +50,7 @@ class Room:
 
     @property
     def in_flight(self) -> int:
-        """How many tasks to have on their way: one for each executor to go on with at once."""
+        """The most tasks to have on their way: one that runs and one that waits per executor."""
         return 2 * self.executors
 
 
@@ -59,10 +59,10 @@ def connect(stop: threading.Event, executors: int | None) -> tuple[FlameContext,
 
     Args:
         stop: set when the user asks to stop.
-        executors: how many are wanted; None: one for every core.
+        executors: the number asked for; None: one per core.
 
     Raises:
-        UsageError: within `CONNECT_SECONDS`, if any of that fails, or there is no such room.
+        UsageError: within `CONNECT_SECONDS`, if any of that fails or memory is too small.
         Interrupted: `stop` was set.
     """
     try:
@@ -81,7 +81,7 @@ def connect(stop: threading.Event, executors: int | None) -> tuple[FlameContext,
         return room
 
     try:
-        return context, unless_stopped(stop, lambda: within(CONNECT_SECONDS, ask))
+        return context, unless_stopped(stop, lambda: call_with_timeout(CONNECT_SECONDS, ask))
     except (UsageError, Interrupted):
         raise
     except Exception as error:
@@ -120,7 +120,7 @@ def check_answers(context: FlameContext, runner: Runner) -> None:
         ("object cache", context.cache.endpoint, lambda: runner.put_object(np.empty(0, np.uint8))),
     ):
         try:
-            within(PROBE_SECONDS, ask)
+            call_with_timeout(PROBE_SECONDS, ask)
         except Exception as error:
             raise _unreachable(name, endpoint, str(error)) from error
 
@@ -146,7 +146,7 @@ class _Deadline(grpc.UnaryUnaryClientInterceptor):
 
 
 def _watch_at_once(tasks: int) -> None:
-    """Otherwise, of more than ten tasks, ten long ones hide that all others are done."""
+    """Let flamepy watch more than ten tasks: ten long ones would hide that others are done."""
     connection = flamepy.core.client.ConnectionInstance.instance()
     threads = min(tasks, MOST_WATCHED)
     # All trainers of a process share one connection.
@@ -158,7 +158,7 @@ def _watch_at_once(tasks: int) -> None:
 def _make_room(executors: int | None) -> Room:
     nodes = [node.status.allocatable for node in flamepy.core.client.list_nodes()]
     if executors is None:
-        # One core each, as is the default.
+        # Flame gives each executor one core by default.
         return Room(max(1, sum(node.cpu for node in nodes)))
     memory = [node.memory for node in nodes]
     share = memory_share(memory, executors)
@@ -168,15 +168,16 @@ def _make_room(executors: int | None) -> Room:
             f"--executors: {executors} would have {share >> 20} MB of the cluster's memory each, "
             f"which is too little for a simulator; at most {most}"
         )
-    # Without a core, or there would be no more of them than cores; their memory bounds them.
+    # Executors that claim no core may outnumber the cores; memory bounds them.
     return Room(executors, ResourceRequirement(cpu=0, memory=share))
 
 
 def memory_share(nodes: Sequence[int], executors: int) -> int:
-    """The most memory that each of so many executors can have; 0 if there is none.
+    """The most memory in bytes that each executor can have; 0 if they do not fit.
 
     Args:
-        nodes: what each node offers; an executor is on one of them.
+        nodes: the memory of each node in bytes.
+        executors: their number; each runs on a single node.
     """
     low, high = 0, max(nodes, default=0)
     while low < high:
@@ -189,10 +190,10 @@ def memory_share(nodes: Sequence[int], executors: int) -> int:
 
 
 def deploy(env_id: str, janitor: Janitor) -> tuple[Runner, list[str]]:
-    """Ship the package under a name of its own; also returns what it depends on.
+    """Ship the package as an application; returns its runner and the package's dependencies.
 
-    Flame finds a package by its application's name alone, so the name carries the content and the
-    run: what runs is what was shipped, and two users never meet.
+    Flame finds a package by its application's name alone, so the name holds a digest of the content
+    and a random token: what runs is what was shipped, and two runs never share a name.
     """
     with tempfile.TemporaryDirectory(prefix="flame-rl-") as folder:
         package = stage_package(Path(folder), env_id)
@@ -201,7 +202,7 @@ def deploy(env_id: str, janitor: Janitor) -> tuple[Runner, list[str]]:
         # Runner packs the current directory and offers no other way.
         with contextlib.chdir(folder):
             try:
-                runner = within(
+                runner = call_with_timeout(
                     DEPLOY_SECONDS,
                     lambda: Runner(name, fail_if_exists=True, dependencies=package.dependencies),
                 )

@@ -19,20 +19,20 @@ from flamepy.runner import Runner
 from flamepy.runner.runner import ObjectFuture, RunnerService
 
 from flame_rl.actor.remote import Collector
-from flame_rl.backends.flame.cleanup import Janitor, closes
+from flame_rl.backends.flame.cleanup import Janitor, close_session
 from flame_rl.backends.flame.cluster import Room
-from flame_rl.backends.flame.within import CALL_SECONDS, within
+from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
 from flame_rl.backends.patience import Patience
 from flame_rl.wire import packing
 
 
 @dataclass
 class Tally:
-    """What all sessions of a run count together.
+    """Counts over all sessions of a run.
 
     Attributes:
         dropped: answers that came when nobody waited for them any more.
-        last_result: when the last episodes came, monotonic seconds.
+        last_result: when the last episodes came, in monotonic seconds.
     """
 
     dropped: int = 0
@@ -43,7 +43,7 @@ class Session:
     """One session of the application: its service, its weights, and the tasks on their way.
 
     Attributes:
-        failures: tasks that failed on the way, by no doing of the simulator.
+        failures: the number of tasks that failed on the way, not in a simulator.
     """
 
     def __init__(self, runner: Runner, room: Room, janitor: Janitor, tally: Tally) -> None:
@@ -53,31 +53,31 @@ class Session:
 
         def open_service() -> RunnerService:
             service = runner.service(Collector, resreq=room.claim)
-            janitor.remember_session(service._session.id)  # even if nobody waits any more
+            janitor.remember_session(service._session.id)  # also after the timeout
             return service
 
-        self._service = within(CALL_SECONDS, open_service)
+        self._service = call_with_timeout(CALL_SECONDS, open_service)
         self._id = self._service._session.id
         self._weights: flamepy.core.cache.ObjectRef | None = None
         self._on_their_way: set[Future] = set()
         self.failures = 0
 
     def publish(self, encoded: bytes) -> None:
-        """Put the weights where executors find them; an update replaces them in place."""
+        """Put encoded weights into the object cache, in place of the last ones."""
         array = np.frombuffer(encoded, np.uint8)
         if self._weights is None:
-            self._weights = within(CALL_SECONDS, lambda: self._runner.put_object(array))
+            self._weights = call_with_timeout(CALL_SECONDS, lambda: self._runner.put_object(array))
             self._janitor.remember_weights(json.dumps(asdict(self._weights)))
         else:
             update = flamepy.core.cache.update_object
-            self._weights = within(CALL_SECONDS, lambda: update(self._weights, array))
+            self._weights = call_with_timeout(CALL_SECONDS, lambda: update(self._weights, array))
 
     def versions(self) -> Future[memoryview]:
-        """An executor's versions, as JSON."""
+        """The versions of Python and libraries on an executor, as JSON."""
         return self._track(self._service.versions())
 
     def collect(self, request: bytes, patience: Patience) -> Future[memoryview]:
-        """Send one encoded request."""
+        """Send one encoded request; the future is of the encoded answer."""
         began = time.monotonic()
         weights = json.dumps(asdict(self._weights))
         try:
@@ -90,32 +90,33 @@ class Session:
         return self._track(task, lambda: patience.took(time.monotonic() - began))
 
     def abandon(self) -> None:
-        """Answer nobody any more: what is on its way fails here, and is withdrawn there."""
+        """Leave the session: its futures fail, and executors end its tasks."""
         for future in list(self._on_their_way):
             with contextlib.suppress(InvalidStateError):
                 future.set_exception(ConnectionError("the session was left"))
         if self._weights is not None:
             with contextlib.suppress(Exception):
                 self.publish(b"")
-        self.closes()
+        self.close()
 
-    def closes(self) -> bool:
-        """Whether Flame closes the session, which it refuses while tasks run."""
-        return closes(self._id)
+    def close(self) -> bool:
+        """Close the session; returns False if Flame refuses, as it does while tasks run."""
+        return close_session(self._id)
 
     def settled(self) -> bool:
+        """Whether every task has been answered or has failed."""
         return not self._on_their_way
 
     def event_codes(self) -> set[int]:
         return {event.code for event in flamepy.core.client.get_session(self._id).events}
 
     def events(self) -> str:
-        """What Flame reports of this session, for a person."""
+        """What Flame reports about this session, as text for the user."""
         try:
             events = flamepy.core.client.get_session(self._id).events
         except FlameError as error:
             return f"Flame does not say why ({error})"
-        # The same for every executor and attempt, but for their ids.
+        # Messages of several executors and attempts differ only in ids: one of each is enough.
         messages = {re.sub(r"<[^>]*>", "<…>", str(event.message)): event for event in events}
         if not messages:
             return "Flame reports no event; see the logs of its executor manager"
@@ -125,7 +126,7 @@ class Session:
     def _track(
         self, task: ObjectFuture, succeeded: Callable[[], None] = lambda: None
     ) -> Future[memoryview]:
-        """A future of the task's bytes, with the result already fetched."""
+        """A future of the task's answer, fetched; `succeeded` is called if that is episodes."""
         outer: Future[memoryview] = Future()
         self._on_their_way.add(outer)
 
@@ -156,7 +157,7 @@ class Session:
 
 
 def _bytes_of(result: object) -> memoryview:
-    # A large batch may have become a table of several.
+    # Flame may return a large batch as a table of several batches.
     batch = isinstance(result, pyarrow.RecordBatch | pyarrow.Table) and result.num_columns == 1
     values = result.column(0).to_numpy() if batch else None
     if values is None or values.dtype != np.uint8:

@@ -1,4 +1,4 @@
-"""A time limit for calls that have none: flamepy's wait for ever for a server that hangs."""
+"""A time limit for calls of flamepy, which wait for ever for a server that hangs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CALL_SECONDS = 5.0
 Result = TypeVar("Result")
 
 
-def within(seconds: float, function: Callable[[], Result]) -> Result:
-    """Call the function, in a thread that is left behind if it takes longer.
+def call_with_timeout(seconds: float, function: Callable[[], Result]) -> Result:
+    """Call the function in a thread, which is left behind if it takes longer.
 
     Raises:
         TimeoutError: it took longer.
@@ -23,6 +23,6 @@ def within(seconds: float, function: Callable[[], Result]) -> Result:
     try:
         return future.result(seconds)
     except TimeoutError as error:
-        if future.done():  # the function's own
+        if future.done():  # raised by the function itself
             raise
         raise TimeoutError(f"no answer within {seconds:.0f} s") from error
