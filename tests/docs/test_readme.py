@@ -1,4 +1,4 @@
-"""The README's example is what it says."""
+"""The README is short, its commands and its code map are true, and its examples do what it says."""
 
 from __future__ import annotations
 
@@ -14,6 +14,58 @@ from tests.helpers import ROOT, clean_environment
 
 README = (ROOT / "README.md").read_text()
 (EXAMPLE,) = re.findall(r"```python\n(# cartpole\.py.*?)```", README, re.DOTALL)
+
+(ENVIRONMENT,) = re.findall(r"```python\n(# my_env\.py.*?)```", README, re.DOTALL)
+(MAP,) = re.findall(r"```\n(main\.py .*?)```", README, re.DOTALL)
+
+
+def test_it_is_a_front_door() -> None:
+    assert len(README.splitlines()) <= 250
+
+
+@pytest.mark.parametrize("command", ["uv run main.py --env ant", "uv run pytest"])
+def test_two_commands_are_all_that_is_needed(command: str) -> None:
+    assert f"```\npip install uv && {command}\n```" in README
+
+
+def test_the_code_map_names_every_folder_and_only_what_exists() -> None:
+    named: set[Path] = set()
+    above: list[Path] = []
+    for line in MAP.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        names, _, _ = line.strip().partition("  ")
+        for name in re.findall(r"[\w.-]+/?", names):
+            path = Path(*above[:depth][-1:], name)
+            assert (ROOT / path).exists(), f"the code map names {path}"
+            named.add(path)
+            above[depth:] = [path]
+    folders = {path.parent.relative_to(ROOT) for path in ROOT.glob("flame_rl/**/__init__.py")}
+    folders.discard(Path("flame_rl", "backends", "flame"))
+    assert folders <= named
+
+
+def test_the_files_a_number_passes_exist() -> None:
+    (paragraph,) = re.findall(r"^To follow one number.*?\n\n", README, re.DOTALL | re.MULTILINE)
+    files = re.findall(r"`([\w/]+(?:/|\.py))`", paragraph)
+    assert len(files) > 8
+    for name in files:
+        assert (ROOT / name).exists() or (ROOT / "flame_rl" / name).exists(), name
+
+
+def test_the_environment_can_be_learned(tmp_path: Path) -> None:
+    (tmp_path / "my_env.py").write_text(ENVIRONMENT)
+    command = [ROOT / "main.py", "--env", "my_env:Corridor-v0", "--iterations", "12"]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=tmp_path,
+        env=clean_environment(tmp_path) | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    rewards = [float(reward) for reward in re.findall(r"Mean Reward: +([-\d.]+) \|", done.stdout)]
+    assert rewards[-1] > rewards[0] + 5
 
 
 def run_example(code: str, folder: Path) -> list[str]:
