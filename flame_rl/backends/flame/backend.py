@@ -274,6 +274,6 @@ class FlameBackend:
             raise RunError(f"the cluster is lost: {error}. Go on with --resume") from error
         raise RunError(
             f"the cluster has given no result for {seconds:.0f} s, though it answers: {reason}. "
-            f"{self._session.events()}. Its executor manager may be stuck: see the README on how "
-            "to restart it, then go on with --resume"
+            f"{self._session.events()}. Its executor manager may be stuck: docs/cluster.md "
+            "says how to restart it; then go on with --resume"
         )
