@@ -198,12 +198,6 @@ class Misbehaving(Base):
                 sys.exit(3)
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            case "exit":
-                raise SystemExit(3)
-            case "interrupt":
-                raise KeyboardInterrupt
-            case "chdir":
-                os.chdir(os.environ["FAULT_FOLDER"])
             case "segfault":
                 import ctypes
 
@@ -575,6 +569,29 @@ class Parent(Base):
     def reward(self, action) -> float:
         time.sleep(0.01)
         return 1.0
+
+
+class Forking(Base):
+    """Starts a process, which inherits all pipes, and dies by itself in its second step."""
+
+    horizon = 5
+
+    def reward(self, action) -> float:
+        if self.t == 1:
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(300)
+                os._exit(0)
+            Path(os.environ["FORKED"]).write_text(str(pid))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1.0
+
+
+class StillBorn(Base):
+    """Ends the process that makes it."""
+
+    def __init__(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _register() -> None:

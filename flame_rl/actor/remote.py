@@ -71,10 +71,8 @@ class Collector:
             env_id = codec.decode_request(request).environment.env_id
             if len(snapshot) == 0:
                 return _failure("stale", "the learner has withdrawn this task", env_id)
-            data = snapshot.tobytes()
-            version = codec.decode_snapshot(data).version
             answer = self._worker.collect(
-                data, version, request, Limits(*limits), lambda: _withdrawn(snapshot_ref)
+                snapshot.tobytes(), request, Limits(*limits), lambda: _withdrawn(snapshot_ref)
             )
             return column(answer)
         except Exception as error:

@@ -29,6 +29,8 @@ from flame_rl.wire.messages import (
 from flame_rl.wire.packing import Buffer, WireError
 
 MAX_ATTEMPTS = 3
+# Workers that die one after another before they begin to play.
+MAX_DEATHS = 10
 STOP_POLL_SECONDS = 0.1
 
 
@@ -103,7 +105,7 @@ def gather(
     ][::-1]
     running: dict[Future[Buffer], _Task] = {}
     parts: list[Episodes] = []
-    bytes_out = bytes_in = retries = 0
+    bytes_out = bytes_in = retries = deaths = 0
     waiting = 0.0
     while pending or running:
         while pending and len(running) < in_flight:
@@ -126,8 +128,19 @@ def gather(
             bytes_in += size
             if not isinstance(answer, CollectFailure):
                 parts.append(answer)
+                deaths = 0
                 continue
             retries += 1
+            if answer.kind == "start":
+                # Not the episodes' doing, so that it is no attempt of theirs.
+                deaths += 1
+                if deaths >= MAX_DEATHS:
+                    raise RunError(
+                        f"{deaths} worker processes, one after another, died before they began to "
+                        f"play; memory may have run out (fewer --workers): {explain(answer)}"
+                    )
+                pending.append(task)
+                continue
             if transport_failed is not None and answer.kind in ("transport", "stale"):
                 transport_failed(answer)
                 pending.append(task)
@@ -147,9 +160,11 @@ def _retries_of(task: _Task, failure: CollectFailure) -> list[_Task]:
     """
     if failure.kind == "environment":
         raise UsageError(explain(failure))
-    if task.attempt < MAX_ATTEMPTS:
+    # Only what happens while an episode is played alone counts against it.
+    attempts = task.attempt if len(task.request.indices) == 1 else 0
+    if attempts < MAX_ATTEMPTS:
         return [
-            _Task(replace(task.request, indices=(index,)), task.attempt + 1)
+            _Task(replace(task.request, indices=(index,)), attempts + 1)
             for index in reversed(task.request.indices)
         ]
     (index,) = task.request.indices

@@ -61,7 +61,7 @@ class ProcessBackend:
             worker = self._idle.get()
             try:
                 began = time.monotonic()
-                answer = worker.collect(encoded, snapshot.version, data, self._patience.limits())
+                answer = worker.collect(encoded, data, self._patience.limits())
                 if message_type(answer) != "failure":
                     self._patience.took(time.monotonic() - began)
                 return answer

@@ -162,7 +162,7 @@ class Trainer:
         Raises:
             UsageError: its newest sound checkpoint does not fit the networks in model.py.
         """
-        from flame_rl.run.resume import load_newest
+        from flame_rl.run.resume import differences, load_newest
 
         folder = self.config.output.resume
         if folder is None:
@@ -171,6 +171,12 @@ class Trainer:
         if checkpoint is None:
             self.warnings.append("no sound checkpoint: the run begins at the beginning")
         else:
+            saved = TrainConfig.from_data(checkpoint.config)
+            if different := differences(saved, self.config):
+                raise UsageError(
+                    f"--resume: {folder / 'config.json'} is not that of the run's checkpoint: "
+                    f"{different}. Write the run's values back, or begin a new run"
+                )
             self.warnings += self._take_up(checkpoint, folder)
 
     def _take_up(self, checkpoint: Checkpoint, path: Path) -> list[str]:

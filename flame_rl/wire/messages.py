@@ -302,7 +302,8 @@ FailureKind = Literal[
     "environment",  # it cannot be made: unknown, not importable, a space of an unsupported kind
     "invalid",  # the environment returned NaN, infinity or the wrong shape
     "simulator",  # the environment raised an exception
-    "crash",  # the worker process died
+    "crash",  # the worker process died while it played
+    "start",  # the worker process died before it began to play
     "timeout",  # the worker process did not answer in time
     "stale",  # the worker holds other weights, or the learner has withdrawn the task
     "garbled",  # the answer does not fit the request, or the request not the policy

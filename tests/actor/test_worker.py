@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import psutil
 import pytest
@@ -40,7 +41,6 @@ def worker():
 def collect(worker, request, snapshot=SNAPSHOT, deadline=60.0, episodes=100_000, megabytes=4096):
     data = worker.collect(
         codec.encode_snapshot(snapshot),
-        snapshot.version,
         codec.encode_request(request),
         Limits(deadline, episodes, megabytes),
     )
@@ -100,7 +100,7 @@ def test_what_a_simulator_prints_does_not_get_between_the_frames(worker):
     [
         ("Kill", "crash", "SIGKILL"),
         ("Segfault", "crash", "SIGSEGV"),
-        ("Exit", "crash", "exit code 3"),
+        ("Exit", "simulator", "SystemExit: 3"),
         ("Hang", "timeout", "within 3 s"),
         ("Raise", "simulator", "the robot fell over"),
     ],
@@ -126,7 +126,7 @@ def test_a_module_that_cannot_be_imported_shows_its_own_traceback(worker, tmp_pa
 def test_garbage_from_a_request_is_answered(worker):
     request = request_for("CartPole-v1")
     failure = codec.decode_result(
-        worker.collect(b"garbage", 0, codec.encode_request(request), Limits(60, 9, 4096)),
+        worker.collect(b"garbage", codec.encode_request(request), Limits(60, 9, 4096)),
         request,
     )
     assert isinstance(failure, CollectFailure) and "WireError" in failure.message
@@ -203,3 +203,35 @@ collect(worker, request_for({environment_id("HangFault")!r}))
     child = psutil.Process(int(parent.stdout.readline()))
     parent.wait(30)
     child.wait(5)
+
+
+def test_weights_are_told_apart_by_their_content_and_not_by_their_number(worker):
+    """Another learner's state may have as many updates behind it."""
+    request = request_for("CartPole-v1", range(3))
+    answers = [
+        collect(worker, request, random_snapshot(4, 2, False, seed=seed)) for seed in (0, 1, 0)
+    ]
+    assert answers[0].observations.tobytes() == answers[2].observations.tobytes()
+    assert answers[0].observations.tobytes() != answers[1].observations.tobytes()
+
+
+def test_a_child_that_dies_is_noticed_though_its_own_child_holds_the_pipe(worker, tmp_path):
+    """And nothing that the simulator started goes on."""
+    env_id = environment_id("Forking")
+    with mock.patch.dict(os.environ, {"FORKED": str(tmp_path / "pid")}):
+        began = time.monotonic()
+        failure = collect(worker, request_for(env_id, [0]), random_snapshot(1, 2, False))
+    assert failure.kind == "crash" and time.monotonic() - began < 20
+    forked = int((tmp_path / "pid").read_text())
+    limit = time.monotonic() + 5
+    while psutil.pid_exists(forked) and time.monotonic() < limit:
+        if psutil.Process(forked).status() == psutil.STATUS_ZOMBIE:
+            break
+        time.sleep(0.1)
+    else:
+        assert not psutil.pid_exists(forked)
+
+
+def test_a_child_that_dies_before_it_plays_is_told_apart(worker):
+    failure = collect(worker, request_for(environment_id("StillBorn"), [0]))
+    assert failure.kind == "start" and "SIGKILL" in failure.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from concurrent.futures import Future
 
 import psutil
@@ -12,7 +13,7 @@ import pytest
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.random.seeds import episode_randomness
 from flame_rl.actor.simulators.plain import PlainSimulator
-from flame_rl.backends.dispatch import MAX_ATTEMPTS, gather
+from flame_rl.backends.dispatch import MAX_ATTEMPTS, MAX_DEATHS, gather
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
@@ -163,6 +164,35 @@ def test_what_keeps_failing_ends_the_run_with_its_message(kind, error, attempts)
     with pytest.raises(error, match="the cause"):
         gather_with(submit, task_size=1, in_flight=1)
     assert len(requests) == attempts
+
+
+def test_workers_that_die_before_they_play_cost_no_episode_an_attempt():
+    """Five in a row, and later a few more."""
+    dead = codec.encode_failure(CollectFailure("start", "died by SIGKILL", "CartPole-v1"))
+    requests = []
+
+    def submit(data):
+        requests.append(data)
+        return done(dead if len(requests) % 7 in (1, 2, 3, 4, 5) else answer(data))
+
+    assert_same_episodes(gather_with(submit, task_size=3).episodes, EXPECTED)
+    with pytest.raises(RunError, match=f"{MAX_DEATHS} worker processes.*fewer --workers.*SIGKILL"):
+        gather_with(lambda data: done(dead))
+
+
+def test_what_happens_to_several_episodes_together_counts_against_none():
+    """Each of the task's episodes then fails twice alone, and is played the third time."""
+    crash = codec.encode_failure(CollectFailure("crash", "died", "CartPole-v1"))
+    tries = defaultdict(int)
+
+    def submit(data):
+        indices = codec.decode_request(data).indices
+        if len(indices) > 1:
+            return done(crash)
+        tries[indices] += 1
+        return done(crash if tries[indices] < MAX_ATTEMPTS else answer(data))
+
+    assert_same_episodes(gather_with(submit, task_size=4).episodes, EXPECTED)
 
 
 def test_a_final_failure_names_the_one_episode_and_its_seed():

@@ -234,7 +234,7 @@ def test_a_worker_is_not_charged_with_the_memory_of_its_learner():
         pids = set()
         for _ in range(3):
             request = codec.encode_request(request_for(environment_id("ActionReward")))
-            worker.collect(codec.encode_snapshot(snapshot), 0, request, limits)
+            worker.collect(codec.encode_snapshot(snapshot), request, limits)
             pids.add(worker.pid)
     finally:
         worker.close()
@@ -249,7 +249,7 @@ from tests.helpers import environment_id, random_snapshot, request_for
 
 def collect():
     snapshot, request = random_snapshot(1, 2, False), request_for(environment_id({name!r}))
-    encoded = codec.encode_snapshot(snapshot), 0, codec.encode_request(request)
+    encoded = codec.encode_snapshot(snapshot), codec.encode_request(request)
     worker.collect(*encoded, Limits(600, 1000, 4096))
 
 worker = Worker()

@@ -171,6 +171,18 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
     assert not differences(saved, saved.changed(**free))
 
 
+@pytest.mark.parametrize(("name", "value"), [("seed", 8), ("learning_rate", 0.5), ("gamma", 0.5)])
+def test_a_config_that_was_edited_where_results_depend_on_it_is_refused(
+    name, value, killed, tmp_path
+):
+    before = (killed / "metrics.csv").read_bytes()
+    alter_config(killed, name, value)
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 2 and "--" + name.replace("_", "-") in done.stderr
+    assert "not that of the run's checkpoint" in done.stderr
+    assert (killed / "metrics.csv").read_bytes() == before
+
+
 def test_flags_that_change_no_result_are_taken(killed, whole, tmp_path):
     done = run_here(
         *("--resume", "run", "--workers", "1", "--local", "--iterations", str(ITERATIONS)),

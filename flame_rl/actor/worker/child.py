@@ -68,6 +68,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
                     raise snapshot
                 if environment not in simulators:
                     simulators[environment], _ = choose_simulator(environment)
+                write_frame(answers, b"")  # from here on it plays
                 result = collect_episodes(snapshot, request, simulators[environment])
                 answer = (
                     codec.encode_failure(result)

@@ -8,7 +8,7 @@ import resource
 import select
 import struct
 import sys
-import time
+from collections.abc import Callable
 from typing import BinaryIO
 
 from flame_rl.wire.packing import Buffer
@@ -21,10 +21,13 @@ MAX_FRAME_BYTES = 1 << 34
 # announces and never sends.
 _PIECE_BYTES = 1 << 26
 
+# Waits until a pipe can be read (POLLIN) or written (POLLOUT), or raises.
+Wait = Callable[[BinaryIO, int], None]
 
-def write_frame(pipe: BinaryIO, frame: Buffer | list[Buffer], limit: float | None = None) -> None:
-    """Send a frame, given whole or in parts. Raises TimeoutError at `limit` (monotonic seconds),
-    OSError if nobody reads."""
+
+def write_frame(pipe: BinaryIO, frame: Buffer | list[Buffer], wait: Wait | None = None) -> None:
+    """Send a frame, given whole or in parts. `wait` is called where the pipe takes no more for now;
+    a pipe that blocks needs none. Raises what `wait` does, and OSError if nobody reads."""
     parts = frame if isinstance(frame, list) else [frame]
     for part in (_HEAD.pack(sum(map(len, parts)), _peak_memory()), *parts):
         view = memoryview(part)
@@ -32,17 +35,17 @@ def write_frame(pipe: BinaryIO, frame: Buffer | list[Buffer], limit: float | Non
             written = pipe.write(view)
             if written is not None:
                 view = view[written:]
-            elif not ready(pipe, select.POLLOUT, limit - time.monotonic()):
-                raise TimeoutError
+            else:
+                wait(pipe, select.POLLOUT)
 
 
-def read_frame(pipe: BinaryIO, limit: float | None = None) -> tuple[bytearray, int]:
-    """A message and its sender's peak memory in bytes. Raises TimeoutError at `limit` (monotonic
-    seconds), OSError at the end of the pipe."""
-    size, memory = _HEAD.unpack(_read_exactly(pipe, _HEAD.size, limit))
+def read_frame(pipe: BinaryIO, wait: Wait | None = None) -> tuple[bytearray, int]:
+    """A message and its sender's peak memory in bytes. `wait` is called where nothing can be read
+    for now. Raises what `wait` does, and OSError at the end of the pipe."""
+    size, memory = _HEAD.unpack(_read_exactly(pipe, _HEAD.size, wait))
     if size > MAX_FRAME_BYTES:
         raise OSError(f"a frame of {size} bytes is announced")
-    return _read_exactly(pipe, size, limit), memory
+    return _read_exactly(pipe, size, wait), memory
 
 
 def _peak_memory() -> int:
@@ -55,7 +58,7 @@ def _peak_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def _read_exactly(pipe: BinaryIO, size: int, limit: float | None) -> bytearray:
+def _read_exactly(pipe: BinaryIO, size: int, wait: Wait | None) -> bytearray:
     pieces: list[bytearray] = []
     while size > 0:
         piece = bytearray(min(size, _PIECE_BYTES))
@@ -66,8 +69,8 @@ def _read_exactly(pipe: BinaryIO, size: int, limit: float | None) -> bytearray:
                 raise BrokenPipeError("the other side is gone")
             if count is not None:
                 view = view[count:]
-            elif not ready(pipe, select.POLLIN, limit - time.monotonic()):
-                raise TimeoutError
+            else:
+                wait(pipe, select.POLLIN)
         pieces.append(piece)
         size -= len(piece)
     return pieces[0] if len(pieces) == 1 else bytearray().join(pieces)

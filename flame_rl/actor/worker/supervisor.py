@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -59,7 +58,7 @@ class Worker:
         self._child: subprocess.Popen[bytes] | None = None
         self._last_words: BinaryIO | None = None
         self._lifeline: BinaryIO | None = None
-        self._sent_version: int | None = None
+        self._sent: bytes | None = None
         self._episodes = 0
         self._memory_bytes = 0
         self._closed = False
@@ -122,7 +121,6 @@ class Worker:
     def collect(
         self,
         snapshot: bytes,
-        version: int,
         request: bytes,
         limits: Limits,
         withdrawn: Callable[[], bool] = lambda: False,
@@ -130,8 +128,7 @@ class Worker:
         """Let the child collect.
 
         Args:
-            snapshot: encoded; sent only to a child that does not hold this version yet.
-            version: the snapshot's version.
+            snapshot: encoded; sent only to a child that does not hold these bytes yet.
             request: encoded.
             limits: when the child is killed or replaced.
             withdrawn: called about once a second; true when nobody wants the answer any more, and
@@ -143,12 +140,12 @@ class Worker:
         decoded = codec.decode_request(request)
         with self._calling:
             alive = self._child is not None and self._child.poll() is None
-            holds_it = alive and self._sent_version == version
+            holds_it = alive and self._sent == snapshot
             frames = [request] if holds_it else [snapshot, request]
             env_id = decoded.environment.env_id
             answer = self._call(frames, env_id, limits.deadline, withdrawn)
             if self._child is not None:
-                self._sent_version = version
+                self._sent = snapshot
                 self._episodes += len(decoded.indices)
                 if (
                     # A simulator that has failed may be in a broken state.
@@ -171,18 +168,28 @@ class Worker:
     def _call(
         self, frames: list[bytes], env_id: str, deadline: float, withdrawn: Callable[[], bool]
     ) -> Buffer:
-        kind: FailureKind = "crash"
-        try:
-            self.start()
-            limit = time.monotonic() + deadline
-            for frame in frames:
-                write_frame(self._child.stdin, frame, limit)
-            while not ready(self._child.stdout, select.POLLIN, min(1.0, limit - time.monotonic())):
+        # Whatever happens before the child says that it plays is not the episodes' doing.
+        kind: FailureKind = "start"
+        limit = time.monotonic() + deadline
+
+        def wait(pipe: BinaryIO, event: int) -> None:
+            while not ready(pipe, event, min(1.0, limit - time.monotonic())):
                 if time.monotonic() >= limit:
                     raise TimeoutError
+                # A process that the simulator has started may hold the pipe open.
+                if self._child.poll() is not None:
+                    raise BrokenPipeError("the child is gone")
                 if withdrawn():
                     raise InterruptedError
-            answer, self._memory_bytes = read_frame(self._child.stdout, limit)
+
+        try:
+            self.start()
+            for frame in frames:
+                write_frame(self._child.stdin, frame, wait)
+            answer, self._memory_bytes = read_frame(self._child.stdout, wait)
+            if not answer:
+                kind = "crash"
+                answer, self._memory_bytes = read_frame(self._child.stdout, wait)
             return answer
         except TimeoutError:
             kind = "timeout"
@@ -226,7 +233,7 @@ class Worker:
         for file in (self._last_words, self._lifeline):
             if file is not None:
                 file.close()
-        self._child = self._last_words = self._lifeline = self._sent_version = None
+        self._child = self._last_words = self._lifeline = self._sent = None
         self._episodes = self._memory_bytes = 0
 
     def _read_last_words(self) -> str:
