@@ -66,7 +66,7 @@ def improve(
             )
             targets = advantages + values[batch.rows.numpy()]
         if epoch == 0:
-            predicted = targets - advantages
+            predicted, wanted = targets - advantages, targets
             networks.follow_returns(targets)
 
         if not too_far:
@@ -78,7 +78,7 @@ def improve(
         error = value_loss(networks.value.module, batch, targets)
         batches = minibatches(batch.steps, settings.minibatches, generator)
         last = value_epoch(networks.value, error, batches, settings, decay)
-    return policy_metrics(steps) | value_metrics(last, predicted, targets)
+    return policy_metrics(steps) | value_metrics(last, predicted, wanted)
 
 
 def clipped_loss(policy: nn.Module, batch: Batch, advantages: np.ndarray, settings: PPO) -> Loss:
