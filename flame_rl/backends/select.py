@@ -18,7 +18,12 @@ def is_distributed(config: TrainConfig) -> bool:
     """Whether to collect on a Flame cluster: one is configured, and no setting rules it out."""
     if config.execution.local or config.output.reproduce is not None:
         return False
-    return "FLAME_ENDPOINT" in os.environ or (Path.home() / ".flame" / "flame.yaml").exists()
+    if "FLAME_ENDPOINT" in os.environ:
+        return True
+    try:
+        return (Path.home() / ".flame" / "flame.yaml").exists()
+    except (RuntimeError, OSError):  # there is no home, or it cannot be read
+        return False
 
 
 def where_collected(config: TrainConfig) -> str | None:

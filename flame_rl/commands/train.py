@@ -20,7 +20,7 @@ from flame_rl.run.folder import (
 )
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
-from flame_rl.system.errors import Interrupted, RunError
+from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.optional import require
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
@@ -66,6 +66,12 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
         if config.output.reproduce is None:
             folder = ending.enter_context(hold_folder(config))
         trainer.resume_run()
+        done, wanted = trainer.totals.iterations, config.experiment.iterations
+        if done > wanted:
+            raise UsageError(
+                f"--iterations: {done} are done already, more than {wanted}; name a greater "
+                "number, or leave the flag out"
+            )
         if trainer.note:
             say(f"{trainer.note}\n")
         for warning in trainer.warnings:

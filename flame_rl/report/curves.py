@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from flame_rl.report.tables import METRICS_NAME, read_metrics, read_timing
+from flame_rl.report.tables import METRICS_NAME, TIMING_NAME, read_metrics, read_timing
 from flame_rl.run.folder import CONFIG_NAME
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -85,6 +85,13 @@ def read_run(folder: Path) -> Run:
     count = min(len(metrics.get("env_steps", ())), len(timing.get("collecting_seconds", ())))
     if count == 0:
         raise UsageError(f"{folder}: no iteration was finished; {METRICS_NAME} has no rows")
+    for file, columns, names in (
+        (METRICS_NAME, metrics, ("env_steps", "reward_mean")),
+        (TIMING_NAME, timing, ("collecting_seconds", "updating_seconds")),
+    ):
+        for name in names:
+            if not np.isfinite(columns.get(name, [np.nan])[:count]).all():
+                raise UsageError(f"{folder / file}: the column {name} is missing or has gaps")
     spent = np.add(timing["collecting_seconds"][:count], timing["updating_seconds"][:count])
     return Run(
         folder=folder,

@@ -40,6 +40,11 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
             f"--resume: these flags would make it another run: {different}. Leave them "
             "out, or begin a new run"
         )
+    if given.output.output != saved.output.output:
+        raise UsageError(
+            f"--output: a resumed run stays in its folder, {folder}; leave the flag out, or copy "
+            "the folder and resume the copy"
+        )
     experiment, episode = given.experiment, given.output.reproduce
     fixed = experiment.steps_per_iter is None
     if fixed and episode is not None and episode >= experiment.episodes_per_iter:

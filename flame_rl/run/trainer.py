@@ -21,6 +21,7 @@ from flame_rl.run.agent import Agent
 from flame_rl.run.evaluation import Evaluation, evaluate
 from flame_rl.run.own_environment import register, unregister
 from flame_rl.run.results import IterationResult, Totals
+from flame_rl.run.sizes import refuse_what_cannot_fit
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import CALLABLE, environment_id
 from flame_rl.system.errors import Interrupted, UsageError
@@ -76,7 +77,7 @@ class Trainer:
         self.warnings: list[str] = []
         self._callback = callback
         self._stop = threading.Event() if stop is None else stop
-        self._ended = False
+        self._ended = self._closed = False
         self._registered: str | None = None
         self._agent: Agent | None = None
         self.distributed = is_distributed(config)
@@ -86,6 +87,7 @@ class Trainer:
                 f"--env: the function {name.removeprefix(CALLABLE)} made this run's "
                 "environments; only Python can pass it: Trainer.load(path, env=…)"
             )
+        refuse_what_cannot_fit(config)
         # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, self._stop)
         try:
@@ -204,6 +206,7 @@ class Trainer:
                 f"--iterations: all {self.config.experiment.iterations} are done; save(path), then "
                 "Trainer.load(path, iterations=…), goes on"
             )
+        self._refuse_if_closed()
         if self._stop.is_set():
             raise Interrupted
         with one_thread():
@@ -241,6 +244,9 @@ class Trainer:
         """The request for an evaluation's episodes; see `evaluate`."""
         if episodes < 1:
             raise UsageError(f"--episodes: at least 1, not {episodes}")
+        if not 0 <= seed < 1 << 63:
+            raise UsageError(f"--seed: an integer from 0 to 2**63 - 1, not {seed}")
+        self._refuse_if_closed()
         request = self._request(0, tuple(range(episodes)))
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
@@ -281,9 +287,16 @@ class Trainer:
 
     def close(self) -> None:
         """Stop all workers and threads. May be called twice."""
+        self._closed = True
         self._backend.close()
         if self._registered is not None:
             unregister(self._registered)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise UsageError(
+                "this Trainer is closed; use it within its `with` block, or make another one"
+            )
 
     def __enter__(self) -> Trainer:
         return self

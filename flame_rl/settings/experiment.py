@@ -63,6 +63,8 @@ class Experiment:
         named = isinstance(self.env, str) and bool(self.env.strip())
         if not (named or callable(self.env)):
             refuse("env", "a name or Gymnasium id, or in Python a function", self.env)
+        if named and ":" in self.env and not all(self.env.rpartition(":")[::2]):
+            refuse("env", "a module and an id, as in my_env:Mine-v0", self.env)
         check_fields(self, but=("env",))
 
     @property

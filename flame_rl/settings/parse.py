@@ -6,6 +6,7 @@ import argparse
 import inspect
 from collections.abc import Sequence
 from dataclasses import make_dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -53,6 +54,9 @@ def parse(
             "out, or begin a new run"
         )
     _refuse_flags_of_others(arguments, algorithm)
+    for word, value in pairwise((*arguments, "--")):
+        if "--output=" in (word, f"{word}={value}"):
+            raise UsageError("--output: name a folder")
     kinds = {part: type(getattr(default, part)) for part in PARTS}
     flat = {part: Annotated[kind, tyro.conf.arg(name="")] for part, kind in kinds.items()}
     # An algorithm's switches take True or False, because most are on by default.

@@ -284,7 +284,7 @@ def test_faults_name_environment_episode_and_step(fault, kind, words):
     [
         ("WrongPicture", r"observation: step returned shape \(3, 2\)"),
         ("Ragged", "observation: step returned"),
-        ("Undecided", "terminated, truncated: step returned"),
+        ("Undecided", "terminated: step returned"),
         ("Outside", r"observation: step returned -1 is outside of Discrete\(3\)"),
     ],
 )

@@ -375,7 +375,7 @@ def test_a_run_folder_with_a_space_can_be_reproduced_from(tmp_path):
         ("NumberAsTextObservation", "0", "observation: step returned array(['1.5']"),
         ("RaggedObservation", "0", "observation: step returned [[1.0], [2.0, 3.0]]"),
         ("RaggedObservation", "1", "observation: step returned [[1.0], [2.0, 3.0]]"),
-        ("NumberAsTextReward", "1", "step returned '1.5', False, False"),
+        ("NumberAsTextReward", "1", "reward: step returned '1.5'"),
     ],
 )
 def test_values_of_another_type_are_named(name, workers, words, tmp_path):

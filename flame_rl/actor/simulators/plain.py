@@ -119,17 +119,25 @@ class PlainSimulator:
     def _write_outcome(
         self, slot: int, reward: object, terminated: object, truncated: object
     ) -> None:
-        try:
-            if np.asarray(reward).dtype.kind not in "biuf":
-                raise TypeError
-            self.rewards[slot] = reward
-            self.terminated[slot] = terminated
-            self.truncated[slot] = truncated
-        except (TypeError, ValueError) as error:
-            returned = f"{reward!r:.60}, {terminated!r:.60}, {truncated!r:.60}"
+        number = np.asarray(reward)
+        if number.dtype.kind not in "biuf" or number.ndim:
+            what = f"an array of shape {number.shape}" if number.ndim else f"{reward!r:.60}"
             raise SimulatorError(
-                "invalid", f"reward, terminated, truncated: step returned {returned}", slot
-            ) from error
+                "invalid", f"reward: step returned {what} where a single number belongs", slot
+            )
+        self.rewards[slot] = number
+        ends = {"terminated": terminated, "truncated": truncated}
+        for name, end in ends.items():
+            # Any other object would count as true: the text "False", or NaN.
+            if not isinstance(end, bool | np.bool_) and not (
+                isinstance(end, int | np.integer) and end in (0, 1)
+            ):
+                raise SimulatorError(
+                    "invalid",
+                    f"{name}: step returned {end!r:.60}, not True or False",
+                    slot,
+                )
+        self.terminated[slot], self.truncated[slot] = bool(terminated), bool(truncated)
 
     def _convert(self, slots: np.ndarray) -> None:
         if self._raw is self.observations:

@@ -1,0 +1,39 @@
+"""What cannot fit into memory is refused before anything takes memory."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from flame_rl.settings.checks import flag
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from flame_rl.system.memory import physical_bytes
+
+# Weights, gradient, Adam's two moments, the copy for undoing, and the actors': float32 each.
+_BYTES_OF_A_WEIGHT = 6 * 4
+# Policy and value network.
+_NETWORKS = 2
+# Python, NumPy, Gymnasium and a small environment.
+_BYTES_OF_A_WORKER = 60_000_000
+# An index, a seed, a generator's state, a step or two.
+_BYTES_OF_AN_EPISODE = 200
+
+
+def refuse_what_cannot_fit(config: TrainConfig) -> None:
+    """Raise UsageError for a setting that alone would need more memory than this machine has."""
+    widths = config.experiment.hidden_sizes
+    weights = _NETWORKS * sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
+    needs = {
+        "hidden_sizes": weights * _BYTES_OF_A_WEIGHT,
+        "episodes_per_iter": config.experiment.episodes_per_iter * _BYTES_OF_AN_EPISODE,
+        "evaluate_episodes": config.experiment.evaluate_episodes * _BYTES_OF_AN_EPISODE,
+        "workers": (config.execution.workers or 0) * _BYTES_OF_A_WORKER,
+    }
+    there = physical_bytes()
+    for name, needed in needs.items():
+        if needed > there:
+            values = vars(config.experiment) | vars(config.execution)
+            raise UsageError(
+                f"{flag(name)}: {values[name]} would take at least {needed / 1e9:.1f} GB, and this "
+                f"machine has {there / 1e9:.1f} GB; choose less"
+            )

@@ -1,0 +1,10 @@
+"""The memory of this machine."""
+
+from __future__ import annotations
+
+import os
+
+
+def physical_bytes() -> int:
+    """All of it, whoever uses it now."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,149 @@
+"""What cannot be done is said in a sentence, before it takes memory or changes a file."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from flame_rl import TrainConfig, Trainer
+from flame_rl.backends.select import is_distributed
+from flame_rl.run import checkpoint
+from flame_rl.system.errors import UsageError
+from tests.environments import Base
+from tests.helpers import run_here
+
+SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    assert run_here(*SMALL, "--output", "run", cwd=folder).returncode == 0
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--env", ":"), "--env: a module and an id"),
+        (("--env", "my_env:"), "--env: a module and an id"),
+        (("--env", ":Mine-v0"), "--env: a module and an id"),
+        (("--output", ""), "--output: name a folder"),
+        (("--output=",), "--output: name a folder"),
+        (("--hidden-sizes", "100000", "100000"), "--hidden-sizes: (100000, 100000) would take"),
+        (("--episodes-per-iter", "1000000000"), "--episodes-per-iter: 1000000000 would take"),
+        (("--episodes-per-iter", "1" + 30 * "0"), "--episodes-per-iter: at least 1, not 10"),
+        (("--workers", "9999"), "--workers: 9999 would take"),
+    ],
+)
+def test_a_mistake_is_one_sentence(flags, words, tmp_path):
+    done = run_here(*SMALL, *flags, cwd=tmp_path)
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert done.stderr.startswith("error: ") and words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--iterations", "1"), "--iterations: 2 are done already"),
+        (("--output", "elsewhere"), "--output: a resumed run stays in its folder"),
+    ],
+)
+def test_a_resume_that_cannot_be_changes_nothing(flags, words, run):
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    done = run_here("--resume", str(run), *flags, cwd=run.parent)
+    assert done.returncode == 2 and words in done.stderr
+    assert before == {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_seed_beyond_63_bits_is_refused_wherever_episodes_are_collected(workers, run):
+    flags = ("--local", "--workers", workers, "--episodes", "2", "--seed", str(1 << 63))
+    done = run_here("evaluate", str(run), *flags, cwd=run.parent)
+    assert done.returncode == 2 and "--seed: an integer from 0 to 2**63 - 1" in done.stderr
+
+
+@pytest.mark.parametrize("damage", ["nan", "missing"])
+def test_a_curve_with_gaps_is_refused_by_name(damage, run, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in ("config.json", "timing.csv"):
+        (folder / name).write_bytes((run / name).read_bytes())
+    rows = [row.split(",") for row in (run / "metrics.csv").read_text().splitlines()]
+    place = rows[0].index("reward_mean")
+    for row in rows[1:]:
+        row[place] = "nan"
+    if damage == "missing":
+        rows = [row[:place] for row in rows]
+    (folder / "metrics.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+    done = run_here("plot", str(folder), cwd=tmp_path)
+    assert done.returncode == 2 and "the column reward_mean is missing or has gaps" in done.stderr
+
+
+def test_a_checkpoint_of_absurd_size_takes_no_memory(run, tmp_path):
+    found = checkpoint.load(run / "checkpoints" / "00000002.ckpt")
+    config = TrainConfig.from_data(found.config).changed(hidden_sizes=(40_000, 40_000))
+    data = checkpoint.encode(found.totals, 1.0, found.learner, found.spec, config)
+    (tmp_path / "absurd.ckpt").write_bytes(data)
+    with pytest.raises(UsageError, match=r"--hidden-sizes: .* would take at least"):
+        Trainer.load(tmp_path / "absurd.ckpt", local=True, workers=0)
+
+
+def test_after_its_end_a_trainer_says_so():
+    trainer = Trainer(TrainConfig(local=True, workers=0, episodes_per_iter=2))
+    trainer.close()
+    for use in (trainer.train, lambda: next(iter(trainer)), lambda: trainer.evaluate(2)):
+        with pytest.raises(UsageError, match="this Trainer is closed"):
+            use()
+
+
+def test_no_home_is_no_cluster():
+    with (
+        mock.patch.dict(os.environ, clear=True),
+        mock.patch("pathlib.Path.home", side_effect=RuntimeError("no home")),
+    ):
+        assert not is_distributed(TrainConfig())
+
+
+class Odd(Base):
+    """Returns what it is told to."""
+
+    horizon = 3
+
+    def __init__(self, **returned) -> None:
+        self.returned = returned
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        values = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        return observation, *(self.returned.get(name, values[name]) for name in values), info
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ({"reward": np.ones(1)}, r"reward: step returned an array of shape \(1,\)"),
+        ({"reward": "much"}, "reward: step returned 'much' where a single number"),
+        ({"terminated": "False"}, "terminated: step returned 'False', not True or False"),
+        ({"truncated": float("nan")}, "truncated: step returned nan, not True or False"),
+        ({"terminated": None}, "terminated: step returned None"),
+    ],
+)
+def test_an_outcome_of_another_kind_is_named(returned, words):
+    config = TrainConfig(env=lambda: Odd(**returned), episodes_per_iter=1, local=True)
+    with Trainer(config) as trainer, pytest.raises(UsageError, match=words):
+        trainer.train()
+
+
+@pytest.mark.parametrize("end", [np.True_, np.int64(1), 1])
+def test_outcomes_of_numpy_are_understood(end):
+    class Ends(Base):
+        def step(self, action):
+            return self.observation, np.float32(1), end, np.bool_(False), {}
+
+    with Trainer(TrainConfig(env=Ends, episodes_per_iter=2, local=True)) as trainer:
+        assert trainer.train().length_mean == 1.0
