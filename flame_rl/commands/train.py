@@ -14,10 +14,10 @@ from flame_rl.run.folder import (
     METRICS_NAME,
     check_output,
     hold_folder,
-    resumed_config,
     shown,
     write_config,
 )
+from flame_rl.run.resumed_config import resumed_config
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import Interrupted, RunError, UsageError

@@ -1,18 +1,15 @@
-"""The folder of a run: its name, its lock, and the configuration with which the run is resumed."""
+"""The folder of a run: its name, its lock and its files."""
 
 from __future__ import annotations
 
 import fcntl
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from flame_rl.settings.checks import flag
-from flame_rl.settings.config import TrainConfig, names_of
-from flame_rl.settings.parse import parse
+from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import write_atomically
 
@@ -21,62 +18,6 @@ METRICS_NAME = "metrics.csv"
 EVALUATIONS_NAME = "evaluations.csv"
 CHECKPOINTS_NAME = "checkpoints"
 LOCK_NAME = ".lock"
-
-
-def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
-    """The configuration of the run in `folder`, changed by the flags that were given.
-
-    Args:
-        folder: the run folder.
-        arguments: the command line.
-
-    Raises:
-        UsageError: the folder holds no run, or a flag would change its results.
-    """
-    saved = saved_config(folder)
-    given, _ = parse(arguments, saved)
-    if different := differences(saved, given):
-        raise UsageError(
-            f"--resume: these flags would make it another run: {different}. Leave them "
-            "out, or begin a new run"
-        )
-    if given.output.output != saved.output.output:
-        raise UsageError(
-            f"--output: a resumed run stays in its folder, {folder}; leave the flag out, or copy "
-            "the folder and resume the copy"
-        )
-    experiment, episode = given.experiment, given.output.reproduce
-    fixed = experiment.steps_per_iter is None
-    if fixed and episode is not None and episode >= experiment.episodes_per_iter:
-        raise UsageError(
-            f"--reproduce: an episode from 0 to {experiment.episodes_per_iter - 1}, not {episode}"
-        )
-    return given
-
-
-def saved_config(folder: Path) -> TrainConfig:
-    """The configuration of the run in `folder`, to be resumed. Raises UsageError if there is
-    none."""
-    try:
-        text = (folder / CONFIG_NAME).read_text(errors="replace")
-    except OSError as error:
-        raise UsageError(f"--resume: {folder} holds no run: {error}") from error
-    return TrainConfig.from_json(text).changed(resume=folder)
-
-
-def differences(saved: TrainConfig, given: TrainConfig) -> str:
-    """The settings of `given` that make it another run than `saved`, as text; "" if there are none.
-
-    Settings that decide the result must stay, except for the number of iterations.
-    """
-    extended = replace(saved.experiment, iterations=given.experiment.iterations)
-    pairs = [(extended, given.experiment), (saved.algorithm, given.algorithm)]
-    return "; ".join(
-        f"{flag(name)} {getattr(before, name)} in the run, {getattr(after, name)} now"
-        for before, after in pairs
-        for name in names_of(type(before))
-        if getattr(before, name) != getattr(after, name)
-    )
 
 
 def check_output(config: TrainConfig) -> None:

@@ -6,12 +6,10 @@ from pathlib import Path
 
 from flame_rl.learner.learner import Learner
 from flame_rl.run.checkpoint import Checkpoint, CheckpointError, load, versions
-from flame_rl.run.folder import CHECKPOINTS_NAME, differences
+from flame_rl.run.folder import CHECKPOINTS_NAME
 from flame_rl.run.retention import BEST_NAME, numbered
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-
-__all__ = ["differences", "find_checkpoint", "load_newest", "load_state"]
 
 
 def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[str]]:

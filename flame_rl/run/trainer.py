@@ -139,6 +139,8 @@ class Trainer:
             UsageError: there is no sound checkpoint, it does not fit the networks in model.py, or a
                 change would make it another run.
         """
+        from flame_rl.run.resumed_config import differences
+
         stop = threading.Event() if stop is None else stop
         resume = unless_stopped(stop, lambda: importlib.import_module("flame_rl.run.resume"))
         checkpoint, warnings = resume.find_checkpoint(Path(path), best)
@@ -146,7 +148,7 @@ class Trainer:
         if saved.experiment.env_name.startswith(CALLABLE) and "env" in changes:
             saved = saved.changed(env=changes["env"])
         config = saved.changed(**changes)
-        if different := resume.differences(saved, config):
+        if different := differences(saved, config):
             raise UsageError(f"these changes would make it another run: {different}")
         trainer = cls(config, callback, stop)
         try:
@@ -164,7 +166,8 @@ class Trainer:
         Raises:
             UsageError: its newest sound checkpoint does not fit the networks in model.py.
         """
-        from flame_rl.run.resume import differences, load_newest
+        from flame_rl.run.resume import load_newest
+        from flame_rl.run.resumed_config import differences
 
         folder = self.config.output.resume
         if folder is None:

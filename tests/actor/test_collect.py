@@ -18,13 +18,9 @@ from hypothesis.extra.numpy import arrays
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.actor.random.generators import generator_of, uniforms
 from flame_rl.actor.random.noise import AHEAD
-from flame_rl.actor.random.seeds import (
-    episode_randomness,
-    episodes_randomness,
-    generator_of,
-    uniforms,
-)
+from flame_rl.actor.random.seeds import episode_randomness, episodes_randomness
 from flame_rl.actor.recording import Block, cut_out
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.wire.messages import CollectFailure, Column, Environment, Layer

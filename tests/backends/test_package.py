@@ -27,6 +27,7 @@ CORE = {
     "flame_rl/actor/policy/heads.py",
     "flame_rl/actor/policy/layers.py",
     "flame_rl/actor/random/__init__.py",
+    "flame_rl/actor/random/generators.py",
     "flame_rl/actor/random/noise.py",
     "flame_rl/actor/random/seeds.py",
     "flame_rl/actor/recording.py",

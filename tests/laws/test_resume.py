@@ -16,7 +16,8 @@ import torch
 
 from flame_rl.learner.learner import Learner
 from flame_rl.run import checkpoint, resume, retention
-from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
+from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, hold_folder
+from flame_rl.run.resumed_config import differences
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from tests.helpers import run_here, run_main, spec_of, start_main

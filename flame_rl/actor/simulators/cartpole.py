@@ -11,7 +11,7 @@ import math
 import gymnasium
 import numpy as np
 
-from flame_rl.actor.random.seeds import reset_words, uniforms
+from flame_rl.actor.random.generators import reset_words, uniforms
 from flame_rl.actor.simulators.protocol import rows_of
 
 SLOTS = 256
