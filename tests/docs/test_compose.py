@@ -86,6 +86,13 @@ def test_each_service_stops_at_once(name: str) -> None:
     assert SERVICES[name]["init"] is True
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_log_cannot_fill_the_disk(name: str) -> None:
+    logging = SERVICES[name]["logging"]
+    assert logging["driver"] == "json-file"
+    assert logging["options"] == {"max-size": "10m", "max-file": "3"}
+
+
 def test_one_private_network() -> None:
     # Exactly one for each service: it is eth0, and `hostname -i` is one address.
     (network,) = COMPOSE["networks"]
@@ -202,6 +209,7 @@ def test_environment_variables() -> None:
     assert "RUST_LOG" not in environment  # uv obeys it.
     assert environment["UV_LINK_MODE"] == "copy"
     assert environment["UV_PYTHON"] == "3.12"
+    assert environment["PYTHONDONTWRITEBYTECODE"] == "1"
 
 
 def test_endpoints_name_services_and_their_ports() -> None:
