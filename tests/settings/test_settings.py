@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from typing import get_args, get_type_hints
 
 import pytest
 
+from flame_rl.actor.policy.layers import LAYERS
 from flame_rl.settings.algorithms import ALGORITHMS, algorithm_name, settings_class
 from flame_rl.settings.config import PARTS, TrainConfig, names_of
 from flame_rl.settings.environments import ENVIRONMENTS, environment_id
@@ -155,3 +157,8 @@ def test_a_configuration_comes_back_from_its_json(algorithm):
     for wrong in (None, [], {}, config.to_data() | {"algorithm": {"name": "sarsa"}}):
         with pytest.raises(UsageError, match=r"config\.json"):
             TrainConfig.from_data(wrong)
+
+
+def test_every_activation_that_can_be_chosen_has_a_layer_and_the_other_way_round():
+    hint = get_type_hints(type(TrainConfig().experiment))["activation"]
+    assert set(get_args(hint)) == {name for name, kind in LAYERS.items() if not kind.arrays}
