@@ -61,12 +61,7 @@ class TrainConfig:
         chosen = settings_class(algorithm)
         preset = chosen.presets.get(environment_id(environment_name(env)), {})
         values = preset | settings | {"env": env}
-        kinds = {
-            "experiment": Experiment,
-            "algorithm": chosen,
-            "execution": Execution,
-            "output": Output,
-        }
+        kinds = _kinds(chosen)
         parts = {
             part: kind(**{name: values.pop(name) for name in names_of(kind) if name in values})
             for part, kind in kinds.items()
@@ -128,12 +123,7 @@ class TrainConfig:
             values["experiment"]["hidden_sizes"] = tuple(values["experiment"]["hidden_sizes"])
             folder = values["output"]["output"]
             values["output"]["output"] = None if folder is None else Path(folder)
-            kinds = {
-                "experiment": Experiment,
-                "algorithm": _known(values["algorithm"].pop("name")),
-                "execution": Execution,
-                "output": Output,
-            }
+            kinds = _kinds(_known(values["algorithm"].pop("name")))
             for part, kind in kinds.items():
                 if missing := set(names_of(kind)) - set(values[part]):
                     raise ValueError(f"{part}: {', '.join(sorted(missing))} missing")
@@ -184,3 +174,9 @@ def _known(algorithm: object) -> type[AlgorithmSettings]:
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm: {algorithm!s:.40} is none of {', '.join(ALGORITHMS)}")
     return settings_class(algorithm)
+
+
+def _kinds(algorithm: type[AlgorithmSettings]) -> dict[str, type]:
+    """The classes of the four parts, where the algorithm's settings have this class."""
+    classes = (Experiment, algorithm, Execution, Output)
+    return dict(zip(PARTS, classes, strict=True))
