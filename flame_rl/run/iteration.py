@@ -53,34 +53,34 @@ def run_iteration(
             request = make_request(config, spec, iteration, indices, snapshot.version)
             request = replace(request, stream="validation", explore=False)
             evaluation = evaluate(backend, snapshot, request)
-    evaluated = time.perf_counter()
+        evaluated = time.perf_counter()
 
-    rewards = np.array([episode.rewards.sum() for episode in collected.episodes])
-    count, steps = len(collected.episodes), collected.episodes.steps
-    return IterationResult(
-        iteration=iteration,
-        episodes=done.episodes + count,
-        env_steps=done.env_steps + steps,
-        reward_mean=float(rewards.mean()),
-        reward_std=float(rewards.std()),
-        reward_min=float(rewards.min()),
-        reward_max=float(rewards.max()),
-        length_mean=steps / count,
-        losses=losses,
-        weights_digest=learner.weights_digest(),
-        timing=Timing(
-            collecting=arrived - began,
-            updating=updated - arrived,
-            waiting=collected.waiting_seconds,
-            evaluating=evaluated - updated,
-            env_steps_per_second=steps / (arrived - began),
-            bytes_out=collected.bytes_out,
-            bytes_in=collected.bytes_in,
-            retries=collected.retries,
-            dropped=collected.dropped,
-        ),
-        evaluation=evaluation,
-    )
+        rewards = np.array([episode.rewards.sum() for episode in collected.episodes])
+        count, steps = len(collected.episodes), collected.episodes.steps
+        return IterationResult(
+            iteration=iteration,
+            episodes=done.episodes + count,
+            env_steps=done.env_steps + steps,
+            reward_mean=float(rewards.mean()),
+            reward_std=float(rewards.std()),
+            reward_min=float(rewards.min()),
+            reward_max=float(rewards.max()),
+            length_mean=steps / count,
+            losses=losses,
+            weights_digest=learner.weights_digest(),
+            timing=Timing(
+                collecting=arrived - began,
+                updating=updated - arrived,
+                waiting=collected.waiting_seconds,
+                evaluating=evaluated - updated,
+                env_steps_per_second=steps / (arrived - began),
+                bytes_out=collected.bytes_out,
+                bytes_in=collected.bytes_in,
+                retries=collected.retries,
+                dropped=collected.dropped,
+            ),
+            evaluation=evaluation,
+        )
 
 
 def episodes_wanted(config: TrainConfig, length_mean: float) -> int:
