@@ -154,7 +154,7 @@ class FactoredPolicy(nn.Module):
 
 class ContinuousPolicy(nn.Module):
     """A Gaussian policy whose mean depends on the observation and whose standard deviation is
-    learned and does not. Actions are clipped to the environment's bounds by the actors;
+    learned and does not. -1 and 1 are the environment's bounds, to which the actors clip;
     probabilities are those of the unclipped actions."""
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
@@ -196,8 +196,9 @@ class ValueNetwork(nn.Module):
         self.normalizer = make_normalizer(spec, config)
         sizes = (spec.observation_dim, *config.experiment.hidden_sizes, 1)
         self.network = mlp(sizes, config.experiment.activation, output_gain=1.0)
-        # The standard deviation of returns, set by the learner: the layers work near 1.
-        self.register_buffer("scale", torch.ones(()))
+        # The size of returns, set by the learner: the layers work near 1, in any unit of reward.
+        # Before the first update nothing is known, and every value is 0.
+        self.register_buffer("scale", torch.zeros(()))
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [B, D] -> [B], in units of reward."""

@@ -138,6 +138,17 @@ class Target(Base):
         return -float((action[0] - 0.2) ** 2)
 
 
+class FarTarget(Base):
+    """A continuous action close to 6 pays; bounds of 5 and 10."""
+
+    action_space = spaces.Box(5, 10, (1,), np.float64)
+    horizon = 3
+
+    def reward(self, action) -> float:
+        assert self.action_space.contains(action), "an action outside the bounds"
+        return -float((action[0] - 6) ** 2)
+
+
 class Endless(Base):
     """1 per step for ever: only a time limit cuts it."""
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Added to every variance: a constant column divided by 0 would blow up rounding errors.
-_LEAST_VARIANCE = 1e-8
+# Least standard deviation, relative to the mean: what varies less is the rounding of float32.
+_LEAST_STD = 1e-6
 # This number of float64 rows fits in a cache.
 _BLOCK_ROWS = 8192
 
@@ -28,10 +28,10 @@ class RunningMoments:
 
     @property
     def std(self) -> np.ndarray:
-        """Standard deviations, float64 [D]; ones before the first row."""
-        if self.count == 0:
-            return np.ones_like(self.mean)
-        return np.sqrt(self._squares / self.count + _LEAST_VARIANCE)
+        """Standard deviations, float64 [D], in whatever unit; 1 where all rows so far are 0."""
+        std = np.sqrt(self._squares / max(self.count, 1))
+        std = np.maximum(std, _LEAST_STD * np.abs(self.mean))
+        return np.where(std == 0, 1.0, std)
 
     def update(self, rows: np.ndarray) -> None:
         """Take in more rows, [N, D] of any float type."""

@@ -5,6 +5,7 @@ Their updates learn from episodes of the latest policy alone, in one or a few ep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,8 +23,10 @@ from flame_rl.wire.messages import Episodes, PolicySnapshot
 
 # Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.
 LEAST_MINIBATCH = 64
-# After this number of halvings an update is negligible.
-_HALVINGS = 10
+# An update that is too large after this number of halvings is undone.
+_HALVINGS = 20
+# Metrics of the KL limit; see `policy_metrics` and `shrink_until_close`.
+GUARDED = ("policy_steps", "kl", "update_scale")
 
 
 class ActorCritic:
@@ -80,7 +83,7 @@ class OnPolicy:
         networks: policy and value network.
         config: its `algorithm` has max_kl, learning_rate_decay and normalize_observations.
         improve: the algorithm's own part of an update.
-        metrics: names of the metrics that `improve` returns, and "kl".
+        metrics: names of the metrics that `improve` returns, and `GUARDED`.
         observations: mean and variance of all observations so far; None: they are not normalised.
     """
 
@@ -114,16 +117,15 @@ class OnPolicy:
         settings, networks = self.config.algorithm, self.networks
         decay = max(0.0, 1 - progress) if settings.learning_rate_decay else 1.0
         batch = make_batch(episodes)
+        # By the policy that collected: with the normalisation of before.
         batch = replace(batch, log_probs=networks.log_probs(batch))
-        before = networks.policy.adam.values()
-        metrics = self.improve(networks, batch, self.config, generator, decay)
-        metrics["kl"] = shrink_until_close(networks, before, batch, settings.max_kl)
+        before = copies(networks.policy.module)
         if self.observations is not None:
-            # Only now: the batch was collected with the normalisation of before.
             self.observations.update(batch.observations.numpy())
             for network in (networks.policy, networks.value):
                 network.module.normalizer.set(self.observations.mean, self.observations.std)
-        return metrics
+        metrics = self.improve(networks, batch, self.config, generator, decay)
+        return metrics | shrink_until_close(networks, before, batch, settings.max_kl)
 
 
 def on_policy(
@@ -136,7 +138,7 @@ def on_policy(
     observations = None
     if config.algorithm.normalize_observations:
         observations = RunningMoments(len(networks[0].normalizer.mean))
-    return OnPolicy(ActorCritic(*networks), config, improve, (*metrics, "kl"), observations)
+    return OnPolicy(ActorCritic(*networks), config, improve, (*metrics, *GUARDED), observations)
 
 
 def policy_gradient_loss(policy: nn.Module, batch: Batch, advantages: np.ndarray, c: float) -> Loss:
@@ -222,11 +224,13 @@ def normalized(advantages: np.ndarray) -> Tensor:
 
 
 def policy_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Loss and gradient norm, means over the policy's gradient steps; entropy of the last one."""
+    """Loss and gradient norm, means over the policy's minibatches; entropy of the last one; number
+    of gradient steps that were taken: fewer than the minibatches if max_kl ended an epoch."""
     return {
         "loss": float(np.mean([step["loss"] for step in steps])),
         "gradient_norm": float(np.mean([step["gradient_norm"] for step in steps])),
         "policy_entropy": steps[-1]["entropy"],
+        "policy_steps": sum(step["taken"] for step in steps),
     }
 
 
@@ -251,25 +255,39 @@ def kl_terms(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
-def shrink_until_close(networks: ActorCritic, before: Tensor, batch: Batch, max_kl: float) -> float:
-    """Halve the update of the policy until its KL divergence from the policy that collected is at
-    most `max_kl`; returns that divergence.
+def copies(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the module's parameters and buffers, by name."""
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def shrink_until_close(
+    networks: ActorCritic, before: dict[str, Tensor], batch: Batch, max_kl: float
+) -> dict[str, float]:
+    """Halve the update of the policy, its normalisation included, until its KL divergence from the
+    policy that collected is at most `max_kl`; if it never is, undo the update.
 
     The limit in `policy_epoch` is not enough: each minibatch estimates the divergence from its own
     steps, and before its own update.
 
     Args:
         networks: after the update.
-        before: the policy's parameters before it, flat.
+        before: the policy's tensors before it; see `copies`.
         batch: all steps that were collected.
         max_kl: in nats.
+
+    Returns:
+        "kl", and "update_scale": 1 for the whole update, 0.5 after one halving, 0 if undone.
     """
-    adam = networks.policy.adam
-    change = adam.values() - before
+    policy = networks.policy.module
+    after = copies(policy)
     for halvings in range(_HALVINGS + 1):
+        scale = 0.5**halvings
         if halvings:
-            adam.set_values(before + change * 0.5**halvings)
+            policy.load_state_dict({n: torch.lerp(before[n], after[n], scale) for n in after})
         kl = kl_terms(networks.log_probs(batch), batch.log_probs).mean().item()
         if kl <= max_kl:
-            break
-    return kl
+            return {"kl": kl, "update_scale": scale}
+    if not math.isfinite(kl):  # undone it would look sound: the learner refuses it
+        return {"kl": kl, "update_scale": scale}
+    policy.load_state_dict(before)
+    return {"kl": 0.0, "update_scale": 0.0}

@@ -11,6 +11,9 @@ from itertools import accumulate
 
 import numpy as np
 
+# Relative to the numbers that float64 rounds: it leaves about 1e-16, and sums a little more.
+_ROUNDING = 1e-12
+
 
 def discounted_returns(
     rewards: np.ndarray, lengths: np.ndarray, discount: float, bootstrap: np.ndarray
@@ -112,6 +115,20 @@ def constant_value(
     return float(plain.mean() / (1.0 - weight.mean()))
 
 
+def above_baseline(returns: np.ndarray, baseline: np.ndarray | float) -> np.ndarray:
+    """Returns minus the baseline; a difference that is no more than rounding is 0.
+
+    Otherwise `normalize` would make a gradient of the rounding of equal returns.
+
+    Args:
+        returns: float64 [N].
+        baseline: float64 [N], or one number.
+    """
+    differences = returns - baseline
+    rounding = _ROUNDING * np.abs(returns).max()
+    return np.where(np.abs(differences) <= rounding, 0.0, differences)
+
+
 def normalize(values: np.ndarray) -> np.ndarray:
     """Shift to mean 0 and scale to standard deviation 1, over the whole batch.
 
@@ -125,8 +142,7 @@ def normalize(values: np.ndarray) -> np.ndarray:
         raise ValueError(f"values: rank {values.ndim}, not 1")
     centered = values - values.mean()
     scale = centered.std()
-    # Rounding alone leaves about 1e-16 of the magnitude; that is no difference.
-    if scale <= 1e-12 * max(1.0, np.abs(values).max()):
+    if scale <= _ROUNDING * np.abs(values).max():
         return np.zeros_like(centered)
     return centered / scale
 

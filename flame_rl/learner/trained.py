@@ -46,7 +46,8 @@ class TrainedNetwork:
             unless: called with the result; if it returns True, the network is not changed.
 
         Returns:
-            The loss's numbers before the step, and "gradient_norm" before clipping.
+            The loss's numbers before the step, "gradient_norm" before clipping, and "taken", 1 or
+            0: whether the network was changed.
         """
 
         def mean(values: Tensor) -> Tensor:
@@ -55,7 +56,8 @@ class TrainedNetwork:
         self.adam.zero_gradient()
         numbers = accumulate_gradients(self.adam.parameters, steps, lambda part: loss(part, mean))
         numbers["gradient_norm"] = self.adam.clip_gradient(max_grad_norm)
-        if not unless(numbers):
+        numbers["taken"] = float(not unless(numbers))
+        if numbers["taken"]:
             self.adam.step(learning_rate)
         return numbers
 

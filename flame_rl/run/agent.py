@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flame_rl.actor.environments.actions import environment_actions
+from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.observations import parts_of, write_observation
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.policy.layers import ROW_BLOCK
@@ -19,7 +19,7 @@ class Agent:
         self.version = snapshot.version
         self._policy = ActingPolicy(snapshot)
         self._parts = parts_of(spec.observation_space)
-        self._action_space = spec.action_space
+        self._to_environment = action_converter(spec.action_space)
 
     def act(
         self, observation: object, generator: np.random.Generator | None = None
@@ -31,7 +31,7 @@ class Agent:
             generator: samples the action; None: take the policy's mean, or its likeliest choice.
 
         Returns:
-            An element of the action space: an integer, or an array, clipped to the bounds of a Box.
+            An element of the action space: an integer, or an array within the bounds of a Box.
 
         Raises:
             ValueError: the observation is not in the observation space, or is not finite.
@@ -42,4 +42,4 @@ class Agent:
         if not np.isfinite(rows[0]).all():
             raise ValueError(f"observation: not finite: {observation!s:.200}")
         noise = None if generator is None else policy.draw_noise(generator, ROW_BLOCK)
-        return environment_actions(self._action_space, policy.act(rows, noise)[:1])[0]
+        return self._to_environment(policy.act(rows, noise)[:1])[0]

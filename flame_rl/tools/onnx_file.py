@@ -81,7 +81,7 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
 
     Its input is `observation`, float32 [batch, D], flattened as `gymnasium.spaces.flatten` does:
     normalisation is part of the graph. Its outputs are, for continuous actions, `mean`, float32
-    [batch, A], not clipped to the environment's bounds, and `log_std`, float32 [A]; for one
+    [batch, A], where -1 and 1 are the environment's bounds, and `log_std`, float32 [A]; for one
     discrete action `logits`, float32 [batch, choices]; for F discrete actions `logits`,
     concatenated, and `choices`, int32 [F], the number of logits of each.
 

@@ -63,7 +63,9 @@ def plain_episode(env: gymnasium.Env, snapshot, request, index: int):
         observations.append(row[0].copy())
         actions.append(action)
         if isinstance(env.action_space, gymnasium.spaces.Box):
-            action = np.clip(action, env.action_space.low, env.action_space.high)
+            low, high = env.action_space.low, env.action_space.high
+            middle, half = (low + high) / 2.0, (high - low) / 2.0
+            action = np.clip(middle + half * action, low, high).astype(env.action_space.dtype)
         if isinstance(env.action_space, gymnasium.spaces.MultiDiscrete):
             action = np.array([a + b for a, b in zip(action, env.action_space.start, strict=True)])
         observation, reward, terminated, truncated, _ = env.step(action)

@@ -23,7 +23,7 @@ QUICK = ("--env", "cartpole", "--iterations", "12", "--episodes-per-iter", "10",
 
 METRICS = (
     "iteration,episodes,env_steps,reward_mean,reward_std,reward_min,reward_max,length_mean,"
-    "loss,gradient_norm,policy_entropy,value_loss,explained_variance,kl,weights_digest"
+    "loss,gradient_norm,policy_entropy,value_loss,explained_variance,policy_steps,kl,update_scale,weights_digest"
 )
 
 

@@ -9,8 +9,9 @@ import torch
 from flame_rl import Trainer
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.learner.learner import Learner
+from flame_rl.run.agent import Agent
 from flame_rl.settings.algorithms import ALGORITHMS
-from tests.helpers import environment_id
+from tests.helpers import described, environment_id
 from tests.learners import make_config
 
 # What makes tiny problems quick, and nothing about what is computed.
@@ -73,6 +74,13 @@ def test_finds_a_continuous_optimum(variant):
     _, learner = solve("Target", iterations=60, **variant)
     acting = ActingPolicy(learner.snapshot())
     assert acting.forward(np.ones((8, 1), np.float32))[0, 0] == pytest.approx(0.2, abs=0.1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_finds_a_continuous_optimum_between_any_bounds(variant):
+    _, learner = solve("FarTarget", iterations=60, **variant)
+    agent = Agent(learner.snapshot(), described(environment_id("FarTarget")))
+    assert agent.act(np.ones(1, np.float32))[0] == pytest.approx(6, abs=0.25)
 
 
 WITH_VALUES = VARIANTS[2:]

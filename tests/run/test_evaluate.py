@@ -71,7 +71,7 @@ def plain_rewards(policy: torch.nn.Module, env_id: str, seeds: list[int]) -> lis
             else:
                 space = env.action_space
                 mean = distribution.mean[0].float().numpy()
-                action = np.clip(mean, space.low, space.high)
+                action = np.clip(mean * space.high, space.low, space.high)  # -high to high
             observation, reward, terminated, truncated, _ = env.step(action)
             total += float(reward)
             done = terminated or truncated

@@ -172,7 +172,7 @@ def test_actions_are_torchs_mean_within_the_bounds():
                 mean = policy(torch.from_numpy(observation[None])).mean.numpy()[0]
             action = trainer.compute_action(observation)
             assert action.dtype == np.float32 and action.shape == (1,)
-            np.testing.assert_allclose(action, np.clip(mean, -2, 2), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(action, np.clip(2 * mean, -2, 2), rtol=1e-5, atol=1e-6)
             clipped += abs(mean[0]) > 2
         assert 0 < clipped < 50
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.environments.actions import environment_actions
+from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.observations import parts_of, write_observation
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.random.noise import MANY
@@ -220,13 +220,35 @@ def test_every_action_that_a_policy_takes_is_one_of_its_space(space):
     rows = np.random.default_rng(0).standard_normal((200, 3)).astype(np.float32)
     noise = acting.draw_noise(np.random.default_rng(1), 200)
     actions = acting.act(rows, noise)
-    taken = environment_actions(space, actions)
+    taken = action_converter(space)(actions)
     assert len(taken) == 200 and all(space.contains(action) for action in taken)
     if not spec.continuous:  # every choice comes, and counts from the first one
         flat = np.reshape(taken, (200, -1)).astype(int)
         start = getattr(space, "start", 0)
         np.testing.assert_array_equal(flat - np.ravel(start), actions.reshape(200, -1))
         assert [len(set(column)) for column in flat.T.tolist()] == list(spec.choices)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (-1.0, 1.0, [-1, -0.5, 0, 0.25, 1]),
+        (5.0, 10.0, [5, 6.25, 7.5, 8.125, 10]),
+        (-1000.0, 1000.0, [-1000, -500, 0, 250, 1000]),
+        # No bounds, or none that mean anything: the policy's own numbers.
+        (-np.inf, np.inf, [-3, -0.5, 0, 0.25, 2]),
+        (0.0, np.inf, [0, 0, 0, 0.25, 2]),
+        (-3e38, 3e38, [-3, -0.5, 0, 0.25, 2]),
+        (2.0, 2.0, [2, 2, 2, 2, 2]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_continuous_actions_reach_from_bound_to_bound(low, high, expected, dtype):
+    space = spaces.Box(low, high, (1,), dtype)
+    actions = np.array([[-3.0], [-0.5], [0.0], [0.25], [2.0]], np.float32)
+    taken = action_converter(space)(actions)
+    assert taken.dtype == dtype
+    np.testing.assert_array_equal(taken[:, 0], expected)
 
 
 @pytest.mark.parametrize("name", ["Structured", "Switches"])
@@ -252,7 +274,7 @@ def test_an_agent_acts_by_spaces_alone(env_id):
     for recorded in episode.actions:
         action = agent.act(observation)
         assert env.action_space.contains(action)
-        (expected,) = environment_actions(env.action_space, recorded[None])
+        (expected,) = action_converter(env.action_space)(recorded[None])
         np.testing.assert_array_equal(action, expected)
         observation, *_ = env.step(action)
 

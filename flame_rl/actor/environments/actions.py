@@ -1,32 +1,56 @@
-"""Convert a policy's actions to those that `env.step` takes."""
+"""Convert a policy's actions to those that `env.step` takes.
+
+A policy's continuous actions count from -1, an action's lower bound, to 1, its upper one: a network
+that begins near 0 then begins in the middle, whatever the environment's units are. An action that
+has no bounds, or ones so far out that they say nothing, is in the environment's own units.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+# Bounds beyond it are those of a number's type, and not of an action.
+MAX_BOUND = 1e6
 
-def environment_actions(space: gymnasium.Space, actions: np.ndarray) -> Sequence[int | np.ndarray]:
-    """Convert actions as they are recorded to actions of the environment's space.
+# Converts actions as they are recorded, a row for each slot, to as many actions of the space:
+# float32 [B, A], or choices from 0, int32 [B] or [B, F].
+ToEnvironment = Callable[[np.ndarray], Sequence[int | np.ndarray]]
 
-    Args:
-        space: Box, Discrete, MultiDiscrete or MultiBinary.
-        actions: float32 [B, A], which are clipped to the bounds, or choices from 0, int32 [B] or
-            [B, F].
 
-    Returns:
-        B actions, one for each row.
-    """
+def action_converter(space: gymnasium.Space) -> ToEnvironment:
+    """What turns a policy's actions into actions of `space`: Box, Discrete, MultiDiscrete or
+    MultiBinary. Those of a Box are scaled to its bounds and clipped to them."""
     if isinstance(space, spaces.Box):
-        # np.clip takes several times as long on arrays this small.
-        clipped = np.minimum(np.maximum(actions, space.low.ravel()), space.high.ravel())
-        return clipped.reshape(-1, *space.shape).astype(space.dtype, copy=False)
+        return _box_converter(space)
     if isinstance(space, spaces.Discrete):
-        return (actions + space.start).tolist()
-    shaped = actions.reshape(-1, *space.shape)
+        return lambda actions: (actions + space.start).tolist()
     if isinstance(space, spaces.MultiDiscrete):
-        return (shaped + space.start).astype(space.dtype)
-    return shaped.astype(space.dtype)
+        return lambda actions: (actions.reshape(-1, *space.shape) + space.start).astype(space.dtype)
+    return lambda actions: actions.reshape(-1, *space.shape).astype(space.dtype)
+
+
+def has_bounds(space: spaces.Box) -> np.ndarray:
+    """Which numbers of the space are scaled to their bounds, bool [A]."""
+    low, high = space.low.ravel(), space.high.ravel()
+    return (low < high) & (np.maximum(np.abs(low), np.abs(high)) <= MAX_BOUND)
+
+
+def _box_converter(space: spaces.Box) -> ToEnvironment:
+    low, high = space.low.ravel(), space.high.ravel()
+    scaled = has_bounds(space)
+    # Float64, because float32 may round the middle of two bounds to one of them.
+    ends = np.where(scaled, low, -1.0).astype(np.float64), np.where(scaled, high, 1.0)
+    middle, half = (ends[1] + ends[0]) / 2, (ends[1] - ends[0]) / 2
+    plain = bool((middle == 0).all() and (half == 1).all())
+
+    def convert(actions: np.ndarray) -> np.ndarray:
+        values = actions if plain else middle + half * actions
+        # np.clip takes several times as long on arrays this small.
+        clipped = np.minimum(np.maximum(values, low), high)
+        return clipped.reshape(-1, *space.shape).astype(space.dtype, copy=False)
+
+    return convert

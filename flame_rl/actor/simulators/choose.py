@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from flame_rl.actor.environments.actions import environment_actions
+from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.making import describe_environment, make_environment
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import PlainSimulator
@@ -107,6 +107,7 @@ def _agrees(twin: Simulator, env: gymnasium.Env) -> bool:
     rng = np.random.default_rng(0)
     slots = np.arange(_CHECK_EPISODES)
     space = env.action_space
+    to_environment = action_converter(space)
     if isinstance(space, gymnasium.spaces.Box):
         actions = rng.uniform(-1.2, 1.2, (_CHECK_STEPS, len(slots), *space.shape)).astype("f4")
     else:
@@ -116,7 +117,7 @@ def _agrees(twin: Simulator, env: gymnasium.Env) -> bool:
         observation, _ = env.reset(seed=1000 + int(slot))
         seen = [observation.astype(np.float32).tobytes()]
         for action in actions[:, slot]:
-            (chosen,) = environment_actions(space, action[None])
+            (chosen,) = to_environment(action[None])
             observation, reward, terminated, truncated, _ = env.step(chosen)
             seen.append(_bits(observation, reward, terminated, truncated))
             if terminated or truncated:

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.actor.environments.actions import environment_actions
+from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.making import make_environment
 from flame_rl.actor.environments.observations import parts_of, write_observation
 from flame_rl.actor.failure import SimulatorError, is_interrupt, summary
@@ -34,7 +34,7 @@ class PlainSimulator:
         )
         self._envs = [self._make()]
         self._observation_space = space = self._envs[0].observation_space
-        self._action_space = self._envs[0].action_space
+        self._to_environment = action_converter(self._envs[0].action_space)
         self._parts = parts_of(space)
         self.observations = np.zeros((self.slots, self._parts[-1].stop), np.float32)
         self.rewards = np.zeros(self.slots, np.float64)
@@ -68,7 +68,7 @@ class PlainSimulator:
         self._convert(slots)
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
-        chosen = environment_actions(self._action_space, actions)
+        chosen = self._to_environment(actions)
         rows = rows_of(slots)
         self.terminated[rows] = False
         self.truncated[rows] = False

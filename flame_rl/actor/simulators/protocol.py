@@ -48,8 +48,8 @@ class Simulator(Protocol):
 
         Args:
             actions: a row for each slot up to at least the highest in `slots`, other rows are not
-                used: float32 [rows, A], which `step` clips to the bounds, or int32 [rows] or
-                [rows, F], counted from 0.
+                used: float32 [rows, A], from -1 at the lower bound to 1 at the upper one, or int32
+                [rows] or [rows, F], counted from 0; see `environments.actions`.
             slots: int [n], ascending: those with a running episode.
         """
         ...

@@ -26,7 +26,12 @@ from flame_rl.learner.on_policy import (
     value_loss,
     value_metrics,
 )
-from flame_rl.learner.returns import constant_value, discounted_returns, leave_one_out
+from flame_rl.learner.returns import (
+    above_baseline,
+    constant_value,
+    discounted_returns,
+    leave_one_out,
+)
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec
 
@@ -60,8 +65,9 @@ def improve(
         leave_out = settings.baseline == "leave-one-out"
         baseline = leave_one_out(returns, batch.lengths) if leave_out else 0.0
 
+    advantages = above_baseline(returns, baseline)
     loss = policy_gradient_loss(
-        networks.policy.module, batch, returns - baseline, settings.entropy_coefficient
+        networks.policy.module, batch, advantages, settings.entropy_coefficient
     )
     batches = minibatches(batch.steps, settings.minibatches, generator)
     steps, _ = policy_epoch(networks.policy, loss, batches, settings, decay)

@@ -1,0 +1,173 @@
+"""Updates do not depend on the units of observations and rewards, nor on where actions lie; the KL
+limit holds for the policy that acts next."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.settings.algorithms import ALGORITHMS
+from flame_rl.wire.messages import Episodes
+from tests.helpers import episode_of, together
+from tests.learners import learner_of, random_episodes
+
+RATES = {"learning_rate": 0.01, "value_learning_rate": 0.01}
+
+
+def changed(episodes: Episodes, **columns: np.ndarray) -> Episodes:
+    return replace(episodes, columns=episodes.columns | columns)
+
+
+def weights(learner) -> torch.Tensor:
+    parts = learner.parts
+    return torch.cat([parts["policy_adam"].values(), parts["value_adam"].values()])
+
+
+def sampled(learner) -> Episodes:
+    """Episodes whose actions the learner's policy took."""
+    episodes = random_episodes(True)
+    acting = ActingPolicy(learner.snapshot())
+    rows = np.concatenate([episode.observations[:-1] for episode in episodes])
+    padded = np.zeros((8 * math.ceil(len(rows) / 8), 3), np.float32)
+    padded[: len(rows)] = rows
+    noise = acting.draw_noise(np.random.default_rng(0), len(padded))
+    return changed(episodes, actions=acting.act(padded, noise)[: len(rows)])
+
+
+def log_probs(learner, episodes: Episodes) -> np.ndarray:
+    """Log-probabilities of the recorded continuous actions by the policy for the actors."""
+    snapshot = learner.snapshot()
+    std = np.exp(snapshot.head.arrays["log_std"].astype(float))
+    sums = []
+    for episode in episodes:
+        rows = np.zeros((8 * math.ceil(episode.length / 8), 3), np.float32)
+        rows[: episode.length] = episode.observations[:-1]
+        mean = ActingPolicy(snapshot).forward(rows)[: episode.length]
+        terms = -0.5 * ((episode.actions - mean) / std) ** 2 - np.log(std)
+        sums.append(terms.sum(axis=1))
+    return np.concatenate(sums)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_the_reported_kl_is_that_of_the_policy_that_acts_next(algorithm, scale):
+    """The normalisation of observations moves in the same update and counts."""
+    options = {"algorithm": algorithm, "normalize_observations": True, "initial_log_std": -3.0}
+    learner = learner_of(True, **RATES, **options, max_kl=0.05)
+    for update in range(3):
+        episodes = random_episodes(True)
+        moved = (scale * (1 + update) * episodes.observations + update).astype(np.float32)
+        episodes = changed(episodes, observations=moved)
+        before = log_probs(learner, episodes)
+        reported = learner.update(episodes)["kl"]
+        ratio = log_probs(learner, episodes) - before
+        assert reported == pytest.approx((np.expm1(ratio) - ratio).mean(), rel=0.02, abs=1e-5)
+        assert reported <= 0.05
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_first_update_sees_observations_that_lie_far_out(algorithm):
+    """Before, all of them are clipped to the same 10 standard deviations."""
+    learned = []
+    for shift in (0, 64):
+        episodes = random_episodes(False)
+        learner = learner_of(False, **RATES, algorithm=algorithm, normalize_observations=True)
+        start = weights(learner)
+        observations = np.round(16 * episodes.observations) / 16 + np.float32(shift)
+        learner.update(changed(episodes, observations=observations.astype(np.float32)))
+        learned.append(weights(learner) - start)
+    assert learned[0].abs().max() > 0.005
+    # PPO's ratio differs a little, because other policies collected.
+    similarity = torch.nn.functional.cosine_similarity(*learned, dim=0)
+    assert similarity > (0.99 if algorithm == "ppo" else 0.99999)
+
+
+@pytest.mark.parametrize("log_std", [-3.0, -10.0, -20.0])
+def test_the_kl_limit_holds_for_narrow_distributions_and_shows(log_std):
+    learner = learner_of(True, learning_rate=0.5, initial_log_std=log_std, max_kl=0.05)
+    metrics = learner.update(sampled(learner))
+    # Of float32's 24 bits none is left for a standard deviation of 2e-9.
+    assert (metrics["kl"] > 0) == (metrics["update_scale"] > 0) == (log_std > -20)
+    assert metrics["kl"] <= 0.05
+    assert metrics["update_scale"] < 1
+    assert metrics["policy_steps"] == 1
+
+
+def test_an_update_that_no_halving_brings_within_the_limit_is_undone():
+    learner = learner_of(True, learning_rate=0.5, initial_log_std=-20.0, max_kl=1e-12)
+    before = learner.parts["policy_adam"].values()
+    metrics = learner.update(sampled(learner))
+    assert (metrics["kl"], metrics["update_scale"]) == (0, 0)
+    torch.testing.assert_close(learner.parts["policy_adam"].values(), before, rtol=0, atol=0)
+
+
+def test_a_whole_update_says_so():
+    metrics = learner_of(True, algorithm="ppo", epochs=3).update(random_episodes(True))
+    assert (metrics["policy_steps"], metrics["update_scale"]) == (3, 1)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("scale", [2.0**-60, 2.0**-20, 2.0**60])
+def test_the_unit_of_rewards_changes_nothing(algorithm, scale):
+    learned = []
+    for factor in (1.0, scale):
+        learner = learner_of(True, **RATES, algorithm=algorithm, value_epochs=3)
+        for _ in range(3):
+            episodes = random_episodes(True)
+            learner.update(changed(episodes, rewards=episodes.columns["rewards"] * factor))
+        learned.append(weights(learner))
+    torch.testing.assert_close(*learned, rtol=1e-4, atol=1e-4)
+    assert (learned[1] - weights(learner_of(True))).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("scale", [2.0**-60, 2.0**-20, 2.0**40])
+def test_the_unit_of_observations_changes_nothing(scale):
+    learned = []
+    for factor in (1.0, scale):
+        learner = learner_of(True, **RATES, normalize_observations=True, baseline="none")
+        for _ in range(3):
+            episodes = random_episodes(True)
+            learner.update(
+                changed(episodes, observations=episodes.observations * np.float32(factor))
+            )
+        learned.append(learner.parts["policy_adam"].values())
+    torch.testing.assert_close(*learned, rtol=1e-3, atol=1e-4)
+
+
+def test_a_constant_observation_is_no_signal():
+    """Its rounding is not blown up, whatever its magnitude."""
+    episodes = random_episodes(True)
+    for constant in (0.0, 1e-12, 0.1, 1e6):
+        observations = episodes.observations.copy()
+        observations[:, 1] = constant
+        learner = learner_of(True, normalize_observations=True)
+        for _ in range(3):
+            learner.update(changed(episodes, observations=observations))
+        arrays = learner.snapshot().layers[0].arrays
+        assert abs((observations[0, 1] - arrays["mean"][1]) / arrays["std"][1]) < 0.1
+
+
+def test_equal_returns_teach_nothing_whatever_their_rounding():
+    """With the other episodes' mean as baseline, nothing but rounding is left."""
+    rng = np.random.default_rng(0)
+    for reward in (-100.0, 0.1, 1e-7):
+        episodes = together(
+            [
+                episode_of(
+                    index=index,
+                    observations=rng.standard_normal((8, 3)).astype(np.float32),
+                    actions=rng.integers(0, 2, 7).astype(np.int32),
+                    rewards=np.full(7, reward),
+                    terminated=True,
+                    truncated=False,
+                )
+                for index in range(7)
+            ]
+        )
+        learner = learner_of(False, baseline="leave-one-out")
+        assert learner.update(episodes)["gradient_norm"] == 0
