@@ -75,6 +75,8 @@ class ObservationNormalizer(nn.Module):
     with. The learner sets these from all observations that it has seen.
     """
 
+    limit = OBSERVATION_CLIP
+
     def __init__(self, observation_dim: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(observation_dim))
@@ -87,7 +89,7 @@ class ObservationNormalizer(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [B, D] -> [B, D]."""
-        return ((observation - self.mean) / self.std).clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
+        return ((observation - self.mean) / self.std).clamp(-self.limit, self.limit)
 
     def layer(self) -> Layer:
         return Layer("normalize", {"mean": array_of(self.mean), "std": array_of(self.std)})

@@ -1,12 +1,10 @@
-"""The episodes of an iteration as tensors, ready for an update."""
+"""The episodes of an iteration as arrays, ready for an update."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from flame_rl.learner.returns import step_rows
 from flame_rl.wire.messages import Episodes
@@ -18,7 +16,7 @@ class Batch:
 
     Attributes:
         columns: what was recorded, by name: [N, ...], or [N + E, ...] where an episode has a row
-            for each observation. Integers are int64.
+            for each observation.
         rows: int64 [N], the rows of the steps' observations among all N + E.
         lengths: int64 [E].
         terminated: bool [E]; an episode that did not terminate was cut and would have gone on.
@@ -26,11 +24,11 @@ class Batch:
             until that policy has been asked.
     """
 
-    columns: dict[str, Tensor]
-    rows: Tensor
+    columns: dict[str, np.ndarray]
+    rows: np.ndarray
     lengths: np.ndarray
     terminated: np.ndarray
-    log_probs: Tensor | None = None
+    log_probs: np.ndarray | None = None
 
     @property
     def steps(self) -> int:
@@ -38,32 +36,26 @@ class Batch:
         return len(self.rows)
 
     @property
-    def observations(self) -> Tensor:
+    def observations(self) -> np.ndarray:
         """float32 [N + E, D]."""
         return self.columns["observations"]
 
     @property
-    def actions(self) -> Tensor:
-        """float32 [N, A]; int64 [N] if discrete, [N, F] of F factors."""
+    def actions(self) -> np.ndarray:
+        """float32 [N, A]; int32 [N] if discrete, [N, F] of F factors."""
         return self.columns["actions"]
 
     @property
     def rewards(self) -> np.ndarray:
         """float64 [N]."""
-        return self.columns["rewards"].numpy()
-
-    def observations_at(self, steps: Tensor) -> Tensor:
-        """The observations of the given steps: int64 [B] -> float32 [B, D]."""
-        # Several times as quick as indexing with the rows.
-        return self.observations.index_select(0, self.rows[steps])
+        return self.columns["rewards"]
 
 
 def make_batch(episodes: Episodes) -> Batch:
-    """The episodes as tensors; only integers are copied."""
-    columns = {name: torch.from_numpy(array) for name, array in episodes.columns.items()}
+    """The episodes as one batch; nothing is copied."""
     return Batch(
-        columns={n: t if t.is_floating_point() else t.long() for n, t in columns.items()},
-        rows=torch.from_numpy(step_rows(episodes.lengths)),
+        columns=episodes.columns,
+        rows=step_rows(episodes.lengths),
         lengths=episodes.lengths,
         # An episode that terminates in the last step before its time limit counts as terminated.
         terminated=episodes.terminated,

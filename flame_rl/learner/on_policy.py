@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.learner.batch import Batch, make_batch
+from flame_rl.learner.gradients.choose import policy_network, value_network
+from flame_rl.learner.gradients.network import Loss, Samples, Slope, split
 from flame_rl.learner.learner import Part
 from flame_rl.learner.normalize import RunningMoments
 from flame_rl.learner.returns import normalize
-from flame_rl.learner.trained import Loss, Mean, TrainedNetwork
+from flame_rl.learner.trained import TrainedNetwork
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import Episodes, PolicySnapshot
 
@@ -38,22 +40,22 @@ class ActorCritic:
     """
 
     def __init__(self, policy: nn.Module, value: nn.Module) -> None:
-        self.policy = TrainedNetwork(policy)
-        self.value = TrainedNetwork(value)
+        self.policy = TrainedNetwork(policy, policy_network)
+        self.value = TrainedNetwork(value, value_network)
         self.returns = RunningMoments(1)
+        # Before the first update nothing is known of returns, whatever their unit.
+        value.scale.zero_()
 
     def values(self, batch: Batch) -> np.ndarray:
         """Values of all observations, float64 [N + E]."""
-        return self.value.evaluate(self.value.module, batch.observations).double().numpy()
+        (values,) = self.value.outputs(batch.observations)
+        return values.astype(np.float64)
 
-    def log_probs(self, batch: Batch) -> Tensor:
+    def log_probs(self, batch: Batch) -> np.ndarray:
         """Log-probabilities of the batch's actions under the current policy, float32 [N]."""
-
-        def log_prob(steps: Tensor) -> Tensor:
-            seen, actions = batch.observations_at(steps), batch.actions[steps]
-            return self.policy.module.log_prob_and_entropy(seen, actions)[0]
-
-        return self.policy.evaluate(log_prob, torch.arange(batch.steps))
+        observations = batch.observations[batch.rows]
+        log_probs, _ = self.policy.outputs(observations, actions=batch.actions)
+        return log_probs
 
     def follow_returns(self, returns: np.ndarray) -> None:
         """Set the value network's scale to the root mean square of all returns so far.
@@ -121,7 +123,7 @@ class OnPolicy:
         batch = replace(batch, log_probs=networks.log_probs(batch))
         before = copies(networks.policy.module)
         if self.observations is not None:
-            self.observations.update(batch.observations.numpy())
+            self.observations.update(batch.observations)
             for network in (networks.policy, networks.value):
                 network.module.normalizer.set(self.observations.mean, self.observations.std)
         metrics = self.improve(networks, batch, self.config, generator, decay)
@@ -141,44 +143,42 @@ def on_policy(
     return OnPolicy(ActorCritic(*networks), config, improve, (*metrics, *GUARDED), observations)
 
 
-def policy_gradient_loss(policy: nn.Module, batch: Batch, advantages: np.ndarray, c: float) -> Loss:
-    """Minus mean_t [ log pi(a_t | s_t) * A_t ], the policy gradient theorem's objective (Sutton and
-    Barto 2018, eq. 13.11), minus c times the mean entropy.
+def policy_gradient_loss(c: float) -> Loss:
+    """Minus log pi(a_t | s_t) * A_t, the policy gradient theorem's objective (Sutton and Barto
+    2018, eq. 13.11), minus c times the entropy. Samples have "advantages" and "log_probs"."""
 
-    Args:
-        policy: as in model.py.
-        batch: N steps.
-        advantages: float64 [N].
-        c: the entropy's coefficient.
-    """
-    advantages = normalized(advantages)
-
-    def loss(steps: Tensor, mean: Mean) -> dict[str, Tensor]:
-        log_probs, entropies = policy.log_prob_and_entropy(
-            batch.observations_at(steps), batch.actions[steps]
-        )
-        objective = mean(log_probs * advantages[steps])
-        entropy = mean(entropies)
-        kl = mean(kl_terms(log_probs.detach(), batch.log_probs[steps]))
-        return {"loss": -objective - c * entropy, "entropy": entropy, "kl": kl}
+    def loss(
+        samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        advantages = samples["advantages"]
+        numbers = {
+            "loss": -log_probs * advantages - c * entropies,
+            "entropy": entropies,
+            "kl": kl_terms(log_probs, samples["log_probs"]),
+        }
+        return numbers, (-advantages, -c)
 
     return loss
 
 
-def value_loss(value: nn.Module, batch: Batch, targets: np.ndarray) -> Loss:
-    """Half the mean squared error from the targets (float64 [N]), in units of the value network's
-    scale."""
-    wanted = torch.from_numpy(targets.astype(np.float32))
+def value_loss(scale: float) -> Loss:
+    """Half the squared error from "targets", in units of `scale`, that of the value network."""
 
-    def loss(steps: Tensor, mean: Mean) -> dict[str, Tensor]:
-        errors = (value(batch.observations_at(steps)) - wanted[steps]) / value.scale
-        return {"loss": 0.5 * mean(errors**2)}
+    def loss(
+        samples: Samples, values: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        errors = (values - samples["targets"]) / scale
+        return {"loss": 0.5 * errors * errors}, (errors / scale,)
 
     return loss
 
 
 def policy_epoch(
-    policy: TrainedNetwork, loss: Loss, batches: Sequence[Tensor], settings: object, decay: float
+    policy: TrainedNetwork,
+    loss: Loss,
+    minibatches: Sequence[Samples],
+    settings: object,
+    decay: float,
 ) -> tuple[list[dict[str, float]], bool]:
     """One step down the loss for each minibatch, until the KL divergence from the policy that
     collected exceeds max_kl.
@@ -192,7 +192,7 @@ def policy_epoch(
         return not numbers["kl"] <= settings.max_kl
 
     steps: list[dict[str, float]] = []
-    for minibatch in batches:
+    for minibatch in minibatches:
         rate = settings.learning_rate * decay
         steps.append(policy.step(minibatch, loss, rate, settings.max_grad_norm, unless=too_far))
         if too_far(steps[-1]):
@@ -201,26 +201,46 @@ def policy_epoch(
 
 
 def value_epoch(
-    value: TrainedNetwork, loss: Loss, batches: Sequence[Tensor], settings: object, decay: float
+    networks: ActorCritic, minibatches: Sequence[Samples], settings: object, decay: float
 ) -> float:
-    """One step down the loss for each minibatch; returns the mean loss."""
+    """One step down the value loss for each minibatch; returns the mean loss."""
+    value = networks.value
     rate = settings.value_learning_rate * decay
-    losses = [value.step(each, loss, rate, settings.max_grad_norm)["loss"] for each in batches]
+    loss = value_loss(value.module.scale.item())
+    losses = [value.step(each, loss, rate, settings.max_grad_norm)["loss"] for each in minibatches]
     return sum(losses) / len(losses)
 
 
-def minibatches(steps: int, count: int, generator: np.random.Generator) -> Sequence[Tensor]:
-    """Indices of all steps in random order, int64, split into `count` minibatches or fewer, larger
-    ones; a single minibatch is in order."""
-    count = min(count, max(1, steps // LEAST_MINIBATCH))
-    if count == 1:
-        return (torch.arange(steps),)
-    return torch.from_numpy(generator.permutation(steps)).tensor_split(count)
+def shuffled(
+    trained: TrainedNetwork,
+    batch: Batch,
+    columns: Samples,
+    count: int,
+    generator: np.random.Generator,
+) -> list[Samples]:
+    """All steps in random order as minibatches for one epoch; a single one is in order.
+
+    Args:
+        trained: the network that the observations are prepared for.
+        batch: N steps.
+        columns: what the loss needs, [N, ...] by name.
+        count: number of minibatches; fewer where they would have under `LEAST_MINIBATCH` steps.
+        generator: draws the order.
+    """
+    count = min(count, max(1, batch.steps // LEAST_MINIBATCH))
+    rows = batch.rows
+    if count > 1:
+        order = generator.permutation(batch.steps)
+        rows = rows[order]
+        # Several times as quick as indexing.
+        columns = {name: column.take(order, axis=0) for name, column in columns.items()}
+    inputs = trained.network.prepare(batch.observations.take(rows, axis=0))
+    return split(columns | {"inputs": inputs}, count)
 
 
-def normalized(advantages: np.ndarray) -> Tensor:
+def normalized(advantages: np.ndarray) -> np.ndarray:
     """Advantages with mean 0 and standard deviation 1 over the batch, float32 [N]."""
-    return torch.from_numpy(normalize(advantages).astype(np.float32))
+    return normalize(advantages).astype(np.float32)
 
 
 def policy_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -247,12 +267,12 @@ def value_metrics(loss: float, predicted: np.ndarray, targets: np.ndarray) -> di
     return {"value_loss": loss, "explained_variance": float(explained)}
 
 
-def kl_terms(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+def kl_terms(log_probs: np.ndarray, old_log_probs: np.ndarray) -> np.ndarray:
     """Per step, an estimate of KL(old || new) whose mean is unbiased and never negative:
     r - 1 - log r, with r the ratio of the probabilities (Schulman 2020, "Approximating KL
     Divergence", k3)."""
     log_ratio = log_probs - old_log_probs
-    return torch.expm1(log_ratio) - log_ratio
+    return np.expm1(log_ratio) - log_ratio
 
 
 def copies(module: nn.Module) -> dict[str, Tensor]:
@@ -284,7 +304,7 @@ def shrink_until_close(
         scale = 0.5**halvings
         if halvings:
             policy.load_state_dict({n: torch.lerp(before[n], after[n], scale) for n in after})
-        kl = kl_terms(networks.log_probs(batch), batch.log_probs).mean().item()
+        kl = float(kl_terms(networks.log_probs(batch), batch.log_probs).mean())
         if kl <= max_kl:
             return {"kl": kl, "update_scale": scale}
     if not math.isfinite(kl):  # undone it would look sound: the learner refuses it

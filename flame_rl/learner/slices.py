@@ -1,92 +1,91 @@
-"""A loss's gradient, slice by slice: bounded memory, all cores busy, the same bits on any number of
+"""Large minibatches slice by slice: bounded memory, all cores busy, the same bits on any number of
 cores.
 
-torch's own threads divide a sum among the cores, so that its last bits depend on their number. With
-one torch thread (set in run/trainer.py), each slice is computed by one thread of the pool here,
-several slices at a time, and their gradients are added in order.
+A library's own threads divide a sum among the cores, so that its last bits depend on their number.
+With one thread in torch and in BLAS (set in run/trainer.py), each slice is computed by one thread
+of the pool here, several slices at a time, and their results are added in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from flame_rl.learner.gradients.network import Loss, Network, Samples, rows_of, split
 from flame_rl.system.cores import available_cores
 
-# Most rows in a slice: few enough to fit in a cache and to divide a large minibatch among cores,
-# many enough that Python costs little.
-SLICE_STEPS = 2048
+Result = TypeVar("Result")
+# Fewer slices are computed one after another: threads would wait for Python's lock.
+_LEAST_SLICES = 16
 
 
-def accumulate_gradients(
-    parameters: Sequence[torch.nn.Parameter],
-    index: Tensor,
-    loss: Callable[[Tensor], dict[str, Tensor]],
+def differentiate(
+    network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
 ) -> dict[str, float]:
-    """Add the gradient of the loss over all steps of `index` to every parameter's `.grad`.
+    """Write the gradient of the mean loss over all samples to `gradient`.
 
     Args:
-        parameters: to differentiate by; each must take part in the loss.
-        index: int64 [B], the steps.
-        loss: numbers by name for a slice of `index`; "loss" is differentiated. The numbers of all
-            slices are summed, so a mean over the steps must be divided by B in each.
+        network: see `Network`.
+        samples: B samples.
+        loss: see `Loss`.
+        gradient: float32 [P], overwritten.
 
     Returns:
-        The numbers by name, summed over the slices.
+        The loss's numbers by name, means over the samples.
     """
-
-    def differentiate(slice_: Tensor) -> tuple[tuple[Tensor, ...], dict[str, float]]:
-        shares = loss(slice_)
-        numbers = {name: share.item() for name, share in shares.items()}
-        return torch.autograd.grad(shares["loss"], parameters), numbers
-
-    def add(gradients: tuple[Tensor, ...]) -> None:
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad.add_(gradient)
-
-    slices = even_slices(index)
+    slices = _slices(network, samples)
     if len(slices) == 1:
-        gradients, totals = differentiate(index)
-        add(gradients)
-        return totals
+        numbers = network.differentiate(samples, loss, gradient)
+        totals = {name: float(values.sum()) for name, values in numbers.items()}
+    else:
+
+        def share(part: Samples) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+            own = np.empty_like(gradient)
+            return own, network.differentiate(part, loss, own)
+
+        gradient.fill(0)
+        totals: dict[str, float] = {}
+        for own, numbers in _in_order(share, slices):
+            gradient += own
+            for name, values in numbers.items():
+                totals[name] = totals.get(name, 0.0) + float(values.sum())
+    count = rows_of(samples)
+    gradient *= 1 / count
+    return {name: total / count for name, total in totals.items()}
+
+
+def outputs(network: Network, samples: Samples) -> tuple[np.ndarray, ...]:
+    """The network's outputs for all samples; "inputs" are observations, not yet prepared."""
+
+    def one(part: Samples) -> tuple[np.ndarray, ...]:
+        return network.outputs(part | {"inputs": network.prepare(part["inputs"])})
+
+    columns = zip(*_in_order(one, _slices(network, samples)), strict=True)
+    return tuple(np.concatenate(column) for column in columns)
+
+
+def _slices(network: Network, samples: Samples) -> list[Samples]:
+    """The samples in as few slices as possible, of even size."""
+    count = -(-rows_of(samples) // network.slice_rows)
+    return [samples] if count <= 1 else split(samples, count)
+
+
+def _in_order(function: Callable[[Samples], Result], slices: Sequence[Samples]) -> Iterator[Result]:
+    """The function's results in the order of the slices, computed by all cores."""
     cores = available_cores()
-    totals: dict[str, float] = {}
+    if cores == 1 or len(slices) < _LEAST_SLICES:
+        yield from map(function, slices)
+        return
     # Only one slice per core at a time, because a finished slice's gradient takes memory.
     for first in range(0, len(slices), cores):
-        for gradients, more in threads(cores).map(differentiate, slices[first : first + cores]):
-            add(gradients)
-            totals = {name: totals.get(name, 0.0) + value for name, value in more.items()}
-    return totals
+        yield from _threads(cores).map(function, slices[first : first + cores])
 
 
 @cache
-def threads(count: int) -> ThreadPoolExecutor:
+def _threads(count: int) -> ThreadPoolExecutor:
     """A pool of `count` threads, kept because an update needs it a hundred times."""
     return ThreadPoolExecutor(count)
-
-
-def even_slices(rows: Tensor) -> tuple[Tensor, ...]:
-    """Split the rows into as few slices of at most `SLICE_STEPS` as possible, of even size."""
-    return rows.tensor_split(max(1, -(-len(rows) // SLICE_STEPS)))
-
-
-def without_gradient(function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-    """Evaluate the function on all rows, slice by slice, several slices at a time.
-
-    Args:
-        function: maps rows [B, ...] to float32 [B], each row independently of the others.
-        rows: [N, ...].
-    """
-
-    @torch.no_grad()
-    def evaluate(slice_: Tensor) -> Tensor:
-        return function(slice_)
-
-    slices = even_slices(rows)
-    if len(slices) == 1:
-        return evaluate(rows)
-    return torch.cat(list(threads(available_cores()).map(evaluate, slices)))

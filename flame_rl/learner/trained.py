@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor, nn
+import numpy as np
+from torch import nn
 
+from flame_rl.learner import slices
 from flame_rl.learner.adam import Adam
-from flame_rl.learner.slices import accumulate_gradients, without_gradient
-
-# Sums per-step numbers, [B'] -> scalar, and divides by the minibatch's size: the mean, or a slice's
-# share of it, because a large minibatch is differentiated slice by slice.
-Mean = Callable[[Tensor], Tensor]
-# Computes numbers by name for some steps, int64 [B']; "loss" is the one that is differentiated.
-Loss = Callable[[Tensor, Mean], dict[str, Tensor]]
+from flame_rl.learner.gradients.network import Loss, Network, Samples
 
 
 class TrainedNetwork:
@@ -22,24 +18,28 @@ class TrainedNetwork:
     Attributes:
         module: the network.
         adam: its optimiser.
+        network: how it is computed and differentiated.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, choose: Callable[[nn.Module], Network]) -> None:
+        """`choose` makes `network`; see gradients/choose.py."""
         self.module = module
+        # First, because it moves the parameters to one array.
         self.adam = Adam(module)
+        self.network = choose(module)
 
     def step(
         self,
-        steps: Tensor,
+        samples: Samples,
         loss: Loss,
         learning_rate: float,
         max_grad_norm: float,
         unless: Callable[[dict[str, float]], bool] = lambda numbers: False,
     ) -> dict[str, float]:
-        """One step of Adam down the loss.
+        """One step of Adam down the mean loss.
 
         Args:
-            steps: int64 [B], the minibatch.
+            samples: the minibatch.
             loss: see `Loss`.
             learning_rate: Adam's step size.
             max_grad_norm: a gradient of a greater norm is scaled down to it.
@@ -49,18 +49,18 @@ class TrainedNetwork:
             The loss's numbers before the step, "gradient_norm" before clipping, and "taken", 1 or
             0: whether the network was changed.
         """
-
-        def mean(values: Tensor) -> Tensor:
-            return values.sum() / len(steps)
-
-        self.adam.zero_gradient()
-        numbers = accumulate_gradients(self.adam.parameters, steps, lambda part: loss(part, mean))
+        numbers = slices.differentiate(self.network, samples, loss, self.adam.gradient)
         numbers["gradient_norm"] = self.adam.clip_gradient(max_grad_norm)
         numbers["taken"] = float(not unless(numbers))
         if numbers["taken"]:
             self.adam.step(learning_rate)
         return numbers
 
-    def evaluate(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """Evaluate the function on all rows without a gradient: [N, ...] -> float32 [N]."""
-        return without_gradient(function, rows)
+    def outputs(self, observations: np.ndarray, **columns: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The network's outputs for all rows, without a gradient.
+
+        Args:
+            observations: float32 [N, D], as they were recorded.
+            columns: what else the network needs, [N, ...] by name.
+        """
+        return slices.outputs(self.network, columns | {"inputs": observations})

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import threadpoolctl
 
 from flame_rl.backends.select import is_distributed, make_backend
 from flame_rl.run.agent import Agent
@@ -315,13 +316,15 @@ class Trainer:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Within the block torch uses one thread: sums that it divides among cores would have bits that
-    depend on their number. The learner uses all cores in its own way (learner/slices.py)."""
+    """Within the block torch and BLAS use one thread: sums that they divide among cores would have
+    bits that depend on their number. The learner uses all cores in its own way (learner/slices.py).
+    """
     import torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with threadpoolctl.threadpool_limits(1, user_api="blas"):
+            yield
     finally:
         torch.set_num_threads(before)

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from flame_rl.learner import on_policy
 from flame_rl.learner.algorithms import ppo
-from flame_rl.learner.algorithms.ppo import clipped_objective
-from flame_rl.learner.on_policy import kl_terms, minibatches
+from flame_rl.learner.algorithms.ppo import clipped_loss
+from flame_rl.learner.batch import make_batch
+from flame_rl.learner.on_policy import kl_terms, shuffled
+from tests.helpers import episode_of, together
 from tests.learners import learner_of, random_episodes
 
 NUMBERS = st.floats(-2, 2)
@@ -28,15 +30,16 @@ def test_clipped_objective_by_definition(new, old, advantage, clip):
         expected = min(ratio, 1 + clip) * advantage
     else:
         expected = max(ratio, 1 - clip) * advantage
-    as_tensor = [torch.tensor([x], dtype=torch.float64) for x in (new, old, advantage)]
-    assert clipped_objective(*as_tensor, clip).item() == pytest.approx(expected, abs=1e-9)
+    samples = {"log_probs": np.array([old]), "advantages": np.array([advantage])}
+    numbers, _ = clipped_loss(clip, 0.0)(samples, np.array([new]), np.zeros(1))
+    assert -numbers["loss"].item() == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_kl_estimate_is_unbiased():
     old, new = torch.distributions.Normal(0.0, 1.0), torch.distributions.Normal(0.3, 1.2)
     torch.manual_seed(0)
     actions = old.sample((200_000,))
-    terms = kl_terms(new.log_prob(actions), old.log_prob(actions))
+    terms = kl_terms(new.log_prob(actions).numpy(), old.log_prob(actions).numpy())
     assert (terms >= 0).all()
     exact = torch.distributions.kl_divergence(old, new).item()
     assert terms.mean().item() == pytest.approx(exact, rel=0.02)
@@ -46,10 +49,21 @@ def test_the_kl_estimate_is_unbiased():
     ("steps", "wanted", "count"), [(1, 4, 1), (640, 1, 1), (640, 4, 4), (130, 4, 2), (9999, 32, 32)]
 )
 def test_minibatches_take_every_step_once(steps, wanted, count):
-    parts = list(minibatches(steps, wanted, np.random.default_rng(0)))
+    observations = np.arange(3 * (steps + 1), dtype=np.float32).reshape(-1, 3)
+    actions = np.zeros((steps, 2), np.float32)
+    episode = episode_of(0, observations, actions, np.zeros(steps), True, False)
+    trained = learner_of(True).algorithm.networks.policy
+    columns = {"number": np.arange(steps)}
+    rng = np.random.default_rng(0)
+    parts = shuffled(trained, make_batch(together([episode])), columns, wanted, rng)
     assert len(parts) == count
-    assert min(map(len, parts)) >= min(64, steps)
-    assert sorted(torch.cat(parts).tolist()) == list(range(steps))
+    assert min(len(part["number"]) for part in parts) >= min(64, steps)
+    numbers = np.concatenate([part["number"] for part in parts])
+    assert sorted(numbers) == list(range(steps))
+    assert (count == 1) == (numbers == np.arange(steps)).all()
+    # Each observation stays with its step.
+    inputs = np.concatenate([part["inputs"] for part in parts])
+    np.testing.assert_array_equal(inputs, observations[numbers])
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -15,13 +15,13 @@ from flame_rl.learner.batch import Batch
 from flame_rl.learner.on_policy import (
     ActorCritic,
     OnPolicy,
-    minibatches,
+    normalized,
     on_policy,
     policy_epoch,
     policy_gradient_loss,
     policy_metrics,
+    shuffled,
     value_epoch,
-    value_loss,
     value_metrics,
 )
 from flame_rl.learner.returns import generalized_advantages
@@ -53,17 +53,20 @@ def improve(
         config.experiment.gamma,
         settings.gae_lambda,
     )
-    targets = advantages + values[batch.rows.numpy()]
+    targets = advantages + values[batch.rows]
 
-    loss = policy_gradient_loss(
-        networks.policy.module, batch, advantages, settings.entropy_coefficient
-    )
-    batches = minibatches(batch.steps, settings.minibatches, generator)
-    steps, _ = policy_epoch(networks.policy, loss, batches, settings, decay)
+    columns = {
+        "actions": batch.actions,
+        "log_probs": batch.log_probs,
+        "advantages": normalized(advantages),
+    }
+    loss = policy_gradient_loss(settings.entropy_coefficient)
+    minibatches = shuffled(networks.policy, batch, columns, settings.minibatches, generator)
+    steps, _ = policy_epoch(networks.policy, loss, minibatches, settings, decay)
 
     networks.follow_returns(targets)
-    error = value_loss(networks.value.module, batch, targets)
+    columns = {"targets": targets.astype(np.float32)}
     for _ in range(settings.value_epochs):
-        batches = minibatches(batch.steps, settings.minibatches, generator)
-        last = value_epoch(networks.value, error, batches, settings, decay)
+        minibatches = shuffled(networks.value, batch, columns, settings.minibatches, generator)
+        last = value_epoch(networks, minibatches, settings, decay)
     return policy_metrics(steps) | value_metrics(last, targets - advantages, targets)

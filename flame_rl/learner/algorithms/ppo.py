@@ -11,26 +11,23 @@ over each batch; the advantages may be recomputed before each of them (Andrychow
 from __future__ import annotations
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 import model
 from flame_rl.learner.batch import Batch
+from flame_rl.learner.gradients.network import Loss, Samples, Slope
 from flame_rl.learner.on_policy import (
     ActorCritic,
     OnPolicy,
     kl_terms,
-    minibatches,
     normalized,
     on_policy,
     policy_epoch,
     policy_metrics,
+    shuffled,
     value_epoch,
-    value_loss,
     value_metrics,
 )
 from flame_rl.learner.returns import generalized_advantages
-from flame_rl.learner.trained import Loss, Mean
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.ppo import PPO
 from flame_rl.wire.messages import EnvironmentSpec
@@ -53,6 +50,7 @@ def improve(
     settings: PPO = config.algorithm
     steps: list[dict[str, float]] = []
     too_far = False
+    loss = clipped_loss(settings.clip_range, settings.entropy_coefficient)
     for epoch in range(settings.epochs):
         if epoch == 0 or settings.recompute_advantages:
             values = networks.values(batch)
@@ -64,52 +62,46 @@ def improve(
                 config.experiment.gamma,
                 settings.gae_lambda,
             )
-            targets = advantages + values[batch.rows.numpy()]
+            targets = advantages + values[batch.rows]
         if epoch == 0:
             predicted, wanted = targets - advantages, targets
             networks.follow_returns(targets)
 
         if not too_far:
-            loss = clipped_loss(networks.policy.module, batch, advantages, settings)
-            batches = minibatches(batch.steps, settings.minibatches, generator)
-            more, too_far = policy_epoch(networks.policy, loss, batches, settings, decay)
+            columns = {
+                "actions": batch.actions,
+                "log_probs": batch.log_probs,
+                "advantages": normalized(advantages),
+            }
+            minibatches = shuffled(networks.policy, batch, columns, settings.minibatches, generator)
+            more, too_far = policy_epoch(networks.policy, loss, minibatches, settings, decay)
             steps += more
 
-        error = value_loss(networks.value.module, batch, targets)
-        batches = minibatches(batch.steps, settings.minibatches, generator)
-        last = value_epoch(networks.value, error, batches, settings, decay)
+        columns = {"targets": targets.astype(np.float32)}
+        minibatches = shuffled(networks.value, batch, columns, settings.minibatches, generator)
+        last = value_epoch(networks, minibatches, settings, decay)
     return policy_metrics(steps) | value_metrics(last, predicted, wanted)
 
 
-def clipped_loss(policy: nn.Module, batch: Batch, advantages: np.ndarray, settings: PPO) -> Loss:
-    """Minus the mean of the clipped objective, minus the entropy bonus.
+def clipped_loss(clip_range: float, c: float) -> Loss:
+    """Minus the clipped objective (Schulman et al. 2017, eq. 7), minus c times the entropy. Samples
+    have "advantages" and "log_probs"."""
 
-    Args:
-        policy: as in model.py.
-        batch: N steps.
-        advantages: float64 [N].
-        settings: clip_range and entropy_coefficient.
-    """
-    advantages = normalized(advantages)
-
-    def loss(steps: Tensor, mean: Mean) -> dict[str, Tensor]:
-        log_probs, entropies = policy.log_prob_and_entropy(
-            batch.observations_at(steps), batch.actions[steps]
-        )
-        old = batch.log_probs[steps]
-        objective = mean(clipped_objective(log_probs, old, advantages[steps], settings.clip_range))
-        entropy = mean(entropies)
-        kl = mean(kl_terms(log_probs.detach(), old))
-        bonus = settings.entropy_coefficient * entropy
-        return {"loss": -objective - bonus, "entropy": entropy, "kl": kl}
+    def loss(
+        samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        old, advantages = samples["log_probs"], samples["advantages"]
+        ratio = np.exp(log_probs - old)
+        plain = ratio * advantages
+        clipped = np.clip(ratio, 1 - clip_range, 1 + clip_range) * advantages
+        objective = np.minimum(plain, clipped)
+        numbers = {
+            "loss": -objective - c * entropies,
+            "entropy": entropies,
+            "kl": kl_terms(log_probs, old),
+        }
+        # d ratio / d log_prob is the ratio; where the clipped term is the smaller one, it is flat.
+        slope = np.where(plain <= clipped, -plain, 0.0)
+        return numbers, (slope, -c)
 
     return loss
-
-
-def clipped_objective(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, clip_range: float
-) -> Tensor:
-    """Schulman et al. 2017, eq. 7, per step: float32 [B] each."""
-    ratio = torch.exp(log_probs - old_log_probs)
-    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
-    return torch.minimum(ratio * advantages, clipped * advantages)

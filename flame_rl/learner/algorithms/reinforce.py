@@ -17,13 +17,13 @@ from flame_rl.learner.batch import Batch
 from flame_rl.learner.on_policy import (
     ActorCritic,
     OnPolicy,
-    minibatches,
+    normalized,
     on_policy,
     policy_epoch,
     policy_gradient_loss,
     policy_metrics,
+    shuffled,
     value_epoch,
-    value_loss,
     value_metrics,
 )
 from flame_rl.learner.returns import (
@@ -57,7 +57,7 @@ def improve(
     if settings.baseline == "value":
         values = networks.values(batch)
         returns = returns_to_go(batch, gamma, values[np.cumsum(batch.lengths + 1) - 1])
-        baseline = values[batch.rows.numpy()]
+        baseline = values[batch.rows]
     else:
         # Without a value network, one constant stands for the value of what a limit cut off.
         rest = constant_value(batch.rewards, batch.lengths, ~batch.terminated, gamma)
@@ -66,19 +66,22 @@ def improve(
         baseline = leave_one_out(returns, batch.lengths) if leave_out else 0.0
 
     advantages = above_baseline(returns, baseline)
-    loss = policy_gradient_loss(
-        networks.policy.module, batch, advantages, settings.entropy_coefficient
-    )
-    batches = minibatches(batch.steps, settings.minibatches, generator)
-    steps, _ = policy_epoch(networks.policy, loss, batches, settings, decay)
+    columns = {
+        "actions": batch.actions,
+        "log_probs": batch.log_probs,
+        "advantages": normalized(advantages),
+    }
+    loss = policy_gradient_loss(settings.entropy_coefficient)
+    minibatches = shuffled(networks.policy, batch, columns, settings.minibatches, generator)
+    steps, _ = policy_epoch(networks.policy, loss, minibatches, settings, decay)
     if values is None:
         return policy_metrics(steps)
 
     networks.follow_returns(returns)
-    error = value_loss(networks.value.module, batch, returns)
+    columns = {"targets": returns.astype(np.float32)}
     for _ in range(settings.value_epochs):
-        batches = minibatches(batch.steps, settings.minibatches, generator)
-        last = value_epoch(networks.value, error, batches, settings, decay)
+        minibatches = shuffled(networks.value, batch, columns, settings.minibatches, generator)
+        last = value_epoch(networks, minibatches, settings, decay)
     return policy_metrics(steps) | value_metrics(last, baseline, returns)
 
 

@@ -1,0 +1,1 @@
+"""Gradients of losses: by torch for any network, by hand for the usual ones."""

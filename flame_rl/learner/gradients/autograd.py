@@ -1,0 +1,58 @@
+"""Any torch module; torch differentiates it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flame_rl.learner.gradients.network import Loss, Samples
+
+# Computes a module's outputs, [B, ...] each, from the samples as tensors.
+Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
+
+
+class AutogradNetwork:
+    """See `Network`. Observations reach the module as they are."""
+
+    # Few enough rows to fit in a cache and to divide a large minibatch among cores, many enough
+    # that Python costs little.
+    slice_rows = 2048
+
+    def __init__(self, module: nn.Module, apply: Apply) -> None:
+        self._module = module
+        self._apply = apply
+        self._parameters = list(module.parameters())
+
+    def prepare(self, observations: np.ndarray) -> np.ndarray:
+        return observations
+
+    @torch.no_grad()
+    def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
+        return tuple(output.numpy() for output in self._apply(self._module, _tensors(samples)))
+
+    def differentiate(
+        self, samples: Samples, loss: Loss, gradient: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        outputs = self._apply(self._module, _tensors(samples))
+        numbers, slopes = loss(samples, *(output.detach().numpy() for output in outputs))
+        differentiable = [
+            (output, torch.as_tensor(slope, dtype=output.dtype).expand_as(output))
+            for output, slope in zip(outputs, slopes, strict=True)
+            if output.requires_grad  # not the entropy of a fixed distribution
+        ]
+        shares = torch.autograd.grad(
+            [output for output, _ in differentiable],
+            self._parameters,
+            [slope for _, slope in differentiable],
+            materialize_grads=True,
+        )
+        np.concatenate([share.reshape(-1).numpy() for share in shares], out=gradient)
+        return numbers
+
+
+def _tensors(samples: Samples) -> dict[str, Tensor]:
+    tensors = {name: torch.from_numpy(column) for name, column in samples.items()}
+    return {n: t if t.is_floating_point() else t.long() for n, t in tensors.items()}

@@ -1,0 +1,80 @@
+"""Choose how a network is differentiated: by hand where that is sure to be the same.
+
+Sure means that the module consists of layers that by_hand.py knows, and that a comparison with
+autograd agrees: a module that somebody changed in model.py goes through torch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import nn
+
+from flame_rl.learner.gradients.autograd import AutogradNetwork
+from flame_rl.learner.gradients.by_hand import NetworkByHand, UnknownLayerError
+from flame_rl.learner.gradients.heads import Categorical, Gaussian, Head, Value
+from flame_rl.learner.gradients.network import Network, Samples
+
+_CHECK_ROWS = 64
+# Relative to the greatest number; float32 rounds at 6e-8 per operation.
+_TOLERANCE = 1e-4
+
+
+def policy_network(module: nn.Module) -> Network:
+    """A policy as in model.py: its outputs are log-probabilities of "actions", and entropies."""
+    plain = AutogradNetwork(
+        module, lambda m, samples: m.log_prob_and_entropy(samples["inputs"], samples["actions"])
+    )
+    snapshot = module.snapshot(0)
+    last, head = snapshot.layers[-1], snapshot.head
+    if head.kind == "gaussian":
+        return _chosen(plain, module, Gaussian(module))
+    if head.kind == "factored":
+        return _chosen(plain, module, Categorical(tuple(head.arrays["choices"].tolist())))
+    if head.kind == "categorical" and last.kind == "dense":
+        return _chosen(plain, module, Categorical(len(last.arrays["bias"])))
+    return plain
+
+
+def value_network(module: nn.Module) -> Network:
+    """A value network as in model.py: its output is the values."""
+    plain = AutogradNetwork(module, lambda m, samples: (m(samples["inputs"]),))
+    return _chosen(plain, module, Value(module))
+
+
+def _chosen(plain: AutogradNetwork, module: nn.Module, head: Head) -> Network:
+    """The module by hand, with that head, if that can be made and agrees with `plain`; else
+    `plain`."""
+    try:
+        quick = NetworkByHand(module, head)
+    except UnknownLayerError:
+        return plain
+    rng = np.random.default_rng(0)
+    observations = rng.standard_normal((_CHECK_ROWS, quick.input_dim)).astype(np.float32)
+    columns = head.random_columns(rng, _CHECK_ROWS)
+    return quick if _agree(plain, quick, observations, columns) else plain
+
+
+def _agree(
+    plain: Network, quick: NetworkByHand, observations: np.ndarray, columns: Samples
+) -> bool:
+    """Whether outputs and gradients are the same but for float32's rounding.
+
+    Args:
+        plain, quick: compared.
+        observations: float32 [B, D].
+        columns: what else the samples have.
+    """
+    results = []
+    for network in (plain, quick):
+        samples = columns | {"inputs": network.prepare(observations)}
+        outputs = network.outputs(samples)
+        # Any slopes will do; each row and each output has its own.
+        rng = np.random.default_rng(1)
+        slopes = [rng.standard_normal(output.shape).astype(np.float32) for output in outputs]
+        gradient = np.zeros(quick.parameters, np.float32)
+        network.differentiate(samples, lambda *_, slopes=slopes: ({}, slopes), gradient)
+        results.append((*outputs, gradient))
+    return all(
+        np.abs(ours - theirs).max() <= _TOLERANCE * np.abs(theirs).max()
+        for theirs, ours in zip(*results, strict=True)
+    )

@@ -1,0 +1,81 @@
+"""What a loss and an optimiser see of a network.
+
+A loss is a function of a network's outputs, and knows its own derivative: it returns numbers for
+each sample, and the slope of its "loss" with respect to each output. The network carries the slopes
+back to its parameters, by torch's autograd (autograd.py) or by hand (by_hand.py).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+# Columns by name, all of B rows: "inputs", as `Network.prepare` returns them, and what else the
+# network and the loss need.
+Samples = dict[str, np.ndarray]
+# The derivative of each sample's loss with respect to one of its outputs: an array in the output's
+# shape, or one number for all.
+Slope = np.ndarray | float
+
+
+class Loss(Protocol):
+    """A loss of single samples; its mean over a minibatch is what a gradient step descends."""
+
+    def __call__(
+        self, samples: Samples, *outputs: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        """
+        Args:
+            samples: B samples.
+            outputs: the network's outputs for them, float32 [B, ...] each.
+
+        Returns:
+            Numbers by name, float32 [B] each; "loss" is the one that is differentiated. And its
+            slope for each output.
+        """
+        ...
+
+
+class Network(Protocol):
+    """A network and its derivative.
+
+    Attributes:
+        slice_rows: the number of rows that is computed at once for best speed.
+    """
+
+    slice_rows: int
+
+    def prepare(self, observations: np.ndarray) -> np.ndarray:
+        """What the network needs of observations, float32 [B, D], as long as its buffers stay."""
+        ...
+
+    def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
+        """The network's outputs, without a gradient."""
+        ...
+
+    def differentiate(
+        self, samples: Samples, loss: Loss, gradient: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Write the gradient of the loss, summed over the samples, to `gradient`.
+
+        Args:
+            samples: B samples.
+            loss: see `Loss`.
+            gradient: float32 [P], overwritten: all parameters in order, each flat.
+
+        Returns:
+            The loss's numbers, float32 [B] each.
+        """
+        ...
+
+
+def split(samples: Samples, count: int) -> list[Samples]:
+    """Divide the samples into `count` parts of almost even size, without copying."""
+    parts = {name: np.array_split(column, count) for name, column in samples.items()}
+    return [dict(zip(parts, columns, strict=True)) for columns in zip(*parts.values(), strict=True)]
+
+
+def rows_of(samples: Samples) -> int:
+    """B."""
+    return len(samples["inputs"])

@@ -1,0 +1,260 @@
+"""Gradients by hand against torch's autograd, and losses' slopes against autograd of their
+formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+import model
+from flame_rl.learner import on_policy
+from flame_rl.learner.algorithms.ppo import clipped_loss
+from flame_rl.learner.gradients.autograd import AutogradNetwork
+from flame_rl.learner.gradients.by_hand import NetworkByHand
+from flame_rl.learner.gradients.choose import policy_network, value_network
+from flame_rl.learner.on_policy import policy_gradient_loss, value_loss
+from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.settings.algorithms import ALGORITHMS
+from flame_rl.wire.messages import EnvironmentSpec
+from tests.learners import learner_of, make_config, random_episodes
+
+ACTIONS = {
+    "gaussian": spaces.Box(-1, 1, (3,)),
+    "categorical": spaces.Discrete(5),
+    "factored": spaces.MultiDiscrete([2, 4, 3]),
+    "one factor": spaces.MultiDiscrete([4]),
+}
+LOSSES = {
+    "policy gradient": policy_gradient_loss(0.0),
+    "with entropy": policy_gradient_loss(0.3),
+    "clipped": clipped_loss(0.2, 0.0),
+    "clipped with entropy": clipped_loss(0.2, 0.3),
+}
+
+
+def networks(actions: str, activation: str, sizes: tuple[int, ...], normalize: bool):
+    """Policy and value network with weights of every size, and a normaliser that has seen much."""
+    spec = EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS[actions])
+    config = make_config(
+        "X-v0", hidden_sizes=sizes, activation=activation, normalize_observations=normalize
+    )
+    made = model.make_networks(spec, config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for module in made:
+            for parameter in module.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            if normalize:
+                module.normalizer.set(np.array([1.0, -2, 0, 3]), np.array([0.5, 2, 1, 0.1]))
+        made[1].scale.fill_(7.0)
+    return made
+
+
+def policy_samples(actions: str, rows: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(1)
+    taken = {
+        "gaussian": rng.standard_normal((rows, 3)).astype(np.float32),
+        "categorical": rng.integers(0, 5, rows).astype(np.int32),
+        "factored": rng.integers(0, [2, 4, 3], (rows, 3)).astype(np.int32),
+        "one factor": rng.integers(0, 4, (rows, 1)).astype(np.int32),
+    }
+    return {
+        "actions": taken[actions],
+        "log_probs": rng.normal(-3, 1, rows).astype(np.float32),
+        "advantages": rng.standard_normal(rows).astype(np.float32),
+    }
+
+
+def step_by(trained: TrainedNetwork, network, observations, columns, loss):
+    """One step with that network; its numbers, its gradient and the weights after it."""
+    trained.network = network
+    samples = columns | {"inputs": network.prepare(observations)}
+    numbers = trained.step(samples, loss, 0.01, 1e9)
+    return numbers, trained.adam.gradient.copy(), trained.adam.values()
+
+
+def compare(module, choose, apply, columns, loss, rows):
+    observations = np.random.default_rng(0).normal(0, 3, (rows, 4)).astype(np.float32)
+    results = []
+    for by_hand in (True, False):
+        trained = TrainedNetwork(module(), choose)
+        assert type(trained.network) is NetworkByHand
+        network = trained.network if by_hand else AutogradNetwork(trained.module, apply)
+        if "log_probs" in columns:  # of a policy near this one, as they are in training
+            now, _ = trained.outputs(observations, actions=columns["actions"])
+            noise = np.random.default_rng(5).normal(0, 0.3, rows).astype(np.float32)
+            columns = columns | {"log_probs": now.round(2) + noise}
+        results.append(step_by(trained, network, observations, columns, loss))
+    (ours, our_gradient, _), (theirs, gradient, _) = results
+    assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+    # Rounded as torch rounds: about as far from the gradient in float64 as autograd's.
+    exact = np.zeros(len(gradient))
+    network = AutogradNetwork(module().double(), apply)
+    samples = columns | {"inputs": observations}
+    doubled = {n: c.astype(float) if c.dtype == np.float32 else c for n, c in samples.items()}
+    network.differentiate(doubled, loss, exact)
+    exact /= rows
+    scale = np.abs(exact).max()
+    assert scale > 1e-4
+    error = np.abs(our_gradient - exact).max() / scale
+    assert error < 5e-6 + 4 * np.abs(gradient - exact).max() / scale < 1e-3
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
+def test_a_policy_by_hand_is_the_policy_by_autograd(actions, activation, loss):
+    for sizes, normalize, rows in [((16,), True, 64), ((8, 12, 6), False, 200), ((4, 4), True, 20)]:
+        compare(
+            lambda sizes=sizes, n=normalize: networks(actions, activation, sizes, n)[0],
+            policy_network,
+            lambda m, s: m.log_prob_and_entropy(s["inputs"], s["actions"]),
+            policy_samples(actions, rows),
+            LOSSES[loss],
+            rows,
+        )
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
+@pytest.mark.parametrize("sizes", [(16,), (8, 12, 6), (300, 20)])
+def test_a_value_network_by_hand_is_that_by_autograd(activation, sizes):
+    targets = np.random.default_rng(2).normal(0, 5, 1500).astype(np.float32)
+    compare(
+        lambda: networks("gaussian", activation, sizes, True)[1],
+        value_network,
+        lambda m, s: (m(s["inputs"]),),
+        {"targets": targets},
+        value_loss(7.0),
+        1500,
+    )
+
+
+def torch_loss(name: str, log_probs, entropies, samples):
+    """The formulas in torch, on the outputs alone."""
+    old, advantages = (torch.from_numpy(samples[n]).double() for n in ("log_probs", "advantages"))
+    c = 0.3 if "entropy" in name else 0.0
+    if "clipped" not in name:
+        return -(log_probs * advantages) - c * entropies
+    ratio = (log_probs - old).exp()
+    clipped = ratio.clamp(0.8, 1.2)
+    return -torch.minimum(ratio * advantages, clipped * advantages) - c * entropies
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_slopes_of_policy_losses(name):
+    samples = policy_samples("gaussian", 500)
+    rng = np.random.default_rng(3)
+    # Far from the old policy and near it: both sides of the clip range.
+    log_probs = samples["log_probs"] + rng.normal(0, 0.3, 500).astype(np.float32)
+    entropies = rng.standard_normal(500).astype(np.float32)
+    leaves = [torch.from_numpy(x).double().requires_grad_() for x in (log_probs, entropies)]
+    expected = torch_loss(name, *leaves, samples)
+    wanted = torch.autograd.grad(expected.sum(), leaves, materialize_grads=True)
+    numbers, slopes = LOSSES[name](samples, log_probs, entropies)
+    np.testing.assert_allclose(numbers["loss"], expected.detach().numpy(), rtol=1e-5, atol=1e-5)
+    for ours, theirs in zip(slopes, wanted, strict=True):
+        ours = np.broadcast_to(ours, 500)
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_slope_of_the_value_loss():
+    rng = np.random.default_rng(0)
+    values, targets = rng.normal(0, 3, (2, 50)).astype(np.float32)
+    numbers, (slope,) = value_loss(4.0)({"targets": targets}, values)
+    np.testing.assert_allclose(numbers["loss"], 0.5 * ((values - targets) / 4) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(slope, (values - targets) / 16, rtol=1e-6)
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_whole_updates_agree(algorithm, continuous, monkeypatch):
+    options = {"algorithm": algorithm, "normalize_observations": True, "epochs": 3}
+    monkeypatch.setattr(on_policy, "LEAST_MINIBATCH", 3)
+    results = []
+    for by_hand in (True, False):
+        if not by_hand:
+            monkeypatch.setattr(NetworkByHand, "__init__", refuse)
+        learner = learner_of(continuous, **options, minibatches=3)
+        kind = type(learner.algorithm.networks.policy.network)
+        assert kind is (NetworkByHand if by_hand else AutogradNetwork)
+        metrics = [learner.update(random_episodes(continuous)) for _ in range(3)]
+        weights = np.concatenate(
+            [learner.parts[f"{name}_adam"].values() for name in ("policy", "value")]
+        )
+        results.append((metrics, weights))
+    (ours, our_weights), (theirs, weights) = results
+    np.testing.assert_allclose(our_weights, weights, rtol=1e-3, atol=1e-4)
+    for own, other in zip(ours, theirs, strict=True):
+        assert own == pytest.approx(other, rel=1e-3, abs=1e-4)
+
+
+def refuse(self, *arguments) -> None:
+    from flame_rl.learner.gradients.by_hand import UnknownLayerError
+
+    raise UnknownLayerError
+
+
+class Doubled(model.ContinuousPolicy):
+    """The same layers, and another function."""
+
+    def log_prob_and_entropy(self, observation, action):
+        log_probs, entropies = super().log_prob_and_entropy(observation, action)
+        return 2 * log_probs, entropies
+
+
+class Residual(nn.Module):
+    """No layer that is known by hand."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = model.Dense(width, width)
+
+    def forward(self, x):
+        return x + self.dense(x)
+
+    def layer(self):
+        return replace(self.dense.layer(), kind="residual")
+
+
+@pytest.mark.parametrize("change", ["another function", "another layer", "another parameter"])
+def test_a_changed_network_goes_through_autograd(change, monkeypatch):
+    policy, value = networks("gaussian", "tanh", (8,), True)
+    if change == "another function":
+        policy.__class__ = Doubled
+    if change == "another layer":
+        value.network.insert(1, Residual(8))
+        assert type(value_network(value)) is AutogradNetwork
+        return
+    if change == "another parameter":
+        policy.temperature = nn.Parameter(torch.ones(()))
+    trained = TrainedNetwork(policy, policy_network)
+    assert type(trained.network) is AutogradNetwork
+    samples = policy_samples("gaussian", 100) | {
+        "inputs": np.random.default_rng(0).standard_normal((100, 4)).astype(np.float32)
+    }
+    before = trained.adam.values()
+    trained.step(samples, LOSSES["clipped"], 0.01, 1e9)
+    assert (trained.adam.values() != before).any()
+
+
+def test_by_hand_reads_the_module_itself():
+    """Weights and statistics that are set later, as at a resume, count."""
+    first, second = (networks("gaussian", "tanh", (8,), True)[0] for _ in range(2))
+    trained = TrainedNetwork(first, policy_network)
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.mul_(1.5)
+        second.normalizer.set(np.zeros(4), np.full(4, 3.0))
+    first.load_state_dict(second.state_dict())
+    observations = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
+    actions = policy_samples("gaussian", 10)["actions"]
+    ours = trained.outputs(observations, actions=actions)
+    with torch.no_grad():
+        theirs = second.log_prob_and_entropy(*map(torch.from_numpy, (observations, actions)))
+    for own, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(own, other.numpy(), rtol=1e-5, atol=1e-5)
