@@ -31,7 +31,8 @@ class Execution:
 
     task_timeout: Annotated[float, Within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
     """Seconds after which a worker that gives no answer is killed and its episodes are collected
-    again; default: ten times the longest task so far, but at least a minute; 600 at first."""
+    again; default: ten times the longest task so far, but at least a minute, and more for a task of
+    more episodes than any before; 600 at first."""
 
     worker_episodes: Count = 100_000
     """A worker process is replaced after this number of episodes."""

@@ -23,7 +23,7 @@ from flame_rl.backends.flame.cleanup import Janitor, close_session
 from flame_rl.backends.flame.cluster import Room
 from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
 from flame_rl.backends.patience import Patience
-from flame_rl.wire import packing
+from flame_rl.wire import codec, packing
 
 
 @dataclass
@@ -79,15 +79,21 @@ class Session:
     def collect(self, request: bytes, patience: Patience) -> Future[memoryview]:
         """Send one encoded request; the future is of the encoded answer."""
         began = time.monotonic()
+        episodes = len(codec.decode_request(request).indices)
+        limits = patience.limits(episodes)
         weights = json.dumps(asdict(self._weights))
         try:
-            task = self._service.collect(self._weights, request, tuple(patience.limits()), weights)
+            task = self._service.collect(self._weights, request, tuple(limits), weights)
         except Exception as error:
             self.failures += 1
             failed: Future[memoryview] = Future()
             failed.set_exception(error)
             return failed
-        return self._track(task, lambda: patience.took(time.monotonic() - began))
+
+        def answered(data: memoryview) -> None:
+            patience.learn(episodes, limits.deadline, time.monotonic() - began, data)
+
+        return self._track(task, answered)
 
     def abandon(self) -> None:
         """Leave the session: its futures fail, and executors end its tasks."""
@@ -124,9 +130,9 @@ class Session:
         return f"Flame reports: {reported}"
 
     def _track(
-        self, task: ObjectFuture, succeeded: Callable[[], None] = lambda: None
+        self, task: ObjectFuture, answered: Callable[[memoryview], None] = lambda data: None
     ) -> Future[memoryview]:
-        """A future of the task's answer, fetched; `succeeded` is called if that is episodes."""
+        """A future of the task's answer, fetched; `answered` is called with it if a message."""
         outer: Future[memoryview] = Future()
         self._on_their_way.add(outer)
 
@@ -134,9 +140,11 @@ class Session:
             try:
                 ref = task.ref()
                 data = _bytes_of(flamepy.core.cache.get_object(ref))
-                if packing.is_message(data) and packing.message_type(data) == "episodes":
-                    self._tally.last_result = time.monotonic()
-                    succeeded()
+                with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
+                    if packing.is_message(data):
+                        answered(data)
+                        if packing.message_type(data) == "episodes":
+                            self._tally.last_result = time.monotonic()
                 try:
                     outer.set_result(data)
                 except InvalidStateError:
