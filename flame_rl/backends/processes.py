@@ -27,6 +27,7 @@ class ProcessBackend:
 
     def __init__(self, workers: int, patience: Patience, stop: threading.Event) -> None:
         """Start `workers` processes at once; they import while the learner does."""
+        self.listener = None
         self._patience = patience
         self._stop = stop
         self._workers = [Worker() for _ in range(workers)]

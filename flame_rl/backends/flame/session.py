@@ -43,6 +43,7 @@ class Session:
     """One session of the application: its service, its weights, and the tasks on their way.
 
     Attributes:
+        id: Flame's name of it.
         failures: the number of tasks that failed on the way, not in a simulator.
     """
 
@@ -57,7 +58,7 @@ class Session:
             return service
 
         self._service = call_with_timeout(CALL_SECONDS, open_service)
-        self._id = self._service._session.id
+        self.id = self._service._session.id
         self._weights: flamepy.core.cache.ObjectRef | None = None
         self._on_their_way: set[Future] = set()
         self.failures = 0
@@ -107,19 +108,19 @@ class Session:
 
     def close(self) -> bool:
         """Close the session; returns False if Flame refuses, as it does while tasks run."""
-        return close_session(self._id)
+        return close_session(self.id)
 
     def settled(self) -> bool:
         """Whether every task has been answered or has failed."""
         return not self._on_their_way
 
     def event_codes(self) -> set[int]:
-        return {event.code for event in flamepy.core.client.get_session(self._id).events}
+        return {event.code for event in flamepy.core.client.get_session(self.id).events}
 
     def events(self) -> str:
         """What Flame reports about this session, as text for the user."""
         try:
-            events = flamepy.core.client.get_session(self._id).events
+            events = flamepy.core.client.get_session(self.id).events
         except FlameError as error:
             return f"Flame does not say why ({error})"
         # Messages of several executors and attempts differ only in ids: one of each is enough.
