@@ -97,8 +97,9 @@ class ConsoleReporter:
     def waiting(self, text: str) -> None:
         """Show what is waited for: below the bar, or in a line every `WAIT_LINE_SECONDS`."""
         if self._live is not None:
-            shown = Group(self._progress, Text(text)) if text else self._progress
-            self._live.update(shown, refresh=True)
+            # The console wraps nothing by itself, and would cut the text off.
+            below = Text(text, no_wrap=False, overflow="fold")
+            self._live.update(Group(self._progress, below) if text else self._progress)
             return
         now = time.perf_counter()
         if not text:

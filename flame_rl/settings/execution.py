@@ -41,7 +41,8 @@ class Execution:
     """A worker process that has taken more memory than this is replaced."""
 
     cluster_patience: Positive = 120.0
-    """Seconds without any result after which a cluster that fails to answer ends the run."""
+    """Seconds without a sign of life after which a cluster ends the run: no result has come, and no
+    executor is at work on one."""
 
     def __post_init__(self) -> None:
         check_fields(self)

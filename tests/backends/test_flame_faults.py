@@ -202,18 +202,27 @@ def test_restarted_servers_cost_time_only(
 
 @pytest.mark.slow
 @pytest.mark.cluster
+@pytest.mark.parametrize("killed", [False, True], ids=["alone", "after its executors"])
 def test_executor_manager_that_was_away_for_more_than_thirty_seconds(
-    project: Path, local, tmp_path: Path
+    killed: bool, project: Path, local, tmp_path: Path
 ) -> None:
-    """Sooner, Flame's own wedges; after it, tasks are queued again."""
+    """Sooner, Flame's own wedges; after it, tasks are queued again. Executors whose processes were
+    killed come back in no other way."""
     with cluster("cluster", tmp_path / "cluster") as flame:
         process = start(project, tmp_path, flame.environment, *PACE)
         wait_for(process, lambda: rows(tmp_path) == 1 and flame.collectors())
+        if killed:
+            for pid in flame.worker_pids():
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(15)
         flame.stop("executor-manager")
         time.sleep(35)
         flame.start("executor-manager")
         finished = finish(process, tmp_path, seconds=240)
         assert_undisturbed(finished, local(*PACE))
+        assert "2 executors were lost: 0 of 2 left." in finished.out
+        assert "giving up in 1" in finished.out
+        assert finished.out.count("The cluster works again.") == 1
         flame.assert_nothing_left()
 
 

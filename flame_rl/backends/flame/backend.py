@@ -149,6 +149,7 @@ class FlameBackend:
         if self._executor_versions is not None:
             self._compare_versions(self._executor_versions)
             self._executor_versions = None
+            self._watch.over()
         self._encoded = codec.encode_snapshot(snapshot)
         self._began = time.monotonic()
         sizes = self.shares.of(len(request.indices))
@@ -209,7 +210,6 @@ class FlameBackend:
                     f"no executor of the cluster became ready within {STARTUP_SECONDS:.0f} s: "
                     f"{self._watch.words}. {self._session.events()}. {HINT}"
                 )
-        self._watch.over()
         try:
             theirs = json.loads(bytes(future.result()))
         except Exception as error:

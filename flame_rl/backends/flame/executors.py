@@ -128,7 +128,7 @@ class Watch:
             left = max(0, self._wanted - len(lost))
             what = "An executor was lost" if new == 1 else f"{new} executors were lost"
             self._say(
-                f"{what}: {left} of {self._wanted} left. docs/cluster.md says how to get back"
+                f"{what}: {left} of {self._wanted} left. docs/cluster.md says how to get one back"
             )
         self._lost |= lost
 
