@@ -177,6 +177,7 @@ def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster) -> N
     watch.ask("ours")
     watch.tell(watch.silence(last_result), 120)
     assert "16 s: its session manager does not answer; giving up in 104 s" in heard.waits[-1]
+    assert not watch.answers
     # A result comes.
     watch.tell(0.0, 120)
     assert heard.lines[-1] == "The cluster works again."

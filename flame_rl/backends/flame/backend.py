@@ -233,11 +233,13 @@ class FlameBackend:
     def _check(self) -> None:
         """Called while waiting: closes sessions that were left, gives up on a silent cluster."""
         if self._is_time_to_check():
-            self._left_sessions = [
-                s for s in self._left_sessions if not (s.close() and s.settled())
-            ]
             self._watch.ask(self._session.id)
-            self._check_executors_can_start()
+            # Each of these would wait for an answer, too.
+            if self._watch.answers:
+                self._left_sessions = [
+                    s for s in self._left_sessions if not (s.close() and s.settled())
+                ]
+                self._check_executors_can_start()
         self._give_up_if_lost("tasks are sent and none comes back")
 
     def _is_time_to_check(self) -> bool:

@@ -90,12 +90,14 @@ class Watch:
     Attributes:
         listener: is told; None: nobody is.
         words: what Flame said last, for a person.
+        answers: whether it did answer.
     """
 
     def __init__(self, wanted: int) -> None:
         """`wanted` is the number of executors that the run can have."""
         self.listener: Listener | None = None
         self.words = f"none of {wanted} executors has been seen"
+        self.answers = True
         self._wanted = wanted
         self._asked_at = self._told_at = self._alive_at = 0.0
         self._gone: frozenset[str] = frozenset()
@@ -115,8 +117,10 @@ class Watch:
             nodes = flamepy.core.client.list_nodes()
             executors = flamepy.core.client.list_executors()
         except FlameError:
+            self.answers = False
             self.words = "its session manager does not answer"
             return
+        self.answers = True
         seen = count(executors, nodes, session, self._wanted)
         self.words = str(seen)
         if seen.alive:
