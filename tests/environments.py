@@ -226,6 +226,14 @@ class Slow(Base):
         return 1.0
 
 
+class SlowReset(Base):
+    """A reset takes much longer than the one step after it."""
+
+    def reset(self, *, seed=None, options=None):
+        time.sleep(0.15)
+        return super().reset(seed=seed, options=options)
+
+
 class Waiting(Base):
     """As a robot does: it takes real time, and no core."""
 

@@ -7,7 +7,8 @@ an executor whose worker died fails every further task, a session with a running
 closed, a failed task arrives without its message. Workers find what their application declares as
 dependencies and nothing else, but as links to this Python's packages, not downloaded. Session
 manager and object cache can be stopped and started again; they forget nothing, as with storage on
-disk. Not imitated: patches and Arrow tables in the cache, delays, resources other than cores.
+disk. The executor manager can be stopped; its node is then away, and tasks run for ever. Not
+imitated: patches and Arrow tables in the cache, delays, resources other than cores.
 
 By hand: `python -m tests.memory_flame --executors 2`.
 """
@@ -188,6 +189,7 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
         self.executors: list[Executor] = []
         self.finished: Counter[str] = Counter()
         self.stopping = False
+        self.node_state = pb.NodeState.Ready
         self.on_pending: Callable[[], None] = lambda: None
         self._cores = executors
 
@@ -237,7 +239,7 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
     def ListNodes(self, request, context) -> pb.NodeList:
         """One node, with a core for each executor."""
         room = pb.ResourceRequirement(cpu=self._cores, memory=self._cores << 31)
-        status = pb.NodeStatus(state=pb.NodeState.Ready, capacity=room, allocatable=room)
+        status = pb.NodeStatus(state=self.node_state, capacity=room, allocatable=room)
         metadata = pb.Metadata(id="memory", name="memory")
         spec = pb.NodeSpec(hostname="memory")
         return pb.NodeList(nodes=[pb.Node(metadata=metadata, spec=spec, status=status)])
@@ -425,8 +427,10 @@ class Executor(threading.Thread):
         self._folder = flame.folder / "executors" / self.id[:8]
 
     def view(self) -> pb.Executor:
+        metadata = pb.Metadata(id=self.id, name=self.id)
+        spec = pb.ExecutorSpec(node="memory")
         status = pb.ExecutorStatus(state=self.state, session_id=self.session.id)
-        return pb.Executor(metadata=pb.Metadata(id=self.id, name=self.id), status=status)
+        return pb.Executor(metadata=metadata, spec=spec, status=status)
 
     def run(self) -> None:
         manager = self._flame.manager
@@ -443,6 +447,8 @@ class Executor(threading.Thread):
             self.state = pb.ExecutorState.ExecutorBound
             while (task := manager.next_task(self.session)) is not None:
                 self._invoke(worker, task)
+                if manager.node_state != pb.NodeState.Ready:
+                    return
             self.state = pb.ExecutorState.ExecutorUnbinding
             try:
                 worker.OnSessionLeave(pb.EmptyRequest())
@@ -508,6 +514,8 @@ class Executor(threading.Thread):
         try:
             result = worker.OnTaskInvoke(context)
         except grpc.RpcError as error:
+            if self._flame.manager.node_state != pb.NodeState.Ready:
+                return  # nobody tells the session manager
             self._flame.manager.finish(task, pb.TaskState.Failed, error.details())
             return
         if result.return_code != 0:
@@ -563,8 +571,13 @@ class MemoryFlame:
 
     def stop(self, server: str) -> None:
         """End the `session-manager`, which breaks every watch, or the `object-cache`. Tasks that
-        run go on."""
-        if server == "session-manager":
+        run go on. Or, for good, the `executor-manager` with all that runs."""
+        if server == "executor-manager":
+            with self.manager.changed:
+                self.manager.node_state = pb.NodeState.Unknown
+            for pid in self.worker_pids():
+                os.kill(pid, signal.SIGKILL)
+        elif server == "session-manager":
             self._server.stop(grace=None).wait()
         else:
             self.cache.shutdown()
@@ -666,7 +679,7 @@ class MemoryFlame:
                 wanted = session.counts["Pending"] + session.counts["Running"]
                 bound = sum(executor.session is session for executor in executors)
                 for _ in range(min(wanted - bound, self._room - len(executors))):
-                    if self.manager.stopping:
+                    if self.manager.stopping or self.manager.node_state != pb.NodeState.Ready:
                         return
                     application = self.manager.applications[session.message.spec.application]
                     executors.append(Executor(self, session, application))

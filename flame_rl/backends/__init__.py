@@ -8,8 +8,26 @@ from flame_rl.backends.dispatch import Collected
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
 
 
+class Listener(Protocol):
+    """Is told by a backend what a person should know while episodes are awaited."""
+
+    def say(self, text: str) -> None:
+        """Something happened."""
+        ...
+
+    def waiting(self, text: str) -> None:
+        """What the run waits for, as of now; "" once it does not wait any more."""
+        ...
+
+
 class Backend(Protocol):
-    """What the training loop requires of a backend."""
+    """What the training loop requires of a backend.
+
+    Attributes:
+        listener: told what a cluster is waited for; None: nobody is.
+    """
+
+    listener: Listener | None
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
         """Read the environment's spaces and choose its simulator.

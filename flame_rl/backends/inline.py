@@ -25,6 +25,7 @@ from flame_rl.wire.messages import (
 
 class InlineBackend:
     def __init__(self, stop: threading.Event) -> None:
+        self.listener = None
         self._stop = stop
         self._simulator: Simulator | None = None
         self._threads = threadpoolctl.ThreadpoolController()

@@ -1,41 +1,83 @@
-"""The deadline of a task, set by how long earlier tasks took."""
+"""The deadline of a task, set by how long earlier tasks took and by its number of episodes."""
 
 from __future__ import annotations
 
 import threading
 
 from flame_rl.actor.worker.supervisor import Limits
+from flame_rl.wire import codec, packing
+from flame_rl.wire.packing import Buffer
 
 # The deadline until a first task has succeeded.
 FIRST_SECONDS = 600.0
 LEAST_SECONDS = 60.0
 TIMES_THE_LONGEST = 10.0
+# For a task of more episodes than any before it: as many episodes one after another, and that is
+# already more than it should take.
+TIMES_ONE_BY_ONE = 2.0
+# Each task that is killed at its deadline doubles the deadlines, up to this factor, until one of
+# its size succeeds.
+MOST_ALLOWANCE = 4.0
 
 
 class Patience:
-    """Sets the limits of tasks by the longest one so far; used by several threads."""
+    """Sets the limits of tasks by what earlier ones took; used by several threads."""
 
     def __init__(self, deadline: float | None, episodes: int, megabytes: int) -> None:
         """`deadline`, in seconds, is fixed unless it is None; the others are as in `Limits`."""
         self._fixed = deadline
         self._episodes = episodes
         self._megabytes = megabytes
-        self._longest: float | None = None
+        # The longest task of each number of episodes, in seconds.
+        self._longest: dict[int, float] = {}
+        self._allowance = 1.0
+        self._killed = 0
         self._lock = threading.Lock()
 
-    def limits(self) -> Limits:
-        """The limits for the next task."""
-        deadline = self._fixed
-        if deadline is None:
-            longest = self._longest
-            deadline = (
-                FIRST_SECONDS
-                if longest is None
-                else max(LEAST_SECONDS, TIMES_THE_LONGEST * longest)
-            )
-        return Limits(deadline, self._episodes, self._megabytes)
-
-    def took(self, seconds: float) -> None:
-        """Note how long a task took that succeeded."""
+    def limits(self, episodes: int = 1) -> Limits:
+        """The limits for the next task, which has this number of episodes."""
         with self._lock:
-            self._longest = max(seconds, self._longest or 0.0)
+            return Limits(self._deadline(episodes), self._episodes, self._megabytes)
+
+    def learn(self, episodes: int, deadline: float, seconds: float, answer: Buffer) -> None:
+        """Learn from a task that was answered.
+
+        Args:
+            episodes: the number of its episodes.
+            deadline: the deadline that it had, in seconds.
+            seconds: how long it took.
+            answer: encoded episodes or an encoded failure. Raises WireError if it is neither.
+        """
+        if packing.message_type(answer) == "episodes":
+            self.took(episodes, seconds)
+        elif codec.decode_failure(answer).kind == "timeout":
+            self.was_killed(episodes, deadline)
+
+    def took(self, episodes: int, seconds: float) -> None:
+        """Note how long a task of this number of episodes took that succeeded."""
+        with self._lock:
+            self._longest[episodes] = max(seconds, self._longest.get(episodes, 0.0))
+            if episodes >= self._killed:
+                self._allowance, self._killed = 1.0, 0
+
+    def was_killed(self, episodes: int, deadline: float) -> None:
+        """Note that a task of this number of episodes was killed at its deadline, in seconds."""
+        with self._lock:
+            # Tasks that are killed together, with the same deadline, count once.
+            if deadline >= self._deadline(episodes):
+                self._allowance = min(2 * self._allowance, MOST_ALLOWANCE)
+            self._killed = max(self._killed, episodes)
+
+    def _deadline(self, episodes: int) -> float:
+        if self._fixed is not None:
+            return self._fixed
+        if not self._longest:
+            return FIRST_SECONDS * self._allowance
+        one_by_one = min(
+            seconds * max(1.0, episodes / size) for size, seconds in self._longest.items()
+        )
+        return self._allowance * max(
+            LEAST_SECONDS,
+            TIMES_THE_LONGEST * max(self._longest.values()),
+            TIMES_ONE_BY_ONE * one_by_one,
+        )

@@ -15,7 +15,7 @@ from flame_rl.backends.shares import Shares
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
-from flame_rl.wire.packing import Buffer, message_type
+from flame_rl.wire.packing import Buffer
 
 
 class ProcessBackend:
@@ -27,6 +27,7 @@ class ProcessBackend:
 
     def __init__(self, workers: int, patience: Patience, stop: threading.Event) -> None:
         """Start `workers` processes at once; they import while the learner does."""
+        self.listener = None
         self._patience = patience
         self._stop = stop
         self._workers = [Worker() for _ in range(workers)]
@@ -61,9 +62,11 @@ class ProcessBackend:
             worker = self._idle.get()
             try:
                 began = time.monotonic()
-                answer = worker.collect(encoded, data, self._patience.limits())
-                if message_type(answer) != "failure":
-                    self._patience.took(time.monotonic() - began)
+                episodes = len(codec.decode_request(data).indices)
+                limits = self._patience.limits(episodes)
+                answer = worker.collect(encoded, data, limits)
+                seconds = time.monotonic() - began
+                self._patience.learn(episodes, limits.deadline, seconds, answer)
                 return answer
             finally:
                 self._idle.put(worker)

@@ -106,6 +106,7 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
     config, done = trainer.config, trainer.totals
     write_config(folder, config)
     console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
+    trainer.listen(console)
     names, begun = trainer.learner.algorithm.metrics, trainer.tables
     tables = [
         MetricsReporter(folder, names, begun.get(METRICS_NAME, b"")),

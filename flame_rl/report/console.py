@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import time
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from flame_rl.run.results import IterationResult, Totals
 from flame_rl.settings.config import TrainConfig
@@ -15,6 +17,8 @@ from flame_rl.wire.messages import EnvironmentSpec
 
 RULE = "=" * 60
 LINE_EVERY = 10
+# Without a terminal, a wait gets a line this often.
+WAIT_LINE_SECONDS = 30.0
 
 
 class ConsoleReporter:
@@ -35,6 +39,8 @@ class ConsoleReporter:
         self._retries = 0
         self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._progress: Progress | None = None
+        self._live: Live | None = None
+        self._waiting_said_at: float | None = None
         mode = "distributed" if distributed else "local"
         self._print(
             f"{RULE}\n"
@@ -61,13 +67,12 @@ class ConsoleReporter:
                 MofNCompleteColumn(),
                 TextColumn("reward {task.fields[reward]}"),
                 TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
             )
             self._progress.add_task(
                 "", total=config.experiment.iterations, completed=done.iterations, reward=""
             )
-            self._progress.start()
+            self._live = Live(self._progress, console=self._console, transient=True)
+            self._live.start()
 
     def report(self, result: IterationResult) -> None:
         self._last = result
@@ -85,11 +90,29 @@ class ConsoleReporter:
         if self._config.output.verbose:
             self._print(_details(result))
 
+    def say(self, text: str) -> None:
+        """Print a line of a backend's."""
+        self._print(text)
+
+    def waiting(self, text: str) -> None:
+        """Show what is waited for: below the bar, or in a line every `WAIT_LINE_SECONDS`."""
+        if self._live is not None:
+            # The console wraps nothing by itself, and would cut the text off.
+            below = Text(text, no_wrap=False, overflow="fold")
+            self._live.update(Group(self._progress, below) if text else self._progress)
+            return
+        now = time.perf_counter()
+        if not text:
+            self._waiting_said_at = None
+        elif self._waiting_said_at is None or now - self._waiting_said_at >= WAIT_LINE_SECONDS:
+            self._waiting_said_at = now
+            self._print(text)
+
     def close(self) -> None:
         """Remove the progress bar."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = self._progress = None
 
     def summary(self, interrupted: bool) -> None:
         """Print the closing lines; after an interrupt, they cover what was done until then."""
@@ -110,8 +133,8 @@ class ConsoleReporter:
         self._print("\n".join([*lines, RULE]))
 
     def _print(self, text: str) -> None:
-        if self._progress is not None:
-            self._progress.console.print(text)
+        if self._live is not None:
+            self._live.console.print(text)
         else:
             # Not by rich, so that a pipe gets exactly this text, line by line.
             say(text)

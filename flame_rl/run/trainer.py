@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import threadpoolctl
 
+from flame_rl.backends import Listener
 from flame_rl.backends.select import is_distributed, make_backend
 from flame_rl.run.agent import Agent
 from flame_rl.run.evaluation import Evaluation, evaluate
@@ -288,6 +289,10 @@ class Trainer:
         state = self.learner.state_dict()
         with refused_by_the_disk(Path(path)):
             write(Path(path), encode(self.totals, None, state, self.spec, self.config))
+
+    def listen(self, listener: Listener) -> None:
+        """Let `listener` be told when a cluster gives no sign of life; otherwise nobody is."""
+        self._backend.listener = listener
 
     def close(self) -> None:
         """Stop all workers and threads. May be called twice."""

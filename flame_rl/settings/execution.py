@@ -31,7 +31,8 @@ class Execution:
 
     task_timeout: Annotated[float, Within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
     """Seconds after which a worker that gives no answer is killed and its episodes are collected
-    again; default: ten times the longest task so far, but at least a minute; 600 at first."""
+    again; default: ten times the longest task so far, but at least a minute, and more for a task of
+    more episodes than any before; 600 at first."""
 
     worker_episodes: Count = 100_000
     """A worker process is replaced after this number of episodes."""
@@ -40,7 +41,8 @@ class Execution:
     """A worker process that has taken more memory than this is replaced."""
 
     cluster_patience: Positive = 120.0
-    """Seconds without any result after which a cluster that fails to answer ends the run."""
+    """Seconds without a sign of life after which a cluster ends the run: no result has come, and no
+    executor is at work on one."""
 
     def __post_init__(self) -> None:
         check_fields(self)

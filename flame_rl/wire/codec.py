@@ -217,7 +217,7 @@ def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFa
     ranges are those of the request's columns.
     """
     if message_type(data) == "failure":
-        return _decode_failure(data)
+        return decode_failure(data)
     header, arrays = unpack(data, "episodes")
     if any(header.get(name) != value for name, value in _question(request).items()):
         raise WireError("these episodes are of another run, iteration or policy")
@@ -275,7 +275,7 @@ def encode_description(spec: EnvironmentSpec) -> bytes:
 
 def decode_description(data: Buffer) -> EnvironmentSpec | CollectFailure:
     if message_type(data) == "failure":
-        return _decode_failure(data)
+        return decode_failure(data)
     header, arrays = unpack(data, "description")
     _nothing_left(arrays)
     return read_spec(header)
@@ -314,7 +314,8 @@ def read_spec(header: dict[str, Any]) -> EnvironmentSpec:
     return spec
 
 
-def _decode_failure(data: Buffer) -> CollectFailure:
+def decode_failure(data: Buffer) -> CollectFailure:
+    """Raises WireError if the bytes are no failure."""
     header, arrays = unpack(data, "failure")
     _nothing_left(arrays)
     values: dict[str, Any] = {}

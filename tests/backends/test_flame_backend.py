@@ -269,12 +269,13 @@ def test_executor_with_other_versions_is_refused(name: str) -> None:
 
 def test_the_session_is_asked_now_and_then_while_the_first_executor_starts() -> None:
     backend = FlameBackend.__new__(FlameBackend)
-    backend._checked_at, backend._stop = 0.0, threading.Event()
-    backend._session = SimpleNamespace(event_codes=Mock(return_value=set()))
+    backend._checked_at, backend._stop, backend._watch = 0.0, threading.Event(), Mock()
+    backend._session = SimpleNamespace(id="ours", event_codes=Mock(return_value=set()))
     answer: Future[bytes] = Future()
     threading.Timer(1.0, answer.set_result, [json.dumps(versions()).encode()]).start()
     backend._compare_versions(answer)
     assert backend._session.event_codes.call_count == 1
+    backend._watch.ask.assert_called_once_with("ours")
 
 
 def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(monkeypatch) -> None:

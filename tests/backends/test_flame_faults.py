@@ -136,16 +136,49 @@ def test_killed_collectors_cost_tasks_and_nothing_else(
 def test_executor_with_a_dead_worker_is_left_for_a_new_session(
     fragile: Flame, project: Path, local, tmp_path: Path
 ) -> None:
-    process = start(project, tmp_path, fragile.environment, *PACE)
+    # At half speed there must be time to see that the executor does not come back.
+    flags = (*PACE, "--iterations", "9")
+    process = start(project, tmp_path, fragile.environment, *flags)
     wait_for(process, lambda: rows(tmp_path) == 1 and len(fragile.collectors()) == 2)
     first = set(fragile.sessions())
     assert len(first) == 1
     os.kill(fragile.worker_pids()[0], signal.SIGKILL)
     wait_for(process, lambda: set(fragile.sessions()) - first)
     finished = finish(process, tmp_path)
-    assert_undisturbed(finished, local(*PACE))
+    assert_undisturbed(finished, local(*flags))
     assert finished.timing("retries") >= 3
+    assert finished.out.count("An executor was lost: 1 of 2 left.") == 1
     fragile.assert_nothing_left()
+
+
+@pytest.mark.parametrize("fault", ["executors", "executor manager"])
+def test_cluster_without_an_executor_is_told_and_given_up_in_time(
+    fault: str, fragile: Flame, project: Path, local, tmp_path: Path
+) -> None:
+    flags = (*PACE, "--cluster-patience", "20")
+    process = start(project, tmp_path, fragile.environment, *flags)
+    wait_for(process, lambda: rows(tmp_path) == 2 and len(fragile.collectors()) == 2)
+    if fault == "executors":
+        for pid in fragile.worker_pids():
+            os.kill(pid, signal.SIGKILL)
+    else:
+        fragile.stop("executor-manager")
+    began = time.monotonic()
+    told = ""
+    while not told.startswith("Waiting for the cluster"):
+        told = process.stdout.readline()
+        assert told, process.communicate()
+    assert time.monotonic() - began < 15
+    assert "0 of 2 executors are working (" in told
+    assert "`docker compose ps -a`" in told
+    assert int(re.search(r"giving up in (\d+) s", told)[1]) <= 10
+    finished = finish(process, tmp_path)
+    assert 19 < time.monotonic() - began < 28
+    assert finished.code == 1
+    assert "0 of 2 executors are working" in finished.err
+    assert "`docker compose ps -a`" in finished.err and "--resume" in finished.err
+    assert "Traceback" not in finished.err
+    assert_undisturbed(go_on_here(project, tmp_path), local(*PACE))
 
 
 # Servers go away
@@ -169,18 +202,27 @@ def test_restarted_servers_cost_time_only(
 
 @pytest.mark.slow
 @pytest.mark.cluster
+@pytest.mark.parametrize("killed", [False, True], ids=["alone", "after its executors"])
 def test_executor_manager_that_was_away_for_more_than_thirty_seconds(
-    project: Path, local, tmp_path: Path
+    killed: bool, project: Path, local, tmp_path: Path
 ) -> None:
-    """Sooner, Flame's own wedges; after it, tasks are queued again."""
+    """Sooner, Flame's own wedges; after it, tasks are queued again. Executors whose processes were
+    killed come back in no other way."""
     with cluster("cluster", tmp_path / "cluster") as flame:
         process = start(project, tmp_path, flame.environment, *PACE)
         wait_for(process, lambda: rows(tmp_path) == 1 and flame.collectors())
+        if killed:
+            for pid in flame.worker_pids():
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(15)
         flame.stop("executor-manager")
         time.sleep(35)
         flame.start("executor-manager")
         finished = finish(process, tmp_path, seconds=240)
         assert_undisturbed(finished, local(*PACE))
+        assert "2 executors were lost: 0 of 2 left." in finished.out
+        assert "giving up in 1" in finished.out
+        assert finished.out.count("The cluster works again.") == 1
         flame.assert_nothing_left()
 
 

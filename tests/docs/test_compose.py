@@ -93,6 +93,12 @@ def test_a_log_cannot_fill_the_disk(name: str) -> None:
     assert logging["options"] == {"max-size": "10m", "max-file": "3"}
 
 
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_servers_own_log_cannot_fill_the_disk_nor_keep_an_installation_from_its_log(name) -> None:
+    sizes = dict(mount.split(":size=") for mount in SERVICES[name]["tmpfs"])
+    assert sizes == {"/usr/local/flame/logs": "32m", "/usr/local/flame/logs/install": "16m"}
+
+
 def test_one_private_network() -> None:
     # Exactly one for each service: it is eth0, and `hostname -i` is one address.
     (network,) = COMPOSE["networks"]

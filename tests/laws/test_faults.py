@@ -27,6 +27,7 @@ from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.backends import patience as patience_module
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
+from flame_rl.backends.shares import Shares
 from flame_rl.learner.guard import undone_on_failure
 from flame_rl.learner.learner import Learner
 from flame_rl.run.resume import load_newest
@@ -133,14 +134,61 @@ def test_a_hanging_simulator_is_killed_at_the_deadline(clean, tmp_path):
 def test_the_deadline_follows_the_longest_task():
     patience = Patience(None, episodes=5, megabytes=6)
     assert patience.limits() == Limits(600.0, 5, 6)
-    patience.took(0.5)
+    patience.took(1, 0.5)
     assert patience.limits().deadline == 60.0
-    patience.took(30.0)
-    patience.took(2.0)
+    patience.took(1, 30.0)
+    patience.took(1, 2.0)
     assert patience.limits().deadline == 300.0
     fixed = Patience(3.0, episodes=5, megabytes=6)
-    fixed.took(100.0)
-    assert fixed.limits().deadline == 3.0
+    fixed.took(1, 100.0)
+    assert fixed.limits(50).deadline == 3.0
+
+
+def test_the_deadline_follows_the_number_of_episodes():
+    patience = Patience(None, episodes=5, megabytes=6)
+    patience.took(1, 75.0)
+    assert patience.limits(4).deadline == 750.0
+    assert patience.limits(40).deadline == 2 * 40 * 75.0
+    # Side by side they take less than one after another.
+    patience.took(40, 1353.0)
+    assert patience.limits(40).deadline == patience.limits(1).deadline == 13530.0
+
+
+def test_a_killed_task_stretches_the_deadline_within_bounds_until_one_of_its_size_succeeds():
+    patience = Patience(None, episodes=5, megabytes=6)
+    patience.took(1, 10.0)
+    assert patience.limits(20).deadline == 400.0
+    for _ in range(2):  # killed together
+        patience.was_killed(20, 400.0)
+    assert patience.limits(20).deadline == 800.0
+    patience.took(1, 10.0)
+    assert patience.limits(20).deadline == 800.0
+    for _ in range(3):
+        patience.was_killed(20, patience.limits(20).deadline)
+    assert patience.limits(20).deadline == 1600.0
+    patience.took(20, 30.0)
+    assert patience.limits(20).deadline == 300.0
+
+
+def test_tasks_of_several_episodes_get_the_time_that_their_resets_take(monkeypatch):
+    """Resets are done one after another. The first two large tasks are killed, and their episodes,
+    played alone, tell how long the next two may take."""
+    for name, seconds in (("FIRST_SECONDS", 2.5), ("LEAST_SECONDS", 0.1)):
+        monkeypatch.setattr(patience_module, name, seconds)
+    # Ten times the start of a killed worker's successor would be enough here.
+    monkeypatch.setattr(patience_module, "TIMES_THE_LONGEST", 1.5)
+    backend = ProcessBackend(2, Patience(None, 1000, 4096), threading.Event())
+    snapshot = random_snapshot(1, 2, False)
+    try:
+        backend.collect(snapshot, request_for(environment_id("SlowReset"), range(2)))
+        # The time of processes that still import is no measure.
+        backend._patience, backend.shares = Patience(None, 1000, 4096), Shares(2)
+        request = request_for(environment_id("SlowReset"), range(70))
+        retries = [backend.collect(snapshot, request).retries for _ in range(3)]
+        assert max(backend.shares.of(70)) > 20
+    finally:
+        backend.close()
+    assert retries == [2, 0, 0]
 
 
 def test_a_hang_does_not_stretch_the_deadline(tmp_path, monkeypatch):

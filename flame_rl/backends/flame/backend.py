@@ -15,9 +15,11 @@ from flamepy.core.types import FlameError
 
 from flame_rl.actor.remote import versions
 from flame_rl.actor.worker.supervisor import Worker
+from flame_rl.backends import Listener
 from flame_rl.backends.dispatch import STOP_POLL_SECONDS, Collected, gather, read_description
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import check_answers, connect, deploy
+from flame_rl.backends.flame.executors import HINT, Watch
 from flame_rl.backends.flame.session import Session, Tally
 from flame_rl.backends.flame.timeout import call_with_timeout
 from flame_rl.backends.package import needs
@@ -72,7 +74,7 @@ class FlameBackend:
         Args:
             env_id: its module is shipped.
             patience: how long a task may take.
-            silence: seconds without a result after which a failing cluster is given up.
+            silence: seconds without a sign of life after which the cluster is given up.
             stop: set when the user asks to stop.
             executors: how many of the cluster's to use; None: one per core.
 
@@ -87,12 +89,22 @@ class FlameBackend:
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         self._context, self._room = connect(stop, executors)
         self.shares = Shares(self._room.executors)
+        self._watch = Watch(self._room.executors)
         self._open(env_id)
 
     @property
     def executors(self) -> int:
         """The number of executors of this run."""
         return self._room.executors
+
+    @property
+    def listener(self) -> Listener | None:
+        """See `Backend`."""
+        return self._watch.listener
+
+    @listener.setter
+    def listener(self, listener: Listener | None) -> None:
+        self._watch.listener = listener
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
         """Read the spaces in a process on this machine, where an error shows soonest."""
@@ -128,14 +140,20 @@ class FlameBackend:
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         # `stop` ends the wait even while Flame does not answer.
-        return unless_stopped(self._stop, lambda: self._collect(snapshot, request))
+        try:
+            return unless_stopped(self._stop, lambda: self._collect(snapshot, request))
+        finally:
+            self._watch.over()
 
     def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         if self._executor_versions is not None:
             self._compare_versions(self._executor_versions)
             self._executor_versions = None
+            self._watch.over()
         self._encoded = codec.encode_snapshot(snapshot)
         self._began = time.monotonic()
+        sizes = self.shares.of(len(request.indices))
+        self._most_episodes = max(sizes)
         try:
             self._session.publish(self._encoded)
         except Exception as error:
@@ -144,7 +162,7 @@ class FlameBackend:
             snapshot,
             request,
             lambda data: self._session.collect(data, self._patience),
-            task_sizes=self.shares.of(len(request.indices)),
+            task_sizes=sizes,
             in_flight=self._room.in_flight,
             stop=self._stop,
             check=self._check,
@@ -183,11 +201,14 @@ class FlameBackend:
             if self._stop.is_set():
                 raise Interrupted
             if self._is_time_to_check():
+                self._watch.ask(self._session.id)
                 self._check_executors_can_start()
-            if time.monotonic() - began > STARTUP_SECONDS:
+            seconds = time.monotonic() - began
+            self._watch.tell(seconds, STARTUP_SECONDS)
+            if seconds > STARTUP_SECONDS:
                 raise RunError(
-                    f"no executor of the cluster became ready within {STARTUP_SECONDS:.0f} s. "
-                    f"{self._session.events()}"
+                    f"no executor of the cluster became ready within {STARTUP_SECONDS:.0f} s: "
+                    f"{self._watch.words}. {self._session.events()}. {HINT}"
                 )
         try:
             theirs = json.loads(bytes(future.result()))
@@ -211,14 +232,15 @@ class FlameBackend:
 
     def _check(self) -> None:
         """Called while waiting: closes sessions that were left, gives up on a silent cluster."""
-        if not self._is_time_to_check():
-            return
-        self._left_sessions = [s for s in self._left_sessions if not (s.close() and s.settled())]
-        # Executors enforce the deadline of each task, so a longer silence is the cluster's fault.
-        self._give_up_after(
-            self._silence + self._patience.limits().deadline, "tasks are sent and none comes back"
-        )
-        self._check_executors_can_start()
+        if self._is_time_to_check():
+            self._watch.ask(self._session.id)
+            # Each of these would wait for an answer, too.
+            if self._watch.answers:
+                self._left_sessions = [
+                    s for s in self._left_sessions if not (s.close() and s.settled())
+                ]
+                self._check_executors_can_start()
+        self._give_up_if_lost("tasks are sent and none comes back")
 
     def _is_time_to_check(self) -> bool:
         """Whether `CHECK_SECONDS` have passed since this was last true."""
@@ -243,16 +265,16 @@ class FlameBackend:
         if failure.kind == "transport" and self._session.failures >= FAILURES_OF_A_SESSION:
             self._reopen(failure.message)
         else:
-            self._give_up_after(self._silence, failure.message)
+            self._give_up_if_lost(failure.message)
             self._stop.wait(STOP_POLL_SECONDS)
 
     def _reopen(self, reason: str) -> None:
         """Leave the session for a new one; keep trying while the cluster may come back."""
         while True:
-            self._session.abandon()
             if self._session not in self._left_sessions:
+                self._session.abandon()
                 self._left_sessions.append(self._session)
-            self._give_up_after(self._silence, reason)
+            self._give_up_if_lost(reason, words=_first_line(reason))
             if self._stop.wait(STOP_POLL_SECONDS):
                 raise Interrupted
             try:
@@ -263,17 +285,32 @@ class FlameBackend:
                 reason = str(error)
                 self._stop.wait(1.0)
 
-    def _give_up_after(self, seconds: float, reason: str) -> None:
-        """Raises RunError if no result has come for that long."""
-        last = max(self._began, self._tally.last_result)
-        if time.monotonic() - last < seconds:
+    def _give_up_if_lost(self, reason: str, words: str = "") -> None:
+        """Tell of a silence; raises RunError if the cluster gave no sign of life for too long.
+
+        Args:
+            reason: why there is no result, for the error.
+            words: the same in short; by default what Flame said last of its executors.
+        """
+        last_result = max(self._began, self._tally.last_result)
+        silence = self._watch.silence(last_result)
+        self._watch.tell(silence, self._silence, words)
+        # An executor may be stuck though Flame calls it bound. It enforces the deadline of its
+        # task, so a longer wait for a result is the cluster's fault, too.
+        waited = time.monotonic() - last_result
+        deadline = self._patience.limits(self._most_episodes).deadline
+        if silence < self._silence and waited < self._silence + deadline:
             return
         try:
             check_answers(self._context, self._runner)
         except UsageError as error:
-            raise RunError(f"the cluster is lost: {error}. Go on with --resume") from error
+            raise RunError(f"the cluster is lost: {error}. {HINT}. Go on with --resume") from error
         raise RunError(
-            f"the cluster has given no result for {seconds:.0f} s, though it answers: {reason}. "
-            f"{self._session.events()}. Its executor manager may be stuck: docs/cluster.md "
-            "says how to restart it; then go on with --resume"
+            f"the cluster has given no result for {waited:.0f} s, though it answers: {reason}; "
+            f"{self._watch.words}. {self._session.events()}. {HINT}. Its executor manager may be "
+            "stuck: docs/cluster.md says how to restart it; then go on with --resume"
         )
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0][:120]

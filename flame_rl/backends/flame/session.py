@@ -23,7 +23,7 @@ from flame_rl.backends.flame.cleanup import Janitor, close_session
 from flame_rl.backends.flame.cluster import Room
 from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
 from flame_rl.backends.patience import Patience
-from flame_rl.wire import packing
+from flame_rl.wire import codec, packing
 
 
 @dataclass
@@ -43,6 +43,7 @@ class Session:
     """One session of the application: its service, its weights, and the tasks on their way.
 
     Attributes:
+        id: Flame's name of it.
         failures: the number of tasks that failed on the way, not in a simulator.
     """
 
@@ -57,7 +58,7 @@ class Session:
             return service
 
         self._service = call_with_timeout(CALL_SECONDS, open_service)
-        self._id = self._service._session.id
+        self.id = self._service._session.id
         self._weights: flamepy.core.cache.ObjectRef | None = None
         self._on_their_way: set[Future] = set()
         self.failures = 0
@@ -79,15 +80,21 @@ class Session:
     def collect(self, request: bytes, patience: Patience) -> Future[memoryview]:
         """Send one encoded request; the future is of the encoded answer."""
         began = time.monotonic()
+        episodes = len(codec.decode_request(request).indices)
+        limits = patience.limits(episodes)
         weights = json.dumps(asdict(self._weights))
         try:
-            task = self._service.collect(self._weights, request, tuple(patience.limits()), weights)
+            task = self._service.collect(self._weights, request, tuple(limits), weights)
         except Exception as error:
             self.failures += 1
             failed: Future[memoryview] = Future()
             failed.set_exception(error)
             return failed
-        return self._track(task, lambda: patience.took(time.monotonic() - began))
+
+        def answered(data: memoryview) -> None:
+            patience.learn(episodes, limits.deadline, time.monotonic() - began, data)
+
+        return self._track(task, answered)
 
     def abandon(self) -> None:
         """Leave the session: its futures fail, and executors end its tasks."""
@@ -101,19 +108,19 @@ class Session:
 
     def close(self) -> bool:
         """Close the session; returns False if Flame refuses, as it does while tasks run."""
-        return close_session(self._id)
+        return close_session(self.id)
 
     def settled(self) -> bool:
         """Whether every task has been answered or has failed."""
         return not self._on_their_way
 
     def event_codes(self) -> set[int]:
-        return {event.code for event in flamepy.core.client.get_session(self._id).events}
+        return {event.code for event in flamepy.core.client.get_session(self.id).events}
 
     def events(self) -> str:
         """What Flame reports about this session, as text for the user."""
         try:
-            events = flamepy.core.client.get_session(self._id).events
+            events = flamepy.core.client.get_session(self.id).events
         except FlameError as error:
             return f"Flame does not say why ({error})"
         # Messages of several executors and attempts differ only in ids: one of each is enough.
@@ -124,9 +131,9 @@ class Session:
         return f"Flame reports: {reported}"
 
     def _track(
-        self, task: ObjectFuture, succeeded: Callable[[], None] = lambda: None
+        self, task: ObjectFuture, answered: Callable[[memoryview], None] = lambda data: None
     ) -> Future[memoryview]:
-        """A future of the task's answer, fetched; `succeeded` is called if that is episodes."""
+        """A future of the task's answer, fetched; `answered` is called with it if a message."""
         outer: Future[memoryview] = Future()
         self._on_their_way.add(outer)
 
@@ -134,9 +141,11 @@ class Session:
             try:
                 ref = task.ref()
                 data = _bytes_of(flamepy.core.cache.get_object(ref))
-                if packing.is_message(data) and packing.message_type(data) == "episodes":
-                    self._tally.last_result = time.monotonic()
-                    succeeded()
+                with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
+                    if packing.is_message(data):
+                        answered(data)
+                        if packing.message_type(data) == "episodes":
+                            self._tally.last_result = time.monotonic()
                 try:
                     outer.set_result(data)
                 except InvalidStateError:

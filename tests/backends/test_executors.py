@@ -1,0 +1,199 @@
+"""The words about a cluster's executors, and when they are said."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import flamepy.core.client
+import pytest
+from flamepy.core.types import FlameError, FlameErrorCode
+from flamepy.proto import types_pb2 as pb
+
+from flame_rl.backends.flame import executors
+from flame_rl.backends.flame.executors import Watch, count
+
+
+def executor(name: str, state: str, session: str | None = None, node: str = "near") -> pb.Executor:
+    status = pb.ExecutorStatus(state=pb.ExecutorState.Value(f"Executor{state}"), session_id=session)
+    return pb.Executor(
+        metadata=pb.Metadata(id=name, name=name), spec=pb.ExecutorSpec(node=node), status=status
+    )
+
+
+def node(name: str, state: str = "Ready") -> pb.Node:
+    status = pb.NodeStatus(state=pb.NodeState.Value(state))
+    return pb.Node(metadata=pb.Metadata(id=name, name=name), status=status)
+
+
+@pytest.mark.parametrize(
+    ("seen", "text", "alive", "gone"),
+    [
+        ([], "0 of 2 executors are working", False, ""),
+        (
+            [executor("a", "Bound", "ours"), executor("b", "Bound", "ours")],
+            "2 of 2 executors are working",
+            True,
+            "",
+        ),
+        (
+            [executor("a", "Binding", "ours"), executor("b", "Void")],
+            "0 of 2 executors are working (2 starting)",
+            True,
+            "",
+        ),
+        (
+            [executor("a", "Unbinding"), executor("b", "Unbinding", "ours")],
+            "0 of 2 executors are working (2 unbinding)",
+            False,
+            "ab",
+        ),
+        (
+            [executor("a", "Bound", "theirs"), executor("b", "Bound", "ours")],
+            "1 of 2 executors are working (1 bound to other sessions)",
+            True,
+            "",
+        ),
+        (
+            [executor("a", "Bound", "ours", "far"), executor("b", "Idle")],
+            "0 of 2 executors are working (1 idle, no sign of node far)",
+            False,
+            "a",
+        ),
+        ([executor("a", "Unknown")], "0 of 2 executors are working (1 in an unknown state)", 0, ""),
+    ],
+)
+def test_executors_are_counted_for_a_run(
+    seen: list[pb.Executor], text: str, alive: bool, gone: str
+) -> None:
+    nodes = [node("near")]
+    if "far" in text:
+        nodes.append(node("far", "Unknown"))
+    counted = count(seen, nodes, "ours", 2)
+    assert str(counted) == text
+    assert counted.alive == alive
+    assert counted.gone == set(gone)
+
+
+class Heard:
+    """A listener that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.waits: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def waiting(self, text: str) -> None:
+        self.waits.append(text)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What Flame answers, how often it was asked, and the time, which the test sets."""
+    state = SimpleNamespace(executors=[], nodes=[node("near")], asked=0, now=1000.0)
+
+    def list_executors() -> list[pb.Executor]:
+        state.asked += 1
+        if state.executors is None:
+            raise FlameError(FlameErrorCode.INTERNAL, "Deadline Exceeded")
+        return state.executors
+
+    monkeypatch.setattr(flamepy.core.client, "list_executors", list_executors)
+    monkeypatch.setattr(flamepy.core.client, "list_nodes", lambda: state.nodes)
+    monkeypatch.setattr(executors, "time", SimpleNamespace(monotonic=lambda: state.now))
+    return state
+
+
+def watch_with(listener: object) -> Watch:
+    watch = Watch(2)
+    watch.listener = listener
+    return watch
+
+
+def test_a_lost_executor_is_said_once_and_one_that_leaves_a_session_is_not_lost(cluster) -> None:
+    heard = Heard()
+    watch = watch_with(heard)
+    working = executor("b", "Bound", "ours")
+    for states in (["Unbinding"], ["Idle"], ["Unbinding"]):
+        cluster.executors = [executor("a", states[0]), working]
+        watch.ask("ours")
+        cluster.now += 5
+    assert heard.lines == []
+    for _ in range(3):
+        watch.ask("ours")
+        cluster.now += 5
+    assert len(heard.lines) == 1
+    assert heard.lines[0].startswith("An executor was lost: 1 of 2 left. ")
+    cluster.nodes = [node("near", "Unknown")]
+    for _ in range(3):
+        watch.ask("ours")
+        cluster.now += 5
+    assert [line.partition(".")[0] for line in heard.lines[1:]] == [
+        "An executor was lost: 0 of 2 left"
+    ]
+
+
+def test_flame_is_asked_every_five_seconds(cluster) -> None:
+    watch = watch_with(None)
+    for _ in range(200):
+        watch.ask("ours")
+        cluster.now += 0.1
+    assert cluster.asked == 4
+
+
+def test_an_executor_at_work_is_a_sign_of_life(cluster) -> None:
+    """However long its task takes."""
+    heard = Heard()
+    watch = watch_with(heard)
+    last_result = cluster.now
+    cluster.executors = [executor("a", "Bound", "ours")]
+    for _ in range(600):
+        watch.ask("ours")
+        watch.tell(watch.silence(last_result), 120)
+        cluster.now += 1
+    assert watch.silence(last_result) <= 5
+    assert heard.waits == heard.lines == []
+
+
+def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster) -> None:
+    heard = Heard()
+    watch = watch_with(heard)
+    last_result = cluster.now
+    cluster.executors = [executor("a", "Unbinding"), executor("b", "Unbinding")]
+    for tenth in range(150):
+        if tenth == 120:
+            cluster.executors = None
+        watch.ask("ours")
+        watch.tell(watch.silence(last_result), 120)
+        cluster.now += 0.1
+    assert heard.waits[0] == (
+        "Waiting for the cluster for 10 s: 0 of 2 executors are working (2 unbinding); giving up "
+        "in 110 s. `docker compose ps -a` shows which of its servers run"
+    )
+    assert len(heard.waits) == 5
+    cluster.now += 1
+    watch.ask("ours")
+    watch.tell(watch.silence(last_result), 120)
+    assert "16 s: its session manager does not answer; giving up in 104 s" in heard.waits[-1]
+    assert not watch.answers
+    # A result comes.
+    watch.tell(0.0, 120)
+    assert heard.lines[-1] == "The cluster works again."
+    assert heard.waits[-1] == ""
+    told = len(heard.waits)
+    watch.over()
+    watch.tell(0.0, 120)
+    assert len(heard.waits) == told
+
+
+def test_a_listener_that_fails_ends_no_run(cluster) -> None:
+    def fails(text: str) -> None:
+        raise OSError("the terminal is gone")
+
+    watch = watch_with(SimpleNamespace(say=fails, waiting=fails))
+    for seconds in itertools.chain(range(30), [0]):
+        cluster.now += 1
+        watch.tell(seconds, 120)
+    assert not watch._telling
