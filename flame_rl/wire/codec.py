@@ -204,10 +204,7 @@ def _question(request: CollectRequest) -> dict[str, Any]:
 
 
 def encode_failure(failure: CollectFailure) -> bytes:
-    header = asdict(failure)
-    for name in ("message", "traceback"):
-        header[name] = header[name][-MAX_TEXT_CHARACTERS:]
-    return pack("failure", header, {})
+    return pack("failure", asdict(failure), {})
 
 
 def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFailure:

@@ -48,6 +48,7 @@ CORE = {
     "flame_rl/wire/packing.py",
     "flame_rl/wire/spaces.py",
     "flame_rl/wire/steps.py",
+    "flame_rl/wire/text.py",
 }
 
 

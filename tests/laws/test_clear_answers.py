@@ -13,6 +13,7 @@ from flame_rl.backends.select import is_distributed
 from flame_rl.run import checkpoint
 from flame_rl.system.errors import UsageError
 from tests.environments import Base
+from tests.flame_fixtures import run as run_in
 from tests.helpers import run_here
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
@@ -147,3 +148,61 @@ def test_outcomes_of_numpy_are_understood(end):
 
     with Trainer(TrainConfig(env=Ends, episodes_per_iter=2, local=True)) as trainer:
         assert trainer.train().length_mean == 1.0
+
+
+SHOUTING = """
+import gymnasium
+from gymnasium.spaces import Box, Discrete
+
+TEXTS = {
+    "Long": "x" * 400_000,
+    "Lines": "x\\n" * 400_000,
+    "Wide": "\U0001f600" * 400_000,
+    "Escapes": "\\x1b[31m\\x1b]0;title\\x07",
+}
+
+class Shouts(gymnasium.Env):
+    observation_space = Box(-1, 1, (1,))
+    action_space = Discrete(2)
+
+    def __init__(self, text):
+        self.text = text
+
+    def reset(self, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        try:
+            raise ValueError(TEXTS[self.text])
+        except ValueError as error:
+            raise RuntimeError(TEXTS[self.text]) from error
+
+for text in TEXTS:
+    gymnasium.register(text + "-v0", Shouts, kwargs={"text": text})
+"""
+
+
+@pytest.mark.parametrize("where", ["0", "1", "flame"])
+@pytest.mark.parametrize("text", ["Long", "Lines", "Wide", "Escapes"])
+def test_an_exceptions_text_hides_no_traceback_and_commands_no_terminal(
+    text, where, project, memory, tmp_path
+):
+    (tmp_path / "shouting.py").write_text(SHOUTING)
+    cluster = memory.environment if where == "flame" else {}
+    flags = () if cluster else ("--local", "--workers", where)
+    done = run_in(
+        project,
+        tmp_path,
+        cluster | {"PYTHONPATH": str(tmp_path)},
+        *("--env", f"shouting:{text}-v0", "--iterations", "1", "--episodes-per-iter", "1"),
+        *flags,
+    )
+    assert done.code == 1
+    assert "error: an episode failed in 3 attempts: step raised RuntimeError: " in done.err
+    # Both exceptions, with file and line of each.
+    assert done.err.count('shouting.py", line ') == 2, done.err[:2000]
+    assert len(done.err) < 10_000
+    assert all(c.isprintable() or c == "\n" for c in done.err)
+    assert ("characters …" in done.err) == (text != "Escapes")
+    if text == "Escapes":
+        assert r"\x1b[31m\x1b]0;title\x07" in done.err

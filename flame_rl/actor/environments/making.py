@@ -6,14 +6,13 @@ import contextlib
 import difflib
 import importlib.util
 import sys
-import traceback
 from collections.abc import Iterator
 
 import gymnasium
 from gymnasium import spaces
 
 from flame_rl.actor.environments.observations import parts_of, type_of
-from flame_rl.actor.failure import SimulatorError, summary
+from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
@@ -135,7 +134,7 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
     return SimulatorError(
         "environment",
         f"environment {env_id} cannot be made: {summary(error)}",
-        cause="".join(traceback.format_exception(error)),
+        cause=traceback_of(error),
     )
 
 
