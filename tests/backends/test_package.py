@@ -41,6 +41,7 @@ CORE = {
     "flame_rl/actor/worker/__init__.py",
     "flame_rl/actor/worker/child.py",
     "flame_rl/actor/worker/frames.py",
+    "flame_rl/actor/worker/program.py",
     "flame_rl/actor/worker/supervisor.py",
     "flame_rl/wire/__init__.py",
     "flame_rl/wire/codec.py",

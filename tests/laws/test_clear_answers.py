@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from unittest import mock
 
 import numpy as np
@@ -14,6 +16,7 @@ from flame_rl.run import checkpoint
 from flame_rl.system.errors import UsageError
 from tests.environments import Base
 from tests.flame_fixtures import run as run_in
+from tests.flame_fixtures import start as start_in
 from tests.helpers import run_here
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
@@ -206,3 +209,34 @@ def test_an_exceptions_text_hides_no_traceback_and_commands_no_terminal(
     assert ("characters …" in done.err) == (text != "Escapes")
     if text == "Escapes":
         assert r"\x1b[31m\x1b]0;title\x07" in done.err
+
+
+@pytest.mark.parametrize("where", ["1", "flame"])
+def test_a_colon_in_the_folders_path_changes_nothing(where, project, memory, local, tmp_path):
+    """A colon separates the folders of PYTHONPATH."""
+    copy = tmp_path / "a:b"
+    shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns("runs"))
+    here = ("--env", "my_env:Mine-v0", "--iterations", "1", "--episodes-per-iter", "3")
+    cluster = memory.environment if where == "flame" else {}
+    flags = () if cluster else ("--local", "--workers", where)
+    done = run_in(copy, tmp_path, cluster, *here, *flags)
+    assert done.code == 0, done.err
+    assert done.metrics == local(*here)
+    if cluster:
+        memory.assert_nothing_left()
+
+
+def test_a_colon_does_not_keep_the_cluster_from_being_cleaned_up(project, memory, tmp_path):
+    copy = tmp_path / "a:b"
+    shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns("runs"))
+    flags = ("--env", "my_env:Mineslow-v0", "--iterations", "1", "--episodes-per-iter", "2")
+    process = start_in(copy, tmp_path, memory.environment, *flags)
+    try:
+        limit = time.monotonic() + 60
+        while not any(memory.sessions().values()):
+            assert process.poll() is None and time.monotonic() < limit
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.communicate()
+    memory.assert_nothing_left(60)
