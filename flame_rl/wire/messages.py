@@ -49,12 +49,14 @@ class EnvironmentSpec:
         observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
         note: one line on why the environment's fast simulator is not used; else empty.
+        time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
     """
 
     env_id: str
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     note: str = ""
+    time_limit: int | None = None
 
     @property
     def observation_dim(self) -> int:

@@ -17,7 +17,7 @@ from flame_rl.system.errors import UsageError
 from tests.environments import Base
 from tests.flame_fixtures import run as run_in
 from tests.flame_fixtures import start as start_in
-from tests.helpers import run_here
+from tests.helpers import ROOT, run_here, run_main
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -240,3 +240,49 @@ def test_a_colon_does_not_keep_the_cluster_from_being_cleaned_up(project, memory
         process.kill()
         process.communicate()
     memory.assert_nothing_left(60)
+
+
+LIMITS = """
+import gymnasium
+from gymnasium.wrappers import TimeLimit
+from tests.environments import Base
+
+class Ten(Base):
+    horizon = 10
+
+def short():
+    return TimeLimit(Ten(), 5)
+
+gymnasium.register("Short-v0", short)
+gymnasium.register("Known-v0", Ten, max_episode_steps=20)
+gymnasium.register("Unknown-v0", Ten)
+"""
+NO_LIMIT = "--evaluate-every: Gymnasium knows no time limit of limits:Unknown-v0"
+NO_EFFECT = "--max-episode-steps: 8 has no effect: limits:Short-v0 has a time limit of 5 steps"
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize(
+    ("env", "flags", "words"),
+    [
+        ("Unknown", ("--evaluate-every", "1"), NO_LIMIT),
+        ("Unknown", (), None),
+        ("Unknown", ("--evaluate-every", "1", "--max-episode-steps", "8"), None),
+        ("Known", ("--evaluate-every", "1"), None),
+        ("Short", ("--evaluate-every", "1"), None),
+        ("Short", ("--max-episode-steps", "8"), NO_EFFECT),
+        ("Short", ("--max-episode-steps", "5"), None),
+        ("Known", ("--max-episode-steps", "30"), None),
+    ],
+)
+def test_what_a_time_limit_does_not_do_is_said_at_the_start(env, flags, words, workers, tmp_path):
+    (tmp_path / "limits.py").write_text(LIMITS)
+    done = run_main(
+        *("--env", f"limits:{env}-v0", "--local", "--workers", workers, "--iterations", "1"),
+        *("--episodes-per-iter", "2", "--output", "run", *flags),
+        cwd=tmp_path,
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: ") == (words is not None)
+    assert words is None or f"warning: {words}" in done.stderr
