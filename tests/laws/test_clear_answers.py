@@ -286,3 +286,15 @@ def test_what_a_time_limit_does_not_do_is_said_at_the_start(env, flags, words, w
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("warning: ") == (words is not None)
     assert words is None or f"warning: {words}" in done.stderr
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("normalizes", ["True", "False"])
+def test_the_number_of_hidden_layers_has_a_limit_that_is_said(workers, normalizes, tmp_path):
+    flags = ("--local", "--workers", workers, "--iterations", "1", "--episodes-per-iter", "2")
+    flags += ("--normalize-observations", normalizes, "--output", "run", "--hidden-sizes")
+    done = run_here(*flags, *["2"] * 32, cwd=tmp_path)
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert done.stderr == "error: --hidden-sizes: 32 hidden layers, and actors take at most 31\n"
+    done = run_here(*flags, *["2"] * 31, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
