@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -17,7 +21,7 @@ from flame_rl.system.errors import UsageError
 from tests.environments import Base
 from tests.flame_fixtures import run as run_in
 from tests.flame_fixtures import start as start_in
-from tests.helpers import ROOT, run_here, run_main
+from tests.helpers import ROOT, clean_environment, run_here, run_main
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -298,3 +302,50 @@ def test_the_number_of_hidden_layers_has_a_limit_that_is_said(workers, normalize
     assert done.stderr == "error: --hidden-sizes: 32 hidden layers, and actors take at most 31\n"
     done = run_here(*flags, *["2"] * 31, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+AS_ANOTHER = """
+import os, sys
+import main
+os.chdir(sys.argv.pop(1))
+# Every module is imported before, also where only root can read them.
+main.run_command(["--local", "--workers", "0", "--iterations", "1", "--output", "warm"])
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(main.main())
+"""
+CHOWN = """`sudo chown -R "$(id -u):$(id -g)" {}`"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can leave files of root's")
+@pytest.mark.parametrize(
+    ("roots", "flags", "code", "words"),
+    [
+        ("runs", (), 2, "; runs belongs to root, as after a run in the cluster's console: `sudo"),
+        ("run", ("--resume", "run"), 2, "; run belongs to root, as after"),
+        ("run/.lock", ("--resume", "run"), 2, "; run/.lock belongs to root, as after"),
+        ("run/checkpoints", ("--resume", "run"), 1, "; run/checkpoints belongs to root, as after"),
+        ("away", ("--output", "../away/run"), 2, "/away belongs to root: name another folder"),
+    ],
+)
+def test_files_of_somebody_else_are_named_with_the_remedy(roots, flags, code, words, run, tmp_path):
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to others
+        here = Path(folder) / "here"
+        here.mkdir()
+        (here / "runs").mkdir()
+        (here.parent / "away").mkdir()
+        shutil.copytree(run, here / "run")
+        for path in (here.parent, here.parent / "away", here, *here.rglob("*")):
+            if not path.is_relative_to(here.parent / roots if roots == "away" else here / roots):
+                os.chown(path, 65534, 65534)
+        flags = (*flags, *SMALL[:3], "--iterations", "4")
+        done = subprocess.run(
+            [sys.executable, "-c", AS_ANOTHER, str(here), *flags],
+            env=clean_environment(tmp_path),
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr and "Traceback" not in done.stderr
+    assert (CHOWN.format(roots) in done.stderr) == (roots != "away")
