@@ -10,6 +10,7 @@ import sys
 
 from flame_rl.commands import COMMANDS
 from flame_rl.system.errors import RunError, UsageError
+from flame_rl.system.files import why_refused
 from flame_rl.system.output import warn
 
 
@@ -21,7 +22,8 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except (UsageError, RunError, OSError) as error:
-        warn("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]))
+        text = why_refused(error) if isinstance(error, OSError) else error
+        warn("\n".join([f"error: {text}", *getattr(error, "__notes__", [])]))
         return 2 if isinstance(error, UsageError) else 1
 
 

@@ -276,7 +276,7 @@ def runs(process: psutil.Process, module: str) -> bool:
     """Whether that module is what the process executes, itself and not by another program."""
     with contextlib.suppress(psutil.Error):
         command = process.cmdline()
-        return "-m" in command and module in command and "python" in Path(command[0]).name
+        return module in command and "python" in Path(command[0]).name
     return False
 
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import signal
+import traceback
 
 from flame_rl.wire.messages import FailureKind
+from flame_rl.wire.text import legible
+
+# The most characters of an exception's text, so that it leaves room for the rest of the failure.
+_TEXT_CHARACTERS = 1_000
 
 
 class SimulatorError(Exception):
@@ -26,8 +31,15 @@ class SimulatorError(Exception):
 
 
 def summary(error: BaseException) -> str:
-    """The exception's type and text, in one line."""
-    return f"{type(error).__name__}: {error}"
+    """The exception's type and text."""
+    return legible(f"{type(error).__name__}: {error}", _TEXT_CHARACTERS)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The exception's traceback and those of its causes, with every file and line."""
+    # One part for each frame and one for each exception's text, which alone may be long.
+    parts = traceback.format_exception(error)
+    return "".join(legible(part, _TEXT_CHARACTERS) for part in parts)
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor
 from flame_rl.run.results import Totals
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
-from flame_rl.system.files import write_atomically
+from flame_rl.system.files import why_refused, write_atomically
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import EnvironmentSpec
 
@@ -79,8 +79,8 @@ def refused_by_the_disk(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunError(
-            f"the checkpoint {path} could not be written: {error}. Earlier checkpoints are "
-            "untouched; make room and go on with --resume"
+            f"the checkpoint {path} could not be written: {why_refused(error)}. Earlier "
+            "checkpoints are untouched; once it can be written, go on with --resume"
         ) from error
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from flame_rl.system.files import write_atomically
+from flame_rl.system.files import why_refused, write_atomically
 
 CONFIG_NAME = "config.json"
 METRICS_NAME = "metrics.csv"
@@ -50,7 +50,9 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
         folder = _make_folder(config).absolute()  # an environment may change the directory
         lock = (folder / LOCK_NAME).open("ab")
     except OSError as error:
-        raise UsageError(f"--output: cannot write to {error.filename}: {error}") from error
+        raise UsageError(
+            f"--output: cannot write to {error.filename}: {why_refused(error)}"
+        ) from error
     with lock:
         try:
             # The system releases the lock when the process ends, however it ends.
@@ -71,7 +73,7 @@ def write_config(folder: Path, config: TrainConfig) -> None:
     try:
         write_atomically(folder / CONFIG_NAME, config.to_json().encode())
     except OSError as error:
-        raise UsageError(f"--output: cannot write to {folder}: {error}") from error
+        raise UsageError(f"--output: cannot write to {folder}: {why_refused(error)}") from error
 
 
 def _make_folder(config: TrainConfig) -> Path:

@@ -1,4 +1,4 @@
-"""What cannot fit into memory is refused before anything takes memory."""
+"""Sizes that cannot be are refused before anything takes memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.memory import physical_bytes
+from flame_rl.wire.messages import MAX_LAYERS
 
 # Weights, gradient, Adam's two moments, the copy for undoing, and the actors': float32 each.
 _BYTES_OF_A_WEIGHT = 6 * 4
@@ -17,11 +18,19 @@ _NETWORKS = 2
 _BYTES_OF_A_WORKER = 60_000_000
 # An index, a seed, a generator's state, a step or two.
 _BYTES_OF_AN_EPISODE = 200
+# Each is two layers of a policy, itself and its activation; normalisation and output are two more.
+_MOST_HIDDEN_LAYERS = (MAX_LAYERS - 2) // 2
 
 
 def refuse_what_cannot_fit(config: TrainConfig) -> None:
-    """Raise UsageError for a setting that alone would need more memory than this machine has."""
+    """Raise UsageError for more layers than actors take, and for a setting that alone would need
+    more memory than this machine has."""
     widths = config.experiment.hidden_sizes
+    if len(widths) > _MOST_HIDDEN_LAYERS:
+        raise UsageError(
+            f"{flag('hidden_sizes')}: {len(widths)} hidden layers, and actors take at most "
+            f"{_MOST_HIDDEN_LAYERS}"
+        )
     weights = _NETWORKS * sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
     needs = {
         "hidden_sizes": weights * _BYTES_OF_A_WEIGHT,

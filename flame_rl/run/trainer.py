@@ -24,6 +24,7 @@ from flame_rl.run.evaluation import Evaluation, evaluate
 from flame_rl.run.own_environment import register, unregister
 from flame_rl.run.results import IterationResult, Totals
 from flame_rl.run.sizes import refuse_what_cannot_fit
+from flame_rl.run.time_limit import time_limit_warnings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import CALLABLE, environment_id
 from flame_rl.system.errors import Interrupted, UsageError
@@ -55,7 +56,7 @@ class Trainer:
         learner: the networks and the algorithm that updates them.
         totals: the progress of the run.
         tables: the text of a resumed run's CSV files, by file name.
-        warnings: for the user, about a resumed run.
+        warnings: for the user, about a time limit or a resumed run.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Trainer:
         spec = self._backend.describe(environment_of(self.config, env_id))
         # The note is about the simulator, which must not make a checkpoint's environment differ.
         self.spec, self.note = replace(spec, note=""), spec.note
+        self.warnings += time_limit_warnings(self.config, self.spec)
         with one_thread():
             self.learner = make_learner(self.config, self.spec)
         self.totals, self.tables = Totals(), {}
@@ -158,7 +160,7 @@ class Trainer:
         except BaseException:
             trainer.close()
             raise
-        # The warnings of `_take_up` are for resumed runs: here the caller chose the checkpoint.
+        # Other warnings are for those who train.
         trainer.warnings = warnings
         return trainer
 
@@ -174,7 +176,8 @@ class Trainer:
         folder = self.config.output.resume
         if folder is None:
             return
-        checkpoint, self.warnings = load_newest(folder)
+        checkpoint, damaged = load_newest(folder)
+        self.warnings += damaged
         if checkpoint is None:
             self.warnings.append("no sound checkpoint: the run begins at the beginning")
         else:
@@ -189,7 +192,9 @@ class Trainer:
     def _take_up(self, checkpoint: Checkpoint, path: Path) -> list[str]:
         from flame_rl.run.resume import load_state, what_differs
 
-        then, now = (replace(spec, env_id="") for spec in (checkpoint.spec, self.spec))
+        # A name may differ, and a checkpoint need not say the time limit.
+        specs = (checkpoint.spec, self.spec)
+        then, now = (replace(spec, env_id="", time_limit=None) for spec in specs)
         if then != now:
             raise UsageError(f"--env: the environment of {path} was another one: {then}, now {now}")
         load_state(self.learner, checkpoint, path)

@@ -8,7 +8,7 @@ import safetensors.torch
 from torch import Tensor
 
 from flame_rl.system.errors import RunError
-from flame_rl.system.files import write_atomically
+from flame_rl.system.files import why_refused, write_atomically
 
 WEIGHTS_NAME = "weights.safetensors"
 
@@ -24,7 +24,7 @@ def save_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
     try:
         write_atomically(path, data)
     except OSError as error:
-        raise RunError(f"{path} could not be written: {error}") from error
+        raise RunError(f"{path} could not be written: {why_refused(error)}") from error
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

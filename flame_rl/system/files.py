@@ -1,8 +1,11 @@
-"""Writing a file so that a crash cannot leave half of it."""
+"""Writing a file so that a crash cannot leave half of it, and saying why it cannot be written."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
+import shlex
 from pathlib import Path
 
 
@@ -28,3 +31,39 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def why_refused(error: OSError) -> str:
+    """The error's text. Where a file or folder belongs to somebody else: whose it is, the likely
+    cause and the remedy, too."""
+    with contextlib.suppress(OSError):
+        if isinstance(error, PermissionError) and error.filename is not None:
+            return f"{error}{_whose(Path(error.filename).resolve(), Path.cwd().resolve())}"
+    return str(error)
+
+
+def _whose(path: Path, here: Path) -> str:
+    """What to add about the owner of `path`, or of the folder in which it cannot be made."""
+    while not path.exists():
+        path = path.parent
+    owner = path.stat().st_uid
+    if owner == os.geteuid():
+        return ""
+    # The remedy is for all of it, but never for more than what is below the user's own folder.
+    below = here in path.parents
+    while below and path.parent != here and path.parent.stat().st_uid == owner:
+        path = path.parent
+    name = path.relative_to(here) if below else path
+    cause = ", as after a run in the cluster's console" if owner == 0 and below else ""
+    chown = f'`sudo chown -R "$(id -u):$(id -g)" {shlex.quote(str(name))}` gives it to you; or '
+    return (
+        f"; {name} belongs to {_user(owner)}{cause}: {chown if below else ''}name another folder "
+        "with --output"
+    )
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"

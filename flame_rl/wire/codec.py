@@ -130,10 +130,9 @@ def _read_environment(header: dict[str, Any]) -> Environment:
     data = header.get("environment")
     if not isinstance(data, dict):
         raise WireError(f"environment: not an environment: {str(data)[:40]}")
-    limit = data.get("max_episode_steps")
     return Environment(
         env_id=_text(data, "env_id"),
-        max_episode_steps=None if limit is None else _integer(data, "max_episode_steps", 1),
+        max_episode_steps=_integer_or_none(data, "max_episode_steps", 1),
         simulator=_text(data, "simulator"),
     )
 
@@ -204,10 +203,7 @@ def _question(request: CollectRequest) -> dict[str, Any]:
 
 
 def encode_failure(failure: CollectFailure) -> bytes:
-    header = asdict(failure)
-    for name in ("message", "traceback"):
-        header[name] = header[name][-MAX_TEXT_CHARACTERS:]
-    return pack("failure", header, {})
+    return pack("failure", asdict(failure), {})
 
 
 def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFailure:
@@ -288,6 +284,7 @@ def spec_data(spec: EnvironmentSpec) -> dict[str, Any]:
         "observation_space": space_to_data(spec.observation_space),
         "action_space": space_to_data(spec.action_space),
         "note": spec.note,
+        "time_limit": spec.time_limit,
     }
     if len(json.dumps(data)) > _MAX_SPEC_BYTES:
         raise WireError(
@@ -305,7 +302,12 @@ def read_spec(header: dict[str, Any]) -> EnvironmentSpec:
             spaces[name] = space_from_data(header.get(name))
         except WireError as error:
             raise WireError(f"{name}: {error}") from error
-    spec = EnvironmentSpec(env_id=_text(header, "env_id"), note=_text(header, "note"), **spaces)
+    spec = EnvironmentSpec(
+        env_id=_text(header, "env_id"),
+        note=_text(header, "note"),
+        time_limit=_integer_or_none(header, "time_limit", 1),
+        **spaces,
+    )
     if spec.observation_dim < 1:
         raise WireError("observation_space: it has no numbers")
     # Dict and Tuple have no shape, and cannot be action spaces.
@@ -320,9 +322,8 @@ def decode_failure(data: Buffer) -> CollectFailure:
     _nothing_left(arrays)
     values: dict[str, Any] = {}
     for field in fields(CollectFailure):
-        value = header.get(field.name)
         if field.name in ("iteration", "index", "step", "seed"):
-            values[field.name] = None if value is None else _integer(header, field.name)
+            values[field.name] = _integer_or_none(header, field.name)
         elif field.name == "kind":
             values["kind"] = _one_of(header, "kind", get_args(FailureKind))
         else:
@@ -365,6 +366,10 @@ def _integer(header: dict[str, Any], name: str, low: int = 0, high: int = (1 << 
     if type(value) is not int or not low <= value <= high:
         raise WireError(f"{name}: not an integer from {low} to {high}: {str(value)[:40]}")
     return value
+
+
+def _integer_or_none(header: dict[str, Any], name: str, low: int = 0) -> int | None:
+    return None if header.get(name) is None else _integer(header, name, low)
 
 
 def _integers(header: dict[str, Any], name: str, low: int) -> tuple[int, ...]:

@@ -16,8 +16,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from flame_rl.wire.text import legible
+
 # The most layers of a policy, activations included.
 MAX_LAYERS = 64
+# The most characters of a failure's two texts. In JSON a character may take twelve bytes.
+MAX_MESSAGE_CHARACTERS = 10_000
+MAX_TRACEBACK_CHARACTERS = 50_000
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,14 @@ class EnvironmentSpec:
         observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
         note: one line on why the environment's fast simulator is not used; else empty.
+        time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
     """
 
     env_id: str
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     note: str = ""
+    time_limit: int | None = None
 
     @property
     def observation_dim(self) -> int:
@@ -315,6 +322,8 @@ FailureKind = Literal[
 class CollectFailure:
     """Why episodes did not come back: a value, because exceptions do not survive every transport.
 
+    Its texts are `legible`, wherever they come from.
+
     Attributes:
         kind: see `FailureKind`.
         message: one sentence with the cause and, where there is one, the remedy.
@@ -332,6 +341,10 @@ class CollectFailure:
     step: int | None = None
     seed: int | None = None
     traceback: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", legible(self.message, MAX_MESSAGE_CHARACTERS))
+        object.__setattr__(self, "traceback", legible(self.traceback, MAX_TRACEBACK_CHARACTERS))
 
     def __str__(self) -> str:
         where = [f"environment {self.env_id}"]

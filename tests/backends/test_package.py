@@ -41,6 +41,7 @@ CORE = {
     "flame_rl/actor/worker/__init__.py",
     "flame_rl/actor/worker/child.py",
     "flame_rl/actor/worker/frames.py",
+    "flame_rl/actor/worker/program.py",
     "flame_rl/actor/worker/supervisor.py",
     "flame_rl/wire/__init__.py",
     "flame_rl/wire/codec.py",
@@ -48,6 +49,7 @@ CORE = {
     "flame_rl/wire/packing.py",
     "flame_rl/wire/spaces.py",
     "flame_rl/wire/steps.py",
+    "flame_rl/wire/text.py",
 }
 
 

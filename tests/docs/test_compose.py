@@ -216,6 +216,7 @@ def test_environment_variables() -> None:
     assert environment["UV_LINK_MODE"] == "copy"
     assert environment["UV_PYTHON"] == "3.12"
     assert environment["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert environment["UV_NO_DEV"] == "1"
 
 
 def test_endpoints_name_services_and_their_ports() -> None:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -13,7 +19,9 @@ from flame_rl.backends.select import is_distributed
 from flame_rl.run import checkpoint
 from flame_rl.system.errors import UsageError
 from tests.environments import Base
-from tests.helpers import run_here
+from tests.flame_fixtures import run as run_in
+from tests.flame_fixtures import start as start_in
+from tests.helpers import ROOT, clean_environment, run_here, run_main
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -147,3 +155,197 @@ def test_outcomes_of_numpy_are_understood(end):
 
     with Trainer(TrainConfig(env=Ends, episodes_per_iter=2, local=True)) as trainer:
         assert trainer.train().length_mean == 1.0
+
+
+SHOUTING = """
+import gymnasium
+from gymnasium.spaces import Box, Discrete
+
+TEXTS = {
+    "Long": "x" * 400_000,
+    "Lines": "x\\n" * 400_000,
+    "Wide": "\U0001f600" * 400_000,
+    "Escapes": "\\x1b[31m\\x1b]0;title\\x07",
+}
+
+class Shouts(gymnasium.Env):
+    observation_space = Box(-1, 1, (1,))
+    action_space = Discrete(2)
+
+    def __init__(self, text):
+        self.text = text
+
+    def reset(self, seed=None, options=None):
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        try:
+            raise ValueError(TEXTS[self.text])
+        except ValueError as error:
+            raise RuntimeError(TEXTS[self.text]) from error
+
+for text in TEXTS:
+    gymnasium.register(text + "-v0", Shouts, kwargs={"text": text})
+"""
+
+
+@pytest.mark.parametrize("where", ["0", "1", "flame"])
+@pytest.mark.parametrize("text", ["Long", "Lines", "Wide", "Escapes"])
+def test_an_exceptions_text_hides_no_traceback_and_commands_no_terminal(
+    text, where, project, memory, tmp_path
+):
+    (tmp_path / "shouting.py").write_text(SHOUTING)
+    cluster = memory.environment if where == "flame" else {}
+    flags = () if cluster else ("--local", "--workers", where)
+    done = run_in(
+        project,
+        tmp_path,
+        cluster | {"PYTHONPATH": str(tmp_path)},
+        *("--env", f"shouting:{text}-v0", "--iterations", "1", "--episodes-per-iter", "1"),
+        *flags,
+    )
+    assert done.code == 1
+    assert "error: an episode failed in 3 attempts: step raised RuntimeError: " in done.err
+    # Both exceptions, with file and line of each.
+    assert done.err.count('shouting.py", line ') == 2, done.err[:2000]
+    assert len(done.err) < 10_000
+    assert all(c.isprintable() or c == "\n" for c in done.err)
+    assert ("characters …" in done.err) == (text != "Escapes")
+    if text == "Escapes":
+        assert r"\x1b[31m\x1b]0;title\x07" in done.err
+
+
+@pytest.mark.parametrize("where", ["1", "flame"])
+def test_a_colon_in_the_folders_path_changes_nothing(where, project, memory, local, tmp_path):
+    """A colon separates the folders of PYTHONPATH."""
+    copy = tmp_path / "a:b"
+    shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns("runs"))
+    here = ("--env", "my_env:Mine-v0", "--iterations", "1", "--episodes-per-iter", "3")
+    cluster = memory.environment if where == "flame" else {}
+    flags = () if cluster else ("--local", "--workers", where)
+    done = run_in(copy, tmp_path, cluster, *here, *flags)
+    assert done.code == 0, done.err
+    assert done.metrics == local(*here)
+    if cluster:
+        memory.assert_nothing_left()
+
+
+def test_a_colon_does_not_keep_the_cluster_from_being_cleaned_up(project, memory, tmp_path):
+    copy = tmp_path / "a:b"
+    shutil.copytree(project, copy, symlinks=True, ignore=shutil.ignore_patterns("runs"))
+    flags = ("--env", "my_env:Mineslow-v0", "--iterations", "1", "--episodes-per-iter", "2")
+    process = start_in(copy, tmp_path, memory.environment, *flags)
+    try:
+        limit = time.monotonic() + 60
+        while not any(memory.sessions().values()):
+            assert process.poll() is None and time.monotonic() < limit
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.communicate()
+    memory.assert_nothing_left(60)
+
+
+LIMITS = """
+import gymnasium
+from gymnasium.wrappers import TimeLimit
+from tests.environments import Base
+
+class Ten(Base):
+    horizon = 10
+
+def short():
+    return TimeLimit(Ten(), 5)
+
+gymnasium.register("Short-v0", short)
+gymnasium.register("Known-v0", Ten, max_episode_steps=20)
+gymnasium.register("Unknown-v0", Ten)
+"""
+NO_LIMIT = "--evaluate-every: Gymnasium knows no time limit of limits:Unknown-v0"
+NO_EFFECT = "--max-episode-steps: 8 has no effect: limits:Short-v0 has a time limit of 5 steps"
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize(
+    ("env", "flags", "words"),
+    [
+        ("Unknown", ("--evaluate-every", "1"), NO_LIMIT),
+        ("Unknown", (), None),
+        ("Unknown", ("--evaluate-every", "1", "--max-episode-steps", "8"), None),
+        ("Known", ("--evaluate-every", "1"), None),
+        ("Short", ("--evaluate-every", "1"), None),
+        ("Short", ("--max-episode-steps", "8"), NO_EFFECT),
+        ("Short", ("--max-episode-steps", "5"), None),
+        ("Known", ("--max-episode-steps", "30"), None),
+    ],
+)
+def test_what_a_time_limit_does_not_do_is_said_at_the_start(env, flags, words, workers, tmp_path):
+    (tmp_path / "limits.py").write_text(LIMITS)
+    done = run_main(
+        *("--env", f"limits:{env}-v0", "--local", "--workers", workers, "--iterations", "1"),
+        *("--episodes-per-iter", "2", "--output", "run", *flags),
+        cwd=tmp_path,
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: ") == (words is not None)
+    assert words is None or f"warning: {words}" in done.stderr
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("normalizes", ["True", "False"])
+def test_the_number_of_hidden_layers_has_a_limit_that_is_said(workers, normalizes, tmp_path):
+    flags = ("--local", "--workers", workers, "--iterations", "1", "--episodes-per-iter", "2")
+    flags += ("--normalize-observations", normalizes, "--output", "run", "--hidden-sizes")
+    done = run_here(*flags, *["2"] * 32, cwd=tmp_path)
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert done.stderr == "error: --hidden-sizes: 32 hidden layers, and actors take at most 31\n"
+    done = run_here(*flags, *["2"] * 31, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+AS_ANOTHER = """
+import os, sys
+import main
+os.chdir(sys.argv.pop(1))
+# Every module is imported before, also where only root can read them.
+main.run_command(["--local", "--workers", "0", "--iterations", "1", "--output", "warm"])
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(main.main())
+"""
+CHOWN = """`sudo chown -R "$(id -u):$(id -g)" {}`"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can leave files of root's")
+@pytest.mark.parametrize(
+    ("roots", "flags", "code", "words"),
+    [
+        ("runs", (), 2, "; runs belongs to root, as after a run in the cluster's console: `sudo"),
+        ("run", ("--resume", "run"), 2, "; run belongs to root, as after"),
+        ("run/.lock", ("--resume", "run"), 2, "; run/.lock belongs to root, as after"),
+        ("run/checkpoints", ("--resume", "run"), 1, "; run/checkpoints belongs to root, as after"),
+        ("away", ("--output", "../away/run"), 2, "/away belongs to root: name another folder"),
+    ],
+)
+def test_files_of_somebody_else_are_named_with_the_remedy(roots, flags, code, words, run, tmp_path):
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to others
+        here = Path(folder) / "here"
+        here.mkdir()
+        (here / "runs").mkdir()
+        (here.parent / "away").mkdir()
+        shutil.copytree(run, here / "run")
+        for path in (here.parent, here.parent / "away", here, *here.rglob("*")):
+            if not path.is_relative_to(here.parent / roots if roots == "away" else here / roots):
+                os.chown(path, 65534, 65534)
+        flags = (*flags, *SMALL[:3], "--iterations", "4")
+        done = subprocess.run(
+            [sys.executable, "-c", AS_ANOTHER, str(here), *flags],
+            env=clean_environment(tmp_path),
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr and "Traceback" not in done.stderr
+    assert (CHOWN.format(roots) in done.stderr) == (roots != "away")

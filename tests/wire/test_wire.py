@@ -85,12 +85,15 @@ def test_failure_and_description_round_trip():
     assert codec.decode_description(codec.encode_description(spec)) == spec
 
 
-def test_of_a_failure_of_any_length_the_end_arrives():
-    failure = CollectFailure(
-        "simulator", "a" * 200_000 + "b", "X-v0", traceback="c" * 200_000 + "d"
-    )
+@pytest.mark.parametrize("character", ["a", "\U0001f600", "\x1b", "\ud800", "\U000e0001"])
+def test_of_a_failure_of_any_length_both_ends_arrive(character):
+    text = f"<{character * 200_000}>"
+    failure = CollectFailure("simulator", text, "X-v0", traceback=text)
     arrived = codec.decode_result(codec.encode_failure(failure), REQUEST)
-    assert arrived.message.endswith("ab") and arrived.traceback.endswith("cd")
+    assert arrived == failure
+    for arrived_text in (arrived.message, arrived.traceback):
+        assert arrived_text.isprintable() and "characters …" in arrived_text
+        assert arrived_text[0] + arrived_text[-1] == "<>"
 
 
 @pytest.mark.parametrize(

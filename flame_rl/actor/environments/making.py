@@ -6,14 +6,14 @@ import contextlib
 import difflib
 import importlib.util
 import sys
-import traceback
 from collections.abc import Iterator
 
 import gymnasium
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.observations import parts_of, type_of
-from flame_rl.actor.failure import SimulatorError, summary
+from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
@@ -48,16 +48,31 @@ def make_environment(
 
 
 def describe_environment(environment: Environment) -> EnvironmentSpec:
-    """The environment's id and spaces. Raises SimulatorError of kind "environment"."""
+    """The environment's id, spaces and time limit. Raises SimulatorError of kind "environment"."""
     env = make_environment(environment.env_id, environment.max_episode_steps)
     try:
-        spec = EnvironmentSpec(environment.env_id, env.observation_space, env.action_space)
+        spec = EnvironmentSpec(
+            environment.env_id,
+            env.observation_space,
+            env.action_space,
+            time_limit=_time_limit(env),
+        )
         # Encoded and decoded, so that every backend gives the learner the same spec.
         return codec.read_spec(codec.spec_data(spec))
     except WireError as error:
         raise SimulatorError("environment", f"{environment.env_id}: {error}") from error
     finally:
         env.close()
+
+
+def _time_limit(env: gymnasium.Env) -> int | None:
+    """The least of the environment's time limits: its own code may have added one already."""
+    limits, layer = [], env
+    while isinstance(layer, gymnasium.Wrapper):
+        if isinstance(layer, TimeLimit):
+            limits.append(layer._max_episode_steps)
+        layer = layer.env
+    return min(limits, default=None)
 
 
 def _check_spaces(env_id: str, env: gymnasium.Env) -> None:
@@ -135,7 +150,7 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
     return SimulatorError(
         "environment",
         f"environment {env_id} cannot be made: {summary(error)}",
-        cause="".join(traceback.format_exception(error)),
+        cause=traceback_of(error),
     )
 
 

@@ -16,7 +16,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.making import describe_environment, make_environment
-from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.failure import SimulatorError, summary
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.actor.simulators.protocol import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec
@@ -56,7 +56,7 @@ def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
                 return twin, ""
             reason = f"the fast twin of {env_id} differs from it on this machine"
     except Exception as error:
-        reason = f"the fast twin of {env_id} raises {type(error).__name__}: {error}"
+        reason = f"the fast twin of {env_id} raises {summary(error)}"
     finally:
         env.close()
     if environment.simulator == "fast":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
-
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -11,7 +9,7 @@ from gymnasium import spaces
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.making import make_environment
 from flame_rl.actor.environments.observations import parts_of, write_observation
-from flame_rl.actor.failure import SimulatorError, is_interrupt, summary
+from flame_rl.actor.failure import SimulatorError, is_interrupt, summary, traceback_of
 from flame_rl.actor.simulators.protocol import rows_of
 from flame_rl.wire.messages import Environment
 
@@ -62,7 +60,7 @@ class PlainSimulator:
                 if is_interrupt(error):
                     raise
                 raise SimulatorError(
-                    "simulator", f"reset raised {summary(error)}", slot, traceback.format_exc()
+                    "simulator", f"reset raised {summary(error)}", slot, traceback_of(error)
                 ) from error
             self._write_observation(slot, observation, "reset")
         self._convert(slots)
@@ -83,7 +81,7 @@ class PlainSimulator:
                 if is_interrupt(error):
                     raise
                 raise SimulatorError(
-                    "simulator", f"step raised {summary(error)}", slot, traceback.format_exc()
+                    "simulator", f"step raised {summary(error)}", slot, traceback_of(error)
                 ) from error
             if (
                 is_box

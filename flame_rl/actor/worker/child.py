@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 
 from flame_rl.actor.worker.frames import read_frame, write_frame
 from flame_rl.wire import codec, packing
@@ -34,7 +33,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
 
     # Imported only now, when their prints are redirected and their hangs supervised.
     from flame_rl.actor.collect import collect_episodes
-    from flame_rl.actor.failure import SimulatorError
+    from flame_rl.actor.failure import SimulatorError, summary, traceback_of
     from flame_rl.actor.simulators.choose import choose_simulator, describe
     from flame_rl.actor.simulators.protocol import Simulator
 
@@ -83,9 +82,9 @@ def main(last_words_fd: int, lifeline: int) -> None:
             answer = codec.encode_failure(
                 CollectFailure(
                     "simulator",
-                    f"the collector raised {type(error).__name__}: {error}",
+                    f"the collector raised {summary(error)}",
                     env_id,
-                    traceback=traceback.format_exc(),
+                    traceback=traceback_of(error),
                 )
             )
         write_frame(answers, answer)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
 from flame_rl.actor.worker.frames import read_frame, ready, write_frame
+from flame_rl.actor.worker.program import python_program
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, FailureKind
 from flame_rl.wire.packing import Buffer
@@ -79,17 +80,18 @@ class Worker:
                 return
             self._forget()
             self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 - closed after the child
-            path = [entry or os.getcwd() for entry in sys.path]  # noqa: PTH109
             # The child holds the other end and dies when this one closes, with its supervisor.
             lifeline, held = os.pipe()
             self._lifeline = os.fdopen(held, "wb", buffering=0)
             descriptors = [self._last_words.fileno(), lifeline]
+            command, environment = python_program(
+                "flame_rl.actor.worker.child", *map(str, descriptors)
+            )
             self._child = subprocess.Popen(
-                # -P: modules are found where the parent finds them, and nowhere else.
-                [sys.executable, "-P", "-m", "flame_rl.actor.worker.child", *map(str, descriptors)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=os.environ | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(path)},
+                env=environment | _ONE_THREAD,
                 pass_fds=descriptors,
                 bufsize=0,
                 start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle

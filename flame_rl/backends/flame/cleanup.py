@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 
+from flame_rl.actor.worker.program import python_program
 from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
 
 JANITOR_SECONDS = 600.0
@@ -34,12 +34,13 @@ class Janitor:
         self._application: str | None = None
         self._sessions: list[str] = []
         self._weights: list[str] = []
+        command, environment = python_program("flame_rl.backends.flame.cleanup")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "flame_rl.backends.flame.cleanup"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment,
             start_new_session=True,
             text=True,
         )
