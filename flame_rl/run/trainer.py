@@ -24,7 +24,7 @@ from flame_rl.run.evaluation import Evaluation, evaluate
 from flame_rl.run.own_environment import register, unregister
 from flame_rl.run.results import IterationResult, Totals
 from flame_rl.run.sizes import refuse_what_cannot_fit
-from flame_rl.run.time_limit import time_limit_warnings
+from flame_rl.run.warnings import environment_warnings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import CALLABLE, environment_id
 from flame_rl.system.errors import Interrupted, UsageError
@@ -114,7 +114,7 @@ class Trainer:
         spec = self._backend.describe(environment_of(self.config, env_id))
         # The note is about the simulator, which must not make a checkpoint's environment differ.
         self.spec, self.note = replace(spec, note=""), spec.note
-        self.warnings += time_limit_warnings(self.config, self.spec)
+        self.warnings += environment_warnings(self.config, self.spec)
         with one_thread():
             self.learner = make_learner(self.config, self.spec)
         self.totals, self.tables = Totals(), {}

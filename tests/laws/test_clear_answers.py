@@ -292,6 +292,36 @@ def test_what_a_time_limit_does_not_do_is_said_at_the_start(env, flags, words, w
     assert words is None or f"warning: {words}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ("-1, 1, (2,)", None),
+        ("5, 10, (2,)", None),
+        ("float('-inf'), float('inf'), (2,)", "2 of 2 numbers have no bounds below 1,000,000"),
+        ("numpy.float32([-1, -3e38]), 1", "1 of 2 numbers have no bounds below 1,000,000"),
+        ("0, float('inf'), (2,)", "2 of 2 numbers have no bounds below 1,000,000"),
+    ],
+)
+def test_actions_without_bounds_are_said_at_the_start(bounds, words, tmp_path):
+    (tmp_path / "bounded.py").write_text(
+        "import numpy, gymnasium\n"
+        "from tests.environments import Base\n"
+        "class Actions(Base):\n"
+        f"    action_space = gymnasium.spaces.Box({bounds})\n"
+        "gymnasium.register('Actions-v0', Actions, max_episode_steps=9)\n"
+    )
+    done = run_main(
+        *("--env", "bounded:Actions-v0", "--local", "--workers", "0", "--iterations", "1"),
+        *("--episodes-per-iter", "2", "--output", "run"),
+        cwd=tmp_path,
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("warning: ") == (words is not None)
+    start = "warning: the action space of bounded:Actions-v0: "
+    assert words is None or f"{start}{words}" in done.stderr
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize("normalizes", ["True", "False"])
 def test_the_number_of_hidden_layers_has_a_limit_that_is_said(workers, normalizes, tmp_path):

@@ -36,7 +36,7 @@ def action_converter(space: gymnasium.Space) -> ToEnvironment:
 def has_bounds(space: spaces.Box) -> np.ndarray:
     """Which numbers of the space are scaled to their bounds, bool [A]."""
     low, high = space.low.ravel(), space.high.ravel()
-    return (low < high) & (np.maximum(np.abs(low), np.abs(high)) <= MAX_BOUND)
+    return np.maximum(np.abs(low), np.abs(high)) <= MAX_BOUND
 
 
 def _box_converter(space: spaces.Box) -> ToEnvironment:
