@@ -42,6 +42,7 @@ class Collected:
         episodes: sorted by index.
         bytes_out, bytes_in: bytes sent to the workers and received from them.
         waiting_seconds: the time in which the learner's process only waited for episodes.
+        seconds: from the first task sent to the last answer received.
         retries: the number of failed tasks, which were sent again.
         dropped: the number of answers that came when nobody waited for them any more.
     """
@@ -50,6 +51,7 @@ class Collected:
     bytes_out: int
     bytes_in: int
     waiting_seconds: float
+    seconds: float
     retries: int
     dropped: int = 0
 
@@ -98,6 +100,7 @@ def gather(
             "flame_rl/actor/policy/; make the network in model.py of those, or smaller with "
             "--hidden-sizes"
         ) from error
+    started = time.perf_counter()
     # A stack: the first task is at the end.
     pending = [
         _Task(replace(request, indices=indices), attempt=1)
@@ -149,7 +152,8 @@ def gather(
                 pending += _retries_of(task, answer)
     # Each part holds consecutive episodes of the request.
     parts.sort(key=lambda part: part.index[0])
-    return Collected(joined(parts), bytes_out, bytes_in, waiting, retries)
+    episodes = joined(parts)
+    return Collected(episodes, bytes_out, bytes_in, waiting, time.perf_counter() - started, retries)
 
 
 def _retries_of(task: _Task, failure: CollectFailure) -> list[_Task]:

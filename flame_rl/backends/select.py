@@ -35,6 +35,11 @@ def where_collected(config: TrainConfig) -> str | None:
     return f"No Flame cluster is configured; collecting {where}."
 
 
+def collects_elsewhere(config: TrainConfig) -> bool:
+    """Whether episodes are collected outside of this process."""
+    return is_distributed(config) or local_workers(config) > 0
+
+
 def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
     """Start the backend. Raises UsageError or RunError if that cannot be done.
 

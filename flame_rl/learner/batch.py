@@ -20,8 +20,10 @@ class Batch:
         rows: int64 [N], the rows of the steps' observations among all N + E.
         lengths: int64 [E].
         terminated: bool [E]; an episode that did not terminate was cut and would have gone on.
-        log_probs: log-probabilities of the actions by the policy that took them, float32 [N]; None
-            until that policy has been asked.
+        log_probs: log-probabilities of the actions by the policy before the update, float32 [N];
+            None until that policy has been asked.
+        weights: float64 [N], how much each step counts, from 0 to 1, where an older policy
+            collected; None where the policy before the update did. See `generalized_advantages`.
     """
 
     columns: dict[str, np.ndarray]
@@ -29,6 +31,7 @@ class Batch:
     lengths: np.ndarray
     terminated: np.ndarray
     log_probs: np.ndarray | None = None
+    weights: np.ndarray | None = None
 
     @property
     def steps(self) -> int:

@@ -48,6 +48,11 @@ class Algorithm(Protocol):
 
     def snapshot(self, version: int) -> PolicySnapshot: ...
 
+    def collecting(self, version: int) -> PolicySnapshot:
+        """The policy that collects the next iteration after `version` updates: the latest, or an
+        earlier one with its own version."""
+        ...
+
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
@@ -83,11 +88,15 @@ class Learner:
         return self.algorithm.parts
 
     def snapshot(self) -> PolicySnapshot:
-        """The policy for the actors; its version is the number of updates so far."""
+        """The latest policy for the actors; its version is the number of updates so far."""
         return self.algorithm.snapshot(self._updates)
 
+    def collecting(self) -> PolicySnapshot:
+        """The policy that collects the next iteration."""
+        return self.algorithm.collecting(self._updates)
+
     def update(self, episodes: Episodes) -> dict[str, float]:
-        """Improve the policy by whole episodes, collected with the latest snapshot.
+        """Improve the policy by whole episodes, collected by `collecting`.
 
         Returns:
             The algorithm's metrics by name.

@@ -5,6 +5,7 @@ Their updates learn from episodes of the latest policy alone, in one or a few ep
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from flame_rl.learner.batch import Batch, make_batch
 from flame_rl.learner.gradients.choose import policy_network, value_network
-from flame_rl.learner.gradients.network import Loss, Samples, Slope, split
+from flame_rl.learner.gradients.network import Loss, Network, Samples, Slope, split
 from flame_rl.learner.learner import Part
 from flame_rl.learner.normalize import RunningMoments
 from flame_rl.learner.returns import normalize
+from flame_rl.learner.slices import outputs
 from flame_rl.learner.trained import TrainedNetwork
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import Episodes, PolicySnapshot
@@ -53,9 +55,7 @@ class ActorCritic:
 
     def log_probs(self, batch: Batch) -> np.ndarray:
         """Log-probabilities of the batch's actions under the current policy, float32 [N]."""
-        observations = batch.observations[batch.rows]
-        log_probs, _ = self.policy.outputs(observations, actions=batch.actions)
-        return log_probs
+        return log_probs_by(self.policy.network, batch)
 
     def follow_returns(self, returns: np.ndarray) -> None:
         """Set the value network's scale to the root mean square of all returns so far.
@@ -78,6 +78,14 @@ Improve = Callable[
 
 
 @dataclass(frozen=True)
+class Collector:
+    """A policy that collects, and how it is computed."""
+
+    module: nn.Module
+    network: Network
+
+
+@dataclass(frozen=True)
 class OnPolicy:
     """An on-policy algorithm for `flame_rl.learner.learner.Learner`.
 
@@ -87,6 +95,8 @@ class OnPolicy:
         improve: the algorithm's own part of an update.
         metrics: names of the metrics that `improve` returns, and `GUARDED`.
         observations: mean and variance of all observations so far; None: they are not normalised.
+        collector: with `overlap`, the policy of one update ago, which collects the next iteration;
+            else None.
     """
 
     networks: ActorCritic
@@ -94,6 +104,7 @@ class OnPolicy:
     improve: Improve
     metrics: tuple[str, ...]
     observations: RunningMoments | None
+    collector: Collector | None
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -106,11 +117,21 @@ class OnPolicy:
             "value_adam": value.adam,
             "returns": self.networks.returns,
         }
-        return parts if self.observations is None else parts | {"observations": self.observations}
+        if self.observations is not None:
+            parts["observations"] = self.observations
+        if self.collector is not None:
+            parts["collector"] = self.collector.module
+        return parts
 
     def snapshot(self, version: int) -> PolicySnapshot:
         """The policy for the actors."""
         return self.networks.policy.module.snapshot(version)
+
+    def collecting(self, version: int) -> PolicySnapshot:
+        """See `Algorithm.collecting`."""
+        if self.collector is None:
+            return self.snapshot(version)
+        return self.collector.module.snapshot(max(0, version - 1))
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
@@ -119,9 +140,14 @@ class OnPolicy:
         settings, networks = self.config.algorithm, self.networks
         decay = max(0.0, 1 - progress) if settings.learning_rate_decay else 1.0
         batch = make_batch(episodes)
-        # By the policy that collected: with the normalisation of before.
+        # With the normalisation of before, as the policy acted.
         batch = replace(batch, log_probs=networks.log_probs(batch))
         before = copies(networks.policy.module)
+        if self.collector is not None:
+            log_ratio = batch.log_probs - log_probs_by(self.collector.network, batch)
+            weights = np.exp(np.minimum(log_ratio, 0), dtype=np.float64)
+            batch = replace(batch, weights=weights)
+            self.collector.module.load_state_dict(before)
         if self.observations is not None:
             self.observations.update(batch.observations)
             for network in (networks.policy, networks.value):
@@ -140,7 +166,19 @@ def on_policy(
     observations = None
     if config.algorithm.normalize_observations:
         observations = RunningMoments(len(networks[0].normalizer.mean))
-    return OnPolicy(ActorCritic(*networks), config, improve, (*metrics, *GUARDED), observations)
+    collector = None
+    if config.overlap:
+        module = copy.deepcopy(networks[0])
+        collector = Collector(module, policy_network(module))
+    metrics = (*metrics, *GUARDED)
+    return OnPolicy(ActorCritic(*networks), config, improve, metrics, observations, collector)
+
+
+def log_probs_by(policy: Network, batch: Batch) -> np.ndarray:
+    """Log-probabilities of the batch's actions under any policy, float32 [N]."""
+    samples = {"inputs": batch.observations[batch.rows], "actions": batch.actions}
+    log_probs, _ = outputs(policy, samples)
+    return log_probs
 
 
 def policy_gradient_loss(c: float) -> Loss:

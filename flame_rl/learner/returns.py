@@ -46,15 +46,22 @@ def generalized_advantages(
     terminated: np.ndarray,
     discount: float,
     gae_lambda: float,
+    weights: np.ndarray | None = None,
 ) -> np.ndarray:
     """A_t = delta_t + discount * lambda * A_{t+1}, delta_t = r_t + discount * V_{t+1} - V_t
     (Schulman et al. 2016, "High-Dimensional Continuous Control Using GAE", eq. 16).
+
+    With weights, for steps by an older policy, A_t = w_t (delta_t + discount * lambda * A_{t+1}):
+    V-trace's v_t - V_t (Espeholt et al. 2018, "IMPALA", eq. 1, with both thresholds 1 and
+    c_t = lambda w_t), the advantage of step t and, added to V_t, the value's target.
 
     Args:
         rewards, lengths, discount: as in `discounted_returns`.
         values: float64 [N + E].
         terminated: bool [E]; the last value of a terminated episode counts as 0.
         gae_lambda: from 0 (one step) to 1 (the whole episode).
+        weights: float64 [N], min(1, pi(a_t | s_t) / mu(a_t | s_t)), with mu the policy that acted;
+            None: all are 1.
 
     Returns:
         float64 [N].
@@ -64,7 +71,11 @@ def generalized_advantages(
     """
     now, following = _now_and_following(rewards, values, lengths, terminated)
     deltas = rewards + discount * following - now
-    return _discounted_sums(deltas, discount * gae_lambda, lengths, np.zeros(len(lengths)))
+    factor = discount * gae_lambda
+    ends = np.zeros(len(lengths))
+    if weights is None:
+        return _discounted_sums(deltas, factor, lengths, ends)
+    return _weighted_sums(weights * deltas, factor * weights, lengths)
 
 
 def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -184,6 +195,19 @@ def _discounted_sums(
         backwards = terms[start:stop][::-1].tolist()
         running = accumulate(backwards, lambda y, term: term + factor * y, initial=end)
         sums[start:stop] = list(running)[:0:-1]
+    return sums
+
+
+def _weighted_sums(terms: np.ndarray, factors: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """y_t = terms_t + factors_t * y_{t+1} within each episode, where y_T = 0."""
+    sums = np.empty(len(terms))
+    stop = 0
+    for length in lengths.tolist():
+        start, stop = stop, stop + length
+        backwards = [x[start:stop][::-1].tolist() for x in (terms, factors)]
+        y = 0.0
+        running = [y := term + factor * y for term, factor in zip(*backwards, strict=True)]
+        sums[start:stop] = running[::-1]
     return sums
 
 

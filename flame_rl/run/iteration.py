@@ -11,6 +11,7 @@ import numpy as np
 from flame_rl.backends import Backend
 from flame_rl.learner.guard import undone_on_failure
 from flame_rl.learner.learner import Learner
+from flame_rl.run.ahead import Ahead
 from flame_rl.run.evaluation import evaluate
 from flame_rl.run.results import IterationResult, Timing, Totals
 from flame_rl.settings.config import TrainConfig
@@ -26,6 +27,8 @@ def run_iteration(
 ) -> IterationResult:
     """Collect, update, and evaluate where that is due. If any of it fails, the learner is restored.
 
+    A backend that is `Ahead` collects the next iteration during the update.
+
     Args:
         config: seed, number of episodes, evaluations.
         spec: describes the environment.
@@ -37,12 +40,16 @@ def run_iteration(
         UsageError, RunError, Interrupted: see `Backend.collect` and `Learner.update`.
     """
     iteration, experiment = done.iterations, config.experiment
-    snapshot = learner.snapshot()
-    indices = tuple(range(episodes_wanted(config, done.length_mean)))
-    request = make_request(config, spec, iteration, indices, snapshot.version)
+    snapshot = learner.collecting()
+    request = training_request(config, spec, done, snapshot.version)
     began = time.perf_counter()
     collected = backend.collect(snapshot, request)
     arrived = time.perf_counter()
+    count, steps = len(collected.episodes), collected.episodes.steps
+    after = Totals(iteration + 1, done.episodes + count, done.env_steps + steps, steps / count)
+    if isinstance(backend, Ahead) and after.iterations < experiment.iterations:
+        latest = learner.snapshot()
+        backend.begin(latest, training_request(config, spec, after, latest.version))
     evaluation = None
     with undone_on_failure(learner):
         losses = learner.update(collected.episodes)
@@ -56,16 +63,15 @@ def run_iteration(
         evaluated = time.perf_counter()
 
         rewards = np.array([episode.rewards.sum() for episode in collected.episodes])
-        count, steps = len(collected.episodes), collected.episodes.steps
         return IterationResult(
             iteration=iteration,
-            episodes=done.episodes + count,
-            env_steps=done.env_steps + steps,
+            episodes=after.episodes,
+            env_steps=after.env_steps,
             reward_mean=float(rewards.mean()),
             reward_std=float(rewards.std()),
             reward_min=float(rewards.min()),
             reward_max=float(rewards.max()),
-            length_mean=steps / count,
+            length_mean=after.length_mean,
             losses=losses,
             weights_digest=learner.weights_digest(),
             timing=Timing(
@@ -73,7 +79,7 @@ def run_iteration(
                 updating=updated - arrived,
                 waiting=collected.waiting_seconds,
                 evaluating=evaluated - updated,
-                env_steps_per_second=steps / (arrived - began),
+                env_steps_per_second=steps / collected.seconds,
                 bytes_out=collected.bytes_out,
                 bytes_in=collected.bytes_in,
                 retries=collected.retries,
@@ -94,6 +100,14 @@ def episodes_wanted(config: TrainConfig, length_mean: float) -> int:
     if steps is None:
         return config.experiment.episodes_per_iter
     return max(1, round(steps / length_mean)) if length_mean else FIRST_EPISODES
+
+
+def training_request(
+    config: TrainConfig, spec: EnvironmentSpec, done: Totals, version: int
+) -> CollectRequest:
+    """The request for the next iteration's episodes, collected by the policy `version`."""
+    indices = tuple(range(episodes_wanted(config, done.length_mean)))
+    return make_request(config, spec, done.iterations, indices, version)
 
 
 def make_request(

@@ -27,11 +27,13 @@ class Timing:
     """Measured times and traffic of an iteration; they differ from run to run.
 
     Attributes:
-        collecting: seconds from publishing the weights to having all episodes.
+        collecting: seconds from asking for the episodes to having them all; with `overlap` they
+            may have been on their way.
         updating: seconds of the learner's update.
-        waiting: seconds of `collecting` in which this process had nothing to do.
+        waiting: seconds in which this process had nothing to do while episodes were collected.
         evaluating: seconds of the evaluation; 0 where there was none.
-        env_steps_per_second: steps of all workers together, divided by `collecting`.
+        env_steps_per_second: steps of all workers together, divided by the seconds that
+            collecting took, asked for or ahead.
         bytes_out, bytes_in: bytes sent to the workers and received from them.
         retries: tasks that had to be sent again.
         dropped: answers that came too late and were discarded.

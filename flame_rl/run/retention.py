@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -50,7 +50,8 @@ class Checkpointer:
     """Saves a run's state every N iterations, and when asked to; and the best.
 
     The best is the policy of the best evaluation; without evaluations, the policy that collected
-    the best training rewards, which is the one before that iteration's update.
+    the best training rewards, which is the one before that iteration's update, or with `overlap`
+    one update earlier.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Checkpointer:
         before, self._now = self._now, self._state(result.totals)
         self._score = result.reward_mean
         if self._config.experiment.evaluate_every is None:
-            self._keep_if_best(before, result.reward_mean)
+            self._keep_if_best(with_collector(before), result.reward_mean)
         elif result.evaluation is not None:
             self._keep_if_best(self._now, result.evaluation.reward_mean)
             self._save_best()
@@ -124,6 +125,17 @@ class Checkpointer:
         data = encode(state.totals, score, state.learner, self._spec, self._config, tables)
         with refused_by_the_disk(path):
             write(path, data)
+
+
+def with_collector(state: State) -> State:
+    """The state with the policy that collects next in place of the latest one."""
+    prefix = "collector."
+    collector = {
+        f"policy.{name.removeprefix(prefix)}": tensor
+        for name, tensor in state.learner.items()
+        if name.startswith(prefix)
+    }
+    return replace(state, learner=state.learner | collector)
 
 
 def numbered(folder: Path) -> list[Path]:

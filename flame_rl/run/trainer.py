@@ -18,8 +18,9 @@ import numpy as np
 import threadpoolctl
 
 from flame_rl.backends import Listener
-from flame_rl.backends.select import is_distributed, make_backend
+from flame_rl.backends.select import collects_elsewhere, is_distributed, make_backend
 from flame_rl.run.agent import Agent
+from flame_rl.run.ahead import Ahead, EitherEvent
 from flame_rl.run.evaluation import Evaluation, evaluate
 from flame_rl.run.own_environment import register, unregister
 from flame_rl.run.results import IterationResult, Totals
@@ -91,8 +92,11 @@ class Trainer:
                 "environments; only Python can pass it: Trainer.load(path, env=…)"
             )
         refuse_what_cannot_fit(config)
+        ended = EitherEvent(self._stop)
         # Before torch is imported, so that workers and executors start in the meantime.
-        self._backend = make_backend(config, self._stop)
+        self._backend = make_backend(config, ended)
+        if config.overlap and collects_elsewhere(config):
+            self._backend = Ahead(self._backend, ended)
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.
             unless_stopped(self._stop, lambda: importlib.import_module("model"))
@@ -257,19 +261,20 @@ class Trainer:
         if not 0 <= seed < 1 << 63:
             raise UsageError(f"--seed: an integer from 0 to 2**63 - 1, not {seed}")
         self._refuse_if_closed()
-        request = self._request(0, tuple(range(episodes)))
+        version = self.learner.snapshot().version
+        request = self._request(0, tuple(range(episodes)), version)
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episode:
         """Collect only the episode `config.output.reproduce` of the next iteration."""
-        request = self._request(self.totals.iterations, (self.config.output.reproduce,))
-        (episode,) = self._backend.collect(self.learner.snapshot(), request).episodes
+        snapshot, indices = self.learner.collecting(), (self.config.output.reproduce,)
+        request = self._request(self.totals.iterations, indices, snapshot.version)
+        (episode,) = self._backend.collect(snapshot, request).episodes
         return episode
 
-    def _request(self, iteration: int, indices: tuple[int, ...]) -> CollectRequest:
+    def _request(self, iteration: int, indices: tuple[int, ...], version: int) -> CollectRequest:
         from flame_rl.run.iteration import make_request
 
-        version = self.learner.snapshot().version
         return make_request(self.config, self.spec, iteration, indices, version)
 
     def compute_action(self, observation: object, explore: bool = False) -> int | np.ndarray:

@@ -36,8 +36,8 @@ def _bounds_warnings(spec: EnvironmentSpec) -> list[str]:
         return []
     unbounded = int((~has_bounds(space)).sum())
     return [
-        f"the action space of {spec.env_id}: {unbounded} of {space.low.size} numbers have no bounds "
-        f"below {MAX_BOUND:,.0f}, and exploration begins with a standard deviation of "
+        f"the action space of {spec.env_id}: {unbounded} of {space.low.size} numbers have no "
+        f"bounds below {MAX_BOUND:,.0f}, and exploration begins with a standard deviation of "
         "exp(--initial-log-std) in their own units. Bounds in the environment are better: actions "
         "are scaled to them"
     ]

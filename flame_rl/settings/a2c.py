@@ -64,5 +64,9 @@ class A2C:
     initial_log_std: LogStd = -0.5
     """Logarithm of the initial standard deviation of continuous actions."""
 
+    overlap: bool = False
+    """Collect the next iteration's episodes during the update, with the policy from before it. What
+    that policy did is weighted by V-trace (Espeholt et al. 2018)."""
+
     def __post_init__(self) -> None:
         check_fields(self)

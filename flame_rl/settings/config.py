@@ -89,6 +89,11 @@ class TrainConfig:
         return TrainConfig.of_parts(**parts)
 
     @property
+    def overlap(self) -> bool:
+        """Whether the next iteration is collected during an update; see the algorithms' flag."""
+        return getattr(self.algorithm, "overlap", False)
+
+    @property
     def algorithm_name(self) -> str:
         """The algorithm's name on the command line."""
         return algorithm_name(self.algorithm)

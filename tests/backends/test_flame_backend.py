@@ -36,17 +36,25 @@ SMALL = ("--iterations", "3", "--episodes-per-iter", "10")
 # Results
 
 
-@pytest.mark.parametrize("env", ["cartpole", "InvertedPendulum-v5"])
+OVERLAP = ("--algorithm", "ppo", "--overlap", "True", "--evaluate-every", "2")
+
+
+@pytest.mark.parametrize(
+    ("env", "flags"),
+    [("cartpole", ()), ("InvertedPendulum-v5", ()), ("cartpole", OVERLAP)],
+    ids=["cartpole", "pendulum", "overlap"],
+)
 def test_flame_gives_the_same_bytes_as_this_machine(
-    env: str, flame: Flame, project: Path, local, tmp_path: Path
+    env: str, flags: tuple[str, ...], flame: Flame, project: Path, local, tmp_path: Path
 ) -> None:
-    finished = run(project, tmp_path, flame.environment, "--env", env, *SMALL)
+    finished = run(project, tmp_path, flame.environment, "--env", env, *SMALL, *flags)
     assert finished.code == 0, finished.err
     name = {"cartpole": "CartPole-v1"}.get(env, env)
-    assert f"\nDistributed REINFORCE on {name} using Flame Runner\n" in finished.out
+    title = "PPO" if flags else "REINFORCE"
+    assert f"\nDistributed {title} on {name} using Flame Runner\n" in finished.out
     assert "Training Complete!" in finished.out
     assert finished.err == ""
-    assert finished.metrics == local("--env", env, *SMALL)
+    assert finished.metrics == local("--env", env, *SMALL, *flags)
     assert not (tmp_path / "dist").exists()
     assert not (project / "dist").exists()
     flame.assert_nothing_left()

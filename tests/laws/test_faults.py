@@ -91,8 +91,12 @@ def wait_until(condition, seconds: float = 60) -> None:
 # Workers that die, hang, leak.
 
 
-def test_ten_workers_killed_in_a_run(tmp_path):
-    arguments = (*RUN, "--iterations", "26")
+OVERLAP = ("--algorithm", "ppo", "--overlap", "True")
+
+
+@pytest.mark.parametrize("flags", [(), OVERLAP], ids=["", "overlap"])
+def test_ten_workers_killed_in_a_run(flags, tmp_path):
+    arguments = (*RUN, "--iterations", "26", *flags)
     (tmp_path / "clean").mkdir()
     assert run_here(*arguments, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
     process = start_main(

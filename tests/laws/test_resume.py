@@ -53,13 +53,16 @@ def killed(half, tmp_path) -> Path:
     return Path(shutil.copytree(half, tmp_path / "run"))
 
 
-def kill_and_go_on(tmp_path: Path, moments: list[int | float], workers: int = 2) -> int:
-    """Start `WHOLE`, SIGKILL the learner, go on, SIGKILL again, and so on.
+def kill_and_go_on(
+    tmp_path: Path, moments: list[int | float], workers: int = 2, flags: tuple[str, ...] = WHOLE
+) -> int:
+    """Start a run, SIGKILL the learner, go on, SIGKILL again, and so on.
 
     Args:
         tmp_path: where the run's folder is, or will be, as "run".
         moments: when to kill: after so many rows if it is an integer, otherwise seconds.
         workers: of every start.
+        flags: of the first start.
 
     Returns:
         How many times the run was killed before its end.
@@ -68,7 +71,7 @@ def kill_and_go_on(tmp_path: Path, moments: list[int | float], workers: int = 2)
     for moment in moments:
         tag = uuid.uuid4().hex
         process = start_main(
-            *begin_or_resume(tmp_path),
+            *begin_or_resume(tmp_path, flags),
             *("--workers", str(workers)),
             cwd=tmp_path,
             environment=SLOWLY | {"FAULT_TAG": tag},
@@ -89,11 +92,11 @@ def kill_and_go_on(tmp_path: Path, moments: list[int | float], workers: int = 2)
     return kills
 
 
-def begin_or_resume(folder: Path) -> tuple[str, ...]:
+def begin_or_resume(folder: Path, flags: tuple[str, ...] = WHOLE) -> tuple[str, ...]:
     """The flags that bring the run in `folder`, begun or not, to its end."""
     if (folder / "run" / "config.json").exists():
         return ("--resume", "run")
-    return (*WHOLE, "--output", "run")
+    return (*flags, "--output", "run")
 
 
 @pytest.mark.parametrize("moment", [pytest.param(1, marks=pytest.mark.slow), 8])
@@ -102,6 +105,17 @@ def test_killed_and_resumed_is_the_run_that_never_stopped(moment, whole, tmp_pat
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_same_run(tmp_path / "run", whole)
+
+
+def test_killed_while_it_collected_ahead(tmp_path):
+    flags = (*WHOLE, "--algorithm", "ppo", "--overlap", "True")
+    (tmp_path / "whole").mkdir()
+    done = run_here(*flags, "--workers", "1", "--output", "run", cwd=tmp_path / "whole")
+    assert done.returncode == 0, done.stderr
+    assert kill_and_go_on(tmp_path, [3, 9], flags=flags) == 2
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "run", tmp_path / "whole" / "run")
 
 
 @pytest.mark.slow

@@ -153,6 +153,34 @@ def test_generalized_advantages_by_definition(batch, gae_lambda):
     np.testing.assert_allclose(actual, expected, atol=1e-9)
 
 
+@settings(max_examples=200, deadline=None)
+@given(BATCHES, st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+def test_weighted_advantages_are_v_trace_by_definition(batch, gae_lambda):
+    """v_s - V_s = sum over t >= s of discount^(t-s) (c_s ... c_{t-1}) rho_t delta_t (Espeholt et
+    al. 2018, eq. 1), with c = lambda min(1, ratio) and rho = min(1, ratio)."""
+    episodes, discount, seed = batch
+    rewards, lengths = flat(episodes)
+    values, terminated, rng = random_values(episodes, seed)
+    ratios = np.exp(rng.normal(0, 1, len(rewards)))
+    expected, start = [], 0
+    for r, v, ended in zip(episodes, split_values(values, episodes), terminated, strict=True):
+        v = [*v[:-1], 0.0 if ended else v[-1]]
+        ratio = ratios[start : start + len(r)]
+        start += len(r)
+        for s in range(len(r)):
+            total = 0.0
+            for t in range(s, len(r)):
+                product = np.prod([gae_lambda * min(1.0, ratio[i]) for i in range(s, t)])
+                delta = min(1.0, ratio[t]) * (r[t] + discount * v[t + 1] - v[t])
+                total += discount ** (t - s) * product * delta
+            expected.append(total)
+    weights = np.minimum(ratios, 1.0)
+    common = rewards, values, lengths, terminated, discount, gae_lambda
+    np.testing.assert_allclose(generalized_advantages(*common, weights), expected, atol=1e-9)
+    ones = generalized_advantages(*common, np.ones_like(weights))
+    np.testing.assert_array_equal(ones, generalized_advantages(*common))
+
+
 def test_whole_episode_advantages_are_returns_minus_values():
     rewards, lengths = flat([[1, 2, 3], [4]])
     values = np.array([0.5, 1, 2, 9, 3, 7])

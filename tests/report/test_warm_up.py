@@ -37,6 +37,8 @@ class LateStarter:
     def snapshot(self, version: int) -> PolicySnapshot:
         return self.snapshot_of(version)
 
+    collecting = snapshot
+
     def update(self, episodes: Episodes, generator: np.random.Generator, progress: float):
         self.seen = self.seen + len(episodes)
         if self.seen < 9:

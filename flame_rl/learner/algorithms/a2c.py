@@ -52,6 +52,7 @@ def improve(
         batch.terminated,
         config.experiment.gamma,
         settings.gae_lambda,
+        batch.weights,
     )
     targets = advantages + values[batch.rows]
 
