@@ -55,19 +55,19 @@ class Adam:
         self._steps += 1
         beta1, beta2 = self._betas
         correction1 = 1 - beta1**self._steps
-        correction2 = 1 - beta2**self._steps
+        root2 = math.sqrt(1 - beta2**self._steps)
         gradient, first, second = self.gradient, self._first_moment, self._second_moment
         first *= beta1
         first += (1 - beta1) * gradient
         second *= beta2
         second += (1 - beta2) * gradient * gradient
-        denominator = np.sqrt(second)
-        denominator /= math.sqrt(correction2)
-        denominator += self._epsilon
-        np.divide(first, denominator, out=denominator)
+        # Both corrections as one factor, as section 2 of the paper suggests.
+        change = np.sqrt(second)
+        change += self._epsilon * root2
+        np.divide(first, change, out=change)
         # A step size beyond float32 becomes infinite, and the update is refused.
-        denominator *= np.float32(learning_rate / correction1)
-        self._values -= denominator
+        change *= np.float32(learning_rate * root2 / correction1)
+        self._values -= change
 
     def values(self) -> np.ndarray:
         """A copy of all parameters, flat, float32 [P]."""

@@ -40,7 +40,7 @@ def differentiate(
     slices = _slices(network, samples)
     if len(slices) == 1:
         numbers = network.differentiate(samples, loss, gradient)
-        totals = {name: float(values.sum()) for name, values in numbers.items()}
+        totals = {name: float(np.add.reduce(values)) for name, values in numbers.items()}
     else:
 
         def share(part: Samples) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -52,7 +52,7 @@ def differentiate(
         for own, numbers in _in_order(share, slices):
             gradient += own
             for name, values in numbers.items():
-                totals[name] = totals.get(name, 0.0) + float(values.sum())
+                totals[name] = totals.get(name, 0.0) + float(np.add.reduce(values))
     count = rows_of(samples)
     gradient *= 1 / count
     return {name: total / count for name, total in totals.items()}

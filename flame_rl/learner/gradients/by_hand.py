@@ -15,9 +15,9 @@ from torch import nn
 from flame_rl.learner.gradients.heads import Head
 from flame_rl.learner.gradients.network import Loss, Samples
 
-# An array of this size fits in a cache, and the C library keeps its memory for the next one; memory
-# for a larger one comes from the kernel each time, which takes longer than the arithmetic.
-_SLICE_BYTES = 120_000
+# The C library keeps the memory of arrays up to about this size for the next ones; memory for
+# larger ones comes from the kernel each time, which takes longer than the arithmetic.
+_SLICE_BYTES = 300_000
 # So that Python costs little in wide networks.
 _LEAST_ROWS = 32
 
@@ -45,11 +45,14 @@ class Dense:
         y += self.bias
         return y
 
-    def backward(self, x: np.ndarray, slope: np.ndarray, gradient: np.ndarray) -> None:
-        """Write dL/dW and dL/db, given x and dL/dy."""
+    def backward(
+        self, x: np.ndarray, slope: np.ndarray, ones: np.ndarray, gradient: np.ndarray
+    ) -> None:
+        """Write dL/dW and dL/db, given x, dL/dy and a one for each row."""
         middle = self.start + self.weight.size
         np.matmul(slope.T, x, out=gradient[self.start : middle].reshape(self.weight.shape))
-        slope.sum(axis=0, out=gradient[middle : middle + self.bias.size])
+        # Several times as quick as a sum over the rows.
+        np.matmul(ones, slope, out=gradient[middle : middle + self.bias.size])
 
 
 def tanh(x: np.ndarray) -> np.ndarray:
@@ -154,9 +157,10 @@ class NetworkByHand:
         outputs, backward = self._head(output, samples)
         numbers, slopes = loss(samples, *outputs)
         slope = backward(slopes, gradient)
+        ones = np.ones(len(slope), np.float32)
         for place in reversed(range(len(self._dense))):
             dense, (x, y) = self._dense[place], trace[place]
-            dense.backward(y, slope, gradient)
+            dense.backward(y, slope, ones, gradient)
             if place:
                 slope = slope @ dense.weight
                 slope *= ACTIVATIONS[self._activations[place - 1]][1](x, y)

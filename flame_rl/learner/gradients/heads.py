@@ -64,7 +64,9 @@ class Gaussian:
         def backward(slopes: tuple[Slope, ...], gradient: np.ndarray) -> np.ndarray:
             of_log_probs, of_entropies = slopes
             weighted = of_log_probs[:, None] * z
-            rest = np.sum(np.broadcast_to(of_entropies, len(z))) - of_log_probs.sum()
+            if isinstance(of_entropies, float):
+                of_entropies = of_entropies * len(z)
+            rest = np.sum(of_entropies) - np.add.reduce(of_log_probs)
             own = gradient[self._start : self._start + self.parameters]
             np.add(np.einsum("ba,ba->a", weighted, z), rest, out=own)
             weighted *= inverse

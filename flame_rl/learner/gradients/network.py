@@ -7,6 +7,7 @@ back to its parameters, by torch's autograd (autograd.py) or by hand (by_hand.py
 
 from __future__ import annotations
 
+import itertools
 from typing import Protocol
 
 import numpy as np
@@ -72,8 +73,12 @@ class Network(Protocol):
 
 def split(samples: Samples, count: int) -> list[Samples]:
     """Divide the samples into `count` parts of almost even size, without copying."""
-    parts = {name: np.array_split(column, count) for name, column in samples.items()}
-    return [dict(zip(parts, columns, strict=True)) for columns in zip(*parts.values(), strict=True)]
+    rows = rows_of(samples)
+    ends = [rows * place // count for place in range(count + 1)]
+    return [
+        {name: column[start:stop] for name, column in samples.items()}
+        for start, stop in itertools.pairwise(ends)
+    ]
 
 
 def rows_of(samples: Samples) -> int:
