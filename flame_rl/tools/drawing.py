@@ -68,7 +68,7 @@ def shrink_pictures(env: gymnasium.Env, max_width: float) -> None:
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)
     if renderer is not None:
         divisor = reduction(renderer.width, max_width)
-        # Both are read when the first picture is drawn.
+        # All three are read when the first picture is drawn.
         renderer.width, renderer.height = renderer.width // divisor, renderer.height // divisor
         renderer.model.vis.quality.shadowsize //= divisor
 
