@@ -262,6 +262,25 @@ class Drawn(ObservationAction):
         return np.full((40, 60, 3), (self.t, self.resets, 0), np.uint8)
 
 
+class Fast(Drawn):
+    """Shows itself more often than a GIF can, and counts its pictures in `drawn`."""
+
+    metadata: ClassVar = Drawn.metadata | {"render_fps": 125}
+    drawn: ClassVar[list[int]] = []
+
+    def render(self):
+        self.drawn.append(self.t)
+        return super().render()
+
+
+class SlowlyDrawn(Drawn):
+    """Takes a third of a second for a picture; its time limit is two steps longer than it lasts."""
+
+    def render(self):
+        time.sleep(0.35)
+        return super().render()
+
+
 class WronglyDrawn(Drawn):
     """Shows text where a picture was asked for."""
 
@@ -620,7 +639,7 @@ def _register() -> None:
         if isinstance(cls, type) and issubclass(cls, Base) and cls not in (Misbehaving, Broken)
     }
     for name, cls in classes.items():
-        limit = 7 if cls is Endless else None
+        limit = {Endless: 7, SlowlyDrawn: 8}.get(cls)
         gymnasium.register(f"{name}-v0", entry_point=cls, max_episode_steps=limit)
     for fault in [
         "missing",

@@ -6,6 +6,8 @@ import contextlib
 import functools
 import io
 import os
+import pty
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -192,6 +194,22 @@ def run_main(
     )
     output, errors = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def shown_on_a_terminal(*command: str, cwd: Path = ROOT, columns: int) -> str:
+    """All that a terminal gets from the command until its end, without control sequences."""
+    mine, theirs = pty.openpty()
+    environment = clean_environment(cwd) | {"TERM": "xterm", "COLUMNS": str(columns)}
+    with subprocess.Popen(command, cwd=cwd, env=environment, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        shown = b""
+        try:
+            while data := os.read(mine, 4096):
+                shown += data
+        except OSError:  # the other end is closed
+            pass
+    os.close(mine)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
 
 
 def run_here(

@@ -16,7 +16,8 @@ from flame_rl.system.output import say, warn
 class PlotCommand:
     """Draw learning curves over environment steps and over seconds.
 
-    Runs that differ in nothing but the seed become one curve: their mean, with its 95 % interval.
+    Runs that differ in nothing but the seed share a colour: a thin line for each, a thick one for
+    their mean.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
@@ -43,7 +44,7 @@ def plot(arguments: Sequence[str]) -> None:
         if done < wanted:
             warn(
                 f"warning: {run.folder} has {done} of its {wanted} iterations; a mean of seeds "
-                "ends where the shortest run ends"
+                "keeps its last value from there on"
             )
     plot_settings(group_runs(runs), command.output)
     say(f"Curves: {command.output}")

@@ -77,15 +77,23 @@ def watch(arguments: Sequence[str]) -> int:
 
 def run(command: WatchCommand, stop: StopSignal) -> None:
     """Show the episodes and print each one's reward."""
+    from flame_rl.report.bar import LateBar
     from flame_rl.tools.viewer import show
 
     with load(command, stop) as trainer:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         request = trainer.evaluation_request(command.episodes, command.explore, command.seed)
-        for episode in show(trainer.learner.snapshot(), request, command.video, stop):
-            reward = episode.rewards.sum()
-            say(f"Episode {episode.index}: reward {reward} in {episode.length} steps")
+        limit = trainer.spec.time_limit
+        steps = None if limit is None else limit * command.episodes
+        with LateBar("Drawing", "env steps", steps) as bar:
+            # A window shows by itself that something happens.
+            on_step = (lambda: None) if command.video is None else bar.advance
+            snapshot = trainer.learner.snapshot()
+            for episode in show(snapshot, request, command.video, stop, on_step):
+                reward = episode.rewards.sum()
+                say(f"Episode {episode.index}: reward {reward} in {episode.length} steps")
+                bar.shorten((limit or 0) - episode.length)
     if command.video is not None:
         say(f"Film: {command.video}")
 

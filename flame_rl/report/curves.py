@@ -17,8 +17,6 @@ from flame_rl.system.errors import UsageError
 # The horizontal axis of a curve: an attribute of `Run`.
 Axis = Literal["env_steps", "seconds"]
 
-# Student's t, 0.975 quantile, for 1 to 10 degrees of freedom.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 # Points of a mean curve.
 _POINTS = 200
 
@@ -57,15 +55,6 @@ class Setting:
     @property
     def env(self) -> str:
         return self.runs[0].config.experiment.env
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Points of a line, float64 [P] each; `half_width` is 0 if there is only one run."""
-
-    x: np.ndarray
-    mean: np.ndarray
-    half_width: np.ndarray
 
 
 def read_run(folder: Path) -> Run:
@@ -126,25 +115,27 @@ def group_runs(runs: list[Run]) -> list[Setting]:
     ]
 
 
-def mean_curve(runs: tuple[Run, ...], axis: Axis) -> Curve:
-    """The mean of the runs' smoothed rewards and half the width of its 95 % interval.
+def mean_curve(runs: tuple[Run, ...], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of the runs' smoothed rewards: its points' places on the axis and their heights.
 
-    The interval is Student's, so it takes the seeds' results for normally distributed; it covers
-    the mean over all seeds, not a single seed's result. It ends where the first run ends.
+    It begins where every run has finished an iteration, and reaches the end of the longest run. A
+    run that has ended keeps its last value: its policy changes no more, and were it left out, the
+    mean would jump where it ends.
 
     Args:
         runs: seeds of one setting.
         axis: the horizontal axis.
+
+    Returns:
+        Two arrays float64 [P].
     """
     lines = [(getattr(run, axis), smooth(run.rewards)) for run in runs]
     if len(lines) == 1:
-        ((x, y),) = lines
-        return Curve(x, y, np.zeros_like(y))
-    start, stop = max(x[0] for x, _ in lines), min(x[-1] for x, _ in lines)
-    grid = np.linspace(start, max(start, stop), _POINTS)
-    values = np.stack([np.interp(grid, x, y) for x, y in lines])
-    error = values.std(axis=0, ddof=1) / np.sqrt(len(lines))
-    return Curve(grid, values.mean(axis=0), student(len(lines) - 1) * error)
+        return lines[0]
+    start, stop = max(x[0] for x, _ in lines), max(x[-1] for x, _ in lines)
+    grid = np.linspace(start, stop, _POINTS)
+    # Beyond a line's end, np.interp gives its last value.
+    return grid, np.mean([np.interp(grid, x, y) for x, y in lines], axis=0)
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
@@ -159,14 +150,6 @@ def smooth(values: np.ndarray) -> np.ndarray:
 def smoothing_window(iterations: int) -> int:
     """The number of values that `smooth` averages."""
     return max(1, iterations // 10)
-
-
-def student(degrees: int) -> float:
-    """The 0.975 quantile of Student's t (beyond 10 by its expansion around the normal quantile,
-    Abramowitz and Stegun 1964, 26.7.5)."""
-    if degrees <= len(_STUDENT):
-        return _STUDENT[degrees - 1]
-    return 1.95996 + 2.37227 / degrees + 2.82250 / degrees**2
 
 
 def _setting_values(config: TrainConfig) -> dict[str, object]:

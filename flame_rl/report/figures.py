@@ -1,4 +1,4 @@
-"""Learning curves as pictures. Lines also differ in dashes and markers, for print in grey."""
+"""Learning curves as pictures. Lines also differ in their markers, for print in grey."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from flame_rl.system.errors import UsageError
 SUFFIXES = (".png", ".svg")
 _LABELS: dict[Axis, str] = {
     "env_steps": "environment steps",
-    "seconds": "seconds of collecting and updating",
+    "seconds": "time of collecting and updating (seconds)",
 }
 # Colours that colour-blind readers tell apart (Okabe and Ito 2008); without colour, the first three
 # are black, middle grey and light grey.
 _STYLES = (
-    {"color": "#000000", "linestyle": "-", "marker": "o"},
-    {"color": "#D55E00", "linestyle": "--", "marker": "s"},
-    {"color": "#56B4E9", "linestyle": "-.", "marker": "^"},
-    {"color": "#0072B2", "linestyle": (0, (1, 1)), "marker": "D"},
-    {"color": "#E69F00", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
-    {"color": "#009E73", "linestyle": (0, (8, 2)), "marker": "P"},
-    {"color": "#CC79A7", "linestyle": (0, (3, 3)), "marker": "X"},
+    {"color": "#000000", "marker": "o"},
+    {"color": "#D55E00", "marker": "s"},
+    {"color": "#56B4E9", "marker": "^"},
+    {"color": "#0072B2", "marker": "D"},
+    {"color": "#E69F00", "marker": "v"},
+    {"color": "#009E73", "marker": "P"},
+    {"color": "#CC79A7", "marker": "X"},
 )
 # Markers on each line.
 _MARKERS = 8
+# Characters beside one another in the legend.
+_LEGEND_WIDTH = 135
 
 
 def plot_curve(folder: Path, title: str) -> Path | None:
@@ -104,65 +106,51 @@ def plot_settings(settings: list[Setting], path: Path) -> None:
                 if setting.env == env:
                     _draw(axes, axis, setting, names.index(setting.name))
             _finish(axes, axis)
-        row[0].set_ylim(_limits([setting for setting in settings if setting.env == env]))
         row[0].set_ylabel("reward of an episode")
         row[0].set_title(env, loc="left", fontweight="bold")
-    figure.legend(
-        **_legend(grid.ravel()),
+    entries = _legend(grid.ravel())
+    # Long names need fewer columns to fit in the picture.
+    columns = _LEGEND_WIDTH // (10 + max(map(len, entries["labels"])))
+    legend = figure.legend(
+        **entries,
         loc="outside lower center",
-        ncols=min(4, len(settings)),
+        ncols=min(len(names), max(1, columns)),
         handlelength=4,
         frameon=False,
         title=_caption(settings),
         title_fontsize="medium",
     )
+    legend.get_title().set_multialignment("center")
     _save_and_show(figure, path)
 
 
 def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
-    style, curve = _STYLES[number], mean_curve(setting.runs, axis)
-    seeds = len(setting.runs)
-    if seeds == 1:
-        (run,) = setting.runs
-        label = f"{setting.name} (seed {run.config.experiment.seed})"
-        axes.plot(getattr(run, axis), run.rewards, color=style["color"], alpha=0.3, linewidth=0.8)
-    else:
-        label = f"{setting.name} ({seeds} seeds)"
-        low, high = curve.mean - curve.half_width, curve.mean + curve.half_width
-        axes.fill_between(curve.x, low, high, color=style["color"], alpha=0.13, linewidth=0)
-        edge = {"color": style["color"], "linestyle": style["linestyle"], "linewidth": 0.6}
-        for border in (low, high):
-            axes.plot(curve.x, border, **edge)
-    step = max(1, len(curve.x) // _MARKERS)
+    """Thin lines for the runs (for the iterations of a single one), a thick line for their mean."""
+    style, runs = _STYLES[number], setting.runs
+    single = len(runs) == 1
+    for run in runs:
+        heights = run.rewards if single else smooth(run.rewards)
+        thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.45}
+        # Below the thick lines of all settings.
+        axes.plot(getattr(run, axis), heights, zorder=1.9, **thin)
+    x, mean = mean_curve(runs, axis)
+    step = max(1, len(x) // _MARKERS)
     # Where lines run together, markers at different places still tell them apart.
     first = number * step // len(_STYLES)
-    axes.plot(
-        curve.x,
-        curve.mean,
-        label=label,
-        linewidth=1.8,
-        markersize=5,
-        markevery=(first, step),
-        **style,
-    )
-
-
-def _limits(settings: list[Setting]) -> tuple[float, float]:
-    """Limits of the vertical axis, from the runs alone: a band may reach far beyond all of them."""
-    several = [smooth(r.rewards) for s in settings for r in s.runs if len(s.runs) > 1]
-    single = [s.runs[0].rewards for s in settings if len(s.runs) == 1]
-    shown = np.concatenate(several + single)
-    margin = 0.06 * float(np.ptp(shown)) or 1.0
-    return float(shown.min()) - margin, float(shown.max()) + margin
+    seeds = f"seed {runs[0].config.experiment.seed}" if single else f"{len(runs)} seeds"
+    label = f"{setting.name} ({seeds})"
+    axes.plot(x, mean, label=label, linewidth=2.4, markevery=(first, step), markersize=5, **style)
 
 
 def _caption(settings: list[Setting]) -> str:
-    text = "Lines: moving average over a tenth of the iterations"
+    lines = ["Moving averages over a tenth of the iterations."]
     if any(len(setting.runs) > 1 for setting in settings):
-        text += ", mean of the seeds. Bands: 95 % interval of that mean"
+        lines.append(
+            "Thick: mean of the seeds; a run that has ended keeps its last value. Thin: each seed."
+        )
     if any(len(setting.runs) == 1 for setting in settings):
-        text += ". Pale: single iterations"
-    return text + "."
+        lines.append("Thin, of a single seed: its iterations, not averaged.")
+    return "\n".join(lines)
 
 
 def _legend(panels: Iterable[Axes]) -> dict[str, list]:
@@ -174,7 +162,9 @@ def _legend(panels: Iterable[Axes]) -> dict[str, list]:
 
 def _finish(axes: Axes, axis: Axis) -> None:
     axes.set_xlabel(_LABELS[axis])
-    axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter())
+    if axis == "env_steps":
+        axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
+    axes.set_xlim(left=0)
     axes.grid(alpha=0.3)
 
 

@@ -15,7 +15,7 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.system.display import has_display
 from flame_rl.system.errors import UsageError
-from flame_rl.tools.film import GROUP
+from flame_rl.tools.film import GROUP, reduction
 from flame_rl.wire.messages import Environment
 
 _OPENGL = (
@@ -57,6 +57,20 @@ def drawing_simulator(environment: Environment, mode: str) -> PlainSimulator:
         else:
             _find_display()
     return simulator
+
+
+def shrink_pictures(env: gymnasium.Env, max_width: float) -> None:
+    """Let MuJoCo draw the pictures at most `max_width` wide, as `reduction` would make them.
+
+    Without a graphics card, shadows are most of the work: their resolution is reduced alike. Other
+    environments draw at a size of their own.
+    """
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer is not None:
+        divisor = reduction(renderer.width, max_width)
+        # All three are read when the first picture is drawn.
+        renderer.width, renderer.height = renderer.width // divisor, renderer.height // divisor
+        renderer.model.vis.quality.shadowsize //= divisor
 
 
 def _follow(renderer: Any) -> None:

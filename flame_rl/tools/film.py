@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Protocol
 
@@ -16,15 +16,27 @@ from flame_rl.system.optional import require
 GROUP = "video"
 # Viewers play a GIF with more pictures per second at a speed of their own.
 _GIF_FPS = 50
-_GIF_WIDTH = 320
 
 
 class Film(Protocol):
-    """Takes pictures, uint8 [height, width, 3], all of one size; is on disk after `close`."""
+    """A film of pictures, uint8 [height, width, 3], all of one size; is on disk after `close`.
 
-    def add(self, picture: np.ndarray) -> None: ...
+    Attributes:
+        max_width: in pixels; wider pictures are reduced by a whole number.
+    """
+
+    max_width: float
+
+    def add(self, draw: Callable[[], np.ndarray]) -> None:
+        """Add the next picture. Calls `draw`, which returns it, only if the film keeps it."""
 
     def close(self) -> None: ...
+
+
+def reduction(width: int, max_width: float) -> int:
+    """The number by which the sides of a picture are divided, so that it is at most `max_width`
+    wide."""
+    return max(1, math.ceil(width / max_width))
 
 
 def make_film(path: Path, fps: float) -> Film:
@@ -48,13 +60,16 @@ def make_film(path: Path, fps: float) -> Film:
 class Mp4:
     """An H.264 file, written as the pictures come."""
 
+    max_width = math.inf
+
     def __init__(self, path: Path, fps: float) -> None:
         self._ffmpeg = require("imageio_ffmpeg", "imageio-ffmpeg", GROUP)
         self._path = path
         self._fps = fps
         self._writer: Generator[None, np.ndarray, None] | None = None
 
-    def add(self, picture: np.ndarray) -> None:
+    def add(self, draw: Callable[[], np.ndarray]) -> None:
+        picture = draw()
         if self._writer is None:
             height, width, _ = picture.shape
             self._writer = self._ffmpeg.write_frames(
@@ -76,6 +91,8 @@ class Gif:
     """A GIF. It is in memory until `close`, and therefore small: at most 50 pictures per second and
     320 pixels wide."""
 
+    max_width = 320
+
     def __init__(self, path: Path, fps: float) -> None:
         self._path = path
         self._every = math.ceil(fps / _GIF_FPS)
@@ -83,10 +100,10 @@ class Gif:
         self._pictures: list[Image.Image] = []
         self._count = 0
 
-    def add(self, picture: np.ndarray) -> None:
+    def add(self, draw: Callable[[], np.ndarray]) -> None:
         if self._count % self._every == 0:
-            image = Image.fromarray(picture)
-            self._pictures.append(image.reduce(math.ceil(image.width / _GIF_WIDTH)).quantize())
+            image = Image.fromarray(draw())
+            self._pictures.append(image.reduce(reduction(image.width, self.max_width)).quantize())
         self._count += 1
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -17,8 +18,8 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.system.display import has_display
 from flame_rl.system.errors import Interrupted, RunError, UsageError
-from flame_rl.tools.drawing import cannot_draw, drawing_simulator
-from flame_rl.tools.film import Film, make_film
+from flame_rl.tools.drawing import cannot_draw, drawing_simulator, shrink_pictures
+from flame_rl.tools.film import make_film
 from flame_rl.wire.messages import CollectFailure, CollectRequest, Episode, PolicySnapshot
 
 # Pictures per second of an environment that does not say.
@@ -26,7 +27,11 @@ _FPS = 30
 
 
 def show(
-    snapshot: PolicySnapshot, request: CollectRequest, video: Path | None, stop: threading.Event
+    snapshot: PolicySnapshot,
+    request: CollectRequest,
+    video: Path | None,
+    stop: threading.Event,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Iterator[Episode]:
     """Play the requested episodes one after another and show them; yields each when it is over.
 
@@ -37,6 +42,7 @@ def show(
         request: names the episodes.
         video: the film to write; None: a window.
         stop: checked after every step.
+        on_step: called after every step is shown.
 
     Raises:
         UsageError: the environment cannot be drawn, or the film cannot be written.
@@ -50,9 +56,13 @@ def show(
     film = None
     try:
         fps = float(simulator.first.metadata.get("render_fps") or _FPS)
-        film = None if video is None else make_film(video, fps)
-        look = _Clock(fps).wait if film is None else _filming(simulator.first, film)
-        watched = _Watched(simulator, look)
+        if video is None:
+            look = _Clock(fps).wait
+        else:
+            film = make_film(video, fps)
+            shrink_pictures(simulator.first, film.max_width)
+            look = partial(film.add, partial(_picture, simulator.first))
+        watched = _Watched(simulator, look, on_step)
         for index in request.indices:
             alone = replace(request, indices=(index,))
             played = collect_episodes(snapshot, alone, watched, stop.is_set)
@@ -68,12 +78,15 @@ def show(
 
 
 class _Watched:
-    """A simulator that calls `look` after every reset and step. One episode is played at a time, in
-    the simulator's first slot."""
+    """A simulator that calls `look` after every reset and step, and `on_step` after every step. One
+    episode is played at a time, in the simulator's first slot."""
 
-    def __init__(self, simulator: PlainSimulator, look: Callable[[], None]) -> None:
+    def __init__(
+        self, simulator: PlainSimulator, look: Callable[[], None], on_step: Callable[[], None]
+    ) -> None:
         self._simulator = simulator
         self._look = look
+        self._on_step = on_step
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._simulator, name)
@@ -83,6 +96,7 @@ class _Watched:
 
     def step(self, *arguments: object) -> None:
         self._do(self._simulator.step, arguments)
+        self._on_step()
 
     def _do(self, action: Callable[..., None], arguments: tuple[object, ...]) -> None:
         try:
@@ -95,23 +109,18 @@ class _Watched:
             raise
 
 
-def _filming(env: gymnasium.Env, film: Film) -> Callable[[], None]:
-    """A function that adds a picture of the environment to the film."""
-
-    def look() -> None:
-        try:
-            picture = env.render()
-        except Exception as error:
-            raise cannot_draw(error) from error
-        array = np.asarray(picture)
-        if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
-            raise UsageError(
-                f"render returned {array.dtype} {array.shape}, where 'rgb_array' promises a "
-                "picture, uint8 (height, width, 3)"
-            )
-        film.add(array)
-
-    return look
+def _picture(env: gymnasium.Env) -> np.ndarray:
+    """What the environment looks like, uint8 [height, width, 3]."""
+    try:
+        picture = np.asarray(env.render())
+    except Exception as error:
+        raise cannot_draw(error) from error
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+        raise UsageError(
+            f"render returned {picture.dtype} {picture.shape}, where 'rgb_array' promises a "
+            "picture, uint8 (height, width, 3)"
+        )
+    return picture
 
 
 class _Clock:

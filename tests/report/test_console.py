@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -15,7 +12,7 @@ from flame_rl import TrainConfig
 from flame_rl.report import console as console_module
 from flame_rl.report.console import ConsoleReporter
 from flame_rl.run.results import Totals
-from tests.helpers import ROOT, spec_of
+from tests.helpers import shown_on_a_terminal, spec_of
 
 WORDS = "0 of 2 executors are working (2 unbinding, no sign of node flame-node); giving up in {} s"
 
@@ -52,20 +49,7 @@ time.sleep(0.5)
 console.say("it goes on")
 console.close()
 """
-    mine, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "60"}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=theirs, stderr=theirs
-    ):
-        os.close(theirs)
-        shown = b""
-        try:
-            while data := os.read(mine, 4096):
-                shown += data
-        except OSError:  # the other end is closed
-            pass
-    os.close(mine)
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    text = shown_on_a_terminal(sys.executable, "-c", code, columns=60)
     assert "Traceback" not in text, text
     # Lines are wrapped at the width of the terminal, and nothing is cut off.
     seen = re.findall(r"giving\s+up\s+in\s+(\d+)\s+s", text)

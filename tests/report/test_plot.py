@@ -1,4 +1,4 @@
-"""Learning curves: which runs are one setting, their mean and interval, and the pictures."""
+"""Learning curves: which runs are one setting, their mean, and the pictures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from flame_rl.commands.plot import plot
-from flame_rl.report.curves import group_runs, mean_curve, read_run, smooth, student
+from flame_rl.report import figures
+from flame_rl.report.curves import group_runs, mean_curve, read_run, smooth
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 
@@ -102,26 +103,17 @@ def test_the_mean_of_seeds_is_taken_at_equal_steps_not_at_equal_iterations(make_
             steps=300.0,
         )
     )
-    curve = mean_curve((short, long), "env_steps")
-    # From where both have begun to where the first one ends.
-    assert (curve.x[0], curve.x[-1]) == (300, 900)
-    np.testing.assert_allclose(curve.mean, curve.x / 100)
-    np.testing.assert_allclose(curve.half_width, 0, atol=1e-12)
+    x, mean = mean_curve((short, long), "env_steps")
+    # From where both have begun to where the last one ends; the short one then stays at 9.
+    assert (x[0], x[-1]) == (300, 2700)
+    np.testing.assert_allclose(mean, (np.minimum(x / 100, 9) + x / 100) / 2)
 
 
 def test_one_run_is_drawn_at_its_own_points(make_run):
     run = read_run(make_run("a", TINY, range(20)))
-    curve = mean_curve((run,), "seconds")
-    np.testing.assert_array_equal(curve.x, run.seconds)
-    np.testing.assert_allclose(curve.mean, [0, *(i - 0.5 for i in range(1, 20))])
-
-
-@pytest.mark.parametrize("seeds", [2, 3, 11, 12, 20])
-def test_the_interval_covers_the_mean_95_times_in_100(seeds):
-    draws = np.random.default_rng(0).standard_normal((40_000, seeds))
-    error = draws.std(axis=1, ddof=1) / np.sqrt(seeds)
-    covered = np.mean(np.abs(draws.mean(axis=1)) <= student(seeds - 1) * error)
-    assert covered == pytest.approx(0.95, abs=0.004)
+    x, mean = mean_curve((run,), "seconds")
+    np.testing.assert_array_equal(x, run.seconds)
+    np.testing.assert_allclose(mean, [0, *(i - 0.5 for i in range(1, 20))])
 
 
 def test_smoothing_averages_over_the_latest_tenth():
@@ -151,10 +143,70 @@ def test_the_command_draws_many_settings(make_run, tmp_path, capsys, suffix):
         assert data.startswith(b"\x89PNG") and len(data) > 50_000
     else:
         text = data.decode()
-        for words in ("hopper", "ppo (2 seeds)", "environment steps", "95 % interval"):
+        for words in ("hopper", "ppo (2 seeds)", "environment steps", "mean of the seeds"):
             assert words in text
     done = capsys.readouterr()
     assert done.out == f"Curves: {picture}\n" and done.err == ""
+
+
+@pytest.fixture
+def figure_of(monkeypatch):
+    """Draws settings and returns the figure instead of writing it."""
+    kept = []
+    monkeypatch.setattr(figures, "_save_and_show", lambda figure, path: kept.append(figure))
+
+    def draw(*folders):
+        figures.plot_settings(group_runs([read_run(folder) for folder in folders]), "curves.png")
+        return kept.pop()
+
+    yield draw
+    figures.plt.close("all")
+
+
+def test_runs_are_thin_lines_and_their_mean_a_thick_one_up_to_the_slowest_end(make_run, figure_of):
+    figure = figure_of(
+        *(
+            make_run(f"{algorithm} {seed}", config, range(20), seconds=1.0 + 4 * seed)
+            for algorithm in ("a2c", "ppo")
+            for seed in (0, 1, 2)
+            for config in [config_of(algorithm=algorithm, seed=seed)]
+        )
+    )
+    for axes, ends in zip(figure.axes, ([2000, 2000, 2000], [20, 100, 180]), strict=True):
+        assert not axes.collections  # nothing is filled
+        lines = axes.get_lines()
+        for color in {line.get_color() for line in lines}:
+            *runs, mean = sorted(
+                (line for line in lines if line.get_color() == color),
+                key=lambda line: line.get_linewidth(),
+            )
+            assert [line.get_xdata()[-1] for line in runs] == ends
+            assert mean.get_xdata()[-1] == ends[-1] <= axes.get_xlim()[1]
+            assert mean.get_linewidth() > 2 * runs[-1].get_linewidth()
+            assert mean.get_zorder() > max(line.get_zorder() for line in runs)
+        assert len(lines) == 8
+
+
+def test_the_legend_of_long_names_fits_into_the_picture(make_run, figure_of):
+    rates = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+    figure = figure_of(
+        *(
+            make_run(str(rate), config_of(algorithm="ppo", learning_rate=rate), range(20))
+            for rate in rates
+        )
+    )
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert len(legend.get_texts()) == len(rates)
+    box = legend.get_window_extent()
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+def test_thousands_of_steps_are_written_as_in_200k(make_run, figure_of):
+    steps, seconds = figure_of(make_run("a", TINY, range(20), steps=40_000)).axes
+    steps.figure.draw_without_rendering()
+    assert "200k" in [tick.get_text() for tick in steps.get_xticklabels()]
+    assert "20" in [tick.get_text() for tick in seconds.get_xticklabels()]
 
 
 def test_single_iterations_are_drawn_and_unfinished_runs_named(make_run, tmp_path, capsys):

@@ -6,17 +6,20 @@ import importlib.util
 import json
 import os
 import re
+import sys
 import threading
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.mujoco.ant_v5 import AntEnv
 from PIL import Image, ImageSequence
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.tools.viewer import show
+from tests.environments import Fast
 from tests.helpers import (
     ROOT,
     assert_same_episodes,
@@ -24,6 +27,7 @@ from tests.helpers import (
     environment_id,
     request_for,
     run_main,
+    shown_on_a_terminal,
     snapshot_for,
 )
 
@@ -78,6 +82,17 @@ def test_a_film_shows_every_step_of_every_episode_once(tmp_path):
         assert film.info["duration"] == 40
     expected = [(t, number, 0) for number in (1, 2, 3) for t in range(7)]
     assert [tuple(picture[3, 4]) for picture in pictures] == expected
+
+
+def test_only_the_pictures_that_a_film_keeps_are_drawn(tmp_path):
+    Fast.drawn.clear()
+    video = tmp_path / "film.gif"
+    *_, episodes = play(video, "Fast", explore=False)
+    assert [episode.length for episode in episodes] == [6, 6, 6]
+    # 21 pictures at 125 a second: a GIF of at most 50 a second has every third.
+    assert Fast.drawn == [0, 3, 6, 2, 5, 1, 4]
+    with Image.open(video) as film:
+        assert film.n_frames == 7
 
 
 def test_ctrl_c_ends_the_film_which_is_still_one(tmp_path):
@@ -199,3 +214,32 @@ def test_the_camera_goes_with_the_robot(monkeypatch):
     # The ant is the only thing with more red than green.
     here, far = [np.sum(p[..., 0] > p[..., 1] + 40) for p in pictures]
     assert here > 50 and far == pytest.approx(here, rel=0.2)
+
+
+@needs_opengl
+@pytest.mark.parametrize(("video", "size"), [("film.gif", 240), ("film.mp4", 480)])
+def test_a_robot_is_drawn_at_the_size_that_the_film_keeps(tmp_path, monkeypatch, video, size):
+    if video == "film.mp4":
+        pytest.importorskip("imageio_ffmpeg")
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    drawn = []
+    render = AntEnv.render
+    monkeypatch.setattr(AntEnv, "render", lambda env: drawn.append(render(env)) or drawn[-1])
+    request = request_for("Ant-v5", indices=(0,), max_episode_steps=2)
+    snapshot = snapshot_for(described("Ant-v5"))
+    (episode,) = show(snapshot, request, tmp_path / video, threading.Event())
+    assert episode.length == 2
+    assert [picture.shape for picture in drawn] == 3 * [(size, size, 3)]
+
+
+def test_a_terminal_shows_a_bar_when_a_film_takes_long(tmp_path):
+    env = environment_id("SlowlyDrawn")
+    text = shown_on_a_terminal(
+        *(sys.executable, "main.py", "watch", "--env", env, "--untrained", "--episodes", "2"),
+        *("--video", str(tmp_path / "film.gif")),
+        columns=100,
+    )
+    counts = [int(n) for n in re.findall(r"Drawing .* (\d+)/1[642] env steps", text)]
+    assert counts and min(counts) >= 3 and counts == sorted(counts), text
+    assert re.search(r"Drawing .* 8/14 env steps", text), text
+    assert re.findall(r"Episode (\d): reward", text) == ["0", "1"], text
