@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from flame_rl.run.results import IterationResult, Totals
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.output import say
 from flame_rl.wire.messages import EnvironmentSpec
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.progress import Progress
 
 RULE = "=" * 60
 LINE_EVERY = 10
@@ -37,7 +37,6 @@ class ConsoleReporter:
         self._began = time.perf_counter()
         self._last: IterationResult | None = None
         self._retries = 0
-        self._console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._progress: Progress | None = None
         self._live: Live | None = None
         self._waiting_said_at: float | None = None
@@ -61,18 +60,36 @@ class ConsoleReporter:
         if done.iterations:
             self._print(f"Going on after iteration {done.iterations - 1}")
         if sys.stdout is not None and sys.stdout.isatty():
-            self._progress = Progress(
-                TextColumn("Iteration"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("reward {task.fields[reward]}"),
-                TimeRemainingColumn(),
-            )
-            self._progress.add_task(
-                "", total=config.experiment.iterations, completed=done.iterations, reward=""
-            )
-            self._live = Live(self._progress, console=self._console, transient=True)
-            self._live.start()
+            self._start_bar()
+
+    def _start_bar(self) -> None:
+        # Here and not above: only a terminal needs it.
+        from rich.console import Console
+        from rich.live import Live
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._progress = Progress(
+            TextColumn("Iteration"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("reward {task.fields[reward]}"),
+            TimeRemainingColumn(),
+        )
+        self._progress.add_task(
+            "",
+            total=self._config.experiment.iterations,
+            completed=self._done.iterations,
+            reward="",
+        )
+        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._live = Live(self._progress, console=console, transient=True)
+        self._live.start()
 
     def report(self, result: IterationResult) -> None:
         self._last = result
@@ -97,6 +114,9 @@ class ConsoleReporter:
     def waiting(self, text: str) -> None:
         """Show what is waited for: below the bar, or in a line every `WAIT_LINE_SECONDS`."""
         if self._live is not None:
+            from rich.console import Group
+            from rich.text import Text
+
             # The console wraps nothing by itself, and would cut the text off.
             below = Text(text, no_wrap=False, overflow="fold")
             self._live.update(Group(self._progress, below) if text else self._progress)

@@ -38,17 +38,14 @@ class AutogradNetwork:
     ) -> dict[str, np.ndarray]:
         outputs = self._apply(self._module, _tensors(samples))
         numbers, slopes = loss(samples, *(output.detach().numpy() for output in outputs))
-        differentiable = [
-            (output, torch.as_tensor(slope, dtype=output.dtype).expand_as(output))
+        # A scalar with these slopes: given the slopes, torch imports sympy to check their shapes,
+        # which takes half a second.
+        total = sum(
+            (output * torch.as_tensor(slope, dtype=output.dtype)).sum()
             for output, slope in zip(outputs, slopes, strict=True)
             if output.requires_grad  # not the entropy of a fixed distribution
-        ]
-        shares = torch.autograd.grad(
-            [output for output, _ in differentiable],
-            self._parameters,
-            [slope for _, slope in differentiable],
-            materialize_grads=True,
         )
+        shares = torch.autograd.grad(total, self._parameters, materialize_grads=True)
         np.concatenate([share.reshape(-1).numpy() for share in shares], out=gradient)
         return numbers
 
