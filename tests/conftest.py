@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,12 @@ from tests.flame_fixtures import (
 )
 from tests.helpers import run_here
 from tests.memory_flame import MemoryFlame
+
+
+def pytest_configure() -> None:
+    """A suite in the background of a shell ignores SIGINT, and so would all that it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
