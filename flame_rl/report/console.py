@@ -36,7 +36,7 @@ class ConsoleReporter:
         self._config = config
         self._began = time.perf_counter()
         self._last: IterationResult | None = None
-        self._retries = 0
+        self._retries = self._undone = 0
         self._progress: Progress | None = None
         self._live: Live | None = None
         self._waiting_said_at: float | None = None
@@ -94,6 +94,7 @@ class ConsoleReporter:
     def report(self, result: IterationResult) -> None:
         self._last = result
         self._retries += result.timing.retries
+        self._undone += result.losses.get("update_scale") == 0
         if self._progress is not None:
             self._progress.update(
                 self._progress.task_ids[0], advance=1, reward=f"{result.reward_mean:.1f}"
@@ -148,6 +149,11 @@ class ConsoleReporter:
         ]
         if self._retries:
             lines.append(f"  Tasks sent again: {self._retries}")
+        if self._undone:
+            lines.append(
+                f"  Updates undone: {self._undone}; however small a part, it went beyond --max-kl "
+                "(try a smaller --learning-rate, or a greater --initial-log-std)"
+            )
         if self._last:
             lines.append(f"  Final Mean Reward: {self._last.reward_mean:.1f}")
         self._print("\n".join([*lines, RULE]))

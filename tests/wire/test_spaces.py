@@ -21,7 +21,6 @@ from flame_rl.actor.random.noise import MANY
 from flame_rl.run.agent import Agent
 from flame_rl.run.trainer import Trainer
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.errors import UsageError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import WireError
@@ -340,15 +339,3 @@ def test_several_choices_are_learned(name, best):
     with Trainer(config) as trainer:
         rewards = [result.reward_mean for result in trainer]
     assert rewards[0] < 0.7 * best and rewards[-1] > 0.85 * best
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_too_many_layers_are_refused_alike_by_every_backend(workers):
-    config = TrainConfig(
-        env="CartPole-v1", local=True, workers=workers, hidden_sizes=(4,) * 40, iterations=1
-    )
-    with (
-        Trainer(config) as trainer,
-        pytest.raises(UsageError, match=r"layers, activations among them; at most 64"),
-    ):
-        trainer.train()
