@@ -27,8 +27,8 @@ from flame_rl.wire.messages import Episodes, PolicySnapshot
 
 # Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.
 LEAST_MINIBATCH = 64
-# An update that is too large after this number of halvings is undone.
-_HALVINGS = 20
+# An update whose divergence is too large after this number of halvings is undone.
+_HALVINGS = 40
 # Metrics of the KL limit; see `policy_metrics` and `shrink_until_close`.
 GUARDED = ("policy_steps", "kl", "update_scale")
 
@@ -321,8 +321,8 @@ def copies(module: nn.Module) -> dict[str, Tensor]:
 def shrink_until_close(
     networks: ActorCritic, before: dict[str, Tensor], batch: Batch, max_kl: float
 ) -> dict[str, float]:
-    """Halve the update of the policy, its normalisation included, until its KL divergence from the
-    policy that collected is at most `max_kl`; if it never is, undo the update.
+    """Shorten the update of the policy, its normalisation included, until its KL divergence from
+    the policy before it is at most `max_kl`; if it never is, undo the update.
 
     The limit in `policy_epoch` is not enough: each minibatch estimates the divergence from its own
     steps, and before its own update.
@@ -334,12 +334,13 @@ def shrink_until_close(
         max_kl: in nats.
 
     Returns:
-        "kl", and "update_scale": 1 for the whole update, 0.5 after one halving, 0 if undone.
+        "kl", and "update_scale": 1 for the whole update, 0 if it was undone.
     """
     policy = networks.policy.module
     after = copies(policy)
     for halvings in range(_HALVINGS + 1):
-        scale = 0.5**halvings
+        # The divergence grows with the square of the update.
+        scale = 0.5 ** (halvings / 2)
         if halvings:
             policy.load_state_dict({n: torch.lerp(before[n], after[n], scale) for n in after})
         kl = float(kl_terms(networks.log_probs(batch), batch.log_probs).mean())
