@@ -114,12 +114,8 @@ class Journal:
             for record in records(self._path(segment)):
                 if (segment, record.end) > place:
                     break
-                if record.episodes_after <= state["oldest"]:
-                    continue
                 if store.episodes == 0:
                     store.begin(record.before, record.steps_before)
-                if record.before != store.episodes:
-                    break
                 store.add(record.episodes)
                 reached = (segment, record.end)
         found = (reached, store.episodes, store.steps, store.oldest)

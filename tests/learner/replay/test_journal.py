@@ -26,6 +26,10 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def begins_of(folder):
+    return [int(name[:12]) for name in contents(folder)]
+
+
 def step(journal, store, k, columns=CONTINUOUS):
     """Iteration k's episodes, the same whenever it is played."""
     rng = np.random.default_rng(k)
@@ -258,16 +262,18 @@ def test_even_a_disk_that_cannot_shorten_a_file_loses_nothing(tmp_path, monkeypa
 
 
 def test_segments_are_deleted_once_no_state_needs_them(tmp_path):
-    journal, store, states = played(tmp_path, 30)
-    for kept in (10, 20, 30):
+    journal, store, states = played(tmp_path, 30, segment=1)
+    # The second state's oldest episode begins a segment.
+    for kept in (10, 23, 30):
         journal.forget(states[kept]["oldest"])
-        begins = [int(name[:12]) for name in sorted(contents(tmp_path))]
+        begins = sorted(begins_of(tmp_path))
         # All but the first begin later than the oldest episode that is needed.
         assert begins[0] <= states[kept]["oldest"] < begins[1]
         copy = tmp_path.parent / f"{tmp_path.name}-{kept}"
         shutil.copytree(tmp_path, copy)
         _, again = restored(copy, states[kept])
         assert again.steps == states[kept]["steps"]
+    assert states[23]["oldest"] in begins_of(tmp_path.parent / f"{tmp_path.name}-23")
     assert_same(store, again)
     with pytest.raises(JournalError):
         restored(tmp_path, states[1])

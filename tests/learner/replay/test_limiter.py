@@ -46,10 +46,12 @@ def test_as_one_by_one(per_insert, batch_size, min_size, more, data):
     slow, taken = OneByOne(per_insert, min_size, error_buffer), 0
     for _ in range(10):
         room = limiter.env_steps(slow.inserts, taken)
-        inserted = 0
-        while slow.insert():
-            inserted += 1
-        assert inserted == room
+        wanted = data.draw(st.integers(0, room))
+        for _ in range(wanted):
+            assert slow.insert()
+        assert limiter.env_steps(slow.inserts, taken) == room - wanted
+        if wanted == room:
+            assert not slow.insert()
         due = limiter.gradient_steps(slow.inserts, taken)
         wanted = data.draw(st.integers(0, due))
         for _ in range(wanted):
@@ -58,6 +60,12 @@ def test_as_one_by_one(per_insert, batch_size, min_size, more, data):
         assert limiter.gradient_steps(slow.inserts, taken) == due - wanted
         if wanted == due:
             assert not slow.sample(batch_size)
+
+
+def test_nothing_is_sampled_before_the_warm_up_however_great_the_buffer():
+    limiter = RateLimiter(1, 1, 100, 1000)
+    assert limiter.gradient_steps(99, 0) == 0
+    assert limiter.gradient_steps(100, 0) == 1000
 
 
 def test_a_gradient_step_for_each_env_step_after_the_warm_up():

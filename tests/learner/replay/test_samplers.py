@@ -303,6 +303,22 @@ def test_a_restored_sampler_draws_the_same_positions():
     assert_same_state(sampler.state(), restored.state())
 
 
+def test_restoring_forgets_what_the_sampler_held():
+    """The ring of the store goes back to a place where the sampler held other steps."""
+    store = store_of(6)
+    sampler = Prioritized(store, 1.0)
+    sampler.update(np.arange(6), np.arange(1.0, 7))
+    state = sampler.state()
+    add(store, [5])
+    sampler.update(np.arange(6, 11), np.full(5, 9.0))
+    store.begin(0, 0)
+    add(store, [6])
+    sampler.restore(state)
+    assert_same_state(state, sampler.state())
+    positions, _ = sampler.sample(1000, 0.4, np.random.default_rng(0))
+    assert set(positions.tolist()) == set(range(6))
+
+
 def test_a_state_of_another_store_is_refused():
     sampler = Prioritized(store_of(6), 1.0)
     with pytest.raises(ValueError, match="priorities"):
