@@ -1,8 +1,8 @@
 """How much may be learned from how much was played.
 
-It is Reverb's rate limiter (Cassirer et al. 2021, "Reverb: A Framework for Experience Replay",
-section 3.3) for a learner that collects and learns in turn: nobody waits, so it says how many
-gradient steps are due.
+It is Reverb's rate limiter (Cassirer et al. 2021, "Reverb: A Framework for Experience Replay") for
+a learner that collects and learns in turn: nobody waits, so it says how many gradient steps
+are due.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class RateLimiter:
         return max(0, math.floor(ahead / self.batch_size))
 
     def env_steps(self, inserted: int, taken: int) -> int:
-        """How many env steps may be inserted before the next gradient step."""
+        """How many env steps may be inserted before the next gradient step. Whole episodes may be
+        more: then the gradient steps that are due are more, too."""
         room = self._exactly(self.error_buffer) - self._due(inserted, taken)
         return max(0, math.floor(room / self._exactly(self.samples_per_insert)))
 
