@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import collection, learning, table
+from benchmarks import collection, learning, replay, table
 from tests.helpers import ROOT
 
 
@@ -48,6 +48,15 @@ def test_collection_quickly(
     assert all(rate > 0 for rates in by_cpu["rates"].values() for rate in rates)
     pairs = [("2 workers", "1 worker"), ("2 apart", "fast"), ("2 workers", "2 apart")]
     assert [(r["of"], r["over"]) for r in by_clock["ratios"]] == pairs
+
+
+def test_replay_quickly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replay.main(replay.Options(capacity=5000, quick=True, output=tmp_path))
+    assert "5,000 steps of HalfCheetah-v5 need" in capsys.readouterr().out
+    reading, prioritizing = json.loads((tmp_path / "replay.json").read_text())["tables"]
+    views = {"transitions", "3 steps", "sequences"}
+    assert set(reading["rates"]) == {"five arrays", "one row", *views}
+    assert set(prioritizing["rates"]) == {"running sum", "draw", "update", "add"}
 
 
 def test_the_readme_shows_the_learning_table() -> None:

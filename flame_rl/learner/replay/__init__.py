@@ -1,0 +1,1 @@
+"""Replay: steps of earlier episodes, kept and drawn again to learn from."""

@@ -1,0 +1,314 @@
+"""The journal: what is restored is as if the run had never stopped, or is refused."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flame_rl.learner.replay.journal import Journal, JournalError
+from flame_rl.learner.replay.records import records
+from flame_rl.learner.replay.samplers import InOrder, Prioritized, uniform
+from flame_rl.learner.replay.store import ReplayStore
+from flame_rl.learner.replay.views import n_step
+from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes
+
+CAPACITY = 40
+SEGMENT = 3000
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def begins_of(folder):
+    return [int(name[:12]) for name in contents(folder)]
+
+
+def step(journal, store, k, columns=CONTINUOUS):
+    """Iteration k's episodes, the same whenever it is played."""
+    rng = np.random.default_rng(k)
+    count = rng.integers(1, 5)
+    episodes = make_episodes(rng.integers(1, 15, count), rng.random(count) < 0.5, k, columns)
+    journal.append(episodes)
+    store.add(episodes)
+
+
+def played(folder, iterations, columns=CONTINUOUS, segment=SEGMENT):
+    """A journal, its store, and the states after each number of iterations."""
+    journal, store = Journal(folder, segment), ReplayStore(columns, CAPACITY)
+    states = [journal.state(store)]
+    for k in range(iterations):
+        step(journal, store, k, columns)
+        states.append(journal.state(store))
+    return journal, store, states
+
+
+def restored(folder, state, columns=CONTINUOUS):
+    journal, store = Journal(folder, SEGMENT), ReplayStore(columns, CAPACITY)
+    journal.restore(store, state)
+    return journal, store
+
+
+def assert_same(one, other):
+    names = ("episodes", "steps", "first", "oldest")
+    assert [getattr(one, name) for name in names] == [getattr(other, name) for name in names]
+    positions = np.arange(one.first, one.steps)
+    if len(positions):
+        left, right = (n_step(store, positions, 3, 0.9) for store in (one, other))
+        assert set(left) == set(right)
+        for name in left:
+            np.testing.assert_array_equal(left[name], right[name])
+
+
+@pytest.mark.parametrize("columns", [CONTINUOUS, DISCRETE])
+def test_a_resumed_run_is_as_one_that_never_stopped(tmp_path, columns):
+    """Wherever it stopped, and whatever it had played beyond its last checkpoint."""
+    _, store, states = played(tmp_path / "whole", 30, columns)
+    assert len(contents(tmp_path / "whole")) > 3
+    for stopped in range(0, 31, 3):
+        folder = tmp_path / f"{stopped}"
+        shutil.copytree(tmp_path / "whole", folder)
+        journal, again = restored(folder, states[stopped], columns)
+        assert journal.state(again) == states[stopped]
+        for k in range(stopped, 30):
+            step(journal, again, k, columns)
+        assert_same(store, again)
+        assert journal.state(again) == states[-1]
+        assert contents(folder) == contents(tmp_path / "whole")
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(1, 5000))
+def test_wherever_segments_end(tmp_path_factory, stopped, more, segment):
+    folder = tmp_path_factory.mktemp("journal")
+    journal, store = Journal(folder, segment), ReplayStore(CONTINUOUS, CAPACITY)
+    for k in range(stopped):
+        step(journal, store, k)
+    state = journal.state(store)
+    for k in range(stopped, stopped + more):
+        step(journal, store, k)
+    journal.forget(state["oldest"])
+    before, again = contents(folder), ReplayStore(CONTINUOUS, CAPACITY)
+    journal = Journal(folder, segment)
+    journal.restore(again, state)
+    for k in range(stopped, stopped + more):
+        step(journal, again, k)
+    assert_same(store, again)
+    assert contents(folder) == before
+
+
+def test_the_next_thousand_positions_are_the_same(tmp_path):
+    """Store, priorities, queue and stack; the same draws after the same episodes."""
+    journal, store, _ = played(tmp_path, 6)
+    samplers = [Prioritized(store, 0.6), InOrder(store), InOrder(store, newest_first=True)]
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        positions, _ = samplers[0].sample(8, 0.4, rng)
+        samplers[0].update(positions, rng.random(8) + 0.1)
+        for sampler in samplers[1:]:
+            sampler.sample(1)
+    state, states = journal.state(store), [sampler.state() for sampler in samplers]
+
+    def go_on(journal, store, samplers):
+        rng, drawn = np.random.default_rng(1), []
+        for k in range(100):
+            for _ in range(10):
+                positions, weights = samplers[0].sample(10, 0.5, rng)
+                samplers[0].update(positions, rng.random(10) * weights + 0.1)
+                drawn += [positions, weights, uniform(store, 10, rng)]
+            drawn += [sampler.sample(7) for sampler in samplers[1:]]
+            step(journal, store, 6 + k)
+        return drawn
+
+    expected = go_on(journal, store, samplers)
+    journal, store = restored(tmp_path, state)
+    samplers = [Prioritized(store, 0.6), InOrder(store), InOrder(store, newest_first=True)]
+    for sampler, one in zip(samplers, states, strict=True):
+        sampler.restore(one)
+    actual = go_on(journal, store, samplers)
+    assert sum(map(len, actual)) > 20_000
+    assert [a.tobytes() for a in actual] == [e.tobytes() for e in expected]
+
+
+@pytest.fixture
+def torn(tmp_path):
+    """A folder whose newest segment has several records: its states, path, and where the last
+    record begins and ends."""
+    folder = tmp_path / "torn"
+    _, _, states = played(folder, 5)
+    assert states[-1]["segment"] == states[-2]["segment"] and states[-2]["end"] > 0
+    path = folder / f"{states[-1]['segment']:012d}.replay"
+    return folder, states, path, states[-2]["end"], states[-1]["end"]
+
+
+def test_a_record_torn_at_any_byte_is_cut_off(torn):
+    folder, states, path, start, end = torn
+    whole = path.read_bytes()
+    assert len(whole) == end
+    for length in range(start, end):
+        path.write_bytes(whole[:length])
+        journal = Journal(folder, SEGMENT)
+        assert path.read_bytes() == whole[:start]
+        store = ReplayStore(CONTINUOUS, CAPACITY)
+        with pytest.raises(JournalError, match=r"checkpoint needs.*earlier checkpoint"):
+            journal.restore(store, states[-1])
+        journal.restore(store, states[-2])
+        step(journal, store, len(states) - 2)
+        assert path.read_bytes() == whole
+
+
+def test_a_flipped_byte_anywhere_is_found(torn):
+    folder, states, path, start, end = torn
+    whole = path.read_bytes()
+    for place in range(start, end):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert [record.end for record in records(path)][-1] == start
+        journal, store = Journal(folder, SEGMENT), ReplayStore(CONTINUOUS, CAPACITY)
+        with pytest.raises(JournalError):
+            journal.restore(store, states[-1])
+        assert path.read_bytes() == whole[:start]
+
+
+def test_a_damaged_or_missing_segment_is_refused_and_nothing_is_cut_off(tmp_path):
+    _, _, states = played(tmp_path / "whole", 28, segment=1)
+    names = sorted(contents(tmp_path / "whole"))
+    needed = [name for name in names if int(name[:12]) >= states[-1]["oldest"]]
+    assert len(needed) > 1
+    for change in ("flip", "missing"):
+        folder = tmp_path / change
+        shutil.copytree(tmp_path / "whole", folder)
+        path = folder / needed[0]
+        if change == "missing":
+            path.unlink()
+        else:
+            data = path.read_bytes()
+            path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+        before = contents(folder)
+        with pytest.raises(JournalError):
+            restored(folder, states[-1])
+        assert contents(folder) == before
+
+
+def test_another_capacity_is_refused(tmp_path):
+    journal, _, states = played(tmp_path, 10)
+    for capacity in (CAPACITY - 20, CAPACITY + 60):
+        with pytest.raises(ValueError, match=f"^capacity: {capacity} steps.* of {CAPACITY};"):
+            journal.restore(ReplayStore(CONTINUOUS, capacity), states[-1])
+
+
+def test_a_full_disk_leaves_the_journal_sound(tmp_path, monkeypatch):
+    """The disk takes any number of bytes of the record, and none of the next attempt."""
+    _, _, states = played(tmp_path / "whole", 8)
+    whole = contents(tmp_path / "whole")
+    journal, store = Journal(tmp_path / "full", SEGMENT), ReplayStore(CONTINUOUS, CAPACITY)
+    pwrite = os.pwrite
+    for k in range(8):
+        before = (contents(tmp_path / "full"), journal.state(store))
+        for room in (0, 1, 47, 48, 49, 300):
+            left = [room]
+
+            def write(descriptor, data, offset, left=left):
+                if left[0] == 0:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                written = pwrite(descriptor, data[: left[0]], offset)
+                left[0] -= written
+                return written
+
+            monkeypatch.setattr(os, "pwrite", write)
+            with pytest.raises(OSError, match="No space"):
+                step(journal, store, k)
+            # A segment that the record was to begin is there, and empty.
+            now = {name: data for name, data in contents(tmp_path / "full").items() if data}
+            assert (now, journal.state(store)) == before
+            _, again = restored(tmp_path / "full", before[1])
+            assert_same(store, again)
+        monkeypatch.setattr(os, "pwrite", pwrite)
+        step(journal, store, k)
+    assert contents(tmp_path / "full") == whole
+    assert journal.state(store) == states[-1]
+
+
+def test_even_a_disk_that_cannot_shorten_a_file_loses_nothing(tmp_path, monkeypatch):
+    journal, store, _ = played(tmp_path, 4)
+    pwrite, ftruncate = os.pwrite, os.ftruncate
+
+    def write(descriptor, data, offset):
+        pwrite(descriptor, data[:10], offset)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    calls = []
+
+    def shorten(descriptor, size):
+        calls.append(size)
+        if len(calls) > 1:
+            raise OSError(errno.EIO, "I/O error")
+        ftruncate(descriptor, size)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "ftruncate", shorten)
+    with pytest.raises(OSError, match="No space"):
+        step(journal, store, 4)
+    assert len(calls) == 2
+    monkeypatch.undo()
+    step(journal, store, 4)
+    _, again = restored(tmp_path, journal.state(store))
+    assert_same(store, again)
+
+
+def test_segments_are_deleted_once_no_state_needs_them(tmp_path):
+    journal, store, states = played(tmp_path, 30, segment=1)
+    # The second state's oldest episode begins a segment.
+    for kept in (10, 23, 30):
+        journal.forget(states[kept]["oldest"])
+        begins = sorted(begins_of(tmp_path))
+        # All but the first begin later than the oldest episode that is needed.
+        assert begins[0] <= states[kept]["oldest"] < begins[1]
+        copy = tmp_path.parent / f"{tmp_path.name}-{kept}"
+        shutil.copytree(tmp_path, copy)
+        _, again = restored(copy, states[kept])
+        assert again.steps == states[kept]["steps"]
+    assert states[23]["oldest"] in begins_of(tmp_path.parent / f"{tmp_path.name}-23")
+    assert_same(store, again)
+    with pytest.raises(JournalError):
+        restored(tmp_path, states[1])
+
+
+def test_a_segment_is_rewritten_by_nobody(tmp_path):
+    """What an append or a state costs does not grow with the store."""
+    journal, store, _ = played(tmp_path, 10)
+    before = contents(tmp_path)
+    newest = max(before)
+    step(journal, store, 10)
+    journal.state(store)
+    after = contents(tmp_path)
+    assert all(after[name] == data for name, data in before.items() if name != newest)
+    assert after[newest].startswith(before[newest])
+
+
+def test_a_state_needs_all_episodes_in_the_journal(tmp_path):
+    journal, store, _ = played(tmp_path, 3)
+    store.add(make_episodes([3], [True]))
+    with pytest.raises(ValueError, match="append to the journal"):
+        journal.state(store)
+
+
+def test_a_run_that_begins_anew_empties_the_folder(tmp_path):
+    _, _, states = played(tmp_path, 10)
+    journal, store = restored(tmp_path, None)
+    assert contents(tmp_path) == {} and journal.state(store) == states[0]
+    step(journal, store, 0)
+    assert journal.state(store) == states[1]
+
+
+def test_other_files_in_the_folder_are_left_alone(tmp_path):
+    (tmp_path / "notes.replay").write_text("mine")
+    (tmp_path / "notes.txt").write_text("mine")
+    played(tmp_path, 10)
+    restored(tmp_path, None)
+    assert set(contents(tmp_path)) == {"notes.replay", "notes.txt"}

@@ -1,0 +1,331 @@
+"""Samplers against plain arrays and exact distributions."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flame_rl.learner.replay.samplers import InOrder, Prioritized, uniform
+from flame_rl.learner.replay.store import ReplayStore
+from flame_rl.learner.replay.tree import SumTree
+from tests.learner.replay.oracle import CONTINUOUS, Oracle, make_episodes
+
+CAPACITY = 12
+LENGTHS = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=4)
+
+
+def store_of(*lengths, capacity=CAPACITY):
+    store = ReplayStore(CONTINUOUS, capacity)
+    for length in lengths:
+        add(store, [length])
+    return store
+
+
+def add(store, lengths):
+    store.add(make_episodes(lengths, [True] * len(lengths)))
+
+
+def chi_square(counts, probabilities):
+    expected = counts.sum() * np.asarray(probabilities)
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+# The tree ------------------------------------------------------------------------------------
+
+
+def naive_find(leaves, number):
+    """The first leaf at which the running sum passes the number."""
+    running = 0.0
+    for place, leaf in enumerate(leaves):
+        running += leaf
+        if number < running:
+            return place
+    raise AssertionError("beyond the total")
+
+
+SIZES = st.integers(1, 70)
+
+
+@settings(max_examples=200, deadline=None)
+@given(SIZES, st.data())
+def test_the_tree_is_a_plain_array(size, data):
+    """Whole numbers, whose sums are exact; leaves set one by one, twice, and by range."""
+    tree, plain = SumTree(size), [0] * size
+    for _ in range(data.draw(st.integers(1, 6))):
+        if data.draw(st.booleans()):
+            pairs = data.draw(
+                st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, 9)), max_size=9)
+            )
+            tree.set(
+                np.array([leaf for leaf, _ in pairs], np.int64),
+                np.array([value for _, value in pairs], float),
+            )
+            for leaf, value in pairs:
+                plain[leaf] = value
+        else:
+            start = data.draw(st.integers(0, size - 1))
+            stop = data.draw(st.integers(start + 1, size))
+            value = data.draw(st.integers(0, 9))
+            tree.set_range(start, stop, float(value))
+            plain[start:stop] = [value] * (stop - start)
+        assert tree.leaves.tolist() == plain
+        assert tree.total == sum(plain)
+        quarters = np.arange(4 * sum(plain)) / 4
+        assert tree.find(quarters).tolist() == [naive_find(plain, number) for number in quarters]
+
+
+@settings(max_examples=100, deadline=None)
+@given(SIZES, st.integers(0, 1000))
+def test_the_tree_is_a_function_of_its_leaves_to_the_bit(size, seed):
+    rng = np.random.default_rng(seed)
+    one = SumTree(size)
+    for _ in range(5):
+        leaves = rng.integers(0, size, 7)
+        one.set(leaves, rng.random(7))
+    other = SumTree(size)
+    other.set_range(0, size, one.leaves)
+    assert one._nodes.tobytes() == other._nodes.tobytes()
+
+
+@settings(max_examples=100, deadline=None)
+@given(SIZES, st.integers(0, 1000))
+def test_a_leaf_of_zero_is_never_found_whatever_the_rounding(size, seed):
+    rng = np.random.default_rng(seed)
+    leaves = np.exp(rng.normal(0, 20, size)) * (rng.random(size) < 0.5)
+    leaves[rng.integers(size)] = 1
+    tree = SumTree(size)
+    tree.set_range(0, size, leaves)
+    total = tree.total
+    sums = np.concatenate([rng.random(200) * total, [0.0, total, np.nextafter(total, np.inf)]])
+    assert (leaves[tree.find(sums)] > 0).all()
+
+
+# Uniform ---------------------------------------------------------------------------------------
+
+
+def test_uniform_draws_every_step_equally_often():
+    store = store_of(5, 4, 6)
+    assert (store.first, store.steps) == (5, 15)
+    positions = uniform(store, 100_000, np.random.default_rng(0))
+    assert positions.dtype == np.int64
+    counts = np.bincount(positions, minlength=15)
+    assert counts[:5].sum() == 0
+    # Nine degrees of freedom: greater than 33.7 once in ten thousand.
+    assert chi_square(counts[5:], np.full(10, 0.1)) < 33.7
+
+
+def test_an_empty_store_is_refused():
+    store = ReplayStore(CONTINUOUS, CAPACITY)
+    with pytest.raises(ValueError, match="no steps"):
+        uniform(store, 1, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="no steps"):
+        Prioritized(store, 0.6).sample(1, 0.4, np.random.default_rng(0))
+    assert InOrder(store).sample(3).tolist() == []
+
+
+# In order ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.one_of(LENGTHS, st.integers(0, 9)), max_size=12),
+    st.booleans(),
+    st.booleans(),
+)
+def test_in_order_gives_each_step_once(actions, newest_first, resumes):
+    """A list of lengths adds episodes; a number draws that many steps."""
+    store, oracle = ReplayStore(CONTINUOUS, CAPACITY), Oracle(CAPACITY)
+    sampler, given_out = InOrder(store, newest_first), set()
+    for action in actions:
+        if isinstance(action, list):
+            episodes = make_episodes(action, [True] * len(action))
+            store.add(episodes)
+            oracle.add(episodes)
+            continue
+        waiting = [p for p in oracle.positions if p not in given_out]
+        expected = (waiting[::-1] if newest_first else waiting)[:action]
+        assert sampler.sample(action).tolist() == expected
+        given_out |= set(expected)
+        if resumes:
+            state, sampler = sampler.state(), InOrder(store, newest_first)
+            sampler.restore(state)
+
+
+# Prioritised -------------------------------------------------------------------------------------
+
+
+class NaivePriorities:
+    """Priorities of all steps ever, in a dict."""
+
+    def __init__(self, alpha):
+        self.alpha, self.greatest, self.of = alpha, 1.0, {}
+
+    def follow(self, oracle):
+        for position in oracle.positions:
+            self.of.setdefault(position, self.greatest)
+        self.of = {position: self.of[position] for position in oracle.positions}
+
+    def update(self, positions, priorities):
+        for position, priority in zip(positions, priorities, strict=True):
+            if position in self.of:
+                self.of[position] = priority
+            self.greatest = max(self.greatest, priority)
+
+    def probabilities(self):
+        powers = {position: p**self.alpha for position, p in self.of.items()}
+        return {position: power / sum(powers.values()) for position, power in powers.items()}
+
+
+def probabilities_of(sampler, store):
+    """The exact probabilities, by position."""
+    leaves = sampler.state()["priorities"]
+    positions = range(store.first, store.steps)
+    return dict(zip(positions, leaves / leaves.sum(), strict=True))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.one_of(LENGTHS, st.integers(1, 9)), min_size=1, max_size=12),
+    st.sampled_from([0.0, 0.6, 1.0]),
+    st.integers(0, 1000),
+)
+def test_priorities_are_those_of_a_plain_dict(actions, alpha, seed):
+    """A list adds episodes; a number updates that many steps, some overwritten, some twice."""
+    rng = np.random.default_rng(seed)
+    store, oracle = ReplayStore(CONTINUOUS, CAPACITY), Oracle(CAPACITY)
+    sampler, naive = Prioritized(store, alpha), NaivePriorities(alpha)
+    for action in actions:
+        if isinstance(action, list):
+            episodes = make_episodes(action, [True] * len(action))
+            store.add(episodes)
+            oracle.add(episodes)
+            naive.follow(oracle)
+        elif store.steps:
+            positions = rng.integers(max(0, store.first - 4), store.steps, action)
+            priorities = rng.integers(1, 9, action) / 2
+            sampler.update(positions, priorities)
+            naive.update(positions.tolist(), priorities.tolist())
+        if store.steps:
+            assert probabilities_of(sampler, store) == pytest.approx(naive.probabilities())
+            beta = rng.random()
+            positions, weights = sampler.sample(8, beta, rng)
+            exact = naive.probabilities()
+            expected = np.array([(len(exact) * exact[p]) ** -beta for p in positions.tolist()])
+            np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-5)
+            assert weights.dtype == np.float32
+
+
+def test_priorities_are_drawn_in_proportion():
+    store = store_of(5, 4, 6)
+    sampler, rng = Prioritized(store, 0.6), np.random.default_rng(0)
+    priorities = np.array([0.1, 1, 2, 3, 4, 5, 6, 0.5, 9, 0.01])
+    sampler.update(np.arange(5, 15), priorities)
+    probabilities = priorities**0.6 / (priorities**0.6).sum()
+    draws = np.array([sampler.sample(1, 1.0, rng)[0][0] for _ in range(20_000)])
+    counts = np.bincount(draws, minlength=15)
+    assert counts[:5].sum() == 0
+    # Nine degrees of freedom: greater than 33.7 once in ten thousand.
+    assert chi_square(counts[5:], probabilities) < 33.7
+    # In a batch each draw is from a part of its own, so that counts are even closer.
+    draws, _ = sampler.sample(20_000, 1.0, rng)
+    counts = np.bincount(draws, minlength=15)[5:]
+    assert (np.abs(counts - 20_000 * probabilities) <= 2).all()
+
+
+def test_a_batch_weighted_wholly_is_an_unbiased_mean():
+    """With beta 1, weights make the mean over draws the mean over all steps."""
+    store = store_of(10)
+    sampler, values = Prioritized(store, 1.0), np.arange(10.0)
+    sampler.update(np.arange(10), np.arange(1.0, 11))
+    positions, weights = sampler.sample(100_000, 1.0, np.random.default_rng(0))
+    mean = (weights * values[positions]).sum() / weights.sum()
+    assert mean == pytest.approx(values.mean(), abs=0.01)
+
+
+def test_new_steps_have_the_greatest_priority_so_far():
+    store = store_of(4)
+    sampler = Prioritized(store, 1.0)
+    sampler.update(np.array([0, 1]), np.array([7.0, 0.5]))
+    sampler.update(np.array([0]), np.array([2.0]))
+    add(store, [2])
+    assert sampler.state()["priorities"].tolist() == [2, 0.5, 1, 1, 7, 7]
+
+
+def test_a_late_update_does_not_change_the_step_that_took_the_place():
+    store = store_of(6)
+    sampler = Prioritized(store, 1.0)
+    sampler.sample(1, 1.0, np.random.default_rng(0))
+    add(store, [CAPACITY])
+    sampler.update(np.array([0]), np.array([5.0]))
+    assert sampler.state()["priorities"].tolist() == [1] * CAPACITY
+
+
+@pytest.mark.parametrize("priority", [0.0, -1.0, np.nan, np.inf, 1e-320, 1e300])
+def test_a_priority_that_cannot_be_is_refused(priority):
+    store = store_of(6)
+    sampler = Prioritized(store, 1.1)
+    before = sampler.state()
+    with pytest.raises(ValueError, match="priorities"):
+        sampler.update(np.array([0, 1]), np.array([3.0, priority]))
+    assert_same_state(before, sampler.state())
+
+
+def test_steps_to_come_and_a_negative_alpha_are_refused():
+    store = store_of(6)
+    sampler = Prioritized(store, 1.0)
+    with pytest.raises(ValueError, match="positions"):
+        sampler.update(np.array([0, 6]), np.array([3.0, 3.0]))
+    with pytest.raises(ValueError, match="alpha"):
+        Prioritized(store, -0.1)
+
+
+def test_a_restored_sampler_draws_the_same_positions():
+    store, rng = ReplayStore(CONTINUOUS, 1000), np.random.default_rng(0)
+    sampler = Prioritized(store, 0.6)
+    for _ in range(30):
+        add(store, [37, 61])
+        positions, _ = sampler.sample(64, 0.4, rng)
+        sampler.update(positions, rng.random(64) + 0.01)
+    restored = Prioritized(store, 0.6)
+    restored.restore(sampler.state())
+    other = copy.deepcopy(rng)
+    for _ in range(20):
+        one, two = sampler.sample(50, 0.4, rng), restored.sample(50, 0.4, other)
+        np.testing.assert_array_equal(one[0], two[0])
+        np.testing.assert_array_equal(one[1], two[1])
+        sampler.update(one[0], one[1] + 0.1)
+        restored.update(two[0], two[1] + 0.1)
+        add(store, [50])
+    assert_same_state(sampler.state(), restored.state())
+
+
+def test_restoring_forgets_what_the_sampler_held():
+    """The ring of the store goes back to a place where the sampler held other steps."""
+    store = store_of(6)
+    sampler = Prioritized(store, 1.0)
+    sampler.update(np.arange(6), np.arange(1.0, 7))
+    state = sampler.state()
+    add(store, [5])
+    sampler.update(np.arange(6, 11), np.full(5, 9.0))
+    store.begin(0, 0)
+    add(store, [6])
+    sampler.restore(state)
+    assert_same_state(state, sampler.state())
+    positions, _ = sampler.sample(1000, 0.4, np.random.default_rng(0))
+    assert set(positions.tolist()) == set(range(6))
+
+
+def test_a_state_of_another_store_is_refused():
+    sampler = Prioritized(store_of(6), 1.0)
+    with pytest.raises(ValueError, match="priorities"):
+        sampler.restore(Prioritized(store_of(5), 1.0).state())
+
+
+def assert_same_state(one, other):
+    assert set(one) == set(other)
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])

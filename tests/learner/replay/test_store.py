@@ -1,0 +1,240 @@
+"""The replay store and its views against a list of episodes and loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flame_rl.learner.replay.store import (
+    ReplayStore,
+    bytes_needed,
+    in_words,
+    refuse_what_cannot_fit,
+)
+from flame_rl.learner.replay.views import n_step, sequences, transitions
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import Column, Episodes
+from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, Oracle, make_episodes
+
+CAPACITY = 12
+ADDS = st.lists(
+    st.lists(st.tuples(st.integers(1, CAPACITY), st.booleans()), min_size=1, max_size=6),
+    min_size=1,
+    max_size=8,
+)
+COLUMNS = st.sampled_from([CONTINUOUS, DISCRETE])
+
+
+def filled(adds, columns=CONTINUOUS, capacity=CAPACITY):
+    store, oracle = ReplayStore(columns, capacity), Oracle(capacity)
+    for seed, pairs in enumerate(adds):
+        episodes = make_episodes(*zip(*pairs, strict=True), seed, columns)
+        store.add(episodes)
+        oracle.add(episodes)
+    return store, oracle
+
+
+def assert_equal(actual: dict, expected: list[dict]) -> None:
+    assert set(actual) == set(expected[0])
+    for name, column in actual.items():
+        wanted = np.array([row[name] for row in expected])
+        assert column.shape == wanted.shape, name
+        if wanted.dtype.kind == "f":
+            assert column.dtype == np.float32, name
+            np.testing.assert_allclose(column, wanted, rtol=1e-6, err_msg=name)
+        else:
+            assert column.dtype == wanted.dtype, name
+            np.testing.assert_array_equal(column, wanted, err_msg=name)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ADDS, COLUMNS)
+def test_the_latest_whole_episodes_are_kept(adds, columns):
+    store, oracle = filled(adds, columns)
+    assert list(range(store.first, store.steps)) == oracle.positions
+    assert store.size == len(oracle.positions)
+    assert store.episodes == len(oracle.all)
+    assert store.oldest == len(oracle.all) - len(oracle.kept)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ADDS, COLUMNS, st.sampled_from([0.0, 0.5, 0.99, 1.0]))
+def test_transitions(adds, columns, discount):
+    store, oracle = filled(adds, columns)
+    expected = [oracle.n_step(position, 1, discount) for position in oracle.positions]
+    assert_equal(transitions(store, np.array(oracle.positions), discount), expected)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ADDS, COLUMNS, st.integers(1, 2 * CAPACITY), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
+def test_n_steps(adds, columns, n, discount):
+    store, oracle = filled(adds, columns)
+    expected = [oracle.n_step(position, n, discount) for position in oracle.positions]
+    assert_equal(n_step(store, np.array(oracle.positions), n, discount), expected)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ADDS, COLUMNS, st.data())
+def test_sequences(adds, columns, data):
+    length = data.draw(st.integers(1, 2 * CAPACITY))
+    overlap = data.draw(st.integers(0, length - 1))
+    store, oracle = filled(adds, columns)
+    positions = oracle.positions
+    expected = [oracle.sequence(position, length, overlap, 0.9) for position in positions]
+    actual = sequences(store, np.array(positions), length, overlap, 0.9)
+    assert_equal(actual, expected)
+    # Each step lies in the sequence that it is mapped to.
+    inside = np.array(positions) - actual["starts"]
+    assert (actual["mask"][np.arange(len(positions)), inside] == 1).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(ADDS, COLUMNS)
+def test_one_by_one_is_as_together(adds, columns):
+    store, _ = filled(adds, columns)
+    single = ReplayStore(columns, CAPACITY)
+    for seed, pairs in enumerate(adds):
+        episodes = make_episodes(*zip(*pairs, strict=True), seed, columns)
+        for place in range(len(episodes)):
+            single.add(alone(episodes, place))
+    assert (single.first, single.steps) == (store.first, store.steps)
+    positions = np.arange(store.first, store.steps)
+    one, other = transitions(single, positions, 0.9), transitions(store, positions, 0.9)
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+def alone(episodes, place):
+    """Episode `place` alone."""
+    episode = episodes[place]
+    return Episodes(
+        index=np.array([episode.index]),
+        lengths=np.array([episode.length]),
+        terminated=np.array([episode.terminated]),
+        truncated=np.array([episode.truncated]),
+        columns=episode.columns,
+    )
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_an_end_is_not_bootstrapped_and_a_time_limit_is(terminated):
+    store = ReplayStore(CONTINUOUS, CAPACITY)
+    # The episode in the middle; its neighbours are of the other kind.
+    episodes = make_episodes([2, 3, 4], [not terminated, terminated, not terminated])
+    store.add(episodes)
+    last_observation = episodes[1].observations[-1]
+    last_reward = episodes[1].rewards[-1]
+    position = np.array([4])
+    for view in (transitions(store, position, 0.9), n_step(store, position, 3, 0.9)):
+        np.testing.assert_array_equal(view["next_observations"][0], last_observation)
+        assert view["discounts"][0] == (0 if terminated else np.float32(0.9))
+        assert view["rewards"][0] == last_reward
+    before = n_step(store, position - 1, 2, 0.9)
+    assert before["discounts"][0] == (0 if terminated else np.float32(0.9**2))
+    assert n_step(store, position - 2, 2, 0.9)["discounts"][0] == np.float32(0.9**2)
+    sequence = sequences(store, position, 5, 0, 0.9)
+    np.testing.assert_array_equal(sequence["next_observations"][0, 2], last_observation)
+    ends = [0.9, 0.9, 0 if terminated else 0.9, 0, 0]
+    np.testing.assert_allclose(sequence["discounts"][0], ends, rtol=1e-6)
+    np.testing.assert_array_equal(sequence["mask"][0], [1, 1, 1, 0, 0])
+
+
+def test_an_episode_that_ends_in_its_last_permitted_step_has_ended():
+    store = ReplayStore(CONTINUOUS, CAPACITY)
+    episodes = make_episodes([2], [True])
+    episodes.truncated[:] = True
+    store.add(episodes)
+    assert transitions(store, np.array([1]), 0.9)["discounts"][0] == 0
+
+
+def test_an_episode_may_pass_the_end_of_the_ring():
+    store, oracle = filled([[(5, True)], [(4, False)], [(7, True)]])
+    rows = store.rows(np.array(oracle.positions))
+    assert (np.diff(rows) < 0).any()
+    expected = [oracle.n_step(position, 3, 0.9) for position in oracle.positions]
+    assert_equal(n_step(store, np.array(oracle.positions), 3, 0.9), expected)
+
+
+def test_an_episode_of_the_capacity_fits_and_a_longer_one_is_refused():
+    store = ReplayStore(CONTINUOUS, CAPACITY)
+    store.add(make_episodes([3, CAPACITY], [True, True]))
+    assert store.size == CAPACITY
+    before = transitions(store, np.arange(3, 3 + CAPACITY), 0.9)
+    with pytest.raises(ValueError, match=f"episode 1: {CAPACITY + 1} steps .* capacity"):
+        store.add(make_episodes([1, CAPACITY + 1], [True, True], seed=1))
+    assert (store.first, store.steps, store.episodes) == (3, 3 + CAPACITY, 2)
+    after = transitions(store, np.arange(3, 3 + CAPACITY), 0.9)
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+
+
+@pytest.mark.parametrize("change", ["missing", "float64", "rows", "width"])
+def test_a_column_that_does_not_fit_is_refused(change):
+    episodes = make_episodes([2, 3], [True, True])
+    observations = episodes.columns.pop("observations")
+    if change != "missing":
+        episodes.columns["observations"] = {
+            "float64": observations.astype(np.float64),
+            "rows": observations[1:],
+            "width": observations[:, 1:],
+        }[change]
+    store = ReplayStore(CONTINUOUS, CAPACITY)
+    with pytest.raises(ValueError, match="observations: "):
+        store.add(episodes)
+    assert store.episodes == store.steps == 0
+
+
+def test_no_episodes_and_no_capacity_are_refused():
+    with pytest.raises(ValueError, match="lengths"):
+        ReplayStore(CONTINUOUS, CAPACITY).add(make_episodes([], []))
+    with pytest.raises(ValueError, match="lengths"):
+        ReplayStore(CONTINUOUS, CAPACITY).add(make_episodes([2, 0], [True, True]))
+    with pytest.raises(ValueError, match="capacity"):
+        ReplayStore(CONTINUOUS, 0)
+
+
+def test_positions_that_are_not_kept_are_refused():
+    store, _ = filled([[(6, True), (6, True), (4, True)]])
+    assert (store.first, store.steps) == (6, 16)
+    for view in (transitions, lambda *a: n_step(*a[:2], 3, a[2])):
+        for position in (5, 16, -1):
+            with pytest.raises(ValueError, match="positions"):
+                view(store, np.array([7, position]), 0.9)
+    with pytest.raises(ValueError, match="positions"):
+        sequences(store, np.array([5]), 3, 0, 0.9)
+
+
+def test_an_overlap_of_the_whole_sequence_is_refused():
+    store, _ = filled([[(6, True)]])
+    with pytest.raises(ValueError, match="overlap"):
+        sequences(store, np.array([0]), 3, 3, 0.9)
+
+
+def test_views_are_copies():
+    store, _ = filled([[(6, True)]])
+    before = transitions(store, np.arange(6), 0.9)
+    kept = {name: column.copy() for name, column in before.items()}
+    store.add(make_episodes([CAPACITY], [True], seed=5))
+    for name, column in before.items():
+        np.testing.assert_array_equal(column, kept[name])
+
+
+@pytest.mark.parametrize("columns", [CONTINUOUS, DISCRETE])
+@pytest.mark.parametrize("capacity", [1, 7, 1000])
+def test_memory_is_known_beforehand(columns, capacity):
+    assert ReplayStore(columns, capacity).nbytes == bytes_needed(columns, capacity)
+
+
+def test_what_cannot_fit_is_refused_in_words():
+    ant = (
+        Column("observations", "float32", (105,), True),
+        Column("actions", "float32", (8,), False),
+        Column("rewards", "float64", (), False),
+    )
+    assert in_words("Ant-v5", ant, 1_000_000) == "1,000,000 steps of Ant-v5 need 0.5 GB"
+    needed = bytes_needed(ant, 1_000_000)
+    refuse_what_cannot_fit("Ant-v5", ant, 1_000_000, needed)
+    with pytest.raises(UsageError, match=r"capacity: .*Ant-v5 need 0.5 GB.* has 0.5 GB; choose"):
+        refuse_what_cannot_fit("Ant-v5", ant, 1_000_000, needed - 1)
