@@ -53,10 +53,6 @@ class ActorCritic:
         (values,) = self.value.outputs(batch.observations)
         return values.astype(np.float64)
 
-    def log_probs(self, batch: Batch) -> np.ndarray:
-        """Log-probabilities of the batch's actions under the current policy, float32 [N]."""
-        return log_probs_by(self.policy.network, batch)
-
     def follow_returns(self, returns: np.ndarray) -> None:
         """Set the value network's scale to the root mean square of all returns so far.
 
@@ -141,10 +137,10 @@ class OnPolicy:
         decay = max(0.0, 1 - progress) if settings.learning_rate_decay else 1.0
         batch = make_batch(episodes)
         # With the normalisation of before, as the policy acted.
-        batch = replace(batch, log_probs=networks.log_probs(batch))
+        batch = replace(batch, log_probs=log_probs(networks.policy.network, acted(batch)))
         before = copies(networks.policy.module)
         if self.collector is not None:
-            log_ratio = batch.log_probs - log_probs_by(self.collector.network, batch)
+            log_ratio = batch.log_probs - log_probs(self.collector.network, acted(batch))
             weights = np.exp(np.minimum(log_ratio, 0), dtype=np.float64)
             batch = replace(batch, weights=weights)
             self.collector.module.load_state_dict(before)
@@ -153,7 +149,7 @@ class OnPolicy:
             for network in (networks.policy, networks.value):
                 network.module.normalizer.set(self.observations.mean, self.observations.std)
         metrics = self.improve(networks, batch, self.config, generator, decay)
-        return metrics | shrink_until_close(networks, before, batch, settings.max_kl)
+        return metrics | shrink_until_close(networks.policy, before, batch, settings.max_kl)
 
 
 def on_policy(
@@ -174,11 +170,16 @@ def on_policy(
     return OnPolicy(ActorCritic(*networks), config, improve, metrics, observations, collector)
 
 
-def log_probs_by(policy: Network, batch: Batch) -> np.ndarray:
-    """Log-probabilities of the batch's actions under any policy, float32 [N]."""
-    samples = {"inputs": batch.observations[batch.rows], "actions": batch.actions}
-    log_probs, _ = outputs(policy, samples)
-    return log_probs
+def acted(batch: Batch) -> Samples:
+    """The steps' observations as "inputs", float32 [N, D], not yet prepared for a network, and
+    "actions"."""
+    return {"inputs": batch.observations[batch.rows], "actions": batch.actions}
+
+
+def log_probs(policy: Network, samples: Samples) -> np.ndarray:
+    """Log-probabilities of the actions of `acted` under any policy, float32 [N]."""
+    result, _ = outputs(policy, samples)
+    return result
 
 
 def policy_gradient_loss(c: float) -> Loss:
@@ -214,12 +215,23 @@ def value_loss(scale: float) -> Loss:
 def policy_epoch(
     policy: TrainedNetwork,
     loss: Loss,
-    minibatches: Sequence[Samples],
+    batch: Batch,
+    columns: Samples,
     settings: object,
+    generator: np.random.Generator,
     decay: float,
 ) -> tuple[list[dict[str, float]], bool]:
-    """One step down the loss for each minibatch, until the KL divergence from the policy that
-    collected exceeds max_kl.
+    """One step down the loss for each minibatch, until the KL divergence from the policy before the
+    update exceeds max_kl.
+
+    Args:
+        policy: in training.
+        loss: see `Loss`.
+        batch: N steps.
+        columns: what the loss needs, [N, ...] by name.
+        settings: has minibatches, learning_rate, max_grad_norm and max_kl.
+        generator: draws the order of the steps.
+        decay: factor of the learning rate.
 
     Returns:
         The numbers of each step (`TrainedNetwork.step`), and whether max_kl was exceeded.
@@ -229,24 +241,43 @@ def policy_epoch(
         # Not "greater than": a KL that is not a number must not be taken for a small one.
         return not numbers["kl"] <= settings.max_kl
 
+    rate = settings.learning_rate * decay
     steps: list[dict[str, float]] = []
-    for minibatch in minibatches:
-        rate = settings.learning_rate * decay
+    for minibatch in shuffled(policy, batch, columns, settings.minibatches, generator):
         steps.append(policy.step(minibatch, loss, rate, settings.max_grad_norm, unless=too_far))
         if too_far(steps[-1]):
             return steps, True
     return steps, False
 
 
-def value_epoch(
-    networks: ActorCritic, minibatches: Sequence[Samples], settings: object, decay: float
+def value_epochs(
+    networks: ActorCritic,
+    batch: Batch,
+    targets: np.ndarray,
+    epochs: int,
+    settings: object,
+    generator: np.random.Generator,
+    decay: float,
 ) -> float:
-    """One step down the value loss for each minibatch; returns the mean loss."""
+    """Epochs of steps down the value loss; returns the last one's mean loss.
+
+    Args:
+        networks: the value network's scale follows the returns already.
+        batch: N steps.
+        targets: float64 [N].
+        epochs: how many.
+        settings: has minibatches, value_learning_rate and max_grad_norm.
+        generator: draws the order of each epoch.
+        decay: factor of the learning rate.
+    """
     value = networks.value
     rate = settings.value_learning_rate * decay
     loss = value_loss(value.module.scale.item())
-    losses = [value.step(each, loss, rate, settings.max_grad_norm)["loss"] for each in minibatches]
-    return sum(losses) / len(losses)
+    columns = {"targets": targets.astype(np.float32)}
+    for _ in range(epochs):
+        minibatches = shuffled(value, batch, columns, settings.minibatches, generator)
+        steps = [value.step(each, loss, rate, settings.max_grad_norm) for each in minibatches]
+    return sum(step["loss"] for step in steps) / len(steps)
 
 
 def shuffled(
@@ -319,7 +350,7 @@ def copies(module: nn.Module) -> dict[str, Tensor]:
 
 
 def shrink_until_close(
-    networks: ActorCritic, before: dict[str, Tensor], batch: Batch, max_kl: float
+    policy: TrainedNetwork, before: dict[str, Tensor], batch: Batch, max_kl: float
 ) -> dict[str, float]:
     """Shorten the update of the policy, its normalisation included, until its KL divergence from
     the policy before it is at most `max_kl`; if it never is, undo the update.
@@ -328,25 +359,27 @@ def shrink_until_close(
     steps, and before its own update.
 
     Args:
-        networks: after the update.
-        before: the policy's tensors before it; see `copies`.
+        policy: after the update.
+        before: its tensors before the update; see `copies`.
         batch: all steps that were collected.
         max_kl: in nats.
 
     Returns:
         "kl", and "update_scale": 1 for the whole update, 0 if it was undone.
     """
-    policy = networks.policy.module
-    after = copies(policy)
+    samples = acted(batch)
+    after = copies(policy.module)
     for halvings in range(_HALVINGS + 1):
         # The divergence grows with the square of the update.
         scale = 0.5 ** (halvings / 2)
         if halvings:
-            policy.load_state_dict({n: torch.lerp(before[n], after[n], scale) for n in after})
-        kl = float(kl_terms(networks.log_probs(batch), batch.log_probs).mean())
+            policy.module.load_state_dict(
+                {n: torch.lerp(before[n], after[n], scale) for n in after}
+            )
+        kl = float(kl_terms(log_probs(policy.network, samples), batch.log_probs).mean())
         if kl <= max_kl:
             return {"kl": kl, "update_scale": scale}
     if not math.isfinite(kl):  # undone it would look sound: the learner refuses it
         return {"kl": kl, "update_scale": scale}
-    policy.load_state_dict(before)
+    policy.module.load_state_dict(before)
     return {"kl": 0.0, "update_scale": 0.0}

@@ -17,7 +17,7 @@ from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.gradients.autograd import AutogradNetwork
 from flame_rl.learner.gradients.by_hand import NetworkByHand
 from flame_rl.learner.gradients.choose import policy_network, value_network
-from flame_rl.learner.on_policy import policy_gradient_loss, value_loss
+from flame_rl.learner.on_policy import log_probs, policy_gradient_loss, value_loss
 from flame_rl.learner.trained import TrainedNetwork
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import EnvironmentSpec
@@ -86,7 +86,7 @@ def compare(module, choose, apply, columns, loss, rows):
         assert type(trained.network) is NetworkByHand
         network = trained.network if by_hand else AutogradNetwork(trained.module, apply)
         if "log_probs" in columns:  # of a policy near this one, as they are in training
-            now, _ = trained.outputs(observations, actions=columns["actions"])
+            now = log_probs(network, columns | {"inputs": observations})
             noise = np.random.default_rng(5).normal(0, 0.3, rows).astype(np.float32)
             columns = columns | {"log_probs": now.round(2) + noise}
         results.append(step_by(trained, network, observations, columns, loss))

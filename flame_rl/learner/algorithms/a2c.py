@@ -20,8 +20,7 @@ from flame_rl.learner.on_policy import (
     policy_epoch,
     policy_gradient_loss,
     policy_metrics,
-    shuffled,
-    value_epoch,
+    value_epochs,
     value_metrics,
 )
 from flame_rl.learner.returns import generalized_advantages
@@ -62,12 +61,9 @@ def improve(
         "advantages": normalized(advantages),
     }
     loss = policy_gradient_loss(settings.entropy_coefficient)
-    minibatches = shuffled(networks.policy, batch, columns, settings.minibatches, generator)
-    steps, _ = policy_epoch(networks.policy, loss, minibatches, settings, decay)
+    steps, _ = policy_epoch(networks.policy, loss, batch, columns, settings, generator, decay)
 
     networks.follow_returns(targets)
-    columns = {"targets": targets.astype(np.float32)}
-    for _ in range(settings.value_epochs):
-        minibatches = shuffled(networks.value, batch, columns, settings.minibatches, generator)
-        last = value_epoch(networks, minibatches, settings, decay)
+    epochs = settings.value_epochs
+    last = value_epochs(networks, batch, targets, epochs, settings, generator, decay)
     return policy_metrics(steps) | value_metrics(last, targets - advantages, targets)

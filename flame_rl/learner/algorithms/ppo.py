@@ -23,8 +23,7 @@ from flame_rl.learner.on_policy import (
     on_policy,
     policy_epoch,
     policy_metrics,
-    shuffled,
-    value_epoch,
+    value_epochs,
     value_metrics,
 )
 from flame_rl.learner.returns import generalized_advantages
@@ -74,13 +73,12 @@ def improve(
                 "log_probs": batch.log_probs,
                 "advantages": normalized(advantages),
             }
-            minibatches = shuffled(networks.policy, batch, columns, settings.minibatches, generator)
-            more, too_far = policy_epoch(networks.policy, loss, minibatches, settings, decay)
+            more, too_far = policy_epoch(
+                networks.policy, loss, batch, columns, settings, generator, decay
+            )
             steps += more
 
-        columns = {"targets": targets.astype(np.float32)}
-        minibatches = shuffled(networks.value, batch, columns, settings.minibatches, generator)
-        last = value_epoch(networks, minibatches, settings, decay)
+        last = value_epochs(networks, batch, targets, 1, settings, generator, decay)
     return policy_metrics(steps) | value_metrics(last, predicted, wanted)
 
 

@@ -22,8 +22,7 @@ from flame_rl.learner.on_policy import (
     policy_epoch,
     policy_gradient_loss,
     policy_metrics,
-    shuffled,
-    value_epoch,
+    value_epochs,
     value_metrics,
 )
 from flame_rl.learner.returns import (
@@ -72,16 +71,13 @@ def improve(
         "advantages": normalized(advantages),
     }
     loss = policy_gradient_loss(settings.entropy_coefficient)
-    minibatches = shuffled(networks.policy, batch, columns, settings.minibatches, generator)
-    steps, _ = policy_epoch(networks.policy, loss, minibatches, settings, decay)
+    steps, _ = policy_epoch(networks.policy, loss, batch, columns, settings, generator, decay)
     if values is None:
         return policy_metrics(steps)
 
     networks.follow_returns(returns)
-    columns = {"targets": returns.astype(np.float32)}
-    for _ in range(settings.value_epochs):
-        minibatches = shuffled(networks.value, batch, columns, settings.minibatches, generator)
-        last = value_epoch(networks, minibatches, settings, decay)
+    epochs = settings.value_epochs
+    last = value_epochs(networks, batch, returns, epochs, settings, generator, decay)
     return policy_metrics(steps) | value_metrics(last, baseline, returns)
 
 
