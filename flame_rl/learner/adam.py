@@ -33,8 +33,10 @@ class Adam:
         parameters = list(module.parameters())
         self._values = np.concatenate([p.detach().reshape(-1).numpy() for p in parameters])
         self.gradient = np.zeros_like(self._values)
-        self._first_moment = np.zeros_like(self._values)
-        self._second_moment = np.zeros_like(self._values)
+        # Of gradients and of their squares, with weights that fall by beta at each step: the
+        # paper's moments m and v, but for the factor 1 - beta.
+        self._first_sum = np.zeros_like(self._values)
+        self._second_sum = np.zeros_like(self._values)
         self._steps = 0
         start = 0
         for parameter in parameters:
@@ -54,19 +56,19 @@ class Adam:
         """One step down the gradient."""
         self._steps += 1
         beta1, beta2 = self._betas
-        correction1 = 1 - beta1**self._steps
-        root2 = math.sqrt(1 - beta2**self._steps)
-        gradient, first, second = self.gradient, self._first_moment, self._second_moment
+        gradient, first, second = self.gradient, self._first_sum, self._second_sum
         first *= beta1
-        first += (1 - beta1) * gradient
+        first += gradient
         second *= beta2
-        second += (1 - beta2) * gradient * gradient
-        # Both corrections as one factor, as section 2 of the paper suggests.
+        second += gradient * gradient
+        # The sums times these factors are the paper's corrected moments, m-hat and v-hat.
+        factor1 = (1 - beta1) / (1 - beta1**self._steps)
+        root2 = math.sqrt((1 - beta2) / (1 - beta2**self._steps))
         change = np.sqrt(second)
-        change += self._epsilon * root2
+        change += self._epsilon / root2
         np.divide(first, change, out=change)
         # A step size beyond float32 becomes infinite, and the update is refused.
-        change *= np.float32(learning_rate * root2 / correction1)
+        change *= np.float32(learning_rate * factor1 / root2)
         self._values -= change
 
     def values(self) -> np.ndarray:
@@ -74,10 +76,10 @@ class Adam:
         return self._values.copy()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Both moment estimates and the number of steps."""
+        """Both sums and the number of steps."""
         return {
-            "first": torch.from_numpy(self._first_moment),
-            "second": torch.from_numpy(self._second_moment),
+            "first": torch.from_numpy(self._first_sum),
+            "second": torch.from_numpy(self._second_sum),
             "steps": torch.tensor(self._steps),
         }
 
@@ -87,6 +89,6 @@ class Adam:
             tensor = state[name]
             if (tensor.shape, tensor.dtype) != (self._values.shape, torch.float32):
                 raise ValueError(f"{name}: {tuple(tensor.shape)} of {tensor.dtype}")
-        self._first_moment = state["first"].numpy().copy()
-        self._second_moment = state["second"].numpy().copy()
+        self._first_sum = state["first"].numpy().copy()
+        self._second_sum = state["second"].numpy().copy()
         self._steps = int(state["steps"])

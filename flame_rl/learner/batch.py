@@ -24,6 +24,8 @@ class Batch:
             None until that policy has been asked.
         weights: float64 [N], how much each step counts, from 0 to 1, where an older policy
             collected; None where the policy before the update did. See `generalized_advantages`.
+        policy_inputs, value_inputs: what each network takes of the observations, [N + E, ...]; see
+            `Network.prepare`. None until the observations' statistics are known.
     """
 
     columns: dict[str, np.ndarray]
@@ -32,6 +34,8 @@ class Batch:
     terminated: np.ndarray
     log_probs: np.ndarray | None = None
     weights: np.ndarray | None = None
+    policy_inputs: np.ndarray | None = None
+    value_inputs: np.ndarray | None = None
 
     @property
     def steps(self) -> int:

@@ -48,9 +48,17 @@ class ActorCritic:
         # Before the first update nothing is known of returns, whatever their unit.
         value.scale.zero_()
 
+    def prepared(self, batch: Batch) -> Batch:
+        """The batch with the inputs of both networks, which are one array where they are equal."""
+        of_policy = self.policy.network.prepare(batch.observations)
+        of_value = self.value.network.prepare(batch.observations)
+        if np.array_equal(of_policy, of_value):
+            of_value = of_policy
+        return replace(batch, policy_inputs=of_policy, value_inputs=of_value)
+
     def values(self, batch: Batch) -> np.ndarray:
-        """Values of all observations, float64 [N + E]."""
-        (values,) = self.value.outputs(batch.observations)
+        """Values of all observations of a prepared batch, float64 [N + E]."""
+        (values,) = outputs(self.value.network, {"inputs": batch.value_inputs})
         return values.astype(np.float64)
 
     def follow_returns(self, returns: np.ndarray) -> None:
@@ -148,6 +156,7 @@ class OnPolicy:
             self.observations.update(batch.observations)
             for network in (networks.policy, networks.value):
                 network.module.normalizer.set(self.observations.mean, self.observations.std)
+        batch = networks.prepared(batch)
         metrics = self.improve(networks, batch, self.config, generator, decay)
         return metrics | shrink_until_close(networks.policy, before, batch, settings.max_kl)
 
@@ -178,7 +187,7 @@ def acted(batch: Batch) -> Samples:
 
 def log_probs(policy: Network, samples: Samples) -> np.ndarray:
     """Log-probabilities of the actions of `acted` under any policy, float32 [N]."""
-    result, _ = outputs(policy, samples)
+    result, _ = outputs(policy, samples | {"inputs": policy.prepare(samples["inputs"])})
     return result
 
 
@@ -193,7 +202,7 @@ def policy_gradient_loss(c: float) -> Loss:
         numbers = {
             "loss": -log_probs * advantages - c * entropies,
             "entropy": entropies,
-            "kl": kl_terms(log_probs, samples["log_probs"]),
+            "kl": kl_terms(log_probs - samples["log_probs"]),
         }
         return numbers, (-advantages, -c)
 
@@ -227,7 +236,7 @@ def policy_epoch(
     Args:
         policy: in training.
         loss: see `Loss`.
-        batch: N steps.
+        batch: N steps, prepared.
         columns: what the loss needs, [N, ...] by name.
         settings: has minibatches, learning_rate, max_grad_norm and max_kl.
         generator: draws the order of the steps.
@@ -243,7 +252,7 @@ def policy_epoch(
 
     rate = settings.learning_rate * decay
     steps: list[dict[str, float]] = []
-    for minibatch in shuffled(policy, batch, columns, settings.minibatches, generator):
+    for minibatch in shuffled(batch.policy_inputs, batch, columns, settings.minibatches, generator):
         steps.append(policy.step(minibatch, loss, rate, settings.max_grad_norm, unless=too_far))
         if too_far(steps[-1]):
             return steps, True
@@ -263,7 +272,7 @@ def value_epochs(
 
     Args:
         networks: the value network's scale follows the returns already.
-        batch: N steps.
+        batch: N steps, prepared.
         targets: float64 [N].
         epochs: how many.
         settings: has minibatches, value_learning_rate and max_grad_norm.
@@ -275,13 +284,13 @@ def value_epochs(
     loss = value_loss(value.module.scale.item())
     columns = {"targets": targets.astype(np.float32)}
     for _ in range(epochs):
-        minibatches = shuffled(value, batch, columns, settings.minibatches, generator)
+        minibatches = shuffled(batch.value_inputs, batch, columns, settings.minibatches, generator)
         steps = [value.step(each, loss, rate, settings.max_grad_norm) for each in minibatches]
     return sum(step["loss"] for step in steps) / len(steps)
 
 
 def shuffled(
-    trained: TrainedNetwork,
+    inputs: np.ndarray,
     batch: Batch,
     columns: Samples,
     count: int,
@@ -290,7 +299,7 @@ def shuffled(
     """All steps in random order as minibatches for one epoch; a single one is in order.
 
     Args:
-        trained: the network that the observations are prepared for.
+        inputs: what the network takes of the batch's observations, [N + E, ...].
         batch: N steps.
         columns: what the loss needs, [N, ...] by name.
         count: number of minibatches; fewer where they would have under `LEAST_MINIBATCH` steps.
@@ -303,8 +312,7 @@ def shuffled(
         rows = rows[order]
         # Several times as quick as indexing.
         columns = {name: column.take(order, axis=0) for name, column in columns.items()}
-    inputs = trained.network.prepare(batch.observations.take(rows, axis=0))
-    return split(columns | {"inputs": inputs}, count)
+    return split(columns | {"inputs": inputs.take(rows, axis=0)}, count)
 
 
 def normalized(advantages: np.ndarray) -> np.ndarray:
@@ -336,11 +344,10 @@ def value_metrics(loss: float, predicted: np.ndarray, targets: np.ndarray) -> di
     return {"value_loss": loss, "explained_variance": float(explained)}
 
 
-def kl_terms(log_probs: np.ndarray, old_log_probs: np.ndarray) -> np.ndarray:
+def kl_terms(log_ratio: np.ndarray) -> np.ndarray:
     """Per step, an estimate of KL(old || new) whose mean is unbiased and never negative:
-    r - 1 - log r, with r the ratio of the probabilities (Schulman 2020, "Approximating KL
+    r - 1 - log r, with r the probability now over the old one (Schulman 2020, "Approximating KL
     Divergence", k3)."""
-    log_ratio = log_probs - old_log_probs
     return np.expm1(log_ratio) - log_ratio
 
 
@@ -376,7 +383,7 @@ def shrink_until_close(
             policy.module.load_state_dict(
                 {n: torch.lerp(before[n], after[n], scale) for n in after}
             )
-        kl = float(kl_terms(log_probs(policy.network, samples), batch.log_probs).mean())
+        kl = float(kl_terms(log_probs(policy.network, samples) - batch.log_probs).mean())
         if kl <= max_kl:
             return {"kl": kl, "update_scale": scale}
     if not math.isfinite(kl):  # undone it would look sound: the learner refuses it

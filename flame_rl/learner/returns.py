@@ -7,8 +7,6 @@ Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import numpy as np
 
 # Relative to the numbers that float64 rounds: it leaves about 1e-16, and sums a little more.
@@ -71,11 +69,9 @@ def generalized_advantages(
     """
     now, following = _now_and_following(rewards, values, lengths, terminated)
     deltas = rewards + discount * following - now
-    factor = discount * gae_lambda
+    weights = 1.0 if weights is None else weights
     ends = np.zeros(len(lengths))
-    if weights is None:
-        return _discounted_sums(deltas, factor, lengths, ends)
-    return _weighted_sums(weights * deltas, factor * weights, lengths)
+    return _discounted_sums(weights * deltas, discount * gae_lambda * weights, lengths, ends)
 
 
 def leave_one_out(returns: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -184,30 +180,25 @@ def _now_and_following(
 
 
 def _discounted_sums(
-    terms: np.ndarray, factor: float, lengths: np.ndarray, last: np.ndarray
+    terms: np.ndarray, factors: np.ndarray | float, lengths: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
-    """y_t = terms_t + factor * y_{t+1} within each episode, where y_T is its entry of `last`."""
-    sums = np.empty(len(terms))
-    stop = 0
-    # Python's numbers are faster than NumPy's for arrays as short as an episode.
-    for length, end in zip(lengths.tolist(), last.tolist(), strict=True):
-        start, stop = stop, stop + length
-        backwards = terms[start:stop][::-1].tolist()
-        running = accumulate(backwards, lambda y, term: term + factor * y, initial=end)
-        sums[start:stop] = list(running)[:0:-1]
-    return sums
+    """y_t = terms_t + factors_t * y_{t+1} within each episode, where y_T is its entry of `last`.
 
-
-def _weighted_sums(terms: np.ndarray, factors: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """y_t = terms_t + factors_t * y_{t+1} within each episode, where y_T = 0."""
-    sums = np.empty(len(terms))
-    stop = 0
-    for length in lengths.tolist():
-        start, stop = stop, stop + length
-        backwards = [x[start:stop][::-1].tolist() for x in (terms, factors)]
-        y = 0.0
-        running = [y := term + factor * y for term, factor in zip(*backwards, strict=True)]
-        sums[start:stop] = running[::-1]
+    Each pass doubles the number of terms that a sum has: ten passes over whole arrays for episodes
+    of 1,000 steps (Hillis and Steele 1986, "Data Parallel Algorithms").
+    """
+    sums = terms.astype(np.float64)
+    products = np.empty(len(terms))
+    products[:] = factors
+    ends = np.cumsum(lengths) - 1
+    sums[ends] += products[ends] * last
+    products[ends] = 0.0
+    reach = 1
+    while reach < lengths.max():
+        sums[:-reach] += products[:-reach] * sums[reach:]
+        # Within `reach` of the array's end, a product has the 0 of an episode's end already.
+        products[:-reach] *= products[reach:]
+        reach *= 2
     return sums
 
 

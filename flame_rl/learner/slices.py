@@ -59,12 +59,8 @@ def differentiate(
 
 
 def outputs(network: Network, samples: Samples) -> tuple[np.ndarray, ...]:
-    """The network's outputs for all samples; "inputs" are observations, not yet prepared."""
-
-    def one(part: Samples) -> tuple[np.ndarray, ...]:
-        return network.outputs(part | {"inputs": network.prepare(part["inputs"])})
-
-    columns = zip(*_in_order(one, _slices(network, samples)), strict=True)
+    """The network's outputs for all samples."""
+    columns = zip(*_in_order(network.outputs, _slices(network, samples)), strict=True)
     return tuple(np.concatenate(column) for column in columns)
 
 

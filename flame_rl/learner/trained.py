@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from torch import nn
 
 from flame_rl.learner import slices
@@ -55,12 +54,3 @@ class TrainedNetwork:
         if numbers["taken"]:
             self.adam.step(learning_rate)
         return numbers
-
-    def outputs(self, observations: np.ndarray, **columns: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The network's outputs for all rows, without a gradient.
-
-        Args:
-            observations: float32 [N, D], as they were recorded.
-            columns: what else the network needs, [N, ...] by name.
-        """
-        return slices.outputs(self.network, columns | {"inputs": observations})

@@ -30,7 +30,7 @@ from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import EnvironmentSpec
 
 MAGIC = b"flameCP1"
-FORMAT = 4
+FORMAT = 5
 _HASH_BYTES = 32
 # Begins the name of a table among the arrays.
 _TABLE = "table "

@@ -253,7 +253,8 @@ def test_by_hand_reads_the_module_itself():
     first.load_state_dict(second.state_dict())
     observations = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
     actions = policy_samples("gaussian", 10)["actions"]
-    ours = trained.outputs(observations, actions=actions)
+    inputs = trained.network.prepare(observations)
+    ours = trained.network.outputs({"inputs": inputs, "actions": actions})
     with torch.no_grad():
         theirs = second.log_prob_and_entropy(*map(torch.from_numpy, (observations, actions)))
     for own, other in zip(ours, theirs, strict=True):

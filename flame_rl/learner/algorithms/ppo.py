@@ -85,19 +85,21 @@ def improve(
 def clipped_loss(clip_range: float, c: float) -> Loss:
     """Minus the clipped objective (Schulman et al. 2017, eq. 7), minus c times the entropy. Samples
     have "advantages" and "log_probs"."""
+    low, high = 1 - clip_range, 1 + clip_range
 
     def loss(
         samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
     ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
-        old, advantages = samples["log_probs"], samples["advantages"]
-        ratio = np.exp(log_probs - old)
+        advantages = samples["advantages"]
+        log_ratio = log_probs - samples["log_probs"]
+        ratio = np.exp(log_ratio)
         plain = ratio * advantages
-        clipped = np.clip(ratio, 1 - clip_range, 1 + clip_range) * advantages
-        objective = np.minimum(plain, clipped)
+        # np.clip takes twice as long on arrays this small.
+        clipped = np.minimum(np.maximum(ratio, low), high) * advantages
         numbers = {
-            "loss": -objective - c * entropies,
+            "loss": -np.minimum(plain, clipped) - c * entropies,
             "entropy": entropies,
-            "kl": kl_terms(log_probs, old),
+            "kl": kl_terms(log_ratio),
         }
         # d ratio / d log_prob is the ratio; where the clipped term is the smaller one, it is flat.
         slope = np.where(plain <= clipped, -plain, 0.0)

@@ -57,16 +57,18 @@ class Gaussian:
     ) -> tuple[tuple[np.ndarray, ...], Backward]:
         inverse = np.exp(-self._log_std)
         z = (samples["actions"] - output) * inverse
-        constant = float(self._log_std.sum()) + 0.5 * math.log(2 * math.pi) * self.parameters
+        constant = (
+            float(np.add.reduce(self._log_std)) + 0.5 * math.log(2 * math.pi) * self.parameters
+        )
         log_probs = -0.5 * np.einsum("ba,ba->b", z, z) - constant
         entropies = np.full(len(z), constant + 0.5 * self.parameters, np.float32)
 
         def backward(slopes: tuple[Slope, ...], gradient: np.ndarray) -> np.ndarray:
             of_log_probs, of_entropies = slopes
             weighted = of_log_probs[:, None] * z
-            if isinstance(of_entropies, float):
-                of_entropies = of_entropies * len(z)
-            rest = np.sum(of_entropies) - np.add.reduce(of_log_probs)
+            same = isinstance(of_entropies, float)
+            total = of_entropies * len(z) if same else np.add.reduce(of_entropies)
+            rest = total - np.add.reduce(of_log_probs)
             own = gradient[self._start : self._start + self.parameters]
             np.add(np.einsum("ba,ba->a", weighted, z), rest, out=own)
             weighted *= inverse
