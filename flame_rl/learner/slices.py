@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from flame_rl.learner.gradients import network as gradients
 from flame_rl.learner.gradients.network import Loss, Network, Samples, rows_of, split
 from flame_rl.system.cores import available_cores
 
@@ -39,13 +40,13 @@ def differentiate(
     """
     slices = _slices(network, samples)
     if len(slices) == 1:
-        numbers = network.differentiate(samples, loss, gradient)
+        numbers = gradients.differentiate(network, samples, loss, gradient)
         totals = {name: float(np.add.reduce(values)) for name, values in numbers.items()}
     else:
 
         def share(part: Samples) -> tuple[np.ndarray, dict[str, np.ndarray]]:
             own = np.empty_like(gradient)
-            return own, network.differentiate(part, loss, own)
+            return own, gradients.differentiate(network, part, loss, own)
 
         gradient.fill(0)
         totals: dict[str, float] = {}

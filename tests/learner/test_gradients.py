@@ -17,6 +17,7 @@ from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.gradients.autograd import AutogradNetwork
 from flame_rl.learner.gradients.by_hand import NetworkByHand
 from flame_rl.learner.gradients.choose import policy_network, value_network
+from flame_rl.learner.gradients.network import differentiate
 from flame_rl.learner.on_policy import log_probs, policy_gradient_loss, value_loss
 from flame_rl.learner.trained import TrainedNetwork
 from flame_rl.settings.algorithms import ALGORITHMS
@@ -97,7 +98,7 @@ def compare(module, choose, apply, columns, loss, rows):
     network = AutogradNetwork(module().double(), apply)
     samples = columns | {"inputs": observations}
     doubled = {n: c.astype(float) if c.dtype == np.float32 else c for n, c in samples.items()}
-    network.differentiate(doubled, loss, exact)
+    differentiate(network, doubled, loss, exact)
     exact /= rows
     scale = np.abs(exact).max()
     assert scale > 1e-4

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.gradients.network import Loss, Samples
+from flame_rl.learner.gradients.network import Samples, Slope
 
 # Computes a module's outputs, [B, ...] each, from the samples as tensors.
 Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
@@ -33,21 +33,42 @@ class AutogradNetwork:
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         return tuple(output.numpy() for output in self._apply(self._module, _tensors(samples)))
 
-    def differentiate(
-        self, samples: Samples, loss: Loss, gradient: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        outputs = self._apply(self._module, _tensors(samples))
-        numbers, slopes = loss(samples, *(output.detach().numpy() for output in outputs))
+    def forward(self, samples: Samples) -> AutogradPass:
+        tensors = _tensors(samples)
+        # A tensor of its own, because a gradient flag would stay with the caller's.
+        inputs = tensors["inputs"] = tensors["inputs"].detach()
+        inputs.requires_grad_(inputs.is_floating_point())
+        return AutogradPass(inputs, self._apply(self._module, tensors), self._parameters)
+
+
+class AutogradPass:
+    """See `Pass`."""
+
+    def __init__(
+        self, inputs: Tensor, outputs: tuple[Tensor, ...], parameters: list[nn.Parameter]
+    ) -> None:
+        self._inputs = inputs
+        self._outputs = outputs
+        self._parameters = parameters
+        self.outputs = tuple(output.detach().numpy() for output in outputs)
+
+    def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
+        shares = self._back(slopes, self._parameters)
+        np.concatenate([share.reshape(-1).numpy() for share in shares], out=gradient)
+
+    def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
+        (slope,) = self._back(slopes, [self._inputs])
+        return slope.numpy()
+
+    def _back(self, slopes: tuple[Slope, ...], targets: list[Tensor]) -> tuple[Tensor, ...]:
         # A scalar with these slopes: given the slopes, torch imports sympy to check their shapes,
         # which takes half a second.
         total = sum(
             (output * torch.as_tensor(slope, dtype=output.dtype)).sum()
-            for output, slope in zip(outputs, slopes, strict=True)
+            for output, slope in zip(self._outputs, slopes, strict=True)
             if output.requires_grad  # not the entropy of a fixed distribution
         )
-        shares = torch.autograd.grad(total, self._parameters, materialize_grads=True)
-        np.concatenate([share.reshape(-1).numpy() for share in shares], out=gradient)
-        return numbers
+        return torch.autograd.grad(total, targets, materialize_grads=True)
 
 
 def _tensors(samples: Samples) -> dict[str, Tensor]:

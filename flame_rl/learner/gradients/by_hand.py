@@ -1,19 +1,19 @@
 """Networks of dense layers, differentiated by hand in NumPy.
 
 A minibatch of 64 steps is little arithmetic, and torch spends most of its time between operations:
-by hand, the same gradient takes a fraction. Parameters are views of the module's own, so that both
-are always the same network.
+by hand, the same gradient takes a fraction.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from torch import nn
 
 from flame_rl.learner.gradients.heads import Head
-from flame_rl.learner.gradients.network import Loss, Samples
+from flame_rl.learner.gradients.layers import ACTIVATIONS, Activation, Dense, Layer, LayerNorm
+from flame_rl.learner.gradients.network import Samples, Slope
 
 # The C library keeps the memory of arrays up to about this size for the next ones; memory for
 # larger ones comes from the kernel each time, which takes longer than the arithmetic.
@@ -26,75 +26,12 @@ class UnknownLayerError(Exception):
     """The module has parts that this file does not know."""
 
 
-@dataclass(frozen=True)
-class Dense:
-    """y = x W^T + b.
-
-    Attributes:
-        weight: [outputs, inputs], torch's layout.
-        bias: [outputs].
-        start: where both lie in the flat gradient, the weight first.
-    """
-
-    weight: np.ndarray
-    bias: np.ndarray
-    start: int
-
-    def forward(self, x: np.ndarray) -> np.ndarray:
-        y = x @ self.weight.T
-        y += self.bias
-        return y
-
-    def backward(
-        self, x: np.ndarray, slope: np.ndarray, ones: np.ndarray, gradient: np.ndarray
-    ) -> None:
-        """Write dL/dW and dL/db, given x, dL/dy and a one for each row."""
-        middle = self.start + self.weight.size
-        np.matmul(slope.T, x, out=gradient[self.start : middle].reshape(self.weight.shape))
-        # Several times as quick as a sum over the rows.
-        np.matmul(ones, slope, out=gradient[middle : middle + self.bias.size])
-
-
-def tanh(x: np.ndarray) -> np.ndarray:
-    return np.tanh(x)
-
-
-def tanh_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    slope = y * y
-    return np.subtract(1.0, slope, out=slope)
-
-
-def relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0.0)
-
-
-def relu_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return (x > 0).astype(np.float32)
-
-
-def silu(x: np.ndarray) -> np.ndarray:
-    return x * _sigmoid(x)
-
-
-def silu_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return _sigmoid(x) * (1.0 + x - y)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    # tanh form: no overflow for large negative x, unlike 1 / (1 + exp(-x)).
-    return 0.5 + 0.5 * np.tanh(0.5 * x)
-
-
-# By name: the function, and dy/dx from x and y.
-ACTIVATIONS = {"tanh": (tanh, tanh_slope), "relu": (relu, relu_slope), "silu": (silu, silu_slope)}
-
-
 class NetworkByHand:
-    """See `Network`. Dense layers with activations between them, and a head.
+    """See `Network`. Dense layers, with layer norms and activations between them, and a head.
 
     Attributes:
         parameters: P, the length of the flat gradient.
-        input_dim: D.
+        input_dim: the width of "inputs".
     """
 
     def __init__(self, module: nn.Module, head: Head) -> None:
@@ -110,22 +47,12 @@ class NetworkByHand:
         starts, start = {}, 0
         for parameter in module.parameters():
             starts[parameter], start = start, start + parameter.numel()
-        self._dense: list[Dense] = []
-        self._activations: list[str] = []
-        for place, layer in enumerate(getattr(module, "network", ())):
-            kind = layer.layer().kind if hasattr(layer, "layer") else ""
-            if kind == "dense" and place % 2 == 0:
-                weight, bias = layer.weight, layer.bias
-                views = weight.detach().numpy(), bias.detach().numpy()
-                self._dense.append(Dense(*views, starts[weight]))
-            elif kind in ACTIVATIONS and place % 2 == 1:
-                self._activations.append(kind)
-            else:
-                raise UnknownLayerError(str(layer))
-        if len(self._dense) != len(self._activations) + 1:
-            raise UnknownLayerError("no dense layer at the end")
-        known = sum(dense.weight.size + dense.bias.size for dense in self._dense)
-        if start != known + head.parameters:
+        self._layers = [_layer(layer, starts) for layer in getattr(module, "network", ())]
+        dense = [layer for layer in self._layers if isinstance(layer, Dense)]
+        if not dense or self._layers[0] is not dense[0]:
+            raise UnknownLayerError("no dense layer at the beginning")
+        own = [layer for layer in self._layers if not isinstance(layer, Activation)]
+        if start != sum(layer.weight.size + layer.bias.size for layer in own) + head.parameters:
             raise UnknownLayerError("parameters outside of layers and head")
         normalizer = getattr(module, "normalizer", None)
         self._moments = None
@@ -134,10 +61,9 @@ class NetworkByHand:
                 raise UnknownLayerError(str(normalizer))
             self._moments = normalizer.mean.numpy(), normalizer.std.numpy(), normalizer.limit
         self.parameters = start
-        self.input_dim = self._dense[0].weight.shape[1]
-        widest = max(max(dense.weight.shape) for dense in self._dense)
+        self.input_dim = dense[0].weight.shape[1]
+        widest = max(max(layer.weight.shape) for layer in dense)
         self.slice_rows = max(_LEAST_ROWS, _SLICE_BYTES // (4 * widest))
-        self._ones = np.ones(0, np.float32)
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         if self._moments is None:
@@ -148,34 +74,51 @@ class NetworkByHand:
         return np.clip(x, -limit, limit, out=x)
 
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
-        _, output = self._forward(samples["inputs"])
-        return self._head(output, samples)[0]
+        x = samples["inputs"]
+        for layer in self._layers:
+            x = layer.forward(x)
+        return self._head(x, samples)[0]
 
-    def differentiate(
-        self, samples: Samples, loss: Loss, gradient: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        trace, output = self._forward(samples["inputs"])
-        outputs, backward = self._head(output, samples)
-        numbers, slopes = loss(samples, *outputs)
-        slope = backward(slopes, gradient)
-        if len(slope) > len(self._ones):
-            self._ones = np.ones(len(slope), np.float32)
-        ones = self._ones[: len(slope)]
-        for place in reversed(range(len(self._dense))):
-            dense, (x, y) = self._dense[place], trace[place]
-            dense.backward(y, slope, ones, gradient)
+    def forward(self, samples: Samples) -> PassByHand:
+        return PassByHand(self._layers, self._head, samples)
+
+
+class PassByHand:
+    """See `Pass`."""
+
+    def __init__(self, layers: Sequence[Layer], head: Head, samples: Samples) -> None:
+        self._layers = layers
+        # What enters each layer, and what leaves the last one.
+        self._trace = [samples["inputs"]]
+        for layer in layers:
+            self._trace.append(layer.forward(self._trace[-1]))
+        self.outputs, self._of_output = head(self._trace[-1], samples)
+
+    def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
+        slope = self._of_output(slopes, gradient)
+        for place in reversed(range(len(self._layers))):
+            layer, x, y = self._layers[place], self._trace[place], self._trace[place + 1]
+            layer.to_parameters(x, y, slope, gradient)
             if place:
-                # The same numbers; BLAS takes three times as long with a single column.
-                slope = slope * dense.weight if slope.shape[1] == 1 else slope @ dense.weight
-                slope *= ACTIVATIONS[self._activations[place - 1]][1](x, y)
-        return numbers
+                slope = layer.to_inputs(x, y, slope)
 
-    def _forward(
-        self, inputs: np.ndarray
-    ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
-        """The output, and what entered each dense layer: before and after the activation."""
-        trace = [(inputs, inputs)]
-        for dense, activation in zip(self._dense, self._activations, strict=False):
-            x = dense.forward(trace[-1][1])
-            trace.append((x, ACTIVATIONS[activation][0](x)))
-        return trace, self._dense[-1].forward(trace[-1][1])
+    def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
+        slope = self._of_output(slopes, None)
+        for place in reversed(range(len(self._layers))):
+            x, y = self._trace[place], self._trace[place + 1]
+            slope = self._layers[place].to_inputs(x, y, slope)
+        return slope
+
+
+def _layer(module: nn.Module, starts: dict[nn.Parameter, int]) -> Layer:
+    """The layer by hand, on the module's own parameters. Raises UnknownLayerError."""
+    if type(module) is nn.LayerNorm and module.elementwise_affine and module.bias is not None:
+        views = module.weight.detach().numpy(), module.bias.detach().numpy()
+        return LayerNorm(*views, module.eps, starts[module.weight])
+    kind = module.layer().kind if hasattr(module, "layer") else ""
+    if kind in ACTIVATIONS:
+        return ACTIVATIONS[kind]
+    if kind != "dense":
+        raise UnknownLayerError(str(module))
+    views = module.weight.detach().numpy(), module.bias.detach().numpy()
+    return Dense(*views, starts[module.weight])

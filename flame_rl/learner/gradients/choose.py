@@ -7,11 +7,11 @@ autograd agrees: a module that somebody changed in model.py goes through torch.
 from __future__ import annotations
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from flame_rl.learner.gradients.autograd import AutogradNetwork
 from flame_rl.learner.gradients.by_hand import NetworkByHand, UnknownLayerError
-from flame_rl.learner.gradients.heads import Categorical, Gaussian, Head, Value
+from flame_rl.learner.gradients.heads import Categorical, Gaussian, Head, Raw, Value
 from flame_rl.learner.gradients.network import Network, Samples
 
 _CHECK_ROWS = 64
@@ -39,6 +39,24 @@ def value_network(module: nn.Module) -> Network:
     """A value network as in model.py: its output is the values."""
     plain = AutogradNetwork(module, lambda m, samples: (m(samples["inputs"]),))
     return _chosen(plain, module, Value(module))
+
+
+def raw_network(module: nn.Module) -> Network:
+    """A module of observations alone, such as action values or a deterministic policy: its output
+    as it is, [B, outputs]."""
+    plain = AutogradNetwork(module, lambda m, samples: (m(samples["inputs"]),))
+    return _chosen(plain, module, Raw())
+
+
+def critic_network(module: nn.Module, observation_dim: int) -> Network:
+    """A critic as in model.py: "inputs" are observations and actions side by side, [B, D + A]; its
+    output is the values, [B, 1]."""
+
+    def apply(m: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        inputs = samples["inputs"]
+        return (m(inputs[:, :observation_dim], inputs[:, observation_dim:])[:, None],)
+
+    return _chosen(AutogradNetwork(module, apply), module, Raw())
 
 
 def _chosen(plain: AutogradNetwork, module: nn.Module, head: Head) -> Network:
@@ -72,7 +90,8 @@ def _agree(
         rng = np.random.default_rng(1)
         slopes = [rng.standard_normal(output.shape).astype(np.float32) for output in outputs]
         gradient = np.zeros(quick.parameters, np.float32)
-        network.differentiate(samples, lambda *_, slopes=slopes: ({}, slopes), gradient)
+        forward = network.forward(samples)
+        forward.to_parameters(tuple(slopes), gradient)
         results.append((*outputs, gradient))
     return all(
         np.abs(ours - theirs).max() <= _TOLERANCE * np.abs(theirs).max()

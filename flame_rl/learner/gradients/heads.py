@@ -17,7 +17,8 @@ from torch import nn
 
 from flame_rl.learner.gradients.network import Samples, Slope
 
-Backward = Callable[[tuple[Slope, ...], np.ndarray], np.ndarray]
+# Of the slopes and the flat gradient, which is None where only the slope for the output is wanted.
+Backward = Callable[[tuple[Slope, ...], np.ndarray | None], np.ndarray]
 
 
 class Head(Protocol):
@@ -63,14 +64,15 @@ class Gaussian:
         log_probs = -0.5 * np.einsum("ba,ba->b", z, z) - constant
         entropies = np.full(len(z), constant + 0.5 * self.parameters, np.float32)
 
-        def backward(slopes: tuple[Slope, ...], gradient: np.ndarray) -> np.ndarray:
+        def backward(slopes: tuple[Slope, ...], gradient: np.ndarray | None) -> np.ndarray:
             of_log_probs, of_entropies = slopes
             weighted = of_log_probs[:, None] * z
-            same = isinstance(of_entropies, float)
-            total = of_entropies * len(z) if same else np.add.reduce(of_entropies)
-            rest = total - np.add.reduce(of_log_probs)
-            own = gradient[self._start : self._start + self.parameters]
-            np.add(np.einsum("ba,ba->a", weighted, z), rest, out=own)
+            if gradient is not None:
+                same = isinstance(of_entropies, float)
+                total = of_entropies * len(z) if same else np.add.reduce(of_entropies)
+                rest = total - np.add.reduce(of_log_probs)
+                own = gradient[self._start : self._start + self.parameters]
+                np.add(np.einsum("ba,ba->a", weighted, z), rest, out=own)
             weighted *= inverse
             return weighted
 
@@ -108,7 +110,7 @@ class Categorical:
         log_probs = sum(log_p[rows, action] for action, log_p, _, _ in parts)
         entropies = sum(entropy for *_, entropy in parts)
 
-        def backward(slopes: tuple[Slope, ...], gradient: np.ndarray) -> np.ndarray:
+        def backward(slopes: tuple[Slope, ...], gradient: np.ndarray | None) -> np.ndarray:
             of_log_probs = slopes[0][:, None]
             of_entropies = np.broadcast_to(slopes[1], len(output))[:, None]
             back = []
@@ -126,6 +128,23 @@ class Categorical:
         }
 
 
+class Raw:
+    """The output as it is, float32 [B, outputs]."""
+
+    parameters = 0
+
+    def __call__(
+        self, output: np.ndarray, samples: Samples
+    ) -> tuple[tuple[np.ndarray, ...], Backward]:
+        def backward(slopes: tuple[Slope, ...], gradient: np.ndarray | None) -> np.ndarray:
+            return slopes[0].copy()  # a layer may overwrite it
+
+        return (output,), backward
+
+    def random_columns(self, rng: np.random.Generator, rows: int) -> Samples:
+        return {}
+
+
 class Value:
     """The only output, times the module's scale."""
 
@@ -139,7 +158,7 @@ class Value:
     ) -> tuple[tuple[np.ndarray, ...], Backward]:
         scale = float(self._scale)
 
-        def backward(slopes: tuple[Slope, ...], gradient: np.ndarray) -> np.ndarray:
+        def backward(slopes: tuple[Slope, ...], gradient: np.ndarray | None) -> np.ndarray:
             return (slopes[0] * scale)[:, None]
 
         return (output[:, 0] * scale,), backward

@@ -38,6 +38,29 @@ class Loss(Protocol):
         ...
 
 
+class Pass(Protocol):
+    """One forward pass through a network, which can be carried back once.
+
+    Attributes:
+        outputs: the network's outputs, float32 [B, ...] each.
+    """
+
+    outputs: tuple[np.ndarray, ...]
+
+    def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
+        """Write the gradient of a loss, summed over the samples, to `gradient`.
+
+        Args:
+            slopes: the loss's slope for each output.
+            gradient: float32 [P], overwritten: all parameters in order, each flat.
+        """
+        ...
+
+    def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
+        """The loss's slope for "inputs", float32 [B, ...]."""
+        ...
+
+
 class Network(Protocol):
     """A network and its derivative.
 
@@ -55,20 +78,20 @@ class Network(Protocol):
         """The network's outputs, without a gradient."""
         ...
 
-    def differentiate(
-        self, samples: Samples, loss: Loss, gradient: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Write the gradient of the loss, summed over the samples, to `gradient`.
-
-        Args:
-            samples: B samples.
-            loss: see `Loss`.
-            gradient: float32 [P], overwritten: all parameters in order, each flat.
-
-        Returns:
-            The loss's numbers, float32 [B] each.
-        """
+    def forward(self, samples: Samples) -> Pass:
+        """The network's outputs, and the way back."""
         ...
+
+
+def differentiate(
+    network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Write the gradient of the loss, summed over the samples, to `gradient`; returns the loss's
+    numbers, float32 [B] each. See `Pass.to_parameters`."""
+    forward = network.forward(samples)
+    numbers, slopes = loss(samples, *forward.outputs)
+    forward.to_parameters(slopes, gradient)
+    return numbers
 
 
 def split(samples: Samples, count: int) -> list[Samples]:
