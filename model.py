@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
 from flame_rl.actor.policy.layers import OBSERVATION_CLIP
+from flame_rl.learner.values import dueling
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 
@@ -66,6 +67,21 @@ def mlp(sizes: tuple[int, ...], activation: str, output_gain: float) -> nn.Seque
     layers.pop()
     nn.init.orthogonal_(layers[-1].weight, output_gain)
     return nn.Sequential(*layers)
+
+
+def uniform_mlp(sizes: tuple[int, ...], activation: str, layer_norm: bool = False) -> nn.Sequential:
+    """A fully connected network with torch's own first weights, uniform within
+    ±1 / sqrt(inputs): those of the usual implementations of DQN, TD3 and SAC.
+
+    Args:
+        sizes, activation: as in `mlp`.
+        layer_norm: normalise the numbers of each hidden layer, before its activation.
+    """
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes[:-1]):
+        norms = [nn.LayerNorm(outputs)] if layer_norm else []
+        layers += [Dense(inputs, outputs), *norms, Activation(activation)]
+    return nn.Sequential(*layers, Dense(*sizes[-2:]))
 
 
 class ObservationNormalizer(nn.Module):
@@ -205,6 +221,163 @@ class ValueNetwork(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [B, D] -> [B], in units of reward."""
         return self.network(self.normalizer(observation)).squeeze(-1) * self.scale
+
+
+class ActionValueNetwork(nn.Module):
+    """Predicts for each of A actions the return that follows it, or the return's distribution.
+
+    With a duelling network, what it predicts for each action is divided into the state's part and
+    the actions' advantages; see `flame_rl.learner.values.dueling`.
+
+    Attributes:
+        atoms: Z, how many numbers describe one return: atoms of C51, quantiles, or 1.
+    """
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        hidden_sizes: tuple[int, ...],
+        activation: str = "relu",
+        dueling: bool = False,
+        quantiles: int = 1,
+        support: np.ndarray | None = None,
+    ) -> None:
+        """
+        Args:
+            spec: its actions are a Discrete.
+            hidden_sizes, activation: of the layers between observation and output.
+            dueling: whether the network is a duelling one.
+            quantiles: Z, the quantiles of each return; 1: the network predicts its mean.
+            support: float [Z], the atoms of C51, whose logits the network gives; None: it gives
+                quantiles.
+
+        Raises:
+            ValueError: both quantiles and a support.
+        """
+        super().__init__()
+        if support is not None and quantiles != 1:
+            raise ValueError(f"quantiles: {quantiles} beside a support; a network has only one")
+        self.dueling = dueling
+        self.support = support
+        self.atoms = quantiles if support is None else len(support)
+        self.normalizer = nn.Identity()
+        outputs = (spec.action_dim + dueling) * self.atoms
+        self.network = uniform_mlp((spec.observation_dim, *hidden_sizes, outputs), activation)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """float32 [B, D] -> [B, A * Z], action by action; of a duelling network
+        [B, (1 + A) * Z], the state's part first."""
+        return self.network(self.normalizer(observation))
+
+    def snapshot(self, version: int, epsilon: float) -> PolicySnapshot:
+        """The layers for the actors. Their output is Q, [B, A], or with C51 logits, [B, A * Z]:
+        duelling and the mean of quantiles are linear, so the last layer contains them.
+
+        Args:
+            version: see `PolicySnapshot`.
+            epsilon: the probability of a uniformly random action.
+        """
+        *layers, last = layers_of(self.normalizer, self.network)
+        arrays = {
+            "weight": self._of_actions(last.arrays["weight"]),
+            "bias": self._of_actions(last.arrays["bias"][None])[0],
+        }
+        head = Layer("epsilon_greedy", {"epsilon": np.array([epsilon], np.float32)})
+        if self.support is not None:
+            support = np.array(self.support, np.float32)
+            head = Layer("epsilon_greedy_distribution", head.arrays | {"support": support})
+        return PolicySnapshot(version, (*layers, Layer(last.kind, arrays)), head)
+
+    def _of_actions(self, outputs: np.ndarray) -> np.ndarray:
+        """From what the network gives to what the actors need: float32 [rows, outputs] -> [rows, A]
+        or, with C51, [rows, A * Z]."""
+        outputs = outputs.astype(np.float64)
+        if self.dueling:
+            outputs = dueling(outputs, self.atoms)
+        if self.support is None:
+            outputs = outputs.reshape(len(outputs), -1, self.atoms).mean(axis=2)
+        return outputs.astype(np.float32)
+
+
+class DeterministicPolicy(nn.Module):
+    """One action for each observation, within the bounds -1 and 1; noise is added where it acts."""
+
+    def __init__(
+        self, spec: EnvironmentSpec, hidden_sizes: tuple[int, ...], activation: str = "relu"
+    ) -> None:
+        super().__init__()
+        self.normalizer = nn.Identity()
+        layers = uniform_mlp((spec.observation_dim, *hidden_sizes, spec.action_dim), activation)
+        self.network = layers.append(Activation("tanh"))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """The actions: float32 [B, D] -> [B, A]."""
+        return self.network(self.normalizer(observation))
+
+    def snapshot(
+        self, version: int, std: float | np.ndarray, theta: float | None = None
+    ) -> PolicySnapshot:
+        """The layers for the actors.
+
+        Args:
+            version: see `PolicySnapshot`.
+            std: of the Gaussian noise, one number or float32 [A].
+            theta: how far each step draws Ornstein-Uhlenbeck noise back to 0, as a fraction; None:
+                the noise of each step is independent.
+        """
+        layers = layers_of(self.normalizer, self.network)
+        actions = self.network[-2].out_features
+        head = Layer("noisy", {"std": np.full(actions, std, np.float32)})
+        if theta is not None:
+            arrays = head.arrays | {"theta": np.array([theta], np.float32)}
+            head = Layer("noisy_ornstein_uhlenbeck", arrays)
+        return PolicySnapshot(version, layers, head)
+
+
+class SquashedGaussianPolicy(nn.Module):
+    """A Gaussian policy whose mean and standard deviation depend on the observation, and whose
+    actions tanh brings within the bounds -1 and 1; see flame_rl/learner/squashed.py."""
+
+    def __init__(
+        self, spec: EnvironmentSpec, hidden_sizes: tuple[int, ...], activation: str = "relu"
+    ) -> None:
+        super().__init__()
+        self.normalizer = nn.Identity()
+        sizes = (spec.observation_dim, *hidden_sizes, 2 * spec.action_dim)
+        self.network = uniform_mlp(sizes, activation)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """The means, and after them the logarithms of the standard deviations: float32 [B, D] ->
+        [B, 2A]."""
+        return self.network(self.normalizer(observation))
+
+    def snapshot(self, version: int) -> PolicySnapshot:
+        """The layers for the actors."""
+        layers = layers_of(self.normalizer, self.network)
+        return PolicySnapshot(version, layers, Layer("squashed_gaussian", {}))
+
+
+class ActionCritic(nn.Module):
+    """Predicts the return that follows an observation and a continuous action."""
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        hidden_sizes: tuple[int, ...],
+        activation: str = "relu",
+        layer_norm: bool = False,
+    ) -> None:
+        """`layer_norm` bounds what the critic predicts for actions that were never taken (Ball et
+        al. 2023, "Efficient Online Reinforcement Learning with Offline Data", section 4.2)."""
+        super().__init__()
+        self.normalizer = nn.Identity()
+        sizes = (spec.observation_dim + spec.action_dim, *hidden_sizes, 1)
+        self.network = uniform_mlp(sizes, activation, layer_norm)
+
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        """float32 [B, D] and [B, A] -> [B]."""
+        inputs = torch.cat([self.normalizer(observation), action], dim=-1)
+        return self.network(inputs).squeeze(-1)
 
 
 def make_normalizer(spec: EnvironmentSpec, config: TrainConfig) -> nn.Module:

@@ -1,0 +1,152 @@
+"""The squashed Gaussian against torch's distributions and autograd."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
+
+from flame_rl.learner.squashed import squashed_gaussian, temperature_loss
+
+ROWS, WIDTH = 50, 3
+
+
+def example(scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """An output and noise."""
+    rng = np.random.default_rng(0)
+    means = rng.normal(0, scale, (ROWS, WIDTH))
+    log_stds = rng.uniform(-3, 1, (ROWS, WIDTH))
+    return np.concatenate([means, log_stds], axis=1), rng.standard_normal((ROWS, WIDTH))
+
+
+def by_torch(output: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Actions and log-probabilities. TanhTransform remembers u, so that no atanh is taken."""
+    mean, log_std = output.chunk(2, dim=1)
+    normal = Independent(Normal(mean, log_std.clamp(-20, 2).exp(), validate_args=False), 1)
+    tanh = TanhTransform(cache_size=1)
+    actions = tanh(normal.mean + normal.stddev * noise)
+    distribution = TransformedDistribution(normal, [tanh], validate_args=False)
+    return actions, distribution.log_prob(actions)
+
+
+def slopes_by_torch(output, noise, of_actions, of_log_probs):
+    leaf = torch.from_numpy(output).double().requires_grad_()
+    results = by_torch(leaf, torch.from_numpy(noise).double())
+    weights = [torch.from_numpy(x).double() for x in (of_actions, of_log_probs)]
+    total = sum((result * weight).sum() for result, weight in zip(results, weights, strict=True))
+    (slope,) = torch.autograd.grad(total, leaf)
+    return *(result.detach().numpy() for result in results), slope.numpy()
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+@pytest.mark.parametrize("part", ["actions", "log_probs", "both"])
+def test_values_and_slopes_by_torch(part, scale):
+    output, noise = example(scale)
+    rng = np.random.default_rng(1)
+    of_actions = rng.standard_normal((ROWS, WIDTH)) * (part != "log_probs")
+    of_log_probs = rng.standard_normal(ROWS) * (part != "actions")
+    actions, log_probs, backward = squashed_gaussian(output, noise)
+    expected = slopes_by_torch(output, noise, of_actions, of_log_probs)
+    ours = (actions, log_probs, backward(of_actions, of_log_probs))
+    for own, other in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-9, atol=1e-9)
+
+
+def test_log_probs_by_definition():
+    """Where float64 can take the logarithm of 1 - tanh(u)^2."""
+    output, noise = example(0.3)
+    actions, log_probs, _ = squashed_gaussian(output, noise)
+    for b in range(ROWS):
+        expected = 0.0
+        for i in range(WIDTH):
+            mean, std = output[b, i], math.exp(output[b, WIDTH + i])
+            u = mean + std * noise[b, i]
+            density = math.exp(-0.5 * ((u - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
+            expected += math.log(density) - math.log(1 - math.tanh(u) ** 2)
+            assert actions[b, i] == pytest.approx(math.tanh(u))
+        assert log_probs[b] == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_density_integrates_to_one():
+    """Over actions: the sum of density times width, at equal steps of the noise."""
+    noise = np.linspace(-9, 9, 200_001)[:, None]
+    output = np.tile([0.7, -0.4], (len(noise), 1))
+    actions, log_probs, _ = squashed_gaussian(output, noise)
+    middle = 0.5 * (np.exp(log_probs[1:]) + np.exp(log_probs[:-1]))
+    assert np.sum(middle * np.diff(actions[:, 0])) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_huge_outputs_stay_finite(dtype):
+    output = np.array([[1e4, -1e4, 100, 2, 2, -3], [-50, 50, 0, 0, 0, 0]], dtype)
+    noise = np.zeros((2, 3), dtype)
+    actions, log_probs, backward = squashed_gaussian(output, noise)
+    slope = backward(np.ones((2, 3), dtype), np.ones(2, dtype))
+    np.testing.assert_array_equal(actions, [[1, -1, 1], [-1, 1, 0]])
+    # log(1 - tanh(u)^2) is 2 (log 2 - |u|) there, and 0 at u = 0.
+    each = 0.5 * math.log(2 * math.pi)
+    expected = [
+        -3 * each - 1 + 2 * (20_100 - 3 * math.log(2)),
+        -3 * each + 2 * (100 - 2 * math.log(2)),
+    ]
+    np.testing.assert_allclose(log_probs, expected, rtol=1e-6)
+    # There log p rises by 2 with |u|, and the action stays; at u = 0 the action moves with u.
+    np.testing.assert_allclose(slope, [[2, -2, 2, -1, -1, -1], [-2, 2, 1, -1, -1, -1]], atol=1e-6)
+
+
+def test_clipped_log_stds():
+    """Clipped ones act as the limit, and have no slope."""
+    log_stds = np.array([[-30.0, 5, 1.9999], [-19.9999, 2.0001, 0]])
+    output = np.concatenate([np.zeros((2, 3)), log_stds], axis=1)
+    noise = np.full((2, 3), 0.5)
+    of_actions, of_log_probs = np.ones((2, 3)), np.ones(2)
+    actions, log_probs, backward = squashed_gaussian(output, noise)
+    slope = backward(of_actions, of_log_probs)
+    np.testing.assert_array_equal(slope[:, 3:] == 0, [[True, True, False], [False, True, False]])
+    for own, other in zip(
+        (actions, log_probs, slope),
+        slopes_by_torch(output, noise, of_actions, of_log_probs),
+        strict=True,
+    ):
+        np.testing.assert_allclose(own, other, atol=1e-9)
+    assert actions[0, 0] == pytest.approx(0.5 * math.exp(-20), rel=1e-6)
+    assert actions[0, 1] == pytest.approx(math.tanh(0.5 * math.exp(2)))
+
+
+def test_float32_is_close_to_float64():
+    output, noise = example(3.0)
+    rng = np.random.default_rng(2)
+    slopes = rng.standard_normal((ROWS, WIDTH)), rng.standard_normal(ROWS)
+    results = []
+    for dtype in (np.float32, np.float64):
+        actions, log_probs, backward = squashed_gaussian(output.astype(dtype), noise.astype(dtype))
+        results.append((actions, log_probs, backward(*(s.astype(dtype) for s in slopes))))
+        assert {result.dtype for result in results[-1]} == {np.dtype(dtype)}
+    for single, double in zip(*results, strict=True):
+        np.testing.assert_allclose(single, double, rtol=1e-4, atol=1e-5)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"output: shape \(4, 3\), not \(4, 6\)"):
+        squashed_gaussian(np.zeros((4, 3)), np.zeros((4, 3)))
+
+
+def test_the_temperature_by_autograd():
+    log_probs = np.random.default_rng(0).normal(1, 2, ROWS).astype(np.float32)
+    log_temperature = torch.tensor(-0.7, dtype=torch.double, requires_grad=True)
+    expected = (-log_temperature * (torch.from_numpy(log_probs).double() - 3)).mean()
+    expected.backward()
+    loss, slope = temperature_loss(-0.7, log_probs, -3.0)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    assert slope == pytest.approx(log_temperature.grad.item(), rel=1e-5)
+    assert type(loss) is type(slope) is float
+
+
+@pytest.mark.parametrize(("entropy", "rises"), [(-4.0, True), (-2.0, False)])
+def test_the_temperature_rises_while_the_entropy_is_below_its_target(entropy, rises):
+    _, slope = temperature_loss(0.0, np.full(ROWS, -entropy), -3.0)
+    assert (slope < 0) == rises

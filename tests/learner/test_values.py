@@ -1,0 +1,397 @@
+"""Targets and losses of action values against plain loops, and slopes against torch's autograd."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from flame_rl.learner.values import (
+    c51_loss,
+    double_q_values,
+    dueling,
+    dueling_loss,
+    dueling_slope,
+    expected_sarsa_values,
+    greedy_actions,
+    linear_schedule,
+    max_values,
+    midpoints,
+    of_actions,
+    project,
+    q_loss,
+    quantile_loss,
+    sarsa_values,
+    softmax,
+    td_targets,
+)
+
+ROWS, ACTIONS, ATOMS = 40, 3, 5
+SUPPORT = np.linspace(-2, 2, ATOMS)
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0, scale, shape)
+
+
+def actions_of(rows: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, ACTIONS, rows).astype(np.int32)
+
+
+def distributions(rows: int, atoms: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.ones(atoms), rows)
+
+
+# Targets
+
+
+def test_greedy_actions():
+    values = np.array([[1.0, 3, 2], [5, 4, 5], [-3, -2, -1], [-math.inf, 0, 0]])
+    actions = greedy_actions(values)
+    assert actions.tolist() == [1, 0, 2, 1] and actions.dtype == np.int64
+
+
+def test_td_targets():
+    rewards, discounts = np.array([1.0, 2, 3]), np.array([0.9, 0.0, 0.5])
+    np.testing.assert_allclose(td_targets(rewards, discounts, np.array([10.0, 7, 4])), [10, 2, 5])
+    quantiles = np.array([[10.0, 20], [7, 8], [4, 6]])
+    expected = [[10, 19], [2, 2], [5, 6]]
+    np.testing.assert_allclose(td_targets(rewards, discounts, quantiles), expected)
+
+
+def test_the_values_that_follow():
+    target, online = normal(ROWS, ACTIONS), normal(ROWS, ACTIONS, seed=1)
+    taken, epsilon = actions_of(ROWS), 0.3
+    for b in range(ROWS):
+        best = sorted(range(ACTIONS), key=lambda a, b=b: online[b, a])[-1]
+        assert double_q_values(target, online)[b] == target[b, best]
+        assert max_values(target)[b] == max(target[b])
+        assert sarsa_values(target, taken)[b] == target[b, taken[b]]
+        chances = [epsilon / ACTIONS] * ACTIONS
+        chances[list(target[b]).index(max(target[b]))] += 1 - epsilon
+        expected = sum(chance * value for chance, value in zip(chances, target[b], strict=True))
+        assert expected_sarsa_values(target, epsilon)[b] == pytest.approx(expected)
+
+
+def test_of_actions_picks_whole_rows():
+    values, taken = normal(ROWS, ACTIONS, ATOMS), actions_of(ROWS)
+    expected = [values[b, taken[b]] for b in range(ROWS)]
+    np.testing.assert_array_equal(of_actions(values, taken), expected)
+
+
+def test_linear_schedule():
+    values = [linear_schedule(steps, 1.0, 0.1, 90) for steps in (0, 30, 45, 90, 1000)]
+    assert values == pytest.approx([1, 0.7, 0.55, 0.1, 0.1])
+    assert linear_schedule(0, 1.0, 0.1, 0) == 0.1
+
+
+# C51's projection
+
+
+def slow_projection(support, rewards, discounts, probabilities):
+    """Algorithm 1 as the paper's loop, but for an atom hit exactly, whose probability the paper's
+    two shares, (u - b) and (b - l), both lose."""
+    low, high, gap = support[0], support[-1], support[1] - support[0]
+    projected = np.zeros_like(probabilities)
+    for i in range(len(rewards)):
+        for j in range(len(support)):
+            value = max(low, min(high, rewards[i] + discounts[i] * support[j]))
+            place = min((value - low) / gap, len(support) - 1)  # which rounding may exceed
+            below, above = math.floor(place), math.ceil(place)
+            if below == above:
+                projected[i, below] += probabilities[i, j]
+                continue
+            projected[i, below] += probabilities[i, j] * (above - place)
+            projected[i, above] += probabilities[i, j] * (place - below)
+    return projected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(2, 12),
+    st.floats(-50, 50),
+    st.floats(0.1, 30),
+    st.lists(
+        st.tuples(st.floats(-100, 100), st.floats(0, 1)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(0, 1000),
+)
+def test_projection_by_algorithm_1(atoms, low, width, steps, seed):
+    support = np.linspace(low, low + width, atoms)
+    rewards, discounts = np.array(steps).T
+    probabilities = distributions(len(steps), atoms, seed)
+    projected = project(support, rewards, discounts, probabilities)
+    expected = slow_projection(support, rewards, discounts, probabilities)
+    np.testing.assert_allclose(projected, expected, atol=1e-9)
+    np.testing.assert_allclose(projected.sum(axis=1), 1)
+
+
+def test_projection_onto_atoms_and_beyond_the_support():
+    p = np.array([0.1, 0.2, 0.3, 0.15, 0.25])
+    cases = [
+        (0.0, 1.0, p),  # every value is an atom
+        (1.0, 1.0, [0, 0.1, 0.2, 0.3, 0.4]),  # each is the next one; the last two are the end
+        (-1.0, 1.0, [0.3, 0.3, 0.15, 0.25, 0]),
+        (100.0, 1.0, [0, 0, 0, 0, 1]),
+        (-100.0, 1.0, [1, 0, 0, 0, 0]),
+        (1.0, 0.0, [0, 0, 0, 1, 0]),  # an end
+        (0.25, 0.0, [0, 0, 0.75, 0.25, 0]),
+        (2.0, 0.0, [0, 0, 0, 0, 1]),  # the last atom itself
+    ]
+    rewards, discounts, expected = (np.array(column) for column in zip(*cases, strict=True))
+    actual = project(SUPPORT, rewards, discounts, np.tile(p, (len(cases), 1)))
+    np.testing.assert_allclose(actual, expected, atol=1e-12)
+
+
+def test_projection_keeps_the_mean_within_the_support():
+    support = np.linspace(-10, 10, 51)
+    rewards, discounts = normal(ROWS, seed=2), np.full(ROWS, 0.7)
+    probabilities = distributions(ROWS, 51)
+    projected = project(support, rewards, discounts, probabilities)
+    expected = rewards + 0.7 * probabilities @ support
+    np.testing.assert_allclose(projected @ support, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("support", [[0.0, 1, 3], [2.0, 1, 0], [1.0], [1.0, 1], [0, math.nan]])
+def test_a_support_that_is_not_equidistant_is_refused(support):
+    support = np.array(support)
+    with pytest.raises(ValueError, match="support"):
+        c51_loss(support)
+    with pytest.raises(ValueError, match="support"):
+        project(support, np.zeros(1), np.zeros(1), np.ones((1, len(support))))
+
+
+def test_a_wide_support_in_float32_is_equidistant():
+    c51_loss(np.linspace(-1000, 1234.5, 501, dtype=np.float32))
+
+
+# Losses
+
+
+def loss_of(name: str):
+    """The loss, the width of its outputs, and targets."""
+    if name == "q":
+        return q_loss, ACTIONS, normal(ROWS, seed=3)
+    if name == "c51":
+        targets = distributions(ROWS, ATOMS, 4)
+        targets[:10] = np.eye(ATOMS)[np.arange(10) % ATOMS]  # certain: 0 log 0 occurs
+        return c51_loss(SUPPORT), ACTIONS * ATOMS, targets
+    if name == "quantile":
+        return quantile_loss(ATOMS), ACTIONS * ATOMS, normal(ROWS, ATOMS, seed=5, scale=2)
+    loss, width, targets = loss_of(name.removeprefix("dueling "))
+    atoms = width // ACTIONS
+    return dueling_loss(loss, atoms), width + atoms, targets
+
+
+def torch_loss(name: str, outputs: torch.Tensor, actions, targets, weights) -> torch.Tensor:
+    """Torch's own losses, summed over the samples; with loops where torch has none."""
+    if name.startswith("dueling "):
+        parts = outputs.reshape(ROWS, 1 + ACTIONS, -1)
+        centred = parts[:, 1:] - parts[:, 1:].mean(1, keepdim=True)
+        outputs = (parts[:, :1] + centred).flatten(1)
+        return torch_loss(name.removeprefix("dueling "), outputs, actions, targets, weights)
+    chosen = torch.stack([o.reshape(ACTIONS, -1)[a] for o, a in zip(outputs, actions, strict=True)])
+    if name == "q":
+        each = functional.smooth_l1_loss(chosen[:, 0], targets, reduction="none")
+    if name == "c51":
+        each = functional.cross_entropy(chosen, targets, reduction="none")
+    if name == "quantile":
+        each = sum(
+            abs((i + 0.5) / ATOMS - (targets[:, j] < chosen[:, i]).double())
+            * functional.huber_loss(chosen[:, i], targets[:, j], reduction="none")
+            / ATOMS
+            for i in range(ATOMS)
+            for j in range(ATOMS)
+        )
+    return each * weights
+
+
+NAMES = ["q", "c51", "quantile", "dueling q", "dueling c51", "dueling quantile"]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_and_slopes_by_autograd(name, weighted):
+    loss, width, targets = loss_of(name)
+    outputs, actions = normal(ROWS, width, seed=6, scale=2), actions_of(ROWS)
+    weights = np.random.default_rng(7).uniform(0.1, 1, ROWS) if weighted else np.ones(ROWS)
+    samples = {"actions": actions, "targets": targets} | ({"weights": weights} if weighted else {})
+    leaf = torch.from_numpy(outputs).requires_grad_()
+    expected = torch_loss(name, leaf, actions, *map(torch.from_numpy, (targets, weights)))
+    (wanted,) = torch.autograd.grad(expected.sum(), leaf)
+    numbers, (slope,) = loss(samples, outputs)
+    np.testing.assert_allclose(numbers["loss"], expected.detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(slope, wanted.numpy(), rtol=1e-9, atol=1e-12)
+    # Transposed in memory, as a network may return it.
+    _, (again,) = loss(samples, np.asfortranarray(outputs))
+    np.testing.assert_array_equal(again, slope)
+
+
+def test_the_q_loss_by_hand():
+    """The error is 0, within 1, and beyond 1 on both sides."""
+    values = np.array([[3.0, 9], [9, 3], [3, 9], [9, 3]], np.float32)
+    samples = {
+        "actions": np.array([0, 1, 0, 1]),
+        "targets": np.array([3, 2.5, 5, -7], np.float32),
+        "weights": np.array([1, 0.5, 0.5, 2], np.float32),
+    }
+    numbers, (slope,) = q_loss(samples, values)
+    np.testing.assert_allclose(numbers["loss"], [0, 0.5 * 0.125, 0.5 * 1.5, 2 * 9.5])
+    np.testing.assert_allclose(numbers["td_error"], [0, 0.5, 2, 10])
+    np.testing.assert_allclose(numbers["value"], [3, 3, 3, 3])
+    np.testing.assert_allclose(slope, [[0, 0], [0, 0.25], [-0.5, 0], [0, 2]])
+
+
+def test_numbers_of_c51():
+    loss, width, targets = loss_of("c51")
+    logits, actions = normal(ROWS, width, seed=6), actions_of(ROWS)
+    numbers, _ = loss({"actions": actions, "targets": targets}, logits)
+    for b in range(ROWS):
+        chosen = logits[b, actions[b] * ATOMS : (actions[b] + 1) * ATOMS]
+        total = sum(math.exp(x) for x in chosen)
+        p = [math.exp(x) / total for x in chosen]
+        pairs = [(m, q) for m, q in zip(targets[b], p, strict=True) if m > 0]
+        divergence = sum(m * math.log(m / q) for m, q in pairs)
+        assert numbers["td_error"][b] == pytest.approx(divergence)
+        assert numbers["value"][b] == pytest.approx(np.dot(p, SUPPORT))
+        np.testing.assert_allclose(softmax(logits, ATOMS)[b, actions[b]], p)
+
+
+def test_a_distribution_that_is_predicted_has_no_divergence_and_no_slope():
+    logits = normal(ROWS, ATOMS, scale=5).astype(np.float32)
+    targets = softmax(logits, ATOMS)[:, 0]
+    samples = {"actions": np.zeros(ROWS, np.int32), "targets": targets}
+    numbers, (slope,) = c51_loss(SUPPORT)(samples, logits)
+    assert (numbers["td_error"] >= 0).all()
+    np.testing.assert_allclose(numbers["td_error"], 0, atol=1e-6)
+    np.testing.assert_allclose(slope, 0, atol=1e-6)
+
+
+def test_c51_with_logits_that_no_exponential_holds():
+    logits = np.array([[1000, -1000, 0, 0, 0]], np.float32)
+    samples = {"actions": np.array([0]), "targets": np.eye(ATOMS, dtype=np.float32)[1:2]}
+    numbers, (slope,) = c51_loss(SUPPORT)(samples, logits)
+    assert numbers["loss"] == pytest.approx(2000) and numbers["value"] == -2
+    np.testing.assert_allclose(slope, [[1, -1, 0, 0, 0]])
+
+
+def test_numbers_of_quantiles():
+    loss, width, targets = loss_of("quantile")
+    outputs, actions = normal(ROWS, width, seed=6), actions_of(ROWS)
+    numbers, _ = loss({"actions": actions, "targets": targets}, outputs)
+    for b in range(ROWS):
+        value = np.mean(outputs[b, actions[b] * ATOMS : (actions[b] + 1) * ATOMS])
+        assert numbers["value"][b] == pytest.approx(value)
+        assert numbers["td_error"][b] == pytest.approx(abs(np.mean(targets[b]) - value))
+
+
+def test_the_quantile_loss_by_a_double_loop():
+    loss, width, targets = loss_of("quantile")
+    outputs, actions = normal(ROWS, width, seed=8, scale=2), actions_of(ROWS)
+    numbers, _ = loss({"actions": actions, "targets": targets}, outputs)
+    for b in range(ROWS):
+        expected = 0.0
+        for i in range(ATOMS):
+            tau, theta = (2 * i + 1) / (2 * ATOMS), outputs[b, actions[b] * ATOMS + i]
+            for target in targets[b]:
+                u = target - theta
+                size = 0.5 * u * u if abs(u) <= 1 else abs(u) - 0.5
+                expected += abs(tau - (1 if u < 0 else 0)) * size / ATOMS
+        assert numbers["loss"][b] == pytest.approx(expected)
+
+
+def test_descending_the_quantile_loss_finds_the_quantiles():
+    """Those of 0 to 98 at tau 1/6, 1/2 and 5/6; Huber's parabola shifts them by less than 1."""
+    targets = np.arange(99.0).reshape(33, 3)
+    samples = {"actions": np.zeros(33, np.int32), "targets": targets}
+    quantiles, loss = np.zeros((1, 3)), quantile_loss(3)
+    for _ in range(1500):
+        _, (slope,) = loss(samples, np.tile(quantiles, (33, 1)))
+        quantiles = quantiles - 5 * slope.mean(axis=0)
+    np.testing.assert_allclose(quantiles[0], np.quantile(targets, midpoints(3)), atol=1)
+
+
+# Duelling
+
+
+@pytest.mark.parametrize("atoms", [1, ATOMS])
+def test_dueling_by_definition(atoms):
+    outputs = normal(ROWS, (1 + ACTIONS) * atoms)
+    actual = dueling(outputs, atoms)
+    for b in range(ROWS):
+        for a in range(ACTIONS):
+            for z in range(atoms):
+                advantages = [outputs[b, (1 + k) * atoms + z] for k in range(ACTIONS)]
+                expected = outputs[b, z] + advantages[a] - sum(advantages) / ACTIONS
+                assert actual[b, a * atoms + z] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("atoms", [1, ATOMS])
+def test_the_slope_of_dueling_by_autograd(atoms):
+    outputs = torch.from_numpy(normal(ROWS, (1 + ACTIONS) * atoms)).requires_grad_()
+    slope = normal(ROWS, ACTIONS * atoms, seed=1)
+    parts = outputs.reshape(ROWS, 1 + ACTIONS, atoms)
+    q = parts[:, :1] + parts[:, 1:] - parts[:, 1:].mean(1, keepdim=True)
+    (expected,) = torch.autograd.grad((q.flatten(1) * torch.from_numpy(slope)).sum(), outputs)
+    np.testing.assert_allclose(dueling_slope(slope, atoms), expected.numpy(), atol=1e-12)
+
+
+# Types and shapes
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_results_have_the_dtype_of_the_arrays(dtype):
+    values, row = normal(ROWS, ACTIONS).astype(dtype), normal(ROWS).astype(dtype)
+    support = SUPPORT.astype(dtype)
+    results = [
+        td_targets(row, row, row),
+        max_values(values),
+        double_q_values(values, values),
+        sarsa_values(values, actions_of(ROWS)),
+        expected_sarsa_values(values, 0.1),
+        project(support, row, row, distributions(ROWS, ATOMS).astype(dtype)),
+        softmax(values, ACTIONS),
+        dueling(values),
+        dueling_slope(values),
+    ]
+    for name in NAMES:
+        loss, width, targets = loss_of(name)
+        samples = {"actions": actions_of(ROWS), "targets": targets.astype(dtype), "weights": row}
+        numbers, (slope,) = loss(samples, normal(ROWS, width).astype(dtype))
+        assert numbers.keys() == {"loss", "td_error", "value"}
+        assert all(number.shape == (ROWS,) for number in numbers.values())
+        results += [slope, *numbers.values()]
+    assert {result.dtype for result in results} == {np.dtype(dtype)}
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    """Most would be broadcast, and give [B, B]."""
+    values, row, column = normal(4, 3), normal(4), normal(4, 1)
+    actions = actions_of(4)
+    with pytest.raises(ValueError, match=r"rewards: shape \(4, 1\), not \(4\)"):
+        td_targets(column, row, row)
+    with pytest.raises(ValueError, match="discounts"):
+        td_targets(row, row[:1], row)
+    with pytest.raises(ValueError, match="actions"):
+        sarsa_values(values, actions[:, None])
+    with pytest.raises(ValueError, match=r"next_values: shape \(4\,\), not \(4, any\)"):
+        max_values(row)
+    with pytest.raises(ValueError, match="next_values_online"):
+        double_q_values(values, values[:, :2])
+    with pytest.raises(ValueError, match="targets"):
+        q_loss({"actions": actions, "targets": column}, values)
+    with pytest.raises(ValueError, match="weights"):
+        q_loss({"actions": actions, "targets": row, "weights": column}, values)
+    with pytest.raises(ValueError, match="targets"):
+        quantile_loss(3)({"actions": actions, "targets": row}, values)
+    with pytest.raises(ValueError, match="targets"):
+        c51_loss(SUPPORT)({"actions": actions, "targets": values}, normal(4, 10))
+    with pytest.raises(ValueError, match="rewards"):
+        project(SUPPORT, column, row, distributions(4, ATOMS))
