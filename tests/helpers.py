@@ -10,6 +10,7 @@ import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from unittest import mock
@@ -91,6 +92,39 @@ def random_snapshot(
     elif choices:
         head = Layer("factored", {"choices": np.array(choices, np.int32)})
     return PolicySnapshot(version, tuple(layers[:-1]), head)
+
+
+def head_of(kind: str, actions: int, seed: int = 0) -> tuple[Layer, int]:
+    """A head of any kind for so many choices, or numbers of an action, and the width of the
+    network's output that it takes."""
+    rng = np.random.default_rng(seed)
+    epsilon = np.array([0.3], np.float32)
+    std = rng.uniform(0.1, 1, actions).astype(np.float32)
+    arrays, width = {
+        "categorical": ({}, actions),
+        "factored": ({"choices": np.array([actions, 3, 1], np.int32)}, actions + 4),
+        "gaussian": ({"log_std": rng.standard_normal(actions).astype(np.float32)}, actions),
+        "epsilon_greedy": ({"epsilon": epsilon}, actions),
+        "epsilon_greedy_distribution": (
+            {"epsilon": epsilon, "support": np.linspace(-10, 10, 51, dtype=np.float32)},
+            51 * actions,
+        ),
+        "squashed_gaussian": ({}, 2 * actions),
+        "noisy": ({"std": std}, actions),
+        "noisy_ornstein_uhlenbeck": (
+            {"std": std, "theta": np.array([0.15], np.float32)},
+            actions,
+        ),
+    }[kind]
+    return Layer(kind, arrays), width
+
+
+def snapshot_with(kind: str, observation_dim: int, actions: int, **options) -> PolicySnapshot:
+    """A random policy with a head of any kind; the network of a deterministic one ends in tanh."""
+    head, width = head_of(kind, actions)
+    snapshot = random_snapshot(observation_dim, width, False, **options)
+    ends = (Layer("tanh", {}),) if kind.startswith("noisy") else ()
+    return replace(snapshot, layers=(*snapshot.layers, *ends), head=head)
 
 
 def snapshot_for(spec: EnvironmentSpec, **options) -> PolicySnapshot:

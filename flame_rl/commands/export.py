@@ -37,7 +37,7 @@ def export(arguments: Sequence[str]) -> None:
     if not command.file.parent.is_dir() or command.file.is_dir():
         raise UsageError(f"{command.file}: name a file in a folder that exists")
     from flame_rl.system.optional import require
-    from flame_rl.tools.onnx_file import GROUP, check_onnx, to_onnx
+    from flame_rl.tools.onnx_file import GROUP, check_onnx, output_names, to_onnx
 
     # Checked before torch is imported, which takes seconds.
     for package in ("onnx", "onnxruntime"):
@@ -51,9 +51,9 @@ def export(arguments: Sequence[str]) -> None:
     model = to_onnx(snapshot, spec.env_id)
     difference = check_onnx(model, snapshot)
     write_atomically(command.file, model)
-    outputs = "mean, log_std" if spec.continuous else "logits"
     say(
-        f"{command.file}: observation [batch, {spec.observation_dim}] -> {outputs} "
+        f"{command.file}: observation [batch, {spec.observation_dim}] -> "
+        f"{', '.join(output_names(snapshot))} "
         f"({spec.action_dim} actions) after {trainer.totals.iterations} iterations of "
         f"{spec.env_id}; greatest relative difference from NumPy {difference:.1e}"
     )

@@ -28,7 +28,9 @@ class Agent:
 
         Args:
             observation: an element of the environment's observation space.
-            generator: samples the action; None: take the policy's mean, or its likeliest choice.
+            generator: samples the action; None: take the policy's mean, or the choice that is
+                likeliest or worth most. Noise that depends on the step before begins anew at every
+                call, because the agent does not know where episodes begin.
 
         Returns:
             An element of the action space: an integer, or an array within the bounds of a Box.

@@ -1,12 +1,13 @@
 """Export an acting policy as an ONNX file, which runs without this package and without torch.
 
-The graph is small, so it is written node by node; it computes `ActingPolicy.forward` in float32.
+The graph is small, so it is written node by node; it computes `ActingPolicy.forward` in float32,
+and the action without noise where that is not the network's output or its argmax at once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.policy.layers import OBSERVATION_CLIP, ROW_BLOCK
 from flame_rl.system.errors import RunError
 from flame_rl.system.optional import require
+from flame_rl.tools.onnx_graph import Graph
+from flame_rl.tools.onnx_heads import HEAD_OUTPUTS, Arrays
 from flame_rl.wire.messages import Layer, PolicySnapshot
 
 GROUP = "export"
@@ -22,30 +25,6 @@ _OPSET, _IR_VERSION = 17, 8
 # Greatest difference relative to the greatest output; float32 rounds at 6e-8 per operation.
 _TOLERANCE = 1e-4
 _CHECK_ROWS = 1024
-
-
-class Graph:
-    """An ONNX graph in the making: one input, nodes, and constants."""
-
-    def __init__(self, onnx: Any) -> None:
-        self._onnx = onnx
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-
-    def constant(self, values: np.ndarray | float) -> str:
-        """Add a constant; returns its name."""
-        name = f"constant_{len(self.constants)}"
-        array = np.asarray(values)
-        if array.dtype != np.int32:
-            array = array.astype(np.float32)
-        self.constants.append(self._onnx.numpy_helper.from_array(array, name))
-        return name
-
-    def apply(self, operation: str, *inputs: str, output: str | None = None) -> str:
-        """Add a node; returns the name of its output."""
-        output = output or f"value_{len(self.nodes)}"
-        self.nodes.append(self._onnx.helper.make_node(operation, inputs, [output]))
-        return output
 
 
 def _normalize(graph: Graph, x: str, layer: Layer) -> str:
@@ -68,22 +47,27 @@ _LAYERS: dict[str, Callable[[Graph, str, Layer], str]] = {
     "relu": lambda graph, x, layer: graph.apply("Relu", x),
     "silu": lambda graph, x, layer: graph.apply("Mul", x, graph.apply("Sigmoid", x)),
 }
-# By kind of head: the name of the network's output, and the head's arrays that are outputs, too.
-_HEADS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "categorical": ("logits", ()),
-    "factored": ("logits", ("choices",)),
-    "gaussian": ("mean", ("log_std",)),
-}
 
 
 def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
     """The policy as an ONNX model.
 
     Its input is `observation`, float32 [batch, D], flattened as `gymnasium.spaces.flatten` does:
-    normalisation is part of the graph. Its outputs are, for continuous actions, `mean`, float32
-    [batch, A], where -1 and 1 are the environment's bounds, and `log_std`, float32 [A]; for one
-    discrete action `logits`, float32 [batch, choices]; for F discrete actions `logits`,
-    concatenated, and `choices`, int32 [F], the number of logits of each.
+    normalisation is part of the graph. Its outputs, float32 unless another type is given, depend on
+    the head; the arrays of the head are among them. Of continuous actions, -1 and 1 are the
+    environment's bounds.
+
+    categorical: `logits` [batch, choices].
+    factored: `logits`, those of F choices concatenated, and `choices`, int32 [F], the number of
+        logits of each.
+    gaussian: `mean` [batch, A] and `log_std` [A].
+    epsilon_greedy: `values` [batch, A], `action`, int64 [batch], the one of the greatest value, and
+        `epsilon` [1].
+    epsilon_greedy_distribution: the same, `logits` [batch, A, atoms] and `support` [atoms].
+    squashed_gaussian: `mean` and `log_std` [batch, A] before the tanh, and `action` [batch, A], the
+        tanh of the mean.
+    noisy, noisy_ornstein_uhlenbeck: `action` [batch, A] without noise, and `std` [A]; of the latter
+        `theta` [1], too.
 
     Args:
         snapshot: the policy.
@@ -98,21 +82,23 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
     graph, x = Graph(onnx), "observation"
     for kind, known in [
         *((layer.kind, _LAYERS) for layer in snapshot.layers),
-        (snapshot.head.kind, _HEADS),
+        (snapshot.head.kind, HEAD_OUTPUTS),
     ]:
         if kind not in known:
-            raise RunError(f"{kind!r} cannot be exported: it is missing in tools/onnx_file.py")
+            raise RunError(f"{kind!r} cannot be exported: it is missing in tools/onnx_*.py")
     for layer in snapshot.layers:
         x = _LAYERS[layer.kind](graph, x, layer)
-    name, more = _HEADS[snapshot.head.kind]
-    graph.apply("Identity", x, output=name)
-    policy = ActingPolicy(snapshot)
-    outputs = [helper.make_tensor_value_info(name, float32, ["batch", policy.output_dim])]
-    for other in more:
-        array = snapshot.head.arrays[other]
-        graph.apply("Identity", graph.constant(array), output=other)
+    policy, arrays = ActingPolicy(snapshot), snapshot.head.arrays
+    of_head = HEAD_OUTPUTS[snapshot.head.kind]
+    of_head.add(graph, x, policy.output_dim, arrays)
+    outputs = []
+    for name, rows in of_head.expected(policy.head, np.zeros((1, policy.output_dim))).items():
+        element = float32 if rows.dtype.kind == "f" else onnx.TensorProto.INT64
+        outputs.append(helper.make_tensor_value_info(name, element, ["batch", *rows.shape[1:]]))
+    for name, array in arrays.items():
+        graph.apply("Identity", graph.constant(array), output=name)
         element = helper.np_dtype_to_tensor_dtype(array.dtype)
-        outputs.append(helper.make_tensor_value_info(other, element, array.shape))
+        outputs.append(helper.make_tensor_value_info(name, element, array.shape))
     observation = helper.make_tensor_value_info(
         "observation", float32, ["batch", policy.observation_dim]
     )
@@ -134,7 +120,7 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot) -> float:
     """Run the model beside the NumPy policy on random observations.
 
     Returns:
-        The greatest difference of an output, relative to the greatest output.
+        The greatest difference of a number, relative to the greatest number of its output.
 
     Raises:
         RunError: the difference is more than float32 explains.
@@ -151,16 +137,48 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot) -> float:
     if first.kind == "normalize":
         observations = first.arrays["mean"] + first.arrays["std"] * observations
     observations = observations.astype(np.float32)
-    expected = policy.forward(observations)
-    got, *others = session.run(None, {"observation": observations})
-    difference = float(np.abs(got - expected).max() / (np.abs(expected).max() or 1.0))
-    arrays = [snapshot.head.arrays[name] for name in _HEADS[snapshot.head.kind][1]]
-    same = len(others) == len(arrays) and all(map(np.array_equal, others, arrays))
+    arrays = snapshot.head.arrays
+    expected = HEAD_OUTPUTS[snapshot.head.kind].expected(policy.head, policy.forward(observations))
+    names = [output.name for output in session.get_outputs()]
+    got = dict(zip(names, session.run(None, {"observation": observations}), strict=True))
+    difference = _difference(got, expected, arrays)
     # Not "greater than": what is not a number must not pass.
-    good = difference <= _TOLERANCE
-    if not (good and same):
+    if not difference <= _TOLERANCE:
         raise RunError(
             f"the exported policy differs from this one by {difference:.2g}; nothing was written. "
-            "A layer in tools/onnx_file.py may not be what it is in actor/policy/layers.py"
+            "A layer or head in tools/onnx_*.py may not be what it is in actor/policy/"
         )
     return difference
+
+
+def _difference(got: Arrays, expected: Arrays, arrays: Arrays) -> float:
+    """The greatest difference of a number, relative to the greatest number of its output; infinite
+    if the outputs are not the expected ones and the head's arrays."""
+    if got.keys() != {*expected, *arrays} or any(
+        not np.array_equal(got[name], array) for name, array in arrays.items()
+    ):
+        return math.inf
+    differences = []
+    for name, right in expected.items():
+        left = got[name]
+        if left.shape != right.shape:
+            return math.inf
+        greatest = np.abs(right).max()
+        if right.dtype.kind == "i":
+            # If two actions have the same value but for rounding, either will do.
+            values = expected["values"]
+            left, right = values[np.arange(len(left)), left], values.max(axis=1)
+            greatest = np.abs(values).max()
+        if "support" in arrays and name != "logits":
+            # A mean of returns that cancel out is as exact as these returns are.
+            greatest = np.abs(arrays["support"]).max()
+        differences.append(np.abs(left - right).max() / (greatest or 1.0))
+    # Unlike max, np.max does not lose what is not a number.
+    return float(np.max(differences))
+
+
+def output_names(snapshot: PolicySnapshot) -> list[str]:
+    """The names of the model's outputs, in order."""
+    policy = ActingPolicy(snapshot)
+    of_head = HEAD_OUTPUTS[snapshot.head.kind]
+    return [*of_head.expected(policy.head, np.zeros((1, policy.output_dim))), *snapshot.head.arrays]

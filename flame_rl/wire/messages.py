@@ -155,7 +155,7 @@ class CollectRequest:
         policy_version: the version of the snapshot that must act.
         columns: what is recorded at every step; see `flame_rl.wire.steps.step_columns`.
         stream: what the episodes are for; it decides their seeds.
-        explore: whether actions are sampled; otherwise each is the mean or the likeliest choice.
+        explore: whether actions are sampled; otherwise each is the action without noise.
     """
 
     environment: Environment

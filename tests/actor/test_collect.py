@@ -15,15 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.actor.policy.heads import HEADS
 from flame_rl.actor.random.generators import generator_of, uniforms
-from flame_rl.actor.random.noise import AHEAD
+from flame_rl.actor.random.noise import AHEAD, MANY
 from flame_rl.actor.random.seeds import episode_randomness, episodes_randomness
 from flame_rl.actor.recording import Block, cut_out
 from flame_rl.actor.simulators.choose import choose_simulator
-from flame_rl.wire.messages import CollectFailure, Column, Environment, Layer
+from flame_rl.wire.messages import CollectFailure, Column, Environment, Layer, PolicySnapshot
 from tests.helpers import (
     ROOT,
     assert_same_episodes,
@@ -34,7 +35,11 @@ from tests.helpers import (
     random_snapshot,
     request_for,
     snapshot_for,
+    snapshot_with,
 )
+
+# Those whose actions are of one Box or Discrete.
+SINGLE_HEADS = [kind for kind in HEADS if kind != "factored"]
 
 
 def collect(env_id: str, indices=(0, 1, 2), snapshot=None, **options):
@@ -53,12 +58,13 @@ def plain_episode(env: gymnasium.Env, snapshot, request, index: int):
     seed, generator = episode_randomness(request.run_seed, request.iteration, index)
     observation, _ = env.reset(seed=seed)
     observations, actions, rewards = [], [], []
-    done = False
+    done, noise = False, None
     while not done:
         row = np.zeros((8, policy.observation_dim), np.float32)
         row[0] = gymnasium.spaces.flatten(env.observation_space, observation)
+        (noise,) = policy.draw_noise(generator, 1, noise)
         row_noise = np.zeros((8, policy.head.noise_width))
-        row_noise[0] = policy.draw_noise(generator, 1)
+        row_noise[0] = noise
         action = policy.act(row, row_noise)[0]
         observations.append(row[0].copy())
         actions.append(action)
@@ -99,6 +105,68 @@ def test_equals_gymnasium_one_step_at_a_time(env_id):
         assert episode.rewards.tobytes() == expected[2].tobytes()
         assert (episode.terminated, episode.truncated) == expected[3:]
     env.close()
+
+
+def with_head(kind: str):
+    """A policy with that head, and an environment that it acts in."""
+    if HEADS[kind].dtype == "int32":
+        return "Acrobot-v1", snapshot_with(kind, 6, 3)
+    return "Pendulum-v1", snapshot_with(kind, 3, 1)
+
+
+@pytest.mark.parametrize("kind", SINGLE_HEADS)
+@pytest.mark.parametrize("block_steps", [1, 7, BLOCK_STEPS])
+def test_every_head_acts_as_one_step_at_a_time(monkeypatch, kind, block_steps):
+    """Longer than a block, and than what is drawn ahead; noise that depends on the step before goes
+    on from block to block and begins anew with every episode."""
+    monkeypatch.setattr("flame_rl.actor.collect.BLOCK_STEPS", block_steps)
+    env_id, snapshot = with_head(kind)
+    limit = BLOCK_STEPS + 12
+    request = request_for(env_id, range(11), max_episode_steps=limit)
+    episodes = collect(env_id, range(11), snapshot, max_episode_steps=limit)
+    env = gymnasium.make(env_id, max_episode_steps=limit)
+    for index in (0, 4, 10):
+        expected = plain_episode(env, snapshot, request, index)
+        assert episodes[index].observations.tobytes() == expected[0].tobytes()
+        assert episodes[index].actions.tobytes() == expected[1].tobytes()
+    env.close()
+
+
+@pytest.mark.parametrize("kind", SINGLE_HEADS)
+@pytest.mark.parametrize("explore", [True, False])
+def test_neighbours_order_and_history_change_no_bit_of_any_head(kind, explore):
+    """More episodes than slots, and so many that the noise of all is drawn ahead, against few."""
+    env_id, snapshot = with_head(kind)
+    options = {"max_episode_steps": 40, "explore": explore}
+    count = MANY + 3
+    together = collect(env_id, range(count), snapshot, **options)
+    simulator = plain(env_id, 40)
+    assert count > simulator.slots
+    for part in ([count - 1], [3, 4], list(range(12, 0, -1)), list(range(count - 1, -1, -1))):
+        other = collect_episodes(snapshot, request_for(env_id, part, **options), simulator)
+        assert_same_episodes(other, [together[i] for i in part])
+    simulator.close()
+
+
+def test_the_noise_of_an_episode_begins_at_0():
+    """The second episode of a slot does not go on with the noise of the first: an action whose
+    output is 0 is the noise, and its first is drawn from the episode's generator alone."""
+    head = Layer(
+        "noisy_ornstein_uhlenbeck",
+        {"std": np.array([0.01], np.float32), "theta": np.array([0.01], np.float32)},
+    )
+    layer = Layer(
+        "dense", {"weight": np.zeros((3, 1), np.float32), "bias": np.zeros(1, np.float32)}
+    )
+    snapshot = PolicySnapshot(0, (layer,), head)
+    count = 2 * plain("Pendulum-v1").slots + 6
+    episodes = collect("Pendulum-v1", range(count), snapshot, max_episode_steps=30)
+    for episode in episodes:
+        generator = episode_randomness(3, 2, episode.index)[1]
+        x = 0.0
+        for action in episode.actions[:, 0]:
+            x = (1 - 0.01) * x + 0.01 * generator.standard_normal()
+            assert action == pytest.approx(x, rel=1e-4, abs=1e-6)
 
 
 def test_many_at_once_equal_gymnasium_one_step_at_a_time():

@@ -15,7 +15,7 @@ from flame_rl.actor.policy.layers import LAYERS, ROW_BLOCK
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
-from tests.helpers import random_snapshot, spec_of
+from tests.helpers import head_of, random_snapshot, spec_of
 
 ACTIVATIONS = [name for name, kind in LAYERS.items() if not kind.arrays]
 
@@ -129,22 +129,32 @@ def test_every_kind_of_layer_gives_the_same_bits_in_any_company(kind, width):
 
 
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.parametrize("width", [6, 11])
-def test_every_kind_of_head_gives_the_same_bits_in_any_company(kind, width):
-    rng = np.random.default_rng(width)
-    arrays = {
-        "categorical": {},
-        "gaussian": {"log_std": rng.standard_normal(width).astype(np.float32)},
-        "factored": {"choices": np.array([2, width - 3, 1], np.int32)},
-    }[kind]
-    head = HEADS[kind](width, **arrays)
+@pytest.mark.parametrize("actions", [1, 2, 6, 11])
+def test_every_kind_of_head_gives_the_same_bits_in_any_company(kind, actions):
+    layer, width = head_of(kind, actions)
+    rng = np.random.default_rng(actions)
+    head = HEADS[kind](width, **layer.arrays)
     output = rng.standard_normal((64, width)) * 3
-    assert_same_in_any_company(head.greedy, output)
-    noise = rng.random((64, head.noise_width))
+    uniform = rng.random((64, head.noise_width))
+    noise = uniform if head.noise == "uniform" else rng.standard_normal(uniform.shape)
     both = np.concatenate([output, noise], axis=1)
-    assert_same_in_any_company(lambda rows: head.sample(rows[:, :width], rows[:, width:]), both)
-    actions = head.sample(output, noise)
-    assert actions.shape == (64, *head.shape) and actions.dtype == head.dtype
+    functions = [
+        (head.greedy, output),
+        (lambda rows: head.sample(rows[:, :width], rows[:, width:]), both),
+    ]
+    if kind == "epsilon_greedy_distribution":
+        # Actions hide in which order the atoms are added.
+        functions.append((head.values, output))
+    for function, rows in functions:
+        assert_same_in_any_company(function, rows)
+        expected = function(rows)
+        for size in (*range(1, 8), 13, 27):
+            parts = [function(rows[i : i + size]) for i in range(0, 64, size)]
+            assert np.concatenate(parts).tobytes() == expected.tobytes()
+        assert function(np.asfortranarray(rows)).tobytes() == expected.tobytes()
+    sampled, greedy = head.sample(output, noise), head.greedy(output)
+    assert sampled.shape == greedy.shape == (64, *head.shape)
+    assert sampled.dtype == greedy.dtype == head.dtype
 
 
 def snapshot_of(*layers: Layer, head: Layer | None = None) -> PolicySnapshot:

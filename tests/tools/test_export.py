@@ -10,14 +10,17 @@ import torch
 from gymnasium import spaces
 
 from flame_rl import Trainer
+from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.policy.heads import HEADS
 from flame_rl.actor.policy.layers import LAYERS
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.tools import onnx_file as export
+from flame_rl.tools.onnx_graph import Graph
+from flame_rl.tools.onnx_heads import HEAD_OUTPUTS
 from flame_rl.wire.messages import Layer
 from model import make_networks
-from tests.helpers import ROOT, run_main, spec_of
+from tests.helpers import ROOT, run_main, snapshot_with, spec_of
 
 REASON = "the optional packages are not installed (uv run --group export pytest)"
 onnx = pytest.importorskip("onnx", reason=REASON)
@@ -97,7 +100,124 @@ def test_a_layer_that_has_no_node_is_named():
 
 
 def test_every_kind_has_its_node():
-    assert export._LAYERS.keys() == LAYERS.keys() and export._HEADS.keys() == HEADS.keys()
+    assert export._LAYERS.keys() == LAYERS.keys() and HEAD_OUTPUTS.keys() == HEADS.keys()
+
+
+NEW_OUTPUTS = {
+    "epsilon_greedy": {"values": ["batch", 3], "action": ["batch"], "epsilon": [1]},
+    "epsilon_greedy_distribution": {
+        "logits": ["batch", 3, 51],
+        "values": ["batch", 3],
+        "action": ["batch"],
+        "epsilon": [1],
+        "support": [51],
+    },
+    "squashed_gaussian": {
+        "mean": ["batch", 3],
+        "log_std": ["batch", 3],
+        "action": ["batch", 3],
+    },
+    "noisy": {"action": ["batch", 3], "std": [3]},
+    "noisy_ornstein_uhlenbeck": {"action": ["batch", 3], "std": [3], "theta": [1]},
+}
+
+
+def widened(snapshot):
+    """Weights large enough that what is clipped is clipped."""
+    layers = [
+        Layer(layer.kind, {name: array * 3 for name, array in layer.arrays.items()})
+        for layer in snapshot.layers
+    ]
+    return dataclasses.replace(snapshot, layers=tuple(layers))
+
+
+@pytest.mark.parametrize("kind", NEW_OUTPUTS)
+def test_the_file_has_the_action_without_noise(kind):
+    """By torch from the output of the network, which the file of a Gaussian policy has."""
+    snapshot = widened(snapshot_with(kind, 5, 3, hidden=(16,)))
+    model = export.to_onnx(snapshot, "Some-v0")
+    assert export.check_onnx(model, snapshot) < 1e-5
+    session = onnxruntime.InferenceSession(model)
+    shapes = {output.name: output.shape for output in session.get_outputs()}
+    assert shapes == NEW_OUTPUTS[kind]
+    assert list(shapes) == export.output_names(snapshot)
+
+    observation = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    width = ActingPolicy(snapshot).output_dim
+    plain = Layer("gaussian", {"log_std": np.zeros(width, np.float32)})
+    plain_model = export.to_onnx(dataclasses.replace(snapshot, head=plain), "Some-v0")
+    (output,) = onnxruntime.InferenceSession(plain_model).run(
+        ["mean"], {"observation": observation}
+    )
+    output = torch.from_numpy(output)
+    answers = dict(zip(shapes, session.run(None, {"observation": observation}), strict=True))
+    for name, array in snapshot.head.arrays.items():
+        np.testing.assert_array_equal(answers.pop(name), array)
+    match kind:
+        case "epsilon_greedy":
+            expected = {"values": output, "action": output.argmax(dim=1)}
+        case "epsilon_greedy_distribution":
+            logits = torch.stack(output.split(51, dim=1), dim=1)
+            support = torch.from_numpy(snapshot.head.arrays["support"])
+            values = (torch.softmax(logits, dim=2) * support).sum(dim=2)
+            expected = {"logits": logits, "values": values, "action": values.argmax(dim=1)}
+        case "squashed_gaussian":
+            mean, log_std = output.split(3, dim=1)
+            assert (log_std > 2).any()
+            expected = {"mean": mean, "log_std": log_std.clamp(-20, 2), "action": mean.tanh()}
+        case _:
+            expected = {"action": output.clamp(-1, 1)}
+    assert answers.keys() == expected.keys()
+    for name, right in expected.items():
+        np.testing.assert_allclose(answers[name], right, rtol=1e-4, atol=1e-5)
+    greedy = ActingPolicy(snapshot).act(observation, None)
+    np.testing.assert_allclose(answers["action"], greedy, rtol=1e-4, atol=1e-5)
+
+
+def test_the_file_clips_a_deterministic_action():
+    snapshot = widened(snapshot_with("noisy", 5, 3, hidden=(16,)))
+    snapshot = dataclasses.replace(snapshot, layers=snapshot.layers[:-1])  # without tanh
+    model = export.to_onnx(snapshot, "Some-v0")
+    export.check_onnx(model, snapshot)
+    observation = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+    (action,) = onnxruntime.InferenceSession(model).run(["action"], {"observation": observation})
+    assert np.abs(action).max() == 1.0
+
+
+def test_equal_values_are_no_difference():
+    """Whichever of the best actions the file takes."""
+    snapshot = snapshot_with("epsilon_greedy", 5, 3, hidden=())
+    weight = np.repeat(snapshot.layers[0].arrays["weight"][:, :1], 3, axis=1)
+    values = Layer("dense", {"weight": weight, "bias": np.array([0, 1e-7, 2e-7], np.float32)})
+    snapshot = dataclasses.replace(snapshot, layers=(values,))
+    assert export.check_onnx(export.to_onnx(snapshot, "Some-v0"), snapshot) < 1e-6
+
+
+@pytest.mark.parametrize("kind", NEW_OUTPUTS)
+def test_a_file_of_another_head_is_refused(monkeypatch, kind):
+    """With other arrays, or other nodes, than those of the policy."""
+    snapshot = widened(snapshot_with(kind, 5, 3, hidden=(16,)))
+    for name, array in snapshot.head.arrays.items():
+        head = Layer(kind, snapshot.head.arrays | {name: array / 2})
+        other = export.to_onnx(dataclasses.replace(snapshot, head=head), "Some-v0")
+        with pytest.raises(RunError, match="nothing was written"):
+            export.check_onnx(other, snapshot)
+
+    apply = Graph.apply
+    others = {"ArgMax": "ArgMin", "Tanh": "Sigmoid", "Clip": "Max", "Softmax": "LogSoftmax"}
+    for operation, other in others.items():
+        nodes = onnx.load_from_string(export.to_onnx(snapshot, "Some-v0")).graph.node
+        if operation not in {node.op_type for node in nodes}:
+            continue
+
+        def other_node(self, asked, *inputs, operation=operation, other=other, **options):
+            return apply(self, other if asked == operation else asked, *inputs, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Graph, "apply", other_node)
+            model = export.to_onnx(snapshot, "Some-v0")
+        with pytest.raises(RunError, match="nothing was written"):
+            export.check_onnx(model, snapshot)
 
 
 def with_relu(snapshot):

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from flame_rl.actor.policy.acting import check_snapshot
+from flame_rl.actor.policy.heads import HEADS
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Column, Environment, Episode
 from flame_rl.wire.steps import step_columns
@@ -22,6 +24,7 @@ from tests.helpers import (
     assert_same_episodes,
     episode_of,
     random_snapshot,
+    snapshot_with,
     spec_of,
     together,
 )
@@ -46,7 +49,11 @@ def episode(index: int, steps: int, continuous: bool) -> Episode:
     )
 
 
-@pytest.mark.parametrize("snapshot", [CATEGORICAL, GAUSSIAN, FACTORED])
+@pytest.mark.parametrize(
+    "snapshot",
+    [CATEGORICAL, GAUSSIAN, FACTORED, *(snapshot_with(kind, 3, 2) for kind in HEADS)],
+    ids=lambda snapshot: snapshot.head.kind,
+)
 def test_snapshot_round_trip(snapshot):
     decoded = codec.decode_snapshot(codec.encode_snapshot(snapshot))
     assert decoded.version == snapshot.version
@@ -56,6 +63,7 @@ def test_snapshot_round_trip(snapshot):
         for name, array in a.arrays.items():
             assert b.arrays[name].dtype == array.dtype
             np.testing.assert_array_equal(b.arrays[name], array)
+    check_snapshot(decoded)
 
 
 def test_request_round_trip():

@@ -6,8 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from flame_rl.actor.policy.heads import HEADS, Head
+from flame_rl.actor.policy.heads import HEADS
 from flame_rl.actor.policy.layers import LAYERS, ROW_BLOCK
+from flame_rl.actor.policy.protocol import ArrayTypes, Head
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
@@ -34,7 +35,7 @@ class ActingPolicy:
         ]
 
     def forward(self, observations: np.ndarray) -> np.ndarray:
-        """The network's output: logits, or the mean of the actions.
+        """The network's output, which the head turns into actions: logits, action values, means.
 
         Args:
             observations: float32 [B, D], B a multiple of `ROW_BLOCK`.
@@ -56,8 +57,8 @@ class ActingPolicy:
 
         Args:
             observations: float32 [B, D], B a multiple of `ROW_BLOCK`.
-            noise: float64 [B, noise_width], to sample with; None: the mean or the likeliest choice
-                is taken.
+            noise: float64 [B, noise_width], to sample with; None: the action without noise,
+                as `Head.greedy` says.
 
         Returns:
             [B, ...], of the head's type and shape.
@@ -65,12 +66,32 @@ class ActingPolicy:
         output = self.forward(observations)
         return self.head.greedy(output) if noise is None else self.head.sample(output, noise)
 
-    def draw_noise(self, generator: np.random.Generator, steps: int) -> np.ndarray:
-        """The next `steps` rows of noise, float64 [steps, noise_width]."""
-        shape = steps, self.head.noise_width
-        if self.head.noise == "normal":
-            return generator.standard_normal(shape)
-        return generator.random(shape)
+    def draw_noise(
+        self, generator: np.random.Generator, steps: int, before: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The noise of an episode's next steps; the bits do not depend on how many are drawn at a
+        time.
+
+        Args:
+            generator: the episode's own.
+            steps: the number of steps.
+            before: float64 [noise_width], the noise of the step before these; None: the episode
+                begins.
+
+        Returns:
+            float64 [steps, noise_width].
+        """
+        head = self.head
+        shape = steps, head.noise_width
+        noise = (
+            generator.standard_normal(shape) if head.noise == "normal" else generator.random(shape)
+        )
+        if head.noise_carry:
+            last = np.zeros(head.noise_width) if before is None else before
+            for row in noise:
+                row += head.noise_carry * last
+                last = row
+        return noise
 
 
 def check_snapshot(snapshot: PolicySnapshot) -> None:
@@ -114,12 +135,17 @@ def _checked(snapshot: PolicySnapshot) -> tuple[int, int, Head]:
 
 
 def _check_arrays(
-    where: str, layer: Layer, declared: dict[str, tuple[str, tuple[str, ...]]], width: int | None
-) -> dict[str, int]:
+    where: str, layer: Layer, declared: ArrayTypes, width: int | None
+) -> dict[str | int, int]:
     """Compare arrays with the declaration of their kind; returns the named sizes."""
     if layer.arrays.keys() != declared.keys():
         raise WireError(f"{where}: arrays {sorted(layer.arrays)[:10]} and not {sorted(declared)}")
-    sizes = {} if width is None else {"in": width}
+    # A number stands for itself.
+    sizes: dict[str | int, int] = {
+        size: size for _, shape in declared.values() for size in shape if isinstance(size, int)
+    }
+    if width is not None:
+        sizes["in"] = width
     for name, (dtype, shape) in declared.items():
         array = layer.arrays[name]
         if array.dtype != dtype or array.ndim != len(shape):

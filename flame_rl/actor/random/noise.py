@@ -17,8 +17,8 @@ MANY = 64
 class Noise:
     """A table of random numbers, a column for each slot, a row for each lock step of a block.
 
-    An episode's numbers come one after another from its own generator, however many are drawn at a
-    time.
+    An episode's numbers come one after another from its own generator and, where a step's noise
+    depends on the step before, from the episode's own last row, however many are drawn at a time.
 
     Attributes:
         rows: float64 [steps or more, W, noise_width].
@@ -46,6 +46,8 @@ class Noise:
         # The first row for which a slot's numbers are yet to be drawn; -1: the slot does not play.
         self._until = np.full(width, -1)
         self._generators: dict[int, np.random.Generator] = {}
+        # The last row that was drawn for the episode of each slot, 0 before the first.
+        self._before = np.zeros((width, head.noise_width))
         self._episode = np.zeros(width, np.int64)
 
     def begin(self, row: int, slots: np.ndarray, episodes: np.ndarray) -> None:
@@ -58,6 +60,7 @@ class Noise:
         """
         self.end(slots)
         self._episode[slots] = episodes
+        self._before[slots] = 0.0
         count = len(self._ahead)
         self.rows[row : row + count, slots] = self._ahead[:, episodes]
         self._until[slots] = row + count
@@ -92,5 +95,7 @@ class Noise:
             generator.bit_generator.advance(len(self._ahead) * self._ahead.shape[2])
             self._generators[slot] = generator
         count = len(self.rows) - row
-        self.rows[row:, slot] = self._policy.draw_noise(generator, count)
+        drawn = self._policy.draw_noise(generator, count, self._before[slot])
+        self.rows[row:, slot] = drawn
+        self._before[slot] = drawn[-1]
         self._until[slot] = len(self.rows)

@@ -1,0 +1,246 @@
+"""The heads of value-based and deterministic policies against torch, plain loops and statistics."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from flame_rl.actor.policy.acting import ActingPolicy, check_snapshot
+from flame_rl.actor.policy.heads import HEADS
+from flame_rl.wire import codec
+from flame_rl.wire.messages import Layer, PolicySnapshot
+from flame_rl.wire.packing import WireError
+from tests.helpers import random_snapshot, snapshot_with
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+EPSILON = {"epsilon": floats(0.3)}
+SUPPORT = floats(-10, -2.5, 0, 1, 30)
+
+
+def test_epsilon_greedy_by_definition():
+    rng = np.random.default_rng(0)
+    values, noise = rng.standard_normal((500, 7)), rng.random((500, 2))
+    values[:9, 2] = values[:9, 5] = 4.0  # of equal values, the first
+    head = HEADS["epsilon_greedy"](7, **EPSILON)
+    actions = head.sample(values, noise)
+    for row in range(500):
+        best = max(range(7), key=lambda action, row=row: values[row, action])
+        anything = math.floor(noise[row, 1] * 7)
+        assert actions[row] == (anything if noise[row, 0] < np.float32(0.3) else best)
+        assert head.greedy(values[row : row + 1]) == [best]
+    assert (actions[:9] == 2).any()
+
+
+@pytest.mark.parametrize("kind", ["epsilon_greedy", "epsilon_greedy_distribution"])
+@pytest.mark.parametrize("epsilon", [0.0, 0.05, 0.5, 1.0])
+def test_epsilon_greedy_frequencies(kind, epsilon):
+    """Each action but the greedy one has probability epsilon / A; the count is within five standard
+    deviations of a binomial distribution."""
+    steps, actions, best = 50_000, 6, 4
+    arrays = {"epsilon": floats(epsilon)}
+    output = np.zeros((steps, actions))
+    output[:, best] = 1
+    if kind == "epsilon_greedy_distribution":
+        arrays["support"] = floats(0, 1)
+        # The atom of return 1 is likelier for the best action.
+        output = np.stack([np.zeros_like(output), output], axis=2).reshape(steps, -1)
+    head = HEADS[kind](output.shape[1], **arrays)
+    noise = np.random.default_rng(5).random((steps, head.noise_width))
+    counts = np.bincount(head.sample(output, noise), minlength=actions)
+    for action in range(actions):
+        probability = epsilon / actions + (1 - epsilon if action == best else 0)
+        bound = 5 * math.sqrt(steps * probability * (1 - probability))
+        assert abs(counts[action] - steps * probability) <= bound
+
+
+@pytest.mark.parametrize("actions", [1, 2, 3, 5, 18, 1000])
+def test_the_greatest_random_number_gives_the_last_action(actions):
+    head = HEADS["epsilon_greedy"](actions, epsilon=floats(1))
+    below_1 = np.nextafter(1.0, 0.0)
+    taken = head.sample(np.zeros((2, actions)), np.array([[below_1, below_1], [0, 0]]))
+    assert taken.tolist() == [actions - 1, 0]
+
+
+def test_the_value_of_a_distribution_is_its_mean():
+    rng = np.random.default_rng(1)
+    actions, atoms = 3, len(SUPPORT)
+    logits = rng.standard_normal((200, actions * atoms)) * 4
+    logits[0] *= 1000  # no overflow
+    head = HEADS["epsilon_greedy_distribution"](actions * atoms, support=SUPPORT, **EPSILON)
+    expected = np.zeros((200, actions))
+    for action in range(actions):
+        first = action * atoms
+        chances = torch.softmax(torch.from_numpy(logits[:, first : first + atoms]), dim=1)
+        expected[:, action] = (chances @ torch.from_numpy(SUPPORT).double()).numpy()
+    np.testing.assert_allclose(head.values(logits), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(head.greedy(logits), expected.argmax(axis=1))
+    noise = rng.random((200, 2))
+    plain = HEADS["epsilon_greedy"](actions, **EPSILON)
+    np.testing.assert_array_equal(head.sample(logits, noise), plain.sample(expected, noise))
+
+
+def test_squashed_gaussian_is_torchs():
+    rng = np.random.default_rng(2)
+    output = rng.standard_normal((100, 6)) * 3
+    output[:10, 3:] = [-50.0, 5.0, 700.0]  # logarithms of standard deviations beyond the range
+    noise = rng.standard_normal((100, 3))
+    head = HEADS["squashed_gaussian"](6)
+    assert (head.noise, head.noise_width, head.shape) == ("normal", 3, (3,))
+    mean, log_std = torch.from_numpy(output).split(3, dim=1)
+    gaussian = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+    squash = torch.distributions.TanhTransform()
+    expected = squash(gaussian.loc + gaussian.scale * torch.from_numpy(noise))
+    np.testing.assert_allclose(head.sample(output, noise), expected, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(head.greedy(output), squash(mean), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["noisy", "noisy_ornstein_uhlenbeck"])
+def test_noise_is_added_to_a_deterministic_action_and_clipped(kind):
+    std = floats(0.1, 0.0, 2.0)
+    more = {"theta": floats(0.15)} if kind == "noisy_ornstein_uhlenbeck" else {}
+    head = HEADS[kind](3, std=std, **more)
+    rng = np.random.default_rng(3)
+    output, noise = rng.uniform(-1.2, 1.2, (100, 3)), rng.standard_normal((100, 3))
+    actions, greedy = head.sample(output, noise), head.greedy(output)
+    for row in range(100):
+        for i in range(3):
+            wanted = output[row, i] + float(std[i]) * noise[row, i]
+            assert actions[row, i] == np.float32(max(-1.0, min(1.0, wanted)))
+            assert greedy[row, i] == np.float32(max(-1.0, min(1.0, output[row, i])))
+    assert abs(actions).max() == abs(greedy).max() == 1
+
+
+def ornstein_uhlenbeck(theta: float, std: np.ndarray) -> ActingPolicy:
+    """A policy whose action without noise is 0."""
+    weight, bias = np.zeros((1, len(std)), np.float32), np.zeros(len(std), np.float32)
+    head = Layer("noisy_ornstein_uhlenbeck", {"std": std, "theta": floats(theta)})
+    layer = Layer("dense", {"weight": weight, "bias": bias})
+    return ActingPolicy(PolicySnapshot(0, (layer,), head))
+
+
+def test_ornstein_uhlenbeck_by_definition():
+    std = floats(0.02, 0.05)
+    policy = ornstein_uhlenbeck(0.15, std)
+    noise = policy.draw_noise(np.random.default_rng(4), 200)
+    actions = policy.act(np.zeros((200, 1), np.float32), noise)
+    generator = np.random.default_rng(4)
+    x = [0.0, 0.0]
+    for step in range(200):
+        for i in range(2):
+            theta = float(np.float32(0.15))
+            x[i] = (1 - theta) * x[i] + float(std[i]) * generator.standard_normal()
+        np.testing.assert_allclose(actions[step], x, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_noise_has_the_same_bits_however_many_steps_are_drawn_at_a_time(kind):
+    policy = ActingPolicy(snapshot_with(kind, 4, 3))
+    expected = policy.draw_noise(np.random.default_rng(6), 60)
+    assert expected.shape == (60, policy.head.noise_width)
+    for size in (1, 2, 7, 59):
+        generator = np.random.default_rng(6)
+        before, parts = None, []
+        for first in range(0, 60, size):
+            parts.append(policy.draw_noise(generator, min(size, 60 - first), before))
+            before = parts[-1][-1]
+        assert np.concatenate(parts).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("theta", [0.15, 0.5, 1.0])
+def test_ornstein_uhlenbeck_has_its_autocorrelation(theta):
+    """In the long run the variance is 1 / (1 - (1 - theta)^2), and the correlation of steps k apart
+    (1 - theta)^k."""
+    noise = ornstein_uhlenbeck(theta, floats(1)).draw_noise(np.random.default_rng(7), 100_000)
+    x = noise[200:, 0]
+    assert np.var(x) == pytest.approx(1 / (1 - (1 - theta) ** 2), rel=0.05)
+    for lag in (1, 3, 8):
+        correlation = np.mean(x[:-lag] * x[lag:]) / np.var(x)
+        assert correlation == pytest.approx((1 - theta) ** lag, abs=0.03)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("kind", "arrays", "words"),
+    [
+        *(
+            ("epsilon_greedy", {"epsilon": floats(epsilon)}, "epsilon: .* not from 0 to 1")
+            for epsilon in (-1e-6, 1.001, NAN, float("inf"))
+        ),
+        ("epsilon_greedy", {}, r"arrays \[\] and not \['epsilon'\]"),
+        ("epsilon_greedy", {"epsilon": floats(0, 0)}, r"epsilon: shape \(2,\) where \(1,\)"),
+        ("epsilon_greedy", {"epsilon": np.float32(0).reshape(())}, "epsilon: .* of 1 dimensions"),
+        ("epsilon_greedy", {"epsilon": np.zeros(1)}, "epsilon: float64"),
+        ("epsilon_greedy_distribution", EPSILON, r"arrays \['epsilon'\] and not"),
+        (
+            "epsilon_greedy_distribution",
+            EPSILON | {"support": SUPPORT},
+            "support: 5 atoms do not divide .* 4,",
+        ),
+        ("epsilon_greedy_distribution", EPSILON | {"support": floats()}, r"support: shape \(0,\)"),
+        (
+            "epsilon_greedy_distribution",
+            EPSILON | {"support": floats(0, NAN)},
+            "support: not finite",
+        ),
+        (
+            "epsilon_greedy_distribution",
+            {"epsilon": floats(2), "support": floats(0, 1)},
+            "epsilon: 2.0",
+        ),
+        ("noisy", {"std": floats(1, 1, 1)}, r"std: shape \(3,\) where \(4,\)"),
+        *(
+            ("noisy", {"std": floats(1, 0, std, 1)}, "std: not finite, or below 0")
+            for std in (-0.1, NAN, float("inf"))
+        ),
+        ("noisy_ornstein_uhlenbeck", {"std": floats(1, 1, 1, 1)}, r"arrays \['std'\] and not"),
+        *(
+            (
+                "noisy_ornstein_uhlenbeck",
+                {"std": floats(1, 1, 1, 1), "theta": floats(theta)},
+                "theta: .* not from 0 to 1",
+            )
+            for theta in (-0.1, 1.1, NAN)
+        ),
+        (
+            "noisy_ornstein_uhlenbeck",
+            {"std": floats(1, 1, -1, 1), "theta": floats(0.15)},
+            "std: not finite, or below 0",
+        ),
+        ("squashed_gaussian", {"log_std": floats(1, 1)}, r"arrays \['log_std'\] and not \[\]"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(kind, arrays, words):
+    snapshot = PolicySnapshot(
+        0, random_snapshot(3, 4, False, hidden=()).layers, Layer(kind, arrays)
+    )
+    for check in (check_snapshot, ActingPolicy):
+        with pytest.raises(WireError, match=rf"head \({kind}\): {words}"):
+            check(snapshot)
+
+
+def test_a_squashed_gaussian_of_odd_width_is_refused():
+    snapshot = PolicySnapshot(
+        0, random_snapshot(3, 5, False).layers, Layer("squashed_gaussian", {})
+    )
+    with pytest.raises(WireError, match=r"head \(squashed_gaussian\): an output of width 5"):
+        check_snapshot(snapshot)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HEADS if HEADS[kind].arrays])
+def test_numbers_of_a_head_that_are_not_finite_do_not_arrive(kind):
+    snapshot = snapshot_with(kind, 3, 2)
+    for name, array in snapshot.head.arrays.items():
+        if array.dtype == np.float32:
+            wrong = Layer(kind, snapshot.head.arrays | {name: np.full_like(array, np.nan)})
+            data = codec.encode_snapshot(PolicySnapshot(0, snapshot.layers, wrong))
+            with pytest.raises(WireError, match=f"{name}: not finite"):
+                codec.decode_snapshot(data)
