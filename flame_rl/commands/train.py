@@ -12,6 +12,7 @@ from flame_rl.commands import COMMANDS
 from flame_rl.run.folder import (
     EVALUATIONS_NAME,
     METRICS_NAME,
+    REPLAY_NAME,
     check_output,
     hold_folder,
     shown,
@@ -65,6 +66,7 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
         trainer = ending.enter_context(Trainer(config, stop=stop))
         if config.output.reproduce is None:
             folder = ending.enter_context(hold_folder(config))
+            trainer.keep_files(folder / REPLAY_NAME)
         trainer.resume_run()
         done, wanted = trainer.totals.iterations, config.experiment.iterations
         if done > wanted:
@@ -80,6 +82,9 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
             episode = trainer.reproduce()
             say(f"Reward {episode.rewards.sum()} in {episode.length} steps; nothing failed.")
             return
+        if trainer.files is not None:
+            say(f"{trainer.files.needs}\n")
+            trainer.files.recall()
         console = train_and_report(trainer, folder, here)
         trainer.close()
         console.summary(interrupted=stop.is_set())

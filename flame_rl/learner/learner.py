@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,37 @@ class Part(Protocol):
     def load_state_dict(self, state: dict[str, Tensor]) -> object: ...
 
 
+class Files(Protocol):
+    """State that is too large for a checkpoint, in files of its own.
+
+    Attributes:
+        needs: what it needs of the machine, in words.
+    """
+
+    needs: str
+
+    def keep_in(self, folder: Path) -> None:
+        """Write the files to this folder, and read them from there when a state is loaded."""
+        ...
+
+    def read_from(self, folder: Path) -> None:
+        """Read the files of the next loaded state from this folder, which stays as it is."""
+        ...
+
+    def recall(self) -> None:
+        """Read what the state that was loaded last needs. Raises RunError if it is missing."""
+        ...
+
+    def copy_to(self, folder: Path) -> None:
+        """Copy the files. Raises OSError if the disk refuses."""
+        ...
+
+    def saved(self, kept: int) -> None:
+        """A checkpoint was written: delete what the last `kept` of them do not need. Raises OSError
+        if the disk refuses."""
+        ...
+
+
 class Algorithm(Protocol):
     """An algorithm, as `Learner` uses it.
 
@@ -38,7 +70,10 @@ class Algorithm(Protocol):
         parts: everything with state that the next update depends on, by name. The torch modules
             among them are networks; their weights are digested and written to weights.safetensors.
         metrics: names of the numbers that `update` may return, in the order of metrics.csv.
+        files: state that no checkpoint holds, or None.
     """
+
+    files: Files | None
 
     @property
     def parts(self) -> dict[str, Part]: ...

@@ -110,6 +110,8 @@ class OnPolicy:
     observations: RunningMoments | None
     collector: Collector | None
 
+    files = None
+
     @property
     def parts(self) -> dict[str, Part]:
         """See `Algorithm.parts`."""

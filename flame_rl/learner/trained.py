@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from torch import nn
 
 from flame_rl.learner import slices
 from flame_rl.learner.adam import Adam
-from flame_rl.learner.gradients.network import Loss, Network, Samples
+from flame_rl.learner.gradients.network import Loss, Network, Pass, Samples, Slope
 
 
 class TrainedNetwork:
@@ -54,3 +55,22 @@ class TrainedNetwork:
         if numbers["taken"]:
             self.adam.step(learning_rate)
         return numbers
+
+    def descend(
+        self,
+        forward: Pass,
+        slopes: tuple[Slope, ...],
+        learning_rate: float,
+        max_grad_norm: float = math.inf,
+    ) -> None:
+        """One step of Adam down a mean loss whose slopes are known already.
+
+        Args:
+            forward: a pass of `network` through a minibatch.
+            slopes: those of each sample's loss, for each output.
+            learning_rate, max_grad_norm: as in `step`.
+        """
+        forward.to_parameters(slopes, self.adam.gradient)
+        self.adam.gradient *= 1 / len(forward.outputs[0])
+        self.adam.clip_gradient(max_grad_norm)
+        self.adam.step(learning_rate)

@@ -78,12 +78,12 @@ def sarsa_values(next_values: np.ndarray, next_actions: np.ndarray) -> np.ndarra
     return of_actions(next_values, next_actions)
 
 
-def expected_sarsa_values(next_values: np.ndarray, epsilon: float) -> np.ndarray:
+def expected_sarsa_values(next_values: np.ndarray, epsilon: float | np.ndarray) -> np.ndarray:
     """The expectation of Q(S', A') under the epsilon-greedy policy (Sutton and Barto, eq. 6.9).
 
     Args:
         next_values: [B, A].
-        epsilon: the probability of a uniformly random action.
+        epsilon: the probability of a uniformly random action, one number or [B].
 
     Returns:
         [B].
@@ -305,8 +305,7 @@ def _weighted(
         _check("weights", weights, rows)
         numbers["loss"] = weights * numbers["loss"]
         slope = (weights * slope.T).T
-    # Not zeros_like: of a transposed array, reshape would copy.
-    whole = np.zeros(outputs.shape, outputs.dtype)
+    whole = np.zeros_like(outputs)
     atoms = slope.shape[1] if slope.ndim == 2 else 1
     parts = whole.reshape(rows, -1, atoms)
     parts[np.arange(rows), samples["actions"]] = slope.reshape(rows, atoms)

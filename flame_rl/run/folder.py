@@ -17,6 +17,7 @@ CONFIG_NAME = "config.json"
 METRICS_NAME = "metrics.csv"
 EVALUATIONS_NAME = "evaluations.csv"
 CHECKPOINTS_NAME = "checkpoints"
+REPLAY_NAME = "replay"
 LOCK_NAME = ".lock"
 
 
@@ -90,6 +91,18 @@ def _make_folder(config: TrainConfig) -> Path:
             return folder
         except FileExistsError:
             folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
+
+
+def files_of(path: Path) -> Path:
+    """The folder with what a checkpoint leaves to files of its own.
+
+    Args:
+        path: a run folder, a checkpoint in one, or a file that `Trainer.save` wrote.
+    """
+    beside = path.with_name(f"{path.name}.{REPLAY_NAME}")
+    if beside.is_dir():
+        return beside
+    return (path if path.is_dir() else path.parent.parent) / REPLAY_NAME
 
 
 def shown(folder: Path, here: Path) -> Path:

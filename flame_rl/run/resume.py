@@ -66,7 +66,7 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     """Warnings about changes that make results differ from a run that never stopped."""
     warnings = []
     before, now = checkpoint.config["experiment"]["iterations"], config.experiment.iterations
-    if config.algorithm.learning_rate_decay and before != now:
+    if getattr(config.algorithm, "learning_rate_decay", False) and before != now:
         warnings.append(
             f"learning rates fall to 0 at the last iteration: with {now} of them in place of "
             f"{before}, results differ from now on"

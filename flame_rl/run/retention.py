@@ -100,9 +100,12 @@ class Checkpointer:
         self._score = None
         self._save_best()
         done = [file for file in numbered(self._folder) if number_of(file) <= iterations]
+        kept = self._config.output.keep_checkpoints
         with refused_by_the_disk(self._folder):
-            for file in done[self._config.output.keep_checkpoints :]:
+            for file in done[kept:]:
                 file.unlink(missing_ok=True)
+            if self._learner.algorithm.files is not None:
+                self._learner.algorithm.files.saved(kept)
 
     def _keep_if_best(self, state: State, score: float) -> None:
         if score > self._best:

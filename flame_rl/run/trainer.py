@@ -22,6 +22,7 @@ from flame_rl.backends.select import collects_elsewhere, is_distributed, make_ba
 from flame_rl.run.agent import Agent
 from flame_rl.run.ahead import Ahead, EitherEvent
 from flame_rl.run.evaluation import Evaluation, evaluate
+from flame_rl.run.folder import REPLAY_NAME, files_of
 from flame_rl.run.own_environment import register, unregister
 from flame_rl.run.results import IterationResult, Totals
 from flame_rl.run.sizes import refuse_what_cannot_fit
@@ -33,6 +34,7 @@ from flame_rl.system.signals import unless_stopped
 from flame_rl.wire.messages import CollectRequest, Episode
 
 if TYPE_CHECKING:
+    from flame_rl.learner.learner import Files
     from flame_rl.run.checkpoint import Checkpoint
 
 
@@ -201,6 +203,8 @@ class Trainer:
         then, now = (replace(spec, env_id="", time_limit=None) for spec in specs)
         if then != now:
             raise UsageError(f"--env: the environment of {path} was another one: {then}, now {now}")
+        if self.files is not None:
+            self.files.read_from(files_of(path))
         load_state(self.learner, checkpoint, path)
         self.totals, self.tables = checkpoint.totals, checkpoint.tables
         return what_differs(checkpoint, self.config)
@@ -292,10 +296,26 @@ class Trainer:
             self._agent = Agent(snapshot, self.spec)
         return self._agent.act(observation, self._generator if explore else None)
 
+    @property
+    def files(self) -> Files | None:
+        """What the learner keeps in files of its own, if anything."""
+        return self.learner.algorithm.files
+
+    def keep_files(self, folder: Path) -> None:
+        """Let the learner keep its files in this folder; otherwise it has a temporary one."""
+        if self.files is not None:
+            self.files.keep_in(folder)
+
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint that `load` reads. Raises RunError if the disk refuses."""
+        """Write a checkpoint that `load` reads; replayed experience goes to a folder beside it,
+        PATH.replay. Raises RunError if the disk refuses."""
         from flame_rl.run.checkpoint import encode, refused_by_the_disk, write
 
+        path = Path(path)
+        with refused_by_the_disk(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if self.files is not None:
+                self.files.copy_to(path.with_name(f"{path.name}.{REPLAY_NAME}"))
         state = self.learner.state_dict()
         with refused_by_the_disk(Path(path)):
             write(Path(path), encode(self.totals, None, state, self.spec, self.config))

@@ -10,6 +10,11 @@ ALGORITHMS = {
     "reinforce": "Reinforce",
     "a2c": "A2C",
     "ppo": "PPO",
+    "dqn": "DQN",
+    "sarsa": "Sarsa",
+    "ddpg": "DDPG",
+    "td3": "TD3",
+    "sac": "SAC",
 }
 
 
@@ -19,8 +24,8 @@ class AlgorithmSettings(Protocol):
     Attributes:
         title: the algorithm's name as people write it.
         learner: "module:function"; the function makes the algorithm's learner.
-        presets: values that replace the defaults, by environment id; fields of `Experiment` may be
-            among them.
+        presets: values that replace the defaults, by environment id; "" is for every environment.
+            Fields of `Experiment` may be among them.
     """
 
     title: ClassVar[str]

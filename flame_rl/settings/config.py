@@ -59,7 +59,8 @@ class TrainConfig:
         if algorithm not in ALGORITHMS:
             refuse("algorithm", " or ".join(ALGORITHMS), algorithm)
         chosen = settings_class(algorithm)
-        preset = chosen.presets.get(environment_id(environment_name(env)), {})
+        env_id = environment_id(environment_name(env))
+        preset = chosen.presets.get("", {}) | chosen.presets.get(env_id, {})
         values = preset | settings | {"env": env}
         kinds = _kinds(chosen)
         parts = {

@@ -107,7 +107,7 @@ WRONG = [
     ({"baseline": "leave_one_out"}, "--baseline: none, leave-one-out, value, not leave_one_out"),
     ({"simulator": "x"}, "--simulator: auto, plain, fast, not x"),
     ({"activation": "gelu"}, "--activation: tanh, relu, silu, not gelu"),
-    ({"algorithm": "sarsa"}, "--algorithm: reinforce or a2c or ppo, not sarsa"),
+    ({"algorithm": "trpo"}, "--algorithm: reinforce or a2c or ppo or"),
     ({"learning_rate": "0.1"}, "--learning-rate: a number, not 0.1"),
     ({"learning_rate": float("nan")}, "--learning-rate: above 0"),
     ({"episodes_per_iter": 2.5}, "--episodes-per-iter: an integer, not 2.5"),
@@ -154,7 +154,7 @@ def test_a_configuration_comes_back_from_its_json(algorithm):
         data[part]["another"] = 1
         with pytest.raises(UsageError, match="another"):
             TrainConfig.from_data(data)
-    for wrong in (None, [], {}, config.to_data() | {"algorithm": {"name": "sarsa"}}):
+    for wrong in (None, [], {}, config.to_data() | {"algorithm": {"name": "trpo"}}):
         with pytest.raises(UsageError, match=r"config\.json"):
             TrainConfig.from_data(wrong)
 

@@ -193,6 +193,14 @@ def test_equal_values_are_no_difference():
     assert export.check_onnx(export.to_onnx(snapshot, "Some-v0"), snapshot) < 1e-6
 
 
+def test_values_that_cancel_out_are_as_exact_as_their_support():
+    """Nearly uniform distributions about 0, as those of an untrained network are."""
+    snapshot = snapshot_with("epsilon_greedy_distribution", 5, 3, hidden=())
+    tiny = {name: array * 1e-5 for name, array in snapshot.layers[0].arrays.items()}
+    snapshot = dataclasses.replace(snapshot, layers=(Layer("dense", tiny),))
+    assert export.check_onnx(export.to_onnx(snapshot, "Some-v0"), snapshot) < 1e-5
+
+
 @pytest.mark.parametrize("kind", NEW_OUTPUTS)
 def test_a_file_of_another_head_is_refused(monkeypatch, kind):
     """With other arrays, or other nodes, than those of the policy."""
@@ -261,6 +269,13 @@ def test_a_missing_clip_is_noticed(monkeypatch):
 def test_a_policy_of_nan_is_refused():
     snapshot = make_policy().snapshot(0)
     snapshot.layers[1].arrays["weight"][:] = np.nan
+    with pytest.raises(RunError, match="differs from this one by nan"):
+        export.check_onnx(export.to_onnx(snapshot, "Some-v0"), snapshot)
+
+
+def test_one_output_of_nan_is_refused():
+    snapshot = snapshot_with("squashed_gaussian", 5, 3, hidden=())
+    snapshot.layers[0].arrays["bias"][3:] = np.nan  # of log_std, which is not the first output
     with pytest.raises(RunError, match="differs from this one by nan"):
         export.check_onnx(export.to_onnx(snapshot, "Some-v0"), snapshot)
 

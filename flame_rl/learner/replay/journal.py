@@ -28,14 +28,18 @@ class Journal:
     """Appends episodes to the newest segment, and begins another when that is large enough.
 
     Opening a journal cuts off a torn tail: all that follows the last sound record.
+
+    Attributes:
+        folder: of the segments.
     """
 
     def __init__(self, folder: Path, segment_bytes: int = _SEGMENT_BYTES) -> None:
         """Open the folder, or make it. Raises OSError if the disk refuses."""
-        self._folder = folder
+        self.folder = folder
         self._segment_bytes = segment_bytes
         folder.mkdir(parents=True, exist_ok=True)
         self._episodes = self._steps = self._segment = self._end = 0
+        self._synced = False
         for segment in reversed(self._segments()):
             for record in records(self._path(segment)):
                 self._segment, self._end = segment, record.end
@@ -56,6 +60,7 @@ class Journal:
             sync(self._path(segment))
             segment, end = self._episodes, 0
         parts = in_bytes(self._episodes, self._steps, episodes)
+        self._synced = False
         self._end = write(self._path(segment), end, parts)
         self._segment = segment
         self._episodes += len(episodes)
@@ -76,9 +81,10 @@ class Journal:
                 f"replay: {store.episodes} episodes were added to the store and {self._episodes} "
                 "to its journal; append to the journal all that the store gets"
             )
-        if self._end:
+        if self._end and not self._synced:
             sync(self._path(self._segment))
-            sync(self._folder)
+            sync(self.folder)
+            self._synced = True
         return {
             "capacity": store.capacity,
             "episodes": self._episodes,
@@ -121,7 +127,7 @@ class Journal:
         found = (reached, store.episodes, store.steps, store.oldest)
         if found != (place, state["episodes"], state["steps"], state["oldest"]):
             raise JournalError(
-                f"{self._folder}: the checkpoint needs the episodes {state['oldest']} to "
+                f"{self.folder}: the checkpoint needs the episodes {state['oldest']} to "
                 f"{state['episodes'] - 1}, and {store.episodes - store.oldest} of them are there "
                 "and sound; resume from an earlier checkpoint, or begin the run anew"
             )
@@ -143,11 +149,11 @@ class Journal:
                 self._path(segment).unlink()
 
     def _path(self, segment: int) -> Path:
-        return self._folder / f"{segment:012d}{_SUFFIX}"
+        return self.folder / f"{segment:012d}{_SUFFIX}"
 
     def _segments(self, oldest: int = 0) -> list[int]:
         """The segments, ascending: all that have an episode of number `oldest` or later."""
-        stems = [path.stem for path in self._folder.glob("*" + _SUFFIX)]
+        stems = [path.stem for path in self.folder.glob("*" + _SUFFIX)]
         segments = sorted(int(stem) for stem in stems if stem.isdecimal())
         begin = max((segment for segment in segments if segment <= oldest), default=0)
         return [segment for segment in segments if segment >= begin]

@@ -1,0 +1,140 @@
+"""Deep Q-learning (Mnih et al. 2015, "Human-Level Control through Deep Reinforcement Learning").
+
+    Q(s_t, a_t) -> r_t + gamma max_a Q'(s_{t+1}, a)
+
+Q' is the target network, which follows Q slowly. Switches add what Rainbow puts together (Hessel et
+al. 2018, "Rainbow: Combining Improvements in Deep Reinforcement Learning"), but for its noisy
+layers: the online network selects the action that the target network values (double), the network
+has a part for the state and one for the actions (duelling), n steps count as one, steps are drawn
+by priority, and whole distributions of returns are learned, as atoms (C51) or as quantiles
+(QR-DQN).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from gymnasium import spaces
+
+import model
+from flame_rl.learner import values
+from flame_rl.learner.gradients.choose import raw_network
+from flame_rl.learner.gradients.network import Loss, Samples
+from flame_rl.learner.learner import Part
+from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless, seeded
+from flame_rl.learner.replay.store import ReplayStore
+from flame_rl.learner.replay.views import n_step
+from flame_rl.learner.target import TargetNetwork
+from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.settings import dqn as settings_of
+from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+
+
+def dqn(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
+    """The algorithm with new networks. Raises UsageError for actions that are not Discrete."""
+    settings: settings_of.DQN = config.algorithm
+    fits = isinstance(spec.action_space, spaces.Discrete)
+    refuse_unless(fits, spec, "Discrete actions", "sac, or ppo for several choices at once")
+    with seeded(config):
+        inner = DQN(config, spec)
+    alpha = settings.priority_alpha if settings.prioritized else None
+    return off_policy(config, spec, inner, alpha, settings.priority_beta)
+
+
+class DQN:
+    """See `GradientStep`; the formulas are in flame_rl/learner/values.py.
+
+    B is the number of samples, A that of actions, Z that of atoms or quantiles, 1 without either.
+    """
+
+    metrics = ("loss", "value", "td_error")
+
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+        settings: settings_of.DQN = config.algorithm
+        self._settings, self._gamma = settings, config.experiment.gamma
+        self._support, self._atoms = None, 1
+        if settings.distribution == "quantiles":
+            self._atoms = settings.atoms
+        elif settings.distribution == "c51":
+            low, high = settings.lowest_return, settings.highest_return
+            self._support = np.linspace(low, high, settings.atoms, dtype=np.float32)
+            self._atoms = settings.atoms
+        module = model.ActionValueNetwork(
+            spec,
+            config.experiment.hidden_sizes,
+            config.experiment.activation,
+            dueling=settings.dueling,
+            quantiles=self._atoms if self._support is None else 1,
+            support=self._support,
+        )
+        self._online = TrainedNetwork(module, raw_network)
+        self._target = TargetNetwork(self._online, raw_network)
+        self._loss = self._make_loss()
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """See `GradientStep.parts`."""
+        return {
+            "policy": self._online.module,
+            "policy_adam": self._online.adam,
+            "target": self._target.module,
+        }
+
+    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+        """The action values, with the epsilon that is due."""
+        settings = self._settings
+        start, end = settings.epsilon_start, settings.epsilon_end
+        epsilon = values.linear_schedule(env_steps, start, end, settings.epsilon_steps)
+        return self._online.module.snapshot(version, epsilon)
+
+    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+        """n steps as one."""
+        return n_step(store, positions, self._settings.n_step, self._gamma)
+
+    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        """One step down the loss, and every `target_period` steps one of the target network."""
+        settings = self._settings
+        samples = samples | {"targets": self._targets(samples)}
+        forward = self._online.network.forward({"inputs": samples["observations"]})
+        numbers, slopes = self._loss(samples, *forward.outputs)
+        self._online.descend(forward, slopes, settings.learning_rate, settings.max_grad_norm)
+        if self._online.adam.steps % settings.target_period == 0:
+            self._target.follow(settings.tau)
+        return numbers
+
+    def _targets(self, samples: Samples) -> np.ndarray:
+        """What the action's value, [B], its quantiles, or its atoms' probabilities, both [B, Z],
+        should become."""
+        following = {"inputs": samples["next_observations"]}
+        returns = self._returns(self._target.output(following))
+        selecting = returns
+        if self._settings.double:
+            (output,) = self._online.network.outputs(following)
+            selecting = self._returns(output)
+        best = values.greedy_actions(self._expected(selecting))
+        chosen = values.of_actions(returns, best)
+        rewards, discounts = samples["rewards"], samples["discounts"]
+        if self._support is not None:
+            return values.project(self._support, rewards, discounts, chosen)
+        targets = values.td_targets(rewards, discounts, chosen)
+        return targets if self._settings.distribution == "quantiles" else targets[:, 0]
+
+    def _returns(self, output: np.ndarray) -> np.ndarray:
+        """The network's output as values, quantiles or probabilities, [B, A, Z]."""
+        if self._settings.dueling:
+            output = values.dueling(output, self._atoms)
+        if self._support is not None:
+            return values.softmax(output, self._atoms)
+        return output.reshape(len(output), -1, self._atoms)
+
+    def _expected(self, returns: np.ndarray) -> np.ndarray:
+        """Q(s, a), [B, A]."""
+        return returns.mean(axis=2) if self._support is None else returns @ self._support
+
+    def _make_loss(self) -> Loss:
+        loss = values.q_loss
+        if self._support is not None:
+            loss = values.c51_loss(self._support)
+        elif self._settings.distribution == "quantiles":
+            loss = values.quantile_loss(self._atoms)
+        return values.dueling_loss(loss, self._atoms) if self._settings.dueling else loss

@@ -1,0 +1,119 @@
+"""Soft actor-critic (Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications").
+
+    Q(s_t, a_t) -> r_t + gamma [ min Q'(s_{t+1}, a') - alpha log pi(a' | s_{t+1}) ]
+    maximise  mean [ min Q(s_t, a) - alpha log pi(a | s_t) ]
+
+a' and a are drawn by the current policy, a Gaussian that tanh brings within the bounds; the minimum
+is over two critics, and Q' are their target networks. The temperature alpha keeps the policy's
+entropy at a target.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+import model
+from flame_rl.learner.adam import Adam
+from flame_rl.learner.critics import Critics
+from flame_rl.learner.gradients.choose import raw_network
+from flame_rl.learner.gradients.network import Samples
+from flame_rl.learner.learner import Part
+from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless, seeded
+from flame_rl.learner.replay.store import ReplayStore
+from flame_rl.learner.replay.views import transitions
+from flame_rl.learner.squashed import squashed_gaussian, temperature_loss
+from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.learner.values import td_targets
+from flame_rl.settings import sac as settings_of
+from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+
+
+def sac(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
+    """The algorithm with new networks. Raises UsageError for actions that are not continuous."""
+    refuse_unless(spec.continuous, spec, "continuous actions, a Box", "dqn or ppo")
+    with seeded(config):
+        inner = SAC(config, spec)
+    return off_policy(config, spec, inner)
+
+
+class Temperature(nn.Module):
+    """log alpha, the only parameter."""
+
+    def __init__(self, initial: float) -> None:
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor([math.log(initial)]))
+
+
+class SAC:
+    """See `GradientStep`. B is the number of samples, A that of action dimensions."""
+
+    metrics = ("loss", "value_loss", "value", "td_error", "policy_entropy", "temperature")
+
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+        experiment, settings = config.experiment, config.algorithm
+        self._settings: settings_of.SAC = settings
+        self._gamma, self._width = experiment.gamma, spec.action_dim
+        policy = model.SquashedGaussianPolicy(spec, experiment.hidden_sizes, experiment.activation)
+        self._policy = TrainedNetwork(policy, raw_network)
+        self._critics = Critics(config, spec, count=2)
+        self._temperature = Temperature(settings.initial_temperature)
+        self._temperature_adam = Adam(self._temperature)
+        self._target_entropy = settings.target_entropy * self._width
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """See `GradientStep.parts`."""
+        return {
+            "policy": self._policy.module,
+            "policy_adam": self._policy.adam,
+            **self._critics.parts,
+            "temperature": self._temperature,
+            "temperature_adam": self._temperature_adam,
+        }
+
+    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+        """The policy, which explores by itself."""
+        return self._policy.module.snapshot(version)
+
+    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+        """Single steps."""
+        return transitions(store, positions, self._gamma)
+
+    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        """One step of the critics, the policy and the temperature."""
+        shape = 2, len(samples["rewards"]), self._width
+        noise = generator.standard_normal(shape, np.float32)
+        alpha = math.exp(self._temperature_adam.parameters[0])
+        numbers = self._critics.learn(samples, self._targets(samples, alpha, noise[0]))
+
+        observations, settings = samples["observations"], self._settings
+        forward = self._policy.network.forward({"inputs": observations})
+        actions, log_probs, backward = squashed_gaussian(forward.outputs[0], noise[1])
+        values, value_slopes = self._critics.slopes(observations, actions)
+        slope = backward(-value_slopes, np.full_like(log_probs, alpha))
+        self._policy.descend(forward, (slope,), settings.learning_rate)
+
+        adam = self._temperature_adam
+        _, adam.gradient[0] = temperature_loss(
+            float(adam.parameters[0]), log_probs, self._target_entropy
+        )
+        adam.step(settings.learning_rate)
+        self._critics.follow(settings.tau)
+        return numbers | {
+            "loss": alpha * log_probs - values,
+            "policy_entropy": -log_probs,
+            "temperature": np.array(alpha),
+        }
+
+    def _targets(self, samples: Samples, alpha: float, noise: np.ndarray) -> np.ndarray:
+        """The critics' targets, float32 [B]."""
+        following = samples["next_observations"]
+        (output,) = self._policy.network.outputs({"inputs": following})
+        actions, log_probs, _ = squashed_gaussian(output, noise)
+        soft = self._critics.target_values(following, actions) - np.float32(alpha) * log_probs
+        return td_targets(samples["rewards"], samples["discounts"], soft)

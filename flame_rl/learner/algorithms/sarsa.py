@@ -1,0 +1,102 @@
+"""SARSA with a deep network (Sutton and Barto 2018, "Reinforcement Learning: An Introduction", eq.
+6.7 and 6.9).
+
+    Q(s_t, a_t) -> r_t + gamma Q'(s_{t+1}, a_{t+1})
+
+or, expected SARSA, the expectation of Q' over the actions of the epsilon-greedy policy in place of
+a_{t+1}. Q' is the target network. Unlike Q-learning it values the policy with its random actions.
+The network is DQN's; only the targets differ.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from gymnasium import spaces
+
+import model
+from flame_rl.learner import values
+from flame_rl.learner.gradients.choose import raw_network
+from flame_rl.learner.gradients.network import Samples
+from flame_rl.learner.learner import Part
+from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless, seeded
+from flame_rl.learner.replay.store import ReplayStore
+from flame_rl.learner.replay.views import transitions
+from flame_rl.learner.target import TargetNetwork
+from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.settings import sarsa as settings_of
+from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+
+
+def sarsa(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
+    """The algorithm with new networks. Raises UsageError for actions that are not Discrete."""
+    fits = isinstance(spec.action_space, spaces.Discrete)
+    refuse_unless(fits, spec, "Discrete actions", "sac, or ppo for several choices at once")
+    with seeded(config):
+        inner = Sarsa(config, spec)
+    return off_policy(config, spec, inner)
+
+
+class Sarsa:
+    """See `GradientStep`. B is the number of samples, A that of actions."""
+
+    metrics = ("loss", "value", "td_error")
+
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+        experiment, settings = config.experiment, config.algorithm
+        self._settings: settings_of.Sarsa = settings
+        self._gamma = experiment.gamma
+        module = model.ActionValueNetwork(spec, experiment.hidden_sizes, experiment.activation)
+        self._online = TrainedNetwork(module, raw_network)
+        self._target = TargetNetwork(self._online, raw_network)
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """See `GradientStep.parts`."""
+        return {
+            "policy": self._online.module,
+            "policy_adam": self._online.adam,
+            "target": self._target.module,
+        }
+
+    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+        """The action values, with the epsilon that is due."""
+        return self._online.module.snapshot(version, self._epsilon(env_steps))
+
+    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+        """Single steps, with the "next_actions" and whether they were "taken", [B] each: after an
+        episode's last step there is none. And "epsilon", the latest, [B]."""
+        samples = transitions(store, positions, self._gamma)
+        following = store.read(store.rows(positions) + 1)
+        epsilon = np.full(len(positions), self._epsilon(store.steps), np.float32)
+        taken = store.left(positions) > 1
+        return samples | {
+            "next_actions": following["actions"],
+            "taken": taken,
+            "epsilon": epsilon,
+        }
+
+    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        """One step down the loss, and one of the target network."""
+        settings = self._settings
+        samples = samples | {"targets": self._targets(samples)}
+        forward = self._online.network.forward({"inputs": samples["observations"]})
+        numbers, slopes = values.q_loss(samples, *forward.outputs)
+        self._online.descend(forward, slopes, settings.learning_rate, settings.max_grad_norm)
+        self._target.follow(settings.tau)
+        return numbers
+
+    def _targets(self, samples: Samples) -> np.ndarray:
+        """What the actions' values should become, [B]."""
+        following = self._target.output({"inputs": samples["next_observations"]})
+        values_next = values.expected_sarsa_values(following, samples["epsilon"])
+        if not self._settings.expected:
+            # Where a time limit cut the episode, no action was taken: the expectation stands in.
+            by_action = values.sarsa_values(following, samples["next_actions"])
+            values_next = np.where(samples["taken"], by_action, values_next)
+        return values.td_targets(samples["rewards"], samples["discounts"], values_next)
+
+    def _epsilon(self, env_steps: int) -> float:
+        settings = self._settings
+        start, end = settings.epsilon_start, settings.epsilon_end
+        return values.linear_schedule(env_steps, start, end, settings.epsilon_steps)

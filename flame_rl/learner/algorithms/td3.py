@@ -1,0 +1,99 @@
+"""Twin delayed DDPG (Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic
+Methods", algorithm 1).
+
+    Q(s_t, a_t) -> r_t + gamma min Q'(s_{t+1}, mu'(s_{t+1}) + noise)
+    maximise  mean Q1(s_t, mu(s_t))
+
+The minimum is over two critics, noise smooths the target policy mu', and the policy and the target
+networks move only every other step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import model
+from flame_rl.learner.critics import Critics
+from flame_rl.learner.gradients.choose import raw_network
+from flame_rl.learner.gradients.network import Samples
+from flame_rl.learner.learner import Part
+from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless, seeded
+from flame_rl.learner.replay.store import ReplayStore
+from flame_rl.learner.replay.views import transitions
+from flame_rl.learner.target import TargetNetwork
+from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.learner.values import td_targets
+from flame_rl.settings import td3 as settings_of
+from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+
+# Of the noise during the warm-up: most actions are then as likely as any other.
+_WARM_UP_NOISE = 1.0
+
+
+def td3(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
+    """The algorithm with new networks. Raises UsageError for actions that are not continuous."""
+    refuse_unless(spec.continuous, spec, "continuous actions, a Box", "dqn or ppo")
+    with seeded(config):
+        inner = TD3(config, spec)
+    return off_policy(config, spec, inner)
+
+
+class TD3:
+    """See `GradientStep`. B is the number of samples, A that of action dimensions."""
+
+    metrics = ("loss", "value_loss", "value", "td_error")
+
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+        experiment, settings = config.experiment, config.algorithm
+        self._settings: settings_of.TD3 = settings
+        self._gamma = experiment.gamma
+        policy = model.DeterministicPolicy(spec, experiment.hidden_sizes, experiment.activation)
+        self._policy = TrainedNetwork(policy, raw_network)
+        self._target_policy = TargetNetwork(self._policy, raw_network)
+        self._critics = Critics(config, spec, count=2)
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """See `GradientStep.parts`."""
+        return {
+            "policy": self._policy.module,
+            "policy_adam": self._policy.adam,
+            "policy_target": self._target_policy.module,
+            **self._critics.parts,
+        }
+
+    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+        """The policy, with the noise that is due."""
+        settings = self._settings
+        warm = env_steps >= settings.warm_up_steps
+        return self._policy.module.snapshot(version, settings.noise if warm else _WARM_UP_NOISE)
+
+    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+        """Single steps."""
+        return transitions(store, positions, self._gamma)
+
+    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        """One step of the critics; every `policy_delay` steps one of policy and target networks."""
+        settings = self._settings
+        numbers = self._critics.learn(samples, self._targets(samples, generator))
+        if self._critics.steps % settings.policy_delay:
+            return numbers
+
+        observations = samples["observations"]
+        forward = self._policy.network.forward({"inputs": observations})
+        values, slopes = self._critics.slopes(observations, forward.outputs[0], first=True)
+        self._policy.descend(forward, (-slopes,), settings.learning_rate)
+        self._target_policy.follow(settings.tau)
+        self._critics.follow(settings.tau)
+        return numbers | {"loss": -values}
+
+    def _targets(self, samples: Samples, generator: np.random.Generator) -> np.ndarray:
+        """The critics' targets, float32 [B]."""
+        settings, following = self._settings, samples["next_observations"]
+        actions = self._target_policy.output({"inputs": following})
+        limit = settings.target_noise_clip
+        noise = generator.standard_normal(actions.shape, np.float32)
+        noise = np.clip(noise * np.float32(settings.target_noise), -limit, limit)
+        values = self._critics.target_values(following, np.clip(actions + noise, -1, 1))
+        return td_targets(samples["rewards"], samples["discounts"], values)

@@ -1,0 +1,126 @@
+"""One or two critics of continuous actions, with their target networks.
+
+Of two, the smaller value counts: a single critic's errors are what the policy exploits (Fujimoto et
+al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods", section 4.2). Both are
+computed at the same time, by a core each.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+import model
+from flame_rl.learner.gradients.choose import critic_network
+from flame_rl.learner.gradients.network import Samples
+from flame_rl.learner.learner import Part
+from flame_rl.learner.slices import at_once
+from flame_rl.learner.target import TargetNetwork
+from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import EnvironmentSpec
+
+
+class Critics:
+    """See above; Q(s, a) in training."""
+
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, count: int) -> None:
+        """`config.algorithm` has layer_norm and value_learning_rate."""
+        experiment = config.experiment
+        self._rate = config.algorithm.value_learning_rate
+        self._observation_dim = spec.observation_dim
+        choose = partial(critic_network, observation_dim=spec.observation_dim)
+        self._critics = [
+            TrainedNetwork(
+                model.ActionCritic(
+                    spec,
+                    experiment.hidden_sizes,
+                    experiment.activation,
+                    config.algorithm.layer_norm,
+                ),
+                choose,
+            )
+            for _ in range(count)
+        ]
+        self._targets = [TargetNetwork(critic, choose) for critic in self._critics]
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """See `GradientStep.parts`."""
+        parts: dict[str, Part] = {}
+        for number, critic in enumerate(self._critics, start=1):
+            parts[f"critic{number}"] = critic.module
+            parts[f"critic{number}_adam"] = critic.adam
+            parts[f"critic{number}_target"] = self._targets[number - 1].module
+        return parts
+
+    @property
+    def steps(self) -> int:
+        """Gradient steps so far."""
+        return self._critics[0].adam.steps
+
+    def target_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """The least of the target networks' values, float32 [B], of observations [B, D] and actions
+        [B, A]."""
+        inputs = _inputs(observations, actions)
+        each = at_once([partial(target.output, inputs) for target in self._targets])
+        return np.minimum.reduce(each)[:, 0]
+
+    def learn(self, samples: Samples, targets: np.ndarray) -> dict[str, np.ndarray]:
+        """One gradient step of each critic towards the targets, float32 [B].
+
+        Returns:
+            "value_loss", the squared error, and "value", of all critics; "td_error", [B], absolute,
+            the mean of the critics.
+        """
+        inputs = _inputs(samples["observations"], samples["actions"])
+        weights = samples.get("weights", np.float32(1))
+
+        def step(critic: TrainedNetwork) -> np.ndarray:
+            forward = critic.network.forward(inputs)
+            values = forward.outputs[0][:, 0]
+            slope = 2 * weights * (values - targets)
+            critic.descend(forward, (slope[:, None],), self._rate)
+            return values
+
+        values = np.stack(at_once([partial(step, critic) for critic in self._critics]))
+        errors = np.abs(values - targets)
+        numbers = {"value_loss": errors * errors, "value": values}
+        return numbers | {"td_error": errors.mean(axis=0)}
+
+    def slopes(
+        self, observations: np.ndarray, actions: np.ndarray, first: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Values, and their slopes for the actions.
+
+        Args:
+            observations: float32 [B, D].
+            actions: float32 [B, A].
+            first: by the first critic alone; else by that of the smaller value.
+
+        Returns:
+            min Q(s, a), float32 [B]; dQ/da, float32 [B, A].
+        """
+        inputs = _inputs(observations, actions)
+        ones = np.ones((len(actions), 1), np.float32)
+
+        def of(critic: TrainedNetwork) -> tuple[np.ndarray, np.ndarray]:
+            forward = critic.network.forward(inputs)
+            return forward.outputs[0], forward.to_inputs((ones,))[:, self._observation_dim :]
+
+        critics = self._critics[:1] if first else self._critics
+        (values, slopes), *others = at_once([partial(of, critic) for critic in critics])
+        for other_values, other_slopes in others:
+            slopes = np.where(values <= other_values, slopes, other_slopes)
+            values = np.minimum(values, other_values)
+        return values[:, 0], slopes
+
+    def follow(self, tau: float) -> None:
+        """Let the target networks follow; see `TargetNetwork.follow`."""
+        for target in self._targets:
+            target.follow(tau)
+
+
+def _inputs(observations: np.ndarray, actions: np.ndarray) -> Samples:
+    return {"inputs": np.concatenate([observations, actions], axis=1)}

@@ -1,0 +1,208 @@
+"""What dqn, sarsa, ddpg, td3 and sac share: replayed experience, and how often it is learned from.
+
+An iteration's episodes go into the replay memory; then as many gradient steps are taken as are due,
+each on a minibatch that is drawn from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flame_rl.learner.gradients.network import Samples
+from flame_rl.learner.learner import Part
+from flame_rl.learner.replay.limiter import RateLimiter
+from flame_rl.learner.replay.replay import Replay
+from flame_rl.learner.replay.store import ReplayStore
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
+from flame_rl.wire.steps import step_columns
+
+# Metrics of every learner here, besides its own.
+REPLAYED = ("gradient_steps", "replay_steps")
+
+
+class Counter:
+    """A count; a `Part`.
+
+    Attributes:
+        count: so far.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"count": torch.tensor(self.count)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.count = int(state["count"])
+
+
+class GradientStep(Protocol):
+    """An algorithm's networks, and one gradient step of theirs.
+
+    Attributes:
+        parts: networks, optimisers and whatever else has state, by name.
+        metrics: names of the numbers that `step` may return.
+    """
+
+    @property
+    def parts(self) -> dict[str, Part]: ...
+
+    @property
+    def metrics(self) -> tuple[str, ...]: ...
+
+    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+        """The policy for the actors, which explores as is due after `env_steps`."""
+        ...
+
+    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+        """What `step` needs of the steps at these positions; see replay/views.py."""
+        ...
+
+    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        """Take one gradient step.
+
+        Args:
+            samples: B samples, as `view` returns them; with "weights", float32 [B], where they were
+                not drawn uniformly.
+            generator: for random numbers of the step itself.
+
+        Returns:
+            Numbers of this step by name, of any shape; and "td_error", [B], absolute.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class OffPolicy:
+    """An algorithm that learns from replayed experience, for `flame_rl.learner.learner.Learner`.
+
+    Attributes:
+        config: its `algorithm` has capacity, warm_up_steps, batch_size and updates_per_step.
+        inner: the algorithm's own part.
+        replay: the experience.
+        limiter: how many gradient steps are due.
+        steps: counts the gradient steps that were taken.
+        beta: of the importance weights at the beginning of the run, 1 at its end; see
+            `flame_rl.learner.replay.samplers.Prioritized`.
+    """
+
+    config: TrainConfig
+    inner: GradientStep
+    replay: Replay
+    limiter: RateLimiter
+    beta: float
+    steps: Counter = field(default_factory=Counter)
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """See `Algorithm.parts`."""
+        return {**self.inner.parts, "gradient_steps": self.steps, "replay": self.replay}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """See `Algorithm.metrics`."""
+        return (*self.inner.metrics, *REPLAYED)
+
+    @property
+    def files(self) -> Replay:
+        """See `Algorithm.files`."""
+        return self.replay
+
+    def snapshot(self, version: int) -> PolicySnapshot:
+        """The policy for the actors."""
+        return self.inner.snapshot(version, self.replay.env_steps)
+
+    def collecting(self, version: int) -> PolicySnapshot:
+        """See `Algorithm.collecting`."""
+        return self.snapshot(version)
+
+    def update(
+        self, episodes: Episodes, generator: np.random.Generator, progress: float
+    ) -> dict[str, float]:
+        """Add the episodes, and take the gradient steps that are due; see `Algorithm.update`."""
+        replay = self.replay
+        replay.add(episodes)
+        beta = self.beta + (1 - self.beta) * min(1.0, progress)
+        due = self.limiter.gradient_steps(replay.env_steps, self.steps.count)
+        sums: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for _ in range(due):
+            positions, weights = replay.draw(self.limiter.batch_size, beta, generator)
+            samples = self.inner.view(replay.store, positions)
+            if weights is not None:
+                samples["weights"] = weights
+            numbers = self.inner.step(samples, generator)
+            replay.prioritize(positions, numbers["td_error"])
+            for name, values in numbers.items():
+                sums[name] = sums.get(name, 0.0) + float(np.mean(values))
+                counts[name] = counts.get(name, 0) + 1
+        self.steps.count += due
+        means = {name: total / counts[name] for name, total in sums.items()}
+        played = {
+            "gradient_steps": float(self.steps.count),
+            "replay_steps": float(replay.store.size),
+        }
+        return means | played
+
+
+def off_policy(
+    config: TrainConfig,
+    spec: EnvironmentSpec,
+    inner: GradientStep,
+    alpha: float | None = None,
+    beta: float = 1.0,
+) -> OffPolicy:
+    """An algorithm over a replay memory.
+
+    Args:
+        config, inner: see `OffPolicy`.
+        spec: of the environment.
+        alpha, beta: of prioritised replay; None: steps are drawn uniformly.
+
+    Raises:
+        UsageError: the replay memory does not fit into this machine's.
+    """
+    settings = config.algorithm
+    samples_per_insert = settings.updates_per_step * settings.batch_size
+    limiter = RateLimiter(
+        samples_per_insert=samples_per_insert,
+        batch_size=settings.batch_size,
+        min_size_to_sample=max(1, settings.warm_up_steps),
+        error_buffer=max(samples_per_insert, settings.batch_size),
+    )
+    replay = Replay(spec, step_columns(spec), settings.capacity, alpha)
+    return OffPolicy(config, inner, replay, limiter, beta)
+
+
+@contextmanager
+def seeded(config: TrainConfig) -> Iterator[None]:
+    """Within the block, new networks have weights that follow from the run's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.experiment.seed)
+        yield
+
+
+def refuse_unless(fits: bool, spec: EnvironmentSpec, wanted: str, instead: str) -> None:
+    """Raise UsageError unless the environment's actions fit the algorithm.
+
+    Args:
+        fits: whether they do.
+        spec: of the environment.
+        wanted: the actions that the algorithm takes, in words.
+        instead: algorithms for this environment, in words.
+    """
+    if not fits:
+        raise UsageError(
+            f"--algorithm: it needs {wanted}, and {spec.env_id} has {spec.action_space}; choose "
+            f"{instead}"
+        )

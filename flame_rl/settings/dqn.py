@@ -1,0 +1,129 @@
+"""Settings of deep Q-learning, from DQN to Rainbow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from flame_rl.settings.checks import (
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Number,
+    Positive,
+    check_fields,
+    refuse,
+)
+
+
+@dataclass(frozen=True)
+class DQN:
+    """Settings of deep Q-learning (Mnih et al. 2015), for discrete actions."""
+
+    title: ClassVar[str] = "DQN"
+    learner: ClassVar[str] = "flame_rl.learner.algorithms.dqn:dqn"
+    # Values that replace the defaults, by environment id; "" is for all of them.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "": {
+            "hidden_sizes": (256, 256),
+            "activation": "relu",
+            "steps_per_iter": 1000,
+        },
+        "CartPole-v1": {
+            "iterations": 60,
+            "steps_per_iter": 500,
+            "epsilon_steps": 5_000,
+            "epsilon_end": 0.04,
+        },
+        "Acrobot-v1": {"iterations": 100, "learning_rate": 6.3e-4, "epsilon_end": 0.1},
+        "MountainCar-v0": {
+            "iterations": 120,
+            "gamma": 0.98,
+            "epsilon_steps": 24_000,
+            "epsilon_end": 0.07,
+            "capacity": 50_000,
+        },
+        "LunarLander-v3": {
+            "iterations": 200,
+            "double": True,
+            "dueling": True,
+            "n_step": 3,
+            "learning_rate": 6.3e-4,
+            "epsilon_steps": 24_000,
+            "epsilon_end": 0.05,
+        },
+    }
+
+    learning_rate: Positive = 1e-3
+    """Step size of Adam."""
+
+    capacity: Count = 100_000
+    """Steps of replayed experience; the oldest episodes make way for new ones."""
+
+    warm_up_steps: CountOrZero = 1_000
+    """Env steps before the first gradient step."""
+
+    batch_size: Count = 128
+    """Steps drawn for each gradient step."""
+
+    updates_per_step: Positive = 0.5
+    """Gradient steps for each env step."""
+
+    epsilon_start: Fraction = 1.0
+    """Probability of a random action at the beginning of the run."""
+
+    epsilon_end: Fraction = 0.05
+    """Probability of a random action after `epsilon_steps`."""
+
+    epsilon_steps: CountOrZero = 10_000
+    """Env steps in which epsilon falls linearly from its start to its end."""
+
+    target_period: Count = 1
+    """Gradient steps between two moves of the target network."""
+
+    tau: Fraction = 0.005
+    """How far the target network moves towards the other one each time; 1 copies it."""
+
+    n_step: Count = 1
+    """Env steps that count as one; the value after them is bootstrapped."""
+
+    double: bool = True
+    """The online network selects the action that the target network values (van Hasselt et al.
+    2016)."""
+
+    dueling: bool = False
+    """The network has a part for the state's value and one for the actions' advantages (Wang et al.
+    2016)."""
+
+    distribution: Literal["none", "c51", "quantiles"] = "none"
+    """Learn the distribution of returns: its probabilities on fixed atoms (C51, Bellemare et al.
+    2017) or its quantiles (QR-DQN, Dabney et al. 2018); none: its mean."""
+
+    atoms: Count = 51
+    """Atoms or quantiles of a distribution."""
+
+    lowest_return: Number = -100.0
+    """The lowest atom of C51; returns below it count as it."""
+
+    highest_return: Number = 100.0
+    """The highest atom of C51."""
+
+    prioritized: bool = False
+    """Draw steps by priority, their last TD error (Schaul et al. 2016)."""
+
+    priority_alpha: NonNegative = 0.6
+    """Exponent of the priorities; 0 is uniform."""
+
+    priority_beta: Fraction = 0.4
+    """Exponent of the importance weights at the beginning; it rises to 1 at the last iteration."""
+
+    max_grad_norm: Positive = 10.0
+    """Greatest norm of a gradient; longer ones are scaled down to it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.distribution == "c51" and self.atoms < 2:
+            refuse("atoms", "at least 2 with C51", self.atoms)
+        if self.lowest_return >= self.highest_return:
+            refuse("lowest_return", f"less than {self.highest_return}", self.lowest_return)

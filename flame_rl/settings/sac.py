@@ -1,0 +1,64 @@
+"""Settings of soft actor-critic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from flame_rl.settings.checks import Count, CountOrZero, Fraction, Number, Positive, check_fields
+
+
+@dataclass(frozen=True)
+class SAC:
+    """Settings of soft actor-critic (Haarnoja et al. 2018), for continuous actions."""
+
+    title: ClassVar[str] = "SAC"
+    learner: ClassVar[str] = "flame_rl.learner.algorithms.sac:sac"
+    # Values that replace the defaults, by environment id; "" is for all of them.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "": {
+            "hidden_sizes": (256, 256),
+            "activation": "relu",
+            "steps_per_iter": 1000,
+        },
+        "Pendulum-v1": {
+            "iterations": 20,
+            "warm_up_steps": 1_000,
+            "learning_rate": 1e-3,
+            "value_learning_rate": 1e-3,
+        },
+    }
+
+    learning_rate: Positive = 3e-4
+    """Step size of the policy's Adam."""
+
+    value_learning_rate: Positive = 3e-4
+    """Step size of the critics' Adam."""
+
+    capacity: Count = 1_000_000
+    """Steps of replayed experience; the oldest episodes make way for new ones."""
+
+    warm_up_steps: CountOrZero = 5_000
+    """Env steps before the first gradient step."""
+
+    batch_size: Count = 256
+    """Steps drawn for each gradient step."""
+
+    updates_per_step: Positive = 1.0
+    """Gradient steps for each env step."""
+
+    tau: Fraction = 0.005
+    """How far the target networks move towards the others in each gradient step."""
+
+    layer_norm: bool = False
+    """Normalise the layers of the critics (Ball et al. 2023): a gradient step takes about a third
+    longer."""
+
+    target_entropy: Number = -1.0
+    """Entropy in nats, for each action dimension, at which the temperature keeps the policy."""
+
+    initial_temperature: Positive = 1.0
+    """The first weight of the entropy."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -1,0 +1,78 @@
+"""Settings of twin delayed DDPG."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from flame_rl.settings.checks import (
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    Positive,
+    check_fields,
+)
+
+
+@dataclass(frozen=True)
+class TD3:
+    """Settings of twin delayed DDPG (Fujimoto et al. 2018), for continuous actions."""
+
+    title: ClassVar[str] = "TD3"
+    learner: ClassVar[str] = "flame_rl.learner.algorithms.td3:td3"
+    # Values that replace the defaults, by environment id; "" is for all of them.
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "": {
+            "hidden_sizes": (256, 256),
+            "activation": "relu",
+            "steps_per_iter": 1000,
+        },
+        "Pendulum-v1": {
+            "iterations": 20,
+            "warm_up_steps": 1_000,
+            "learning_rate": 1e-3,
+            "value_learning_rate": 1e-3,
+        },
+    }
+
+    learning_rate: Positive = 3e-4
+    """Step size of the policy's Adam."""
+
+    value_learning_rate: Positive = 3e-4
+    """Step size of the critics' Adam."""
+
+    capacity: Count = 1_000_000
+    """Steps of replayed experience; the oldest episodes make way for new ones."""
+
+    warm_up_steps: CountOrZero = 5_000
+    """Env steps before the first gradient step, in which the noise is wide
+    enough for almost any action."""
+
+    batch_size: Count = 256
+    """Steps drawn for each gradient step."""
+
+    updates_per_step: Positive = 1.0
+    """Gradient steps for each env step."""
+
+    tau: Fraction = 0.005
+    """How far the target networks move towards the others in each gradient step."""
+
+    layer_norm: bool = False
+    """Normalise the layers of the critics (Ball et al. 2023): a gradient step takes about a third
+    longer."""
+
+    noise: NonNegative = 0.1
+    """Standard deviation of the noise that is added to actions, whose bounds are -1 and 1."""
+
+    policy_delay: Count = 2
+    """Gradient steps of the critics for each one of the policy and the target networks."""
+
+    target_noise: NonNegative = 0.2
+    """Standard deviation of the noise that smooths the target policy."""
+
+    target_noise_clip: NonNegative = 0.5
+    """Greatest noise of the target policy."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
