@@ -28,6 +28,7 @@ def main(env_id: str) -> None:
         # No work that the others do not have, and none left out.
         recompute_advantages=False,
         max_kl=1e9,
+        overlap=True,
         iterations=10**6,
     )
     seeds = iter(range(10**6))
@@ -51,7 +52,10 @@ def main(env_id: str) -> None:
                 "collect": collect,
                 "train": lambda: train(trainer),
                 "train coarse": lambda: train(coarse),
-            }
+            },
+            # The episodes of an iteration are collected during the update before it, which may not
+            # have been while others were measured.
+            uncounted={"train": trainer.train, "train coarse": coarse.train},
         )
 
 

@@ -22,18 +22,24 @@ BATCH, EPOCHS, MINIBATCH = 16_384, 10, 64
 EPISODES = 20
 
 
-def serve(tasks: dict[str, Callable[[], int]]) -> None:
+def serve(
+    tasks: dict[str, Callable[[], int]], uncounted: dict[str, Callable[[], object]] | None = None
+) -> None:
     """Answer each line of standard input, the name of a task, with a line of JSON.
 
     Args:
         tasks: each does its work and returns how many env steps that were.
+        uncounted: what a task does first, before its seconds count.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not end up between the answers
     print(json.dumps({"ready": sorted(tasks)}), file=answers)
     for line in sys.stdin:
+        name = line.strip()
+        if uncounted and name in uncounted:
+            uncounted[name]()
         began = time.perf_counter()
-        steps = tasks[line.strip()]()
+        steps = tasks[name]()
         seconds = time.perf_counter() - began
         print(json.dumps({"env_steps": steps, "seconds": seconds}), file=answers)
 
