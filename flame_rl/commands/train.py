@@ -82,8 +82,9 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
             episode = trainer.reproduce()
             say(f"Reward {episode.rewards.sum()} in {episode.length} steps; nothing failed.")
             return
+        if trainer.learner.algorithm.notice:
+            say(f"{trainer.learner.algorithm.notice}\n")
         if trainer.files is not None:
-            say(f"{trainer.files.needs}\n")
             trainer.files.recall()
         console = train_and_report(trainer, folder, here)
         trainer.close()

@@ -33,13 +33,7 @@ class Part(Protocol):
 
 
 class Files(Protocol):
-    """State that is too large for a checkpoint, in files of its own.
-
-    Attributes:
-        needs: what it needs of the machine, in words.
-    """
-
-    needs: str
+    """State that is too large for a checkpoint, in files of its own."""
 
     def keep_in(self, folder: Path) -> None:
         """Write the files to this folder, and read them from there when a state is loaded."""
@@ -71,9 +65,14 @@ class Algorithm(Protocol):
             among them are networks; their weights are digested and written to weights.safetensors.
         metrics: names of the numbers that `update` may return, in the order of metrics.csv.
         files: state that no checkpoint holds, or None.
+        notice: what a person should know when a run begins; "" if nothing.
     """
 
-    files: Files | None
+    @property
+    def files(self) -> Files | None: ...
+
+    @property
+    def notice(self) -> str: ...
 
     @property
     def parts(self) -> dict[str, Part]: ...

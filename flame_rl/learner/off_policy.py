@@ -118,6 +118,12 @@ class OffPolicy:
         """See `Algorithm.files`."""
         return self.replay
 
+    @property
+    def notice(self) -> str:
+        """See `Algorithm.notice`."""
+        warm_up = self.config.algorithm.warm_up_steps
+        return f"Replay: {self.replay.needs}; learning begins after {warm_up:,} env steps"
+
     def snapshot(self, version: int) -> PolicySnapshot:
         """The policy for the actors."""
         return self.inner.snapshot(version, self.replay.env_steps)

@@ -111,6 +111,7 @@ class OnPolicy:
     collector: Collector | None
 
     files = None
+    notice = ""
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -1,4 +1,5 @@
-"""Print a run: a header, a line every ten iterations, a summary; on a terminal a progress bar."""
+"""Print a run: a header, a line every ten iterations or half a minute, a summary; on a terminal a
+progress bar."""
 
 from __future__ import annotations
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 RULE = "=" * 60
 LINE_EVERY = 10
+# Iterations that take long get a line more often.
+LINE_EVERY_SECONDS = 30.0
 # Without a terminal, a wait gets a line this often.
 WAIT_LINE_SECONDS = 30.0
 
@@ -34,7 +37,7 @@ class ConsoleReporter:
         """Print the header; `done` are the totals of a resumed run when it starts again."""
         self._done = done
         self._config = config
-        self._began = time.perf_counter()
+        self._began = self._said_at = time.perf_counter()
         self._last: IterationResult | None = None
         self._retries = self._undone = 0
         self._progress: Progress | None = None
@@ -100,7 +103,10 @@ class ConsoleReporter:
                 self._progress.task_ids[0], advance=1, reward=f"{result.reward_mean:.1f}"
             )
         last = result.iteration == self._config.experiment.iterations - 1
-        if result.iteration % LINE_EVERY == 0 or last:
+        now = time.perf_counter()
+        late = now - self._said_at >= LINE_EVERY_SECONDS
+        if result.iteration % LINE_EVERY == 0 or last or late:
+            self._said_at = now
             self._print(
                 f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f} | "
                 f"Loss: {_loss(result)}"
