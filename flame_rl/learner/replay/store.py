@@ -193,14 +193,16 @@ def refuse_what_cannot_fit(
     needed = bytes_needed(columns, capacity)
     if needed > there:
         raise UsageError(
-            f"capacity: {in_words(env_id, columns, capacity)}, and this machine has "
+            f"--capacity: {in_words(env_id, columns, capacity)}, and this machine has "
             f"{there / 1e9:.1f} GB; choose a smaller capacity"
         )
 
 
 def in_words(env_id: str, columns: Sequence[Column], capacity: int) -> str:
     """What a store needs: "1,000,000 steps of Ant-v5 need 0.5 GB"."""
-    return f"{capacity:,} steps of {env_id} need {bytes_needed(columns, capacity) / 1e9:.1f} GB"
+    needed = bytes_needed(columns, capacity)
+    size = f"{needed / 1e9:.1f} GB" if needed >= 1e8 else f"{needed / 1e6:.0f} MB"
+    return f"{capacity:,} steps of {env_id} need {size}"
 
 
 def _is_real(column: Column) -> bool:
