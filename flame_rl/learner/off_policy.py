@@ -1,4 +1,5 @@
-"""What dqn, sarsa, ddpg, td3 and sac share: replayed experience, and how often it is learned from.
+"""What dqn, sarsa, impala, ddpg, td3 and sac share: replayed experience, and how often it is
+learned from.
 
 An iteration's episodes go into the replay memory; then as many gradient steps are taken as are due,
 each on a minibatch that is drawn from it.
@@ -6,7 +7,7 @@ each on a minibatch that is drawn from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,7 +23,7 @@ from flame_rl.learner.replay.replay import Replay
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
+from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, PolicySnapshot
 from flame_rl.wire.steps import step_columns
 
 # Metrics of every learner here, besides its own.
@@ -94,6 +95,7 @@ class OffPolicy:
         steps: counts the gradient steps that were taken.
         beta: of the importance weights at the beginning of the run, 1 at its end; see
             `flame_rl.learner.replay.samplers.Prioritized`.
+        record: adds columns to episodes before they are kept.
     """
 
     config: TrainConfig
@@ -101,6 +103,7 @@ class OffPolicy:
     replay: Replay
     limiter: RateLimiter
     beta: float
+    record: Callable[[Episodes], Episodes]
     steps: Counter = field(default_factory=Counter)
 
     @property
@@ -137,7 +140,7 @@ class OffPolicy:
     ) -> dict[str, float]:
         """Add the episodes, and take the gradient steps that are due; see `Algorithm.update`."""
         replay = self.replay
-        replay.add(episodes)
+        replay.add(self.record(episodes))
         beta = self.beta + (1 - self.beta) * min(1.0, progress)
         due = self.limiter.gradient_steps(replay.env_steps, self.steps.count)
         sums: dict[str, float] = {}
@@ -167,6 +170,8 @@ def off_policy(
     inner: GradientStep,
     alpha: float | None = None,
     beta: float = 1.0,
+    columns: tuple[Column, ...] = (),
+    record: Callable[[Episodes], Episodes] = lambda episodes: episodes,
 ) -> OffPolicy:
     """An algorithm over a replay memory.
 
@@ -174,6 +179,8 @@ def off_policy(
         config, inner: see `OffPolicy`.
         spec: of the environment.
         alpha, beta: of prioritised replay; None: steps are drawn uniformly.
+        columns: kept of every step besides what the actors record.
+        record: adds these columns to episodes.
 
     Raises:
         UsageError: the replay memory does not fit into this machine's.
@@ -186,8 +193,8 @@ def off_policy(
         min_size_to_sample=max(1, settings.warm_up_steps),
         error_buffer=max(samples_per_insert, settings.batch_size),
     )
-    replay = Replay(spec, step_columns(spec), settings.capacity, alpha)
-    return OffPolicy(config, inner, replay, limiter, beta)
+    replay = Replay(spec, (*step_columns(spec), *columns), settings.capacity, alpha)
+    return OffPolicy(config, inner, replay, limiter, beta, record)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ ALGORITHMS = {
     "ppo": "PPO",
     "dqn": "DQN",
     "sarsa": "Sarsa",
+    "impala": "Impala",
     "ddpg": "DDPG",
     "td3": "TD3",
     "sac": "SAC",

@@ -1,0 +1,170 @@
+"""An actor-critic that learns from replayed experience, corrected by V-trace (Espeholt et al. 2018,
+"IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures").
+
+    V(s_t) -> v_t = V(s_t) + sum over k of gamma^k (c_t ... c_{t+k-1}) delta_{t+k}
+    maximise  mean [ rho_t log pi(a_t | s_t) (r_t + gamma v_{t+1} - V(s_t)) ]  +  entropy bonus
+
+with delta_t = rho_t (r_t + gamma V(s_{t+1}) - V(s_t)), rho_t = min(1, pi / mu) and c_t = lambda
+rho_t, where mu is the policy that acted. Its log-probabilities are recorded when an episode comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+import model
+from flame_rl.learner.batch import make_batch
+from flame_rl.learner.gradients.network import Samples
+from flame_rl.learner.learner import Part
+from flame_rl.learner.normalize import RunningMoments
+from flame_rl.learner.off_policy import OffPolicy, off_policy
+from flame_rl.learner.on_policy import ActorCritic, acted, log_probs
+from flame_rl.learner.replay.store import ReplayStore
+from flame_rl.learner.replay.views import sequences
+from flame_rl.learner.returns import discounted_returns
+from flame_rl.settings import impala as settings_of
+from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, PolicySnapshot
+
+_LOG_PROBS = Column("log_probs", "float32", (), per_observation=False)
+
+
+def impala(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
+    """The algorithm with new networks."""
+    inner = Impala(config, spec)
+    return off_policy(config, spec, inner, columns=(_LOG_PROBS,), record=inner.record)
+
+
+class Impala:
+    """See `GradientStep`. B is the number of sequences, L that of steps in each."""
+
+    metrics = ("loss", "value_loss", "policy_entropy", "td_error", "importance")
+
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+        self._settings: settings_of.Impala = config.algorithm
+        self._gamma = config.experiment.gamma
+        self._networks = ActorCritic(*model.make_networks(spec, config))
+        self._observations = None
+        if self._settings.normalize_observations:
+            self._observations = RunningMoments(spec.observation_dim)
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """See `GradientStep.parts`."""
+        policy, value = self._networks.policy, self._networks.value
+        parts: dict[str, Part] = {
+            "policy": policy.module,
+            "value": value.module,
+            "policy_adam": policy.adam,
+            "value_adam": value.adam,
+            "returns": self._networks.returns,
+        }
+        return parts if self._observations is None else parts | {"observations": self._observations}
+
+    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+        """The policy, which explores by itself."""
+        return self._networks.policy.module.snapshot(version)
+
+    def record(self, episodes: Episodes) -> Episodes:
+        """The episodes with the log-probabilities of their actions; the statistics of observations
+        and returns take them in."""
+        batch = make_batch(episodes)
+        column = log_probs(self._networks.policy.network, acted(batch))
+        if self._observations is not None:
+            self._observations.update(batch.observations)
+            for network in (self._networks.policy, self._networks.value):
+                network.module.normalizer.set(self._observations.mean, self._observations.std)
+        cut = np.zeros(len(batch.lengths))
+        self._networks.follow_returns(
+            discounted_returns(batch.rewards, batch.lengths, self._gamma, cut)
+        )
+        return replace(episodes, columns=episodes.columns | {_LOG_PROBS.name: column})
+
+    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+        """The sequences that these steps lie in."""
+        return sequences(store, positions, self._settings.sequence_length, 0, self._gamma)
+
+    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        """One step of the policy and one of the value network."""
+        settings, policy, value = self._settings, self._networks.policy, self._networks.value
+        mask = samples["mask"]
+        # All steps of all sequences as one minibatch.
+        flat = {name: samples[name].reshape(-1, *samples[name].shape[2:]) for name in _FLAT}
+        scale = np.float32(value.module.scale)
+
+        inputs = policy.network.prepare(flat["observations"])
+        acting = policy.network.forward({"inputs": inputs, "actions": flat["actions"]})
+        log_pi, entropy = (output.reshape(mask.shape) for output in acting.outputs)
+        inputs = value.network.prepare(flat["observations"])
+        valuing = value.network.forward({"inputs": inputs})
+        values = valuing.outputs[0].reshape(mask.shape)
+        inputs = value.network.prepare(flat["next_observations"])
+        (following,) = value.network.outputs({"inputs": inputs})
+
+        rho = np.exp(np.minimum(log_pi - samples["log_probs"], 0))
+        errors, advantages = v_trace(
+            samples["rewards"],
+            samples["discounts"],
+            values,
+            following.reshape(mask.shape),
+            rho,
+            mask,
+            settings.trace_lambda,
+        )
+        # The mean is over the steps that there are.
+        share = mask * np.float32(mask.size / mask.sum())
+        # So that both losses are near 1 in any unit of reward.
+        errors = errors / scale
+        advantages = advantages / (np.sqrt(np.mean(share * advantages**2)) + _LEAST * scale)
+        coefficient = settings.entropy_coefficient
+        slopes = (-share * advantages).ravel(), (-share * coefficient).ravel()
+        policy.descend(acting, slopes, settings.learning_rate, settings.max_grad_norm)
+        slopes = ((-share * errors / scale).ravel(),)
+        value.descend(valuing, slopes, settings.value_learning_rate, settings.max_grad_norm)
+        return {
+            "loss": share * (-advantages * log_pi - coefficient * entropy),
+            "value_loss": 0.5 * share * errors * errors,
+            "policy_entropy": share * entropy,
+            "importance": share * rho,
+            "td_error": (mask * np.abs(errors)).mean(axis=1),
+        }
+
+
+# Advantages that are this small, relative to returns, are rounding.
+_LEAST = np.float32(1e-6)
+# What `Impala.step` needs of each step by itself.
+_FLAT = ("observations", "actions", "next_observations")
+
+
+def v_trace(
+    rewards: np.ndarray,
+    discounts: np.ndarray,
+    values: np.ndarray,
+    next_values: np.ndarray,
+    rho: np.ndarray,
+    mask: np.ndarray,
+    trace_lambda: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """V-trace on sequences (Espeholt et al. 2018, eq. 1 and section 4.2; remark 2 for lambda).
+
+    Args:
+        rewards, values, next_values: r_t, V(s_t) and V(s_{t+1}), [B, L].
+        discounts: gamma, or 0 after an end, [B, L].
+        rho: min(1, pi / mu), [B, L].
+        mask: 1 for a step, 0 beyond the sequence's end, [B, L].
+        trace_lambda: from 0 to 1.
+
+    Returns:
+        v_t - V(s_t), and rho_t (r_t + gamma v_{t+1} - V(s_t)), both [B, L] and 0 where the mask is.
+    """
+    deltas = mask * rho * (rewards + discounts * next_values - values)
+    errors = np.zeros_like(deltas)
+    following = np.zeros(len(deltas), deltas.dtype)
+    for t in reversed(range(deltas.shape[1])):
+        following = deltas[:, t] + discounts[:, t] * trace_lambda * rho[:, t] * following
+        errors[:, t] = following
+    # Beyond a sequence's last step there is no correction of the value.
+    later = np.concatenate([errors[:, 1:], np.zeros((len(errors), 1), errors.dtype)], axis=1)
+    return errors, deltas + mask * rho * discounts * later
