@@ -31,8 +31,9 @@ def test_sequences_by_definition(trace_lambda):
     rng = np.random.default_rng(0)
     lengths = [6, 4, 1, 6]
     mask = (np.arange(6) < np.array(lengths)[:, None]).astype(float)
-    rewards, values, next_values = rng.standard_normal((3, 4, 6)) * mask
-    discounts = 0.9 * mask
+    # Beyond its end a sequence repeats an observation, whose value is not 0.
+    rewards, values, next_values = rng.standard_normal((3, 4, 6))
+    rewards, discounts = rewards * mask, 0.9 * mask
     discounts[1, 3] = 0.0  # an end; the sequence of one step was cut
     rho = rng.uniform(0.1, 1, (4, 6))
     ours = v_trace(rewards, discounts, values, next_values, rho, mask, trace_lambda)
