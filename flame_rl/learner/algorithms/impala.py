@@ -167,4 +167,4 @@ def v_trace(
         errors[:, t] = following
     # Beyond a sequence's last step there is no correction of the value.
     later = np.concatenate([errors[:, 1:], np.zeros((len(errors), 1), errors.dtype)], axis=1)
-    return errors, deltas + mask * rho * discounts * later
+    return errors, deltas + rho * discounts * later
