@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flame_rl.learner.gradients.network import Samples
-from flame_rl.learner.learner import Part
+from flame_rl.learner.learner import Part, refuse_unless_finite
 from flame_rl.learner.replay.limiter import RateLimiter
 from flame_rl.learner.replay.replay import Replay
 from flame_rl.learner.replay.store import ReplayStore
@@ -142,6 +142,8 @@ class OffPolicy:
             if weights is not None:
                 samples["weights"] = weights
             numbers = self.inner.step(samples, generator)
+            # What is not finite is no priority, and further steps would be in vain.
+            refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
             replay.prioritize(positions, numbers["td_error"])
             for name, values in numbers.items():
                 sums[name] = sums.get(name, 0.0) + float(np.mean(values))
