@@ -18,7 +18,7 @@ from torch import Tensor
 from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part, refuse_unless_finite
 from flame_rl.learner.replay.limiter import RateLimiter
-from flame_rl.learner.replay.replay import Replay
+from flame_rl.learner.replay.replay import Replay, refuse_longer_episodes
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -172,9 +172,11 @@ def off_policy(
         alpha, beta: of prioritised replay; None: steps are drawn uniformly.
 
     Raises:
-        UsageError: the replay memory does not fit into this machine's.
+        UsageError: the replay memory does not fit into this machine's, or an episode that reaches
+            its time limit does not fit into the replay memory.
     """
     settings = config.algorithm
+    refuse_longer_episodes(spec.time_limit or 0, settings.capacity)
     samples_per_insert = settings.updates_per_step * settings.batch_size
     limiter = RateLimiter(
         samples_per_insert=samples_per_insert,

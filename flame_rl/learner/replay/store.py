@@ -193,7 +193,7 @@ def refuse_what_cannot_fit(
     needed = bytes_needed(columns, capacity)
     if needed > there:
         raise UsageError(
-            f"capacity: {in_words(env_id, columns, capacity)}, and this machine has "
+            f"--capacity: {in_words(env_id, columns, capacity)}, and this machine has "
             f"{there / 1e9:.1f} GB; choose a smaller capacity"
         )
 
