@@ -24,6 +24,8 @@ ROWS, STEPS = 24, 3
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 Z, LOWEST, HIGHEST = 7, -2.0, 3.0
 
+NOISY = {"target_noise": 3.0, "target_noise_clip": 2.0}
+
 DISCRETE = {
     "dqn": {"algorithm": "dqn", "double": False},
     "hard updates": {"algorithm": "dqn", "double": False, "target_period": 2, "tau": 1.0},
@@ -60,7 +62,7 @@ CONTINUOUS = {
     "ddpg with layer norm": {"algorithm": "ddpg", "layer_norm": True},
     "td3": {"algorithm": "td3"},
     "td3 with layer norm": {"algorithm": "td3", "layer_norm": True, "policy_delay": 3},
-    "td3 with much noise": {"algorithm": "td3", "target_noise": 3.0, "policy_delay": 1},
+    "td3 with much noise": {"algorithm": "td3", "policy_delay": 1} | NOISY,
     "sac": {"algorithm": "sac"},
     "sac with layer norm": {"algorithm": "sac", "layer_norm": True, "target_entropy": 0.7},
 }
