@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from flame_rl.learner.gradients.network import Samples
-from flame_rl.learner.learner import Part
+from flame_rl.learner.learner import Part, refuse_unless_finite
 from flame_rl.learner.replay.limiter import RateLimiter
-from flame_rl.learner.replay.replay import Replay
+from flame_rl.learner.replay.replay import Replay, refuse_longer_episodes
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -151,6 +151,8 @@ class OffPolicy:
             if weights is not None:
                 samples["weights"] = weights
             numbers = self.inner.step(samples, generator)
+            # What is not finite is no priority, and further steps would be in vain.
+            refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
             replay.prioritize(positions, numbers["td_error"])
             for name, values in numbers.items():
                 sums[name] = sums.get(name, 0.0) + float(np.mean(values))
@@ -183,9 +185,11 @@ def off_policy(
         record: adds these columns to episodes.
 
     Raises:
-        UsageError: the replay memory does not fit into this machine's.
+        UsageError: the replay memory does not fit into this machine's, or an episode that reaches
+            its time limit does not fit into the replay memory.
     """
     settings = config.algorithm
+    refuse_longer_episodes(spec.time_limit or 0, settings.capacity)
     samples_per_insert = settings.updates_per_step * settings.batch_size
     limiter = RateLimiter(
         samples_per_insert=samples_per_insert,

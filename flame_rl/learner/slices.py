@@ -9,7 +9,8 @@ of the pool here, several slices at a time, and their results are added in order
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from functools import cache
 from typing import TypeVar
 
@@ -71,8 +72,14 @@ def at_once(functions: Sequence[Callable[[], Result]]) -> list[Result]:
     if available_cores() == 1:
         return [function() for function in functions]
     first, *others = functions
-    running = [_threads(available_cores()).submit(function) for function in others]
-    return [first(), *(each.result() for each in running)]
+    threads = _threads(available_cores())
+    # The context has what NumPy does about overflow.
+    running = [threads.submit(copy_context().run, function) for function in others]
+    try:
+        return [first(), *(each.result() for each in running)]
+    finally:
+        # Also after an error: nobody undoes what another thread goes on writing to.
+        wait(running)
 
 
 def _slices(network: Network, samples: Samples) -> list[Samples]:

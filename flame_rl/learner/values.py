@@ -144,7 +144,8 @@ def project(
     _check("discounts", discounts, rows)
     values = rewards[:, None] + discounts[:, None] * support
     places = np.clip((values - support[0]) / _distance(support), 0, atoms - 1)
-    lower = places.astype(np.int64)
+    # The place of a value that is NaN is NaN, which no integer is: its share is NaN, in some bin.
+    lower = np.clip(places.astype(np.int64), 0, atoms - 1)
     share = places - lower
     # Where a value is an atom, the paper's floor and ceiling are the same, and its shares are 0.
     upper = np.minimum(lower + 1, atoms - 1)

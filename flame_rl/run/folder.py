@@ -99,10 +99,13 @@ def files_of(path: Path) -> Path:
     Args:
         path: a run folder, a checkpoint in one, or a file that `Trainer.save` wrote.
     """
+    if path.is_dir():
+        return path / REPLAY_NAME
     beside = path.with_name(f"{path.name}.{REPLAY_NAME}")
-    if beside.is_dir():
-        return beside
-    return (path if path.is_dir() else path.parent.parent) / REPLAY_NAME
+    folder = path.absolute().parent
+    if folder.name == CHECKPOINTS_NAME and not beside.is_dir():
+        return folder.parent / REPLAY_NAME
+    return beside
 
 
 def shown(folder: Path, here: Path) -> Path:

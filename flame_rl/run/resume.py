@@ -71,6 +71,11 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
             f"learning rates fall to 0 at the last iteration: with {now} of them in place of "
             f"{before}, results differ from now on"
         )
+    if getattr(config.algorithm, "prioritized", False) and before != now:
+        warnings.append(
+            f"importance weights are whole at the last iteration: with {now} of them in place of "
+            f"{before}, results differ from now on"
+        )
     here = versions()
     return warnings + [
         f"the run was made with {name} {version}, this is {here.get(name)}: results may differ"

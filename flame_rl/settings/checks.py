@@ -25,6 +25,7 @@ Positive = Annotated[float, Within(sys.float_info.min, sys.float_info.max, "abov
 NonNegative = Annotated[float, Within(0, sys.float_info.max, "0 or more")]
 Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
 Fraction = Annotated[float, Within(0, 1, "from 0 to 1")]
+UpdatesPerStep = Annotated[float, Within(0.001, 1000, "from 0.001 to 1000")]
 Seed = Annotated[int, Within(0, (1 << 63) - 1, "an integer from 0 to 2**63 - 1")]
 LogStd = Annotated[float, Within(-20, 5, "from -20 to 5")]
 

@@ -9,9 +9,9 @@ from flame_rl.settings.checks import (
     Count,
     CountOrZero,
     Fraction,
-    NonNegative,
     Number,
     Positive,
+    UpdatesPerStep,
     check_fields,
     refuse,
 )
@@ -67,7 +67,7 @@ class DQN:
     batch_size: Count = 128
     """Steps drawn for each gradient step."""
 
-    updates_per_step: Positive = 0.5
+    updates_per_step: UpdatesPerStep = 0.5
     """Gradient steps for each env step."""
 
     epsilon_start: Fraction = 1.0
@@ -112,8 +112,8 @@ class DQN:
     prioritized: bool = False
     """Draw steps by priority, their last TD error (Schaul et al. 2016)."""
 
-    priority_alpha: NonNegative = 0.6
-    """Exponent of the priorities; 0 is uniform."""
+    priority_alpha: Fraction = 0.6
+    """Exponent of the priorities, from 0, which is uniform, to 1."""
 
     priority_beta: Fraction = 0.4
     """Exponent of the importance weights at the beginning; it rises to 1 at the last iteration."""

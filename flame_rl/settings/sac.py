@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from flame_rl.settings.checks import Count, CountOrZero, Fraction, Number, Positive, check_fields
+from flame_rl.settings.checks import (
+    Count,
+    CountOrZero,
+    Fraction,
+    Number,
+    Positive,
+    UpdatesPerStep,
+    check_fields,
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class SAC:
     batch_size: Count = 256
     """Steps drawn for each gradient step."""
 
-    updates_per_step: Positive = 1.0
+    updates_per_step: UpdatesPerStep = 1.0
     """Gradient steps for each env step."""
 
     tau: Fraction = 0.005

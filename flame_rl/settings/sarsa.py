@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from flame_rl.settings.checks import Count, CountOrZero, Fraction, Positive, check_fields
+from flame_rl.settings.checks import (
+    Count,
+    CountOrZero,
+    Fraction,
+    Positive,
+    UpdatesPerStep,
+    check_fields,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Sarsa:
     batch_size: Count = 128
     """Steps drawn for each gradient step."""
 
-    updates_per_step: Positive = 0.5
+    updates_per_step: UpdatesPerStep = 0.5
     """Gradient steps for each env step."""
 
     epsilon_start: Fraction = 1.0

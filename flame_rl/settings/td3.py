@@ -11,6 +11,7 @@ from flame_rl.settings.checks import (
     Fraction,
     NonNegative,
     Positive,
+    UpdatesPerStep,
     check_fields,
 )
 
@@ -52,7 +53,7 @@ class TD3:
     batch_size: Count = 256
     """Steps drawn for each gradient step."""
 
-    updates_per_step: Positive = 1.0
+    updates_per_step: UpdatesPerStep = 1.0
     """Gradient steps for each env step."""
 
     tau: Fraction = 0.005

@@ -88,7 +88,8 @@ class SAC:
         """One step of the critics, the policy and the temperature."""
         shape = 2, len(samples["rewards"]), self._width
         noise = generator.standard_normal(shape, np.float32)
-        alpha = math.exp(self._temperature_adam.parameters[0])
+        # NumPy's, because math.exp raises where this is infinite, and the update is refused.
+        alpha = float(np.exp(self._temperature_adam.parameters[0], dtype=np.float64))
         numbers = self._critics.learn(samples, self._targets(samples, alpha, noise[0]))
 
         observations, settings = samples["observations"], self._settings

@@ -21,7 +21,7 @@ _SUFFIX = ".replay"
 
 
 class JournalError(ValueError):
-    """The journal lacks what a checkpoint needs; the message names the file."""
+    """The journal lacks what a checkpoint needs."""
 
 
 class Journal:
@@ -127,7 +127,7 @@ class Journal:
         found = (reached, store.episodes, store.steps, store.oldest)
         if found != (place, state["episodes"], state["steps"], state["oldest"]):
             raise JournalError(
-                f"{self.folder}: the checkpoint needs the episodes {state['oldest']} to "
+                f"the checkpoint needs the episodes {state['oldest']} to "
                 f"{state['episodes'] - 1}, and {store.episodes - store.oldest} of them are there "
                 "and sound; resume from an earlier checkpoint, or begin the run anew"
             )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from flame_rl.learner.replay.journal import Journal, JournalError
 from flame_rl.learner.replay.samplers import Prioritized, uniform
 from flame_rl.learner.replay.store import ReplayStore, in_words, refuse_what_cannot_fit
-from flame_rl.system.errors import RunError
+from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import why_refused
 from flame_rl.system.memory import physical_bytes
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
@@ -66,9 +67,7 @@ class Replay:
     @property
     def env_steps(self) -> int:
         """Steps that were ever added."""
-        if self._waiting is not None:
-            return int(self._waiting["place"][_PLACE.index("steps")])
-        return self.store.steps
+        return self._now("steps")
 
     def keep_in(self, folder: Path) -> None:
         """Write the journal to this folder, and read it from there when a state is loaded."""
@@ -81,29 +80,37 @@ class Replay:
     def copy_to(self, folder: Path) -> None:
         """Copy the journal. Raises OSError if the disk refuses."""
         self.recall()
+        # What was there before stays until all of the copy is there.
+        part = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            shutil.copytree(self._opened().folder, part)
+        except OSError:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(self._opened().folder, folder)
+        part.rename(folder)
 
     def saved(self, kept: int) -> None:
         """A checkpoint was written: delete the episodes that the last `kept` of them do not need.
         Raises OSError if the disk refuses."""
-        self._oldest = [*self._oldest, self.store.oldest][-kept:]
+        self._oldest = [*self._oldest, self._now("oldest")][-kept:]
         if len(self._oldest) == kept and self._journal is not None:
             self._journal.forget(self._oldest[0])
 
     def add(self, episodes: Episodes) -> None:
-        """Add episodes in their order. Raises RunError if the disk refuses."""
+        """Add episodes in their order.
+
+        Raises:
+            RunError: the disk refuses, or what was there before is damaged.
+            UsageError: an episode is longer than the capacity; nothing was added.
+        """
+        refuse_longer_episodes(int(episodes.lengths.max()), self.store.capacity)
         self.recall()
-        journal = self._opened()
-        self.store.add(episodes)
-        try:
+        with self._refused_by_the_disk():
+            journal = self._opened()
+            self.store.add(episodes)
             journal.append(episodes)
-        except OSError as error:
-            raise RunError(
-                f"replay: the episodes could not be written to {journal.folder}: "
-                f"{why_refused(error)}. What was learned before is safe; once there is room, go on "
-                "with --resume"
-            ) from error
 
     def draw(
         self, count: int, beta: float, generator: np.random.Generator
@@ -135,17 +142,18 @@ class Replay:
                 state = {name: self._waiting[name].numpy() for name in names}
                 self._priorities.restore(state)
         except (JournalError, OSError, ValueError) as error:
-            raise RunError(f"replay: {error}") from error
+            raise RunError(f"replay: {self._folder or self._source}: {error}") from error
         self._waiting = None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """How far the journal is, and the priorities."""
+        """How far the journal is, and the priorities. Raises RunError if the disk refuses."""
         if self._waiting is not None:
             return dict(self._waiting)
         if self.store.episodes == 0:
             place = dict.fromkeys(_PLACE, 0) | {"capacity": self.store.capacity}
         else:
-            place = self._opened().state(self.store)
+            with self._refused_by_the_disk():
+                place = self._opened().state(self.store)
         state = {"place": torch.tensor([place[name] for name in _PLACE])}
         if self._priorities is not None:
             arrays = self._priorities.state()
@@ -168,6 +176,25 @@ class Replay:
             )
         self._waiting = {name: tensor.clone() for name, tensor in state.items()}
 
+    def _now(self, name: str) -> int:
+        """A number of `_PLACE`, "steps" or "oldest", of the store or of the state that it waits
+        for."""
+        if self._waiting is not None:
+            return int(self._waiting["place"][_PLACE.index(name)])
+        return getattr(self.store, name)
+
+    @contextmanager
+    def _refused_by_the_disk(self) -> Iterator[None]:
+        """Within the block, an OSError becomes a RunError about the journal."""
+        try:
+            yield
+        except OSError as error:
+            folder = self._folder if self._journal is None else self._journal.folder
+            raise RunError(
+                f"replay: the episodes could not be written to {folder}: {why_refused(error)}. "
+                "What was learned before is safe; once there is room, go on with --resume"
+            ) from error
+
     def _opened(self) -> Journal:
         if self._journal is None:
             folder = self._folder
@@ -180,6 +207,15 @@ class Replay:
             if self._waiting is None:
                 self._journal.restore(self.store, None)
         return self._journal
+
+
+def refuse_longer_episodes(steps: int, capacity: int) -> None:
+    """Raise UsageError if an episode of so many steps does not fit into the replay memory."""
+    if steps > capacity:
+        raise UsageError(
+            f"--capacity: {capacity} steps, and an episode of {steps} is kept whole or not at all; "
+            "begin a new run with more, or with a time limit, --max-episode-steps"
+        )
 
 
 # Added to a TD error, so that no step is drawn with probability 0 (Schaul et al. 2016, section

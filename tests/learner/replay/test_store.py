@@ -236,5 +236,5 @@ def test_what_cannot_fit_is_refused_in_words():
     assert in_words("Ant-v5", ant, 1_000_000) == "1,000,000 steps of Ant-v5 need 0.5 GB"
     needed = bytes_needed(ant, 1_000_000)
     refuse_what_cannot_fit("Ant-v5", ant, 1_000_000, needed)
-    with pytest.raises(UsageError, match=r"capacity: .*Ant-v5 need 0.5 GB.* has 0.5 GB; choose"):
+    with pytest.raises(UsageError, match=r"^--capacity: .*Ant-v5 need 0.5 GB.* has 0.5 GB; choose"):
         refuse_what_cannot_fit("Ant-v5", ant, 1_000_000, needed - 1)

@@ -1,0 +1,534 @@
+"""Runs that learn from replayed experience: the same bytes wherever they collect, however often
+they stop, and whatever fails in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flame_rl import Trainer
+from flame_rl.learner.replay.journal import Journal
+from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.run.retention import numbered
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import RunError, UsageError
+from tests.helpers import clean_environment, environment_id, run_here
+from tests.runs import assert_same_run, rows
+
+pytestmark = pytest.mark.faults
+
+ITERATIONS = 8
+SMALL = {
+    "seed": 7,
+    "iterations": ITERATIONS,
+    "steps_per_iter": 50,
+    "hidden_sizes": (8,),
+    "warm_up_steps": 100,
+    "capacity": 160,
+    "batch_size": 8,
+    "updates_per_step": 0.2,
+    "checkpoint_every": 2,
+    "workers": 0,
+    "local": True,
+}
+# Of 20 steps at most, of which few are that long.
+POLE = {"env": "CartPole-v1", "max_episode_steps": 20}
+# Cut after two of its three steps.
+TARGET = {"env": environment_id("Target"), "max_episode_steps": 2}
+RUNS = {
+    "dqn": {"prioritized": True, "n_step": 2, "dueling": True, "distribution": "c51"} | POLE,
+    "sarsa": {"expected": False} | POLE,
+    "ddpg": {"noise_process": "ornstein-uhlenbeck"} | TARGET,
+    "td3": {"layer_norm": True} | TARGET,
+    "sac": TARGET,
+}
+ALGORITHMS = list(RUNS)
+
+
+def config_of(algorithm: str, **options) -> TrainConfig:
+    return TrainConfig(algorithm=algorithm, **(SMALL | RUNS[algorithm] | options))
+
+
+def flags_of(algorithm: str, **options) -> list[str]:
+    """The command line of the same configuration."""
+    flags = ["--algorithm", algorithm]
+    for name, value in (SMALL | RUNS[algorithm] | options).items():
+        words = value if isinstance(value, tuple) else (value,)
+        switch = name == "local"
+        flags += [f"--{name.replace('_', '-')}", *([] if switch else map(str, words))]
+    return flags
+
+
+def train(folder: Path, algorithm: str, **options) -> Path:
+    """The folder of a run that came to its end."""
+    folder.mkdir(exist_ok=True)
+    done = run_here(*flags_of(algorithm, **options), "--output", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def resume(run: Path, *flags: str) -> None:
+    done = run_here("--resume", run.name, *flags, cwd=run.parent)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_segments() -> Iterator[None]:
+    """Several segments in a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal.__init__, "__defaults__", (3_000,))
+        yield
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory):
+    """`wholes(algorithm)` is the folder of the run that nothing interrupts."""
+    runs: dict[str, Path] = {}
+
+    def whole(algorithm: str) -> Path:
+        if algorithm not in runs:
+            runs[algorithm] = train(tmp_path_factory.mktemp(algorithm), algorithm)
+            assert len(list((runs[algorithm] / "replay").iterdir())) > 2
+        return runs[algorithm]
+
+    return whole
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    """Metrics, weights, and the experience from the oldest segment of `run` on."""
+    assert_same_run(run, whole)
+    name = "weights.safetensors"
+    assert (run / name).read_bytes() == (whole / name).read_bytes()
+    left, right = (contents(folder / "replay") for folder in (run, whole))
+    assert left and left.items() <= right.items() and max(left) == max(right)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def count_descents(monkeypatch, happen, at: int) -> None:
+    """Call `happen` in the middle of a gradient step: before one of its networks descends."""
+    descend, count = TrainedNetwork.descend, 0
+
+    def counted(*arguments) -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            happen()
+        descend(*arguments)
+
+    monkeypatch.setattr(TrainedNetwork, "descend", counted)
+
+
+# The same bytes
+
+
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_number_of_workers_changes_no_byte(algorithm, workers, wholes, tmp_path):
+    assert_same(train(tmp_path, algorithm, workers=workers), wholes(algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_a_kill_leaves_is_taken_up(algorithm, wholes, tmp_path, monkeypatch):
+    """In the middle of some update, with an episode that was half written."""
+    whole = wholes(algorithm)
+    for at in (1, 25, 50):
+        run = tmp_path / "run"
+
+        def copy(run=run, at=at) -> None:
+            killed = Path(shutil.copytree(run, tmp_path / f"killed-{at}"))
+            newest = max((killed / "replay").iterdir())
+            with newest.open("ab") as file:
+                file.write(newest.read_bytes()[: 50 + at])
+
+        with monkeypatch.context() as patch:
+            count_descents(patch, copy, at)
+            train(tmp_path, algorithm)
+        assert_same(run, whole)
+        shutil.rmtree(run)
+        killed = tmp_path / f"killed-{at}"
+        assert rows(killed) <= ITERATIONS and (rows(killed) > 2 or at == 1)
+        done = run_here("--resume", killed.name, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert_same(killed, whole)
+
+
+KILLED = """
+import os, signal, sys
+from flame_rl.learner.algorithms.{algorithm} import {kind}
+import main
+
+step, steps = {kind}.step, 0
+
+def counted(self, samples, generator):
+    global steps
+    steps += 1
+    if steps == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, samples, generator)
+
+{kind}.step = counted
+sys.argv[0] = "main.py"
+main.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kind"), [("dqn", "DQN"), pytest.param("sac", "SAC", marks=pytest.mark.slow)]
+)
+def test_a_learner_that_is_killed_goes_on(algorithm, kind, wholes, tmp_path):
+    code = KILLED.format(algorithm=algorithm, kind=kind)
+    flags = [*flags_of(algorithm), "--output", "run"]
+    environment = clean_environment(tmp_path)
+    command = [sys.executable, "-c", code, *flags]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    run = tmp_path / "run"
+    newest = max((run / "replay").iterdir())
+    newest.write_bytes(newest.read_bytes() + b"flameRP1" + bytes(range(100)))
+    resume(run)
+    # That process made segments of the usual length.
+    assert_same_run(run, wholes(algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_interrupted_run_goes_on(algorithm, wholes, tmp_path, monkeypatch):
+    """By SIGINT in the middle of an update."""
+    with monkeypatch.context() as patch:
+        count_descents(patch, lambda: os.kill(os.getpid(), signal.SIGINT), 60)
+        done = run_here(*flags_of(algorithm), "--output", "run", cwd=tmp_path)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr
+    assert rows(tmp_path / "run") < 1 + ITERATIONS
+    resume(tmp_path / "run")
+    assert_same(tmp_path / "run", wholes(algorithm))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_trainer_that_was_saved_goes_on(algorithm, wholes, tmp_path):
+    whole = digests(wholes(algorithm))
+    path = tmp_path / "some" / "where.ckpt"
+    with Trainer(config_of(algorithm)) as trainer:
+        trainer.save(path)  # before there is anything to replay
+        assert [trainer.train().weights_digest for _ in range(3)] == whole[:3]
+    for cut in (0, 3, 5):
+        with Trainer.load(path) as trainer:
+            assert trainer.totals.iterations == cut
+            for iteration in range(cut, min(cut + 3, ITERATIONS)):
+                assert trainer.train().weights_digest == whole[iteration]
+                if iteration == 2 or iteration == 4:
+                    trainer.save(path)
+                    kept = contents(path.with_name("where.ckpt.replay"))
+        # What is learned after it changes nothing.
+        assert contents(path.with_name("where.ckpt.replay")) == kept
+
+
+def digests(run: Path) -> list[str]:
+    lines = (run / "metrics.csv").read_text().splitlines()[1:]
+    return [line.rpartition(",")[2] for line in lines]
+
+
+# Failures
+
+
+def state_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.learner.state_dict().items()}
+
+
+def all_of(store) -> dict[str, np.ndarray]:
+    positions = np.arange(store.first, store.steps)
+    numbers = {name: np.array(getattr(store, name)) for name in ("first", "steps", "episodes")}
+    kept = {"times": store.times(positions), "left": store.left(positions)}
+    return numbers | kept | store.read(store.rows(positions))
+
+
+def nan_rewards(patch, trainer: Trainer, at: int) -> None:
+    kind, count = type(trainer.learner.algorithm.inner), 0
+    view = kind.view
+
+    def broken(*arguments):
+        nonlocal count
+        count += 1
+        samples = view(*arguments)
+        scale = np.float32(np.nan if count == at else 1)
+        return samples | {"rewards": samples["rewards"] * scale}
+
+    patch.setattr(kind, "view", broken)
+
+
+def exception(patch, trainer: Trainer, at: int) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    count_descents(patch, fail, at)
+
+
+def full_disk(patch, trainer: Trainer, at: int) -> None:
+    write = os.pwrite
+
+    def refuse(descriptor: int, data: bytes, offset: int) -> int:
+        if len(data) > 100:
+            return write(descriptor, data[: len(data) // 2], offset)
+        raise OSError(28, "No space left on device")
+
+    patch.setattr(os, "pwrite", refuse)
+
+
+def sync_fails(patch, trainer: Trainer, at: int) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    patch.setattr(os, "fsync", refuse)
+
+
+FAILURES = {
+    "NaN": (nan_rewards, RunError, "the update was refused"),
+    "exception": (exception, KeyboardInterrupt, ""),
+    "full disk": (full_disk, RunError, r"No space left on device.*--resume"),
+    "no sync": (sync_fails, RunError, r"replay: .*Input/output error"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_update_that_fails_leaves_nothing_behind(
+    algorithm, failure, wholes, tmp_path, monkeypatch
+):
+    whole = digests(wholes(algorithm))
+    break_it, kind, words = FAILURES[failure]
+    with Trainer(config_of(algorithm)) as trainer:
+        trainer.keep_files(tmp_path / "replay")
+        for iteration in range(ITERATIONS):
+            replay = trainer.learner.algorithm.replay
+            # The first has no experience before it, the third no gradient step.
+            if iteration in (0, 2, 4, 7):
+                before, kept = state_of(trainer), all_of(replay.store)
+                files = contents(tmp_path / "replay") if iteration else {}
+                with monkeypatch.context() as patch:
+                    break_it(patch, trainer, at=5)
+                    if iteration > 2 or failure in ("full disk", "no sync"):
+                        with pytest.raises(kind, match=words):
+                            trainer.train()
+                        assert trainer.totals.iterations == iteration
+                        after = trainer.learner.state_dict()
+                        assert after.keys() == before.keys()
+                        assert all(torch.equal(before[name], after[name]) for name in before)
+                        replay.recall()
+                        for name, array in all_of(replay.store).items():
+                            np.testing.assert_array_equal(array, kept[name], err_msg=name)
+                        assert contents(tmp_path / "replay") == files
+            assert trainer.train().weights_digest == whole[iteration]
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "td3"])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_run_that_failed_is_resumed(failure, algorithm, wholes, tmp_path, monkeypatch):
+    """The checkpoint that is written at its end has its experience, though only one is kept."""
+    train_once, run = Trainer.train, tmp_path / "run"
+
+    def broken(trainer: Trainer):
+        with monkeypatch.context() as patch:
+            if trainer.totals.iterations == 5:
+                FAILURES[failure][0](patch, trainer, 9)
+            return train_once(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train", broken)
+        flags = [*flags_of(algorithm, keep_checkpoints=1), "--output", "run"]
+        done = run_here(*flags, cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    if failure == "exception":
+        assert done.returncode == 130
+    else:
+        assert done.returncode == 1 and done.stderr.startswith("error: ")
+        assert failure != "full disk" or str(run / "replay") in done.stderr
+    (newest,) = numbered(run / "checkpoints")
+    assert newest.name == "00000005.ckpt" and rows(run) == 1 + 5
+    resume(run)
+    assert_same(run, wholes(algorithm))
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e37])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_network_that_diverges_is_refused(algorithm, rate, tmp_path):
+    """TD errors that are not finite are no priorities, and a temperature may be infinite."""
+    options = {"learning_rate": rate}
+    if algorithm in ("ddpg", "td3", "sac"):
+        options["value_learning_rate"] = rate
+    done = run_here(*flags_of(algorithm, **options), "--output", "run", cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    if done.returncode != 0 or rate == 1e37:
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: the update was refused")
+        assert "try a tenth" in done.stderr
+
+
+# Files of the run
+
+
+def test_evaluating_touches_no_experience_and_reads_none(wholes, tmp_path, monkeypatch):
+    """While the run goes on, and even where its journal is gone."""
+    run = Path(shutil.copytree(wholes("dqn"), tmp_path / "run"))
+    newest = max((run / "replay").iterdir())
+    newest.write_bytes(newest.read_bytes() + b"what is being written")
+    before, opened = contents(run / "replay"), []
+    monkeypatch.setattr(Journal, "__init__", lambda *arguments: opened.append(arguments))
+    for path in (run, run / "checkpoints" / "best.ckpt"):
+        with Trainer.load(path) as trainer:
+            results = [trainer.evaluate(episodes=3)]
+            trainer.compute_action(np.zeros(4, np.float32))
+            shutil.move(run / "replay", tmp_path / "away")
+            results.append(trainer.evaluate(episodes=3))
+            shutil.move(tmp_path / "away", run / "replay")
+        assert results[0] == results[1]
+    done = run_here("evaluate", "run", "--episodes", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert opened == [] and contents(run / "replay") == before
+
+
+def test_a_trainer_that_goes_on_from_a_run_folder_leaves_it_as_it_is(wholes, tmp_path):
+    run = Path(shutil.copytree(wholes("dqn"), tmp_path / "run"))
+    (run / "checkpoints" / "00000008.ckpt").unlink()
+    before = contents(run / "replay")
+    whole = digests(run)
+    with contextlib.chdir(run / "checkpoints"):
+        for path in (run, run / "checkpoints" / "00000006.ckpt", Path("00000006.ckpt"), Path("..")):
+            with Trainer.load(path) as trainer:
+                assert [result.weights_digest for result in trainer] == whole[6:]
+    assert contents(run / "replay") == before
+
+
+def test_a_run_is_resumed_from_within_its_folder(wholes, tmp_path):
+    run = Path(shutil.copytree(wholes("sac"), tmp_path / "run"))
+    (run / "checkpoints" / "00000008.ckpt").unlink()
+    done = run_here("--resume", ".", cwd=run)
+    assert done.returncode == 0, done.stderr
+    assert_same(run, wholes("sac"))
+
+
+def damage(folder: Path, how: str) -> None:
+    paths = sorted(folder.iterdir())
+    if how == "missing":
+        shutil.rmtree(folder)
+    elif how == "a segment is missing":
+        paths[-2].unlink()
+    elif how == "cut":
+        paths[-1].write_bytes(paths[-1].read_bytes()[:-1])
+    else:
+        data = bytearray(paths[-2].read_bytes())
+        data[len(data) // 2] ^= 1
+        paths[-2].write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["missing", "a segment is missing", "cut", "flipped"])
+def test_damaged_experience_is_refused(how, wholes, tmp_path):
+    run = Path(shutil.copytree(wholes("dqn"), tmp_path / "run"))
+    (run / "checkpoints" / "00000008.ckpt").unlink()
+    saved = tmp_path / "saved.ckpt"
+    with Trainer.load(run) as trainer:
+        trainer.save(saved)
+    for path in (run, saved):
+        folder = run / "replay" if path == run else tmp_path / "saved.ckpt.replay"
+        if how == "cut" and path == run:
+            # After the place of the checkpoint nothing is needed.
+            for segment in sorted(folder.iterdir())[-4:]:
+                segment.unlink()
+        else:
+            damage(folder, how)
+        with Trainer.load(path) as trainer, pytest.raises(RunError) as caught:
+            trainer.train()
+        assert str(caught.value).startswith("replay: ")
+        assert str(folder) in str(caught.value)
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"error: replay: {run / 'replay'}" in done.stderr
+
+
+def test_segments_that_no_checkpoint_needs_are_deleted(wholes, tmp_path):
+    whole = wholes("sarsa")
+    kept = {}
+    for count in (1, 2, 9):
+        run = train(tmp_path / str(count), "sarsa", keep_checkpoints=count)
+        assert_same(run, whole)
+        kept[count] = len(contents(run / "replay"))
+        checkpoints = numbered(run / "checkpoints")
+        assert len(checkpoints) == min(count, ITERATIONS // 2)
+        for checkpoint in checkpoints:
+            again = Path(shutil.copytree(run, tmp_path / str(count) / checkpoint.stem))
+            for path in checkpoints:
+                if path.stem > checkpoint.stem:
+                    (again / "checkpoints" / path.name).unlink()
+            resume(again)
+            assert_same(again, whole)
+    assert kept[1] <= kept[2] < kept[9]
+
+
+def test_a_saved_file_outlasts_a_disk_that_is_full(wholes, tmp_path, monkeypatch):
+    """The one before it is whole, with its experience."""
+    path, whole = tmp_path / "saved.ckpt", digests(wholes("sac"))
+
+    def refuse(*arguments, **options) -> None:
+        raise OSError(28, "No space left on device")
+
+    with Trainer(config_of("sac")) as trainer:
+        for _ in range(4):
+            trainer.train()
+        trainer.save(path)
+        trainer.train()
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "copytree", refuse)
+            with pytest.raises(RunError, match=r"saved.ckpt.*No space left"):
+                trainer.save(path)
+    with Trainer.load(path) as trainer:
+        assert [result.weights_digest for result in trainer] == whole[4:]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["saved.ckpt", "saved.ckpt.replay"]
+
+
+# Refusals
+
+
+def test_another_capacity_is_refused_at_a_resume(wholes, tmp_path):
+    run = Path(shutil.copytree(wholes("sac"), tmp_path / "run"))
+    before = contents(run / "replay")
+    done = run_here("--resume", "run", "--capacity", "170", "--iterations", "9", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--capacity 160 in the run, 170 now" in done.stderr
+    with pytest.raises(UsageError, match="--capacity 160 in the run, 170 now"):
+        Trainer.load(run, capacity=170)
+    assert contents(run / "replay") == before
+
+
+def test_more_iterations_change_importance_weights(wholes, tmp_path):
+    shutil.copytree(wholes("dqn"), tmp_path / "run")
+    done = run_here("--resume", "run", "--iterations", "9", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "warning: importance weights" in done.stderr and "results differ" in done.stderr
+
+
+@pytest.mark.parametrize("limit", [6, None])
+def test_an_episode_that_is_longer_than_the_capacity(limit, tmp_path):
+    """Known from the time limit, or once there is one."""
+    env = environment_id("ObservationAction")
+    options = {"env": env, "max_episode_steps": limit, "capacity": 5 if limit else 3}
+    flags = flags_of("sarsa", **{n: v for n, v in options.items() if v is not None})
+    if limit is None:
+        place = flags.index("--max-episode-steps")
+        del flags[place : place + 2]
+    done = run_here(*flags, "--output", "run", cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    steps = "5 steps, and an episode of 6" if limit else "3 steps, and an episode of 4"
+    assert f"error: --capacity: {steps}" in done.stderr
+    assert (tmp_path / "run").exists() == (limit is None)

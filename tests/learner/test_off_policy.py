@@ -1,0 +1,437 @@
+"""Gradient steps of learners with replay against torch: formulas of the papers, one sample after
+another where that is plainer, differentiated by autograd and followed by torch's own Adam."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import model
+from flame_rl.learner.gradients.autograd import AutogradNetwork
+from flame_rl.learner.gradients.by_hand import NetworkByHand, UnknownLayerError
+from flame_rl.learner.learner import Learner
+from tests.helpers import spec_of
+from tests.learners import make_learner, random_episodes
+
+GAMMA, RATE, VALUE_RATE = 0.9, 0.01, 0.02
+ROWS, STEPS = 24, 3
+# Far above float64's rounding, and a thousandth of one step of Adam.
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+Z, LOWEST, HIGHEST = 7, -2.0, 3.0
+
+NOISY = {"target_noise": 3.0, "target_noise_clip": 2.0}
+
+DISCRETE = {
+    "dqn": {"algorithm": "dqn", "double": False},
+    "hard updates": {"algorithm": "dqn", "double": False, "target_period": 2, "tau": 1.0},
+    "rare soft updates": {"algorithm": "dqn", "target_period": 2},
+    "double": {"algorithm": "dqn", "double": True},
+    "duelling": {"algorithm": "dqn", "double": False, "dueling": True},
+    "n-step": {"algorithm": "dqn", "double": False, "n_step": 3},
+    "prioritised": {"algorithm": "dqn", "double": False, "prioritized": True},
+    "clipped": {"algorithm": "dqn", "max_grad_norm": 0.05},
+    "c51": {"algorithm": "dqn", "double": False, "distribution": "c51"},
+    "quantiles": {"algorithm": "dqn", "double": False, "distribution": "quantiles"},
+    "rainbow": {
+        "algorithm": "dqn",
+        "double": True,
+        "dueling": True,
+        "n_step": 3,
+        "prioritized": True,
+        "distribution": "c51",
+        "max_grad_norm": 0.3,
+    },
+    "rainbow with quantiles": {
+        "algorithm": "dqn",
+        "double": True,
+        "dueling": True,
+        "n_step": 2,
+        "prioritized": True,
+        "distribution": "quantiles",
+    },
+    "sarsa": {"algorithm": "sarsa", "expected": False},
+    "expected sarsa": {"algorithm": "sarsa", "expected": True},
+}
+CONTINUOUS = {
+    "ddpg": {"algorithm": "ddpg"},
+    "ddpg with layer norm": {"algorithm": "ddpg", "layer_norm": True},
+    "td3": {"algorithm": "td3"},
+    "td3 with layer norm": {"algorithm": "td3", "layer_norm": True, "policy_delay": 3},
+    "td3 with much noise": {"algorithm": "td3", "policy_delay": 1} | NOISY,
+    "sac": {"algorithm": "sac"},
+    "sac with layer norm": {"algorithm": "sac", "layer_norm": True, "target_entropy": 0.7},
+}
+VARIANTS = DISCRETE | CONTINUOUS
+
+
+def learner_of(variant: str, **options) -> Learner:
+    """A learner whose replay memory has the random episodes."""
+    chosen = {
+        "hidden_sizes": (16, 8),
+        "gamma": GAMMA,
+        "learning_rate": RATE,
+        "value_learning_rate": VALUE_RATE,
+        "tau": 0.1,
+        "atoms": Z,
+        "lowest_return": LOWEST,
+        "highest_return": HIGHEST,
+        "initial_temperature": 0.3,
+        "epsilon_steps": 34,
+        "epsilon_start": 0.9,
+        "epsilon_end": 0.1,
+        "capacity": 50,
+    }
+    continuous = variant in CONTINUOUS
+    spec = spec_of(3, 2 if continuous else 4, continuous)
+    learner = make_learner(spec, **(chosen | VARIANTS[variant] | options))
+    learner.algorithm.replay.add(random_episodes(continuous))
+    return learner
+
+
+def networks_of(learner: Learner) -> list:
+    """How each network and each target network is computed, as many as have weights."""
+    inner = learner.algorithm.inner
+    found = []
+    for owner in (inner, *(getattr(inner, name, None) for name in ("_critic", "_critics"))):
+        for value in vars(owner).values() if owner is not None else ():
+            for each in value if isinstance(value, list) else [value]:
+                names = ("network", "_network")
+                found += [getattr(each, name) for name in names if has(each, name)]
+    modules = [p for p in learner.parts.values() if hasattr(p, "network")]
+    assert len(found) == len(modules)
+    return found
+
+
+def has(owner: object, name: str) -> bool:
+    return hasattr(owner, name) and not isinstance(owner, nn.Module)
+
+
+# The papers' formulas
+
+
+def batch_of(continuous: bool, positions: np.ndarray, n: int) -> dict[str, Tensor]:
+    """What n steps give from each position on, one after another."""
+    steps = [(e, t) for e in random_episodes(continuous) for t in range(e.length)]
+    rows = []
+    for episode, t in (steps[position] for position in positions):
+        count = min(n, episode.length - t)
+        ended = t + count == episode.length
+        following = None if ended else int(episode.actions[t + count].flat[0])
+        rows.append(
+            {
+                "observations": episode.observations[t],
+                "actions": episode.actions[t],
+                "rewards": sum(GAMMA**k * episode.rewards[t + k] for k in range(count)),
+                "next_observations": episode.observations[t + count],
+                "discounts": 0.0 if ended and episode.terminated else GAMMA**count,
+                # A number for "no action".
+                "next_actions": -1 if following is None else following,
+            }
+        )
+    assert any(row["discounts"] == 0 for row in rows)
+    assert any(row["next_actions"] < 0 and row["discounts"] for row in rows)
+    columns = {name: torch.as_tensor(np.array([row[name] for row in rows])) for name in rows[0]}
+    return {n: c.double() if c.is_floating_point() else c.long() for n, c in columns.items()}
+
+
+def slow(module: nn.Module) -> nn.Module:
+    """A copy in float64."""
+    module = copy.deepcopy(module).double()
+    for parameter in module.parameters():
+        parameter.grad = None
+    return module
+
+
+def descend(loss: Tensor, adam: torch.optim.Adam, max_norm: float = math.inf) -> None:
+    adam.zero_grad()
+    loss.backward()
+    parameters = [p for group in adam.param_groups for p in group["params"]]
+    nn.utils.clip_grad_norm_(parameters, max_norm)
+    adam.step()
+
+
+def follow(target: nn.Module, module: nn.Module, tau: float) -> None:
+    with torch.no_grad():
+        for theirs, ours in zip(target.parameters(), module.parameters(), strict=True):
+            theirs.copy_((1 - tau) * theirs + tau * ours)
+
+
+def huber(x: Tensor) -> Tensor:
+    return torch.where(x.abs() < 1, x**2 / 2, x.abs() - 0.5)
+
+
+class SlowValues:
+    """DQN and SARSA."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.settings = learner.algorithm.config.algorithm
+        self.sarsa = learner.algorithm.config.algorithm_name == "sarsa"
+        self.online, self.target = (slow(learner.parts[name]) for name in ("policy", "target"))
+        self.adam = torch.optim.Adam(self.online.parameters(), RATE)
+        self.kind = getattr(self.settings, "distribution", "none")
+        self.support = torch.linspace(LOWEST, HIGHEST, Z, dtype=torch.float64)
+        self.count = 0
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        return {"policy": self.online, "target": self.target}
+
+    def outputs(self, network: nn.Module, observations: Tensor) -> Tensor:
+        """[B, A, Z]: values, quantiles or logits."""
+        atoms = 1 if self.kind == "none" else Z
+        output = network(observations).reshape(len(observations), -1, atoms)
+        if getattr(self.settings, "dueling", False):
+            value, advantages = output[:, :1], output[:, 1:]
+            return value + advantages - advantages.mean(1, keepdim=True)
+        return output
+
+    def values(self, outputs: Tensor) -> Tensor:
+        if self.kind == "c51":
+            return (outputs.softmax(-1) * self.support).sum(-1)
+        return outputs.mean(-1)
+
+    def step(self, batch, weights, generator) -> dict[str, float]:
+        targets = self.targets(batch)
+        rows = torch.arange(len(weights))
+        chosen = self.outputs(self.online, batch["observations"])[rows, batch["actions"]]
+        losses = self.losses(chosen, targets)
+        descend((weights * losses).mean(), self.adam, self.settings.max_grad_norm)
+        self.count += 1
+        if self.count % getattr(self.settings, "target_period", 1) == 0:
+            follow(self.target, self.online, self.settings.tau)
+        value = self.values(chosen[:, None])[:, 0]
+        error = (targets.mean(-1) - value).abs()
+        if self.kind == "c51":
+            entropy = -torch.special.xlogy(targets, targets).sum(-1)
+            error = losses - entropy
+        numbers = {"loss": weights * losses, "value": value, "td_error": error}
+        return {name: tensor.detach().numpy() for name, tensor in numbers.items()}
+
+    @torch.no_grad()
+    def targets(self, batch) -> Tensor:
+        """[B, Z]."""
+        after = self.outputs(self.target, batch["next_observations"])
+        every = []
+        for b, row in enumerate(after):
+            reward, discount = batch["rewards"][b], batch["discounts"][b]
+            if self.sarsa:
+                every.append(reward + discount * self.sarsa_value(row[:, 0], batch, b))
+                continue
+            selecting = self.values(after)
+            if self.settings.double:
+                other = self.outputs(self.online, batch["next_observations"])
+                selecting = self.values(other)
+            best = row[selecting[b].argmax()]
+            if self.kind == "c51":
+                every.append(self.projected(reward, discount, best.softmax(0)))
+            else:
+                every.append(reward + discount * best)
+        return torch.stack([torch.atleast_1d(target) for target in every])
+
+    def sarsa_value(self, values: Tensor, batch, b: int) -> Tensor:
+        # 17 steps of the 34 in which epsilon falls.
+        epsilon, action = 0.5, batch["next_actions"][b]
+        if not self.settings.expected and action >= 0:
+            return values[action]
+        return sum(
+            (epsilon / len(values) + (1 - epsilon) * (a == values.argmax())) * values[a]
+            for a in range(len(values))
+        )
+
+    def projected(self, reward: Tensor, discount: Tensor, probabilities: Tensor) -> Tensor:
+        out = torch.zeros(Z, dtype=torch.float64)
+        for atom, probability in zip(self.support, probabilities, strict=True):
+            moved = (reward + discount * atom).clamp(LOWEST, HIGHEST)
+            place = (moved - LOWEST) / (HIGHEST - LOWEST) * (Z - 1)
+            for i in range(Z):
+                out[i] += probability * (1 - (place - i).abs()).clamp(min=0)
+        return out
+
+    def losses(self, chosen: Tensor, targets: Tensor) -> Tensor:
+        if self.kind == "c51":
+            return -(targets * chosen.log_softmax(-1)).sum(-1)
+        if self.kind == "none":
+            return huber(targets - chosen).sum(-1)
+        total = torch.zeros(len(chosen), dtype=torch.float64)
+        for i in range(Z):
+            for j in range(Z):
+                error = targets[:, j] - chosen[:, i]
+                below = (error < 0).double()
+                total = total + ((2 * i + 1) / (2 * Z) - below).abs() * huber(error) / Z
+        return total
+
+
+class SlowCritics:
+    """DDPG, TD3 and SAC."""
+
+    def __init__(self, learner: Learner) -> None:
+        parts, self.settings = learner.parts, learner.algorithm.config.algorithm
+        self.kind = learner.algorithm.config.algorithm_name
+        names = ["critic1"] if self.kind == "ddpg" else ["critic1", "critic2"]
+        self.critics = [slow(parts[name]) for name in names]
+        self.targets = [slow(parts[f"{name}_target"]) for name in names]
+        self.policy = slow(parts["policy"])
+        self.modules = {"policy": self.policy}
+        for name, critic, target in zip(names, self.critics, self.targets, strict=True):
+            self.modules |= {name: critic, f"{name}_target": target}
+        self.adams = [torch.optim.Adam(critic.parameters(), VALUE_RATE) for critic in self.critics]
+        self.adam = torch.optim.Adam(self.policy.parameters(), RATE)
+        if self.kind == "sac":
+            self.temperature = self.modules["temperature"] = slow(parts["temperature"])
+            self.temperature_adam = torch.optim.Adam(self.temperature.parameters(), RATE)
+        else:
+            self.policy_target = self.modules["policy_target"] = slow(parts["policy_target"])
+        self.count = 0
+
+    def step(self, batch, weights, generator) -> dict[str, float]:
+        s, after = batch["observations"], batch["next_observations"]
+        self.count += 1
+        if self.kind == "sac":
+            noises = torch.from_numpy(generator.standard_normal((2, ROWS, 2), np.float32)).double()
+            alpha = self.temperature.log_alpha.exp().detach()
+        with torch.no_grad():
+            if self.kind == "ddpg":
+                actions, bonus = self.policy_target(after), 0
+            elif self.kind == "td3":
+                noise = torch.from_numpy(generator.standard_normal((ROWS, 2), np.float32)).double()
+                limit = self.settings.target_noise_clip
+                noise = (noise * self.settings.target_noise).clamp(-limit, limit)
+                actions, bonus = (self.policy_target(after) + noise).clamp(-1, 1), 0
+            else:
+                actions, log_probs = self.drawn(after, noises[0])
+                bonus = -alpha * log_probs
+            least = torch.stack([q(after, actions) for q in self.targets]).min(0).values
+            targets = batch["rewards"] + batch["discounts"] * (least + bonus)
+        values = []
+        for critic, adam in zip(self.critics, self.adams, strict=True):
+            value = critic(s, batch["actions"])
+            descend((weights * (value - targets) ** 2).mean(), adam)
+            values.append(value.detach())
+        errors = (torch.stack(values) - targets).abs()
+        numbers = {"value_loss": errors**2, "value": torch.stack(values)}
+        numbers["td_error"] = errors.mean(0)
+        if self.kind != "td3" or self.count % self.settings.policy_delay == 0:
+            if self.kind == "sac":
+                actions, log_probs = self.drawn(s, noises[1])
+                numbers |= {"policy_entropy": -log_probs, "temperature": alpha}
+                least = torch.stack([q(s, actions) for q in self.critics]).min(0).values
+                numbers["loss"] = alpha * log_probs - least
+                entropy = self.settings.target_entropy * 2
+                of_temperature = -self.temperature.log_alpha * (log_probs + entropy).detach()
+            else:
+                numbers["loss"] = -self.critics[0](s, self.policy(s))
+            descend(numbers["loss"].mean(), self.adam)
+            if self.kind == "sac":
+                descend(of_temperature.mean(), self.temperature_adam)
+            else:
+                follow(self.policy_target, self.policy, self.settings.tau)
+            for target, critic in zip(self.targets, self.critics, strict=True):
+                follow(target, critic, self.settings.tau)
+        return {name: tensor.detach().numpy() for name, tensor in numbers.items()}
+
+    def drawn(self, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.policy(observations).chunk(2, dim=-1)
+        gaussian = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+        u = mean + gaussian.stddev * noise
+        log_probs = gaussian.log_prob(u) - torch.log(1 - torch.tanh(u) ** 2)
+        return torch.tanh(u), log_probs.sum(-1)
+
+
+def compare_steps(learner: Learner, variant: str) -> None:
+    """Some gradient steps of the learner and of torch, from different batches."""
+    continuous, inner = variant in CONTINUOUS, learner.algorithm.inner
+    oracle = (SlowCritics if continuous else SlowValues)(learner)
+    n = VARIANTS[variant].get("n_step", 1)
+    rng = np.random.default_rng(1)
+    for step in range(STEPS):
+        # All steps, and some of them twice.
+        positions = np.concatenate([np.arange(17), rng.integers(0, 17, ROWS - 17)])
+        weights = np.ones(ROWS, np.float32)
+        samples = inner.view(learner.algorithm.replay.store, positions)
+        if VARIANTS[variant].get("prioritized"):
+            weights = rng.uniform(0.1, 1, ROWS).astype(np.float32)
+            samples["weights"] = weights
+        before = {name: slow(part) for name, part in oracle.modules.items()}
+        numbers = inner.step(samples, np.random.default_rng(step))
+        batch = batch_of(continuous, positions, n)
+        expected = oracle.step(
+            batch, torch.from_numpy(weights).double(), np.random.default_rng(step)
+        )
+        assert numbers.keys() == expected.keys() <= {*inner.metrics}
+        for name, array in expected.items():
+            np.testing.assert_allclose(numbers[name], array, **CLOSE, err_msg=name)
+        for name, module in oracle.modules.items():
+            moved = 0.0
+            parameters = zip(
+                *(m.parameters() for m in (learner.parts[name], module, before[name])), strict=True
+            )
+            for ours, theirs, old in parameters:
+                np.testing.assert_allclose(
+                    ours.detach().numpy(), theirs.detach().numpy(), **CLOSE, err_msg=name
+                )
+                moved = max(moved, (theirs - old).abs().max().item())
+            assert moved == 0 or moved > 50 * CLOSE["atol"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_steps_are_those_of_the_paper(variant):
+    for activation in ("relu", "tanh", "silu") if variant in ("rainbow", "sac") else ("relu",):
+        learner = learner_of(variant, activation=activation)
+        assert {type(network) for network in networks_of(learner)} == {NetworkByHand}
+        compare_steps(learner, variant)
+
+
+class ChangedValues(model.ActionValueNetwork):
+    def forward(self, observation: Tensor) -> Tensor:
+        return super().forward(2 * observation)
+
+
+class ChangedPolicy(model.DeterministicPolicy):
+    def forward(self, observation: Tensor) -> Tensor:
+        return super().forward(2 * observation)
+
+
+class ChangedGaussian(model.SquashedGaussianPolicy):
+    def forward(self, observation: Tensor) -> Tensor:
+        return super().forward(2 * observation)
+
+
+class ChangedCritic(model.ActionCritic):
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        return super().forward(observation, action) + (action**2).sum(-1)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, monkeypatch):
+    """As they are now: the oracle uses the changed modules, too."""
+    for changed in (ChangedValues, ChangedPolicy, ChangedGaussian, ChangedCritic):
+        monkeypatch.setattr(model, changed.__bases__[0].__name__, changed)
+    learner = learner_of(variant)
+    assert {type(network) for network in networks_of(learner)} == {AutogradNetwork}
+    compare_steps(learner, variant)
+
+
+@pytest.mark.parametrize("variant", ["rainbow", "sarsa", "ddpg", "td3", "sac with layer norm"])
+def test_by_hand_and_by_torch_are_the_same(variant, monkeypatch):
+    def refuse(self, *arguments) -> None:
+        raise UnknownLayerError
+
+    results = []
+    for kind in (NetworkByHand, AutogradNetwork):
+        if kind is AutogradNetwork:
+            monkeypatch.setattr(NetworkByHand, "__init__", refuse)
+        learner = learner_of(variant, warm_up_steps=17, updates_per_step=0.3)
+        assert {type(network) for network in networks_of(learner)} == {kind}
+        metrics = [learner.update(random_episodes(variant in CONTINUOUS)) for _ in range(3)]
+        results.append((metrics, learner.weights()))
+    (ours, our_weights), (theirs, weights) = results
+    assert ours[-1]["gradient_steps"] == 16  # 51 steps after 17 of warm-up
+    for name, tensor in weights.items():
+        np.testing.assert_allclose(our_weights[name], tensor, rtol=1e-3, atol=2e-4, err_msg=name)
+    for own, other in zip(ours, theirs, strict=True):
+        assert own == pytest.approx(other, rel=1e-3, abs=1e-3)
