@@ -11,6 +11,11 @@ from flame_rl.settings.config import TrainConfig, names_of
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
 from tests.helpers import episode_of, spec_of, together
 
+ON_POLICY = ("reinforce", "a2c", "ppo")
+# Those that learn from replayed experience.
+OF_DISCRETE_ACTIONS = ("dqn", "sarsa")
+OF_CONTINUOUS_ACTIONS = ("ddpg", "td3", "sac")
+
 
 def make_config(env: str, **options) -> TrainConfig:
     """The presets of that environment, but for the options; those of other algorithms are left

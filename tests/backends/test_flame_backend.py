@@ -62,6 +62,33 @@ def test_flame_gives_the_same_bytes_as_this_machine(
         assert flame.memory.uploaded_package().keys() == shipped_files()
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "env"),
+    [
+        ("dqn", "cartpole"),
+        pytest.param("sarsa", "cartpole", marks=pytest.mark.slow),
+        pytest.param("ddpg", "InvertedPendulum-v5", marks=pytest.mark.slow),
+        pytest.param("td3", "InvertedPendulum-v5", marks=pytest.mark.slow),
+        ("sac", "InvertedPendulum-v5"),
+    ],
+)
+def test_experience_from_flame_is_replayed_as_that_of_this_machine(
+    algorithm: str, env: str, flame: Flame, project: Path, local, tmp_path: Path
+) -> None:
+    flags = ("--env", env, "--algorithm", algorithm, "--iterations", "4", "--steps-per-iter", "50")
+    flags += ("--warm-up-steps", "60", "--updates-per-step", "0.2", "--hidden-sizes", "8")
+    if algorithm == "dqn":
+        flags += ("--prioritized", "True")
+    finished = run(project, tmp_path, flame.environment, *flags)
+    assert finished.code == 0, finished.err
+    assert "using Flame Runner" in finished.out and finished.err == ""
+    assert finished.metrics == local(*flags)
+    last = finished.metrics.decode().splitlines()
+    steps = last[0].split(",").index("gradient_steps")
+    assert float(last[-1].split(",")[steps]) > 10
+    flame.assert_nothing_left()
+
+
 @pytest.mark.parametrize("env", ["cartpole", "InvertedPendulum-v5"])
 def test_number_of_workers_changes_no_byte(
     env: str, project: Path, local, no_torch: Path, tmp_path: Path

@@ -3,6 +3,7 @@ formulas."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -16,13 +17,17 @@ from flame_rl.learner import on_policy
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.gradients.autograd import AutogradNetwork
 from flame_rl.learner.gradients.by_hand import NetworkByHand
-from flame_rl.learner.gradients.choose import policy_network, value_network
+from flame_rl.learner.gradients.choose import (
+    critic_network,
+    policy_network,
+    raw_network,
+    value_network,
+)
 from flame_rl.learner.gradients.network import differentiate
 from flame_rl.learner.on_policy import log_probs, policy_gradient_loss, value_loss
 from flame_rl.learner.trained import TrainedNetwork
-from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import EnvironmentSpec
-from tests.learners import learner_of, make_config, random_episodes
+from tests.learners import ON_POLICY, learner_of, make_config, random_episodes
 
 ACTIONS = {
     "gaussian": spaces.Box(-1, 1, (3,)),
@@ -171,8 +176,84 @@ def test_the_slope_of_the_value_loss():
     np.testing.assert_allclose(slope, (values - targets) / 16, rtol=1e-6)
 
 
+BOX, DISCRETE = (
+    EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS[name])
+    for name in ("gaussian", "categorical")
+)
+RAW = {
+    "values": lambda **o: model.ActionValueNetwork(DISCRETE, (8, 12), **o),
+    "duelling distributions": lambda **o: model.ActionValueNetwork(
+        DISCRETE, (8,), dueling=True, support=np.linspace(-1, 1, 6), **o
+    ),
+    "deterministic": lambda **o: model.DeterministicPolicy(BOX, (8, 12), **o),
+    "squashed": lambda **o: model.SquashedGaussianPolicy(BOX, (12,), **o),
+    "critic": lambda **o: model.ActionCritic(BOX, (8, 12), **o),
+    "normalised critic": lambda **o: model.ActionCritic(BOX, (8, 12), layer_norm=True, **o),
+}
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
+@pytest.mark.parametrize("kind", RAW)
+def test_networks_of_learners_with_replay(kind, activation):
+    """Outputs, gradients, and slopes for the inputs, against torch in float64."""
+    torch.manual_seed(0)
+    module = RAW[kind](activation=activation)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    critic = "critic" in kind
+    trained = TrainedNetwork(module, (lambda m: critic_network(m, 4)) if critic else raw_network)
+    assert type(trained.network) is NetworkByHand
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(0, 2, (50, 4 + 3 * critic)).astype(np.float32)
+    exact = copy.deepcopy(module).double()
+    leaf = torch.from_numpy(inputs).double().requires_grad_()
+    wanted = exact(leaf[:, :4], leaf[:, 4:])[:, None] if critic else exact(leaf)
+    slope = rng.standard_normal(wanted.shape).astype(np.float32)
+    kept = slope.copy()
+    leaves = [*exact.parameters(), leaf]
+    *gradients, slopes = torch.autograd.grad((wanted * torch.from_numpy(slope)).sum(), leaves)
+    gradient = np.zeros_like(trained.adam.gradient)
+    forward = trained.network.forward({"inputs": inputs})
+    (output,) = forward.outputs
+    forward.to_parameters((slope,), gradient)
+    ours = forward.to_inputs((slope,))
+    np.testing.assert_array_equal(slope, kept)
+    np.testing.assert_array_equal(output, trained.network.outputs({"inputs": inputs})[0])
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    for own, other in ((output, wanted), (gradient, flat), (ours, slopes)):
+        other = other.detach().numpy()
+        assert own.shape == other.shape and own.dtype == np.float32
+        assert np.abs(own - other).max() < 2e-5 * np.abs(other).max()
+
+
+@pytest.mark.parametrize("actions", ["gaussian", "categorical", "factored"])
+def test_slopes_of_several_outputs_for_the_inputs(actions):
+    """Of policies' log-probabilities and entropies, and of values."""
+    policy, value = networks(actions, "tanh", (8, 12), False)
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((30, 4)).astype(np.float32)
+    samples = policy_samples(actions, 30) | {"inputs": inputs}
+    taken = torch.from_numpy(samples["actions"])
+    taken = taken.double() if taken.is_floating_point() else taken.long()
+    for module, choose in ((policy, policy_network), (value, value_network)):
+        network = choose(module)
+        assert type(network) is NetworkByHand
+        forward = network.forward(samples)
+        slopes = tuple(rng.standard_normal(o.shape).astype(np.float32) for o in forward.outputs)
+        leaf = torch.from_numpy(inputs).double().requires_grad_()
+        exact = copy.deepcopy(module).double()
+        outputs = (exact(leaf),)
+        if module is policy:
+            outputs = exact.log_prob_and_entropy(leaf, taken)
+        total = sum((o * torch.from_numpy(s)).sum() for o, s in zip(outputs, slopes, strict=True))
+        (expected,) = torch.autograd.grad(total, [leaf])
+        ours = forward.to_inputs(slopes)
+        assert np.abs(ours - expected.numpy()).max() < 2e-5 * expected.abs().max().item()
+
+
 @pytest.mark.parametrize("continuous", [True, False])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ON_POLICY)
 def test_whole_updates_agree(algorithm, continuous, monkeypatch):
     options = {"algorithm": algorithm, "normalize_observations": True, "epochs": 3}
     monkeypatch.setattr(on_policy, "LEAST_MINIBATCH", 3)

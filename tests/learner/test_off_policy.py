@@ -5,18 +5,29 @@ from __future__ import annotations
 
 import copy
 import math
+import time
+import warnings
 
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import MultiDiscrete
 from torch import Tensor, nn
 
 import model
+from flame_rl.learner import slices
 from flame_rl.learner.gradients.autograd import AutogradNetwork
 from flame_rl.learner.gradients.by_hand import NetworkByHand, UnknownLayerError
 from flame_rl.learner.learner import Learner
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import spec_of
-from tests.learners import make_learner, random_episodes
+from tests.learners import (
+    OF_CONTINUOUS_ACTIONS,
+    OF_DISCRETE_ACTIONS,
+    make_learner,
+    random_episodes,
+)
 
 GAMMA, RATE, VALUE_RATE = 0.9, 0.01, 0.02
 ROWS, STEPS = 24, 3
@@ -34,7 +45,7 @@ DISCRETE = {
     "duelling": {"algorithm": "dqn", "double": False, "dueling": True},
     "n-step": {"algorithm": "dqn", "double": False, "n_step": 3},
     "prioritised": {"algorithm": "dqn", "double": False, "prioritized": True},
-    "clipped": {"algorithm": "dqn", "max_grad_norm": 0.05},
+    "clipped": {"algorithm": "dqn", "max_grad_norm": 0.1},
     "c51": {"algorithm": "dqn", "double": False, "distribution": "c51"},
     "quantiles": {"algorithm": "dqn", "double": False, "distribution": "quantiles"},
     "rainbow": {
@@ -44,7 +55,7 @@ DISCRETE = {
         "n_step": 3,
         "prioritized": True,
         "distribution": "c51",
-        "max_grad_norm": 0.3,
+        "max_grad_norm": 0.18,
     },
     "rainbow with quantiles": {
         "algorithm": "dqn",
@@ -353,7 +364,8 @@ def compare_steps(learner: Learner, variant: str) -> None:
         positions = np.concatenate([np.arange(17), rng.integers(0, 17, ROWS - 17)])
         weights = np.ones(ROWS, np.float32)
         samples = inner.view(learner.algorithm.replay.store, positions)
-        if VARIANTS[variant].get("prioritized"):
+        # Critics take weights, too.
+        if VARIANTS[variant].get("prioritized") or variant == "ddpg":
             weights = rng.uniform(0.1, 1, ROWS).astype(np.float32)
             samples["weights"] = weights
         before = {name: slow(part) for name, part in oracle.modules.items()}
@@ -435,3 +447,176 @@ def test_by_hand_and_by_torch_are_the_same(variant, monkeypatch):
         np.testing.assert_allclose(our_weights[name], tensor, rtol=1e-3, atol=2e-4, err_msg=name)
     for own, other in zip(ours, theirs, strict=True):
         assert own == pytest.approx(other, rel=1e-3, abs=1e-3)
+
+
+# When gradient steps are taken, and how exploration falls
+
+
+@pytest.mark.parametrize("per_step", [0.1, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS])
+def test_gradient_steps_follow_env_steps(algorithm, per_step):
+    """None before the warm-up is over; then one more than `per_step` for each env step at most."""
+    continuous = algorithm in OF_CONTINUOUS_ACTIONS
+    warm_up = 40
+    learner = make_learner(
+        spec_of(3, 2, continuous),
+        algorithm=algorithm,
+        hidden_sizes=(4,),
+        warm_up_steps=warm_up,
+        updates_per_step=per_step,
+        batch_size=5,
+        capacity=30,
+    )
+    first, inner, played = learner.weights_digest(), learner.algorithm.inner, 0
+    taken, step = [], inner.step
+
+    def counted(samples, generator):
+        taken.append(len(samples["rewards"]))
+        return step(samples, generator)
+
+    object.__setattr__(learner.algorithm, "inner", Recorded(inner, counted))
+    for update in range(6):
+        metrics = learner.update(random_episodes(continuous))
+        played += 17
+        due = math.floor(per_step * (played - warm_up) + max(1.0, per_step) + 1e-9)
+        assert len(taken) == metrics["gradient_steps"] == max(0, due if update > 1 else 0)
+        assert (learner.weights_digest() == first) == (update < 2)
+        assert metrics["replay_steps"] <= 30
+        assert ("td_error" in metrics) == (update >= 2)
+    assert set(taken) == {5}
+
+
+class Recorded:
+    """An algorithm's own part with another `step`."""
+
+    def __init__(self, inner, step) -> None:
+        self._inner, self.step = inner, step
+
+    def __getattr__(self, name: str):
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("algorithm", OF_DISCRETE_ACTIONS)
+def test_epsilon_falls_linearly_in_env_steps(algorithm):
+    options = {"epsilon_start": 0.9, "epsilon_end": 0.1, "epsilon_steps": 50, "warm_up_steps": 1000}
+    learner = make_learner(spec_of(3, 2, False), algorithm=algorithm, **options)
+    for played in (0, 17, 34, 51, 68):
+        (epsilon,) = learner.snapshot().head.arrays["epsilon"]
+        assert epsilon == pytest.approx(max(0.1, 0.9 - 0.8 * played / 50))
+        assert learner.collecting().head.arrays["epsilon"] == epsilon
+        learner.update(random_episodes(False))
+
+
+@pytest.mark.parametrize("algorithm", ["ddpg", "td3"])
+def test_noise_is_wide_during_the_warm_up(algorithm):
+    options = {"warm_up_steps": 34, "noise": 0.25, "updates_per_step": 0.1, "batch_size": 4}
+    learner = make_learner(spec_of(3, 2, True), algorithm=algorithm, **options)
+    for std in (1.0, 1.0, 0.25, 0.25):
+        np.testing.assert_array_equal(learner.snapshot().head.arrays["std"], [std, std])
+        learner.update(random_episodes(True))
+
+
+def test_importance_weights_become_whole(monkeypatch):
+    """Beta rises in a straight line from its first value to 1."""
+    options = {"prioritized": True, "priority_beta": 0.4, "iterations": 4, "warm_up_steps": 0}
+    learner = make_learner(spec_of(3, 2, False), algorithm="dqn", updates_per_step=0.1, **options)
+    betas, draw = [], learner.algorithm.replay.draw
+
+    def recorded(count, beta, generator):
+        betas.append(beta)
+        positions, weights = draw(count, beta, generator)
+        assert weights.dtype == np.float32 and weights.max() == 1
+        return positions, weights
+
+    monkeypatch.setattr(learner.algorithm.replay, "draw", recorded)
+    for _ in range(6):
+        learner.update(random_episodes(False))
+    assert sorted(set(betas)) == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0])
+
+
+def test_priorities_are_the_last_errors():
+    learner = learner_of("prioritised", warm_up_steps=34, updates_per_step=0.001, batch_size=20)
+    replay, errors = learner.algorithm.replay, {}
+    step = learner.algorithm.inner.step
+
+    def recorded(samples, generator):
+        numbers = step(samples, generator)
+        errors["last"] = numbers["td_error"]
+        return numbers
+
+    object.__setattr__(learner.algorithm, "inner", Recorded(learner.algorithm.inner, recorded))
+    prioritize, positions = replay.prioritize, {}
+
+    def remember(where, numbers):
+        positions["last"] = where
+        np.testing.assert_array_equal(numbers, errors["last"])
+        prioritize(where, numbers)
+
+    replay.prioritize = remember
+    learner.update(random_episodes(False))
+    kept = replay.state_dict()["priorities"].numpy()
+    # What was not drawn yet has the greatest priority before this step, 1.
+    expected = dict.fromkeys(range(replay.store.first, replay.store.steps), 1.0)
+    drawn = zip(positions["last"].tolist(), errors["last"].astype(float), strict=True)
+    expected |= {position: error + 1e-6 for position, error in drawn}
+    assert 5 < sum(priority == 1 for priority in expected.values()) < len(expected) == 34
+    np.testing.assert_allclose(kept, np.array(list(expected.values())) ** 0.6, rtol=1e-5)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("algorithm", OF_DISCRETE_ACTIONS)
+def test_continuous_actions_are_refused(algorithm):
+    with pytest.raises(UsageError, match=r"^--algorithm: .*Discrete.* X-v0 has Box.*choose sac"):
+        make_learner(spec_of(3, 2, True), algorithm=algorithm)
+    several = EnvironmentSpec("X-v0", spec_of(3, 2, True).observation_space, MultiDiscrete([2, 3]))
+    with pytest.raises(UsageError, match=r"X-v0 has MultiDiscrete.* ppo for several choices"):
+        make_learner(several, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", OF_CONTINUOUS_ACTIONS)
+def test_discrete_actions_are_refused(algorithm):
+    with pytest.raises(UsageError, match=r"^--algorithm: .*Box.* X-v0 has Discrete\(2\); .*dqn"):
+        make_learner(spec_of(3, 2, False), algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS])
+def test_a_capacity_beyond_this_machine_is_refused(algorithm):
+    spec = spec_of(3, 2, algorithm in OF_CONTINUOUS_ACTIONS)
+    with pytest.raises(UsageError, match=r"^--capacity: 1,099,.* steps .* need \d+\.\d GB"):
+        make_learner(spec, algorithm=algorithm, capacity=1 << 40)
+
+
+# Two cores
+
+
+def test_an_error_waits_for_the_other_threads(monkeypatch):
+    monkeypatch.setattr(slices, "available_cores", lambda: 2)
+    done = []
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    def go_on() -> None:
+        time.sleep(0.1)
+        done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        slices.at_once([fail, go_on])
+    assert done == [True]
+
+
+def test_threads_ignore_overflow_as_their_caller_does(monkeypatch):
+    monkeypatch.setattr(slices, "available_cores", lambda: 2)
+
+    def overflow() -> float:
+        return float(np.array([3e38], np.float32)[0] * np.float32(10))
+
+    with np.errstate(over="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert slices.at_once([overflow] * 2) == [math.inf] * 2
+    with np.errstate(over="raise"):
+        for functions in ([overflow, float], [float, overflow]):
+            with pytest.raises(FloatingPointError):
+                slices.at_once(functions)

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import Episodes
 from tests.helpers import episode_of, together
-from tests.learners import learner_of, random_episodes
+from tests.learners import ON_POLICY, learner_of, random_episodes
 
 RATES = {"learning_rate": 0.01, "value_learning_rate": 0.01}
 
@@ -53,7 +52,7 @@ def log_probs(learner, episodes: Episodes) -> np.ndarray:
     return np.concatenate(sums)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ON_POLICY)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 def test_the_reported_kl_is_that_of_the_policy_that_acts_next(algorithm, scale):
     """The normalisation of observations moves in the same update and counts."""
@@ -70,7 +69,7 @@ def test_the_reported_kl_is_that_of_the_policy_that_acts_next(algorithm, scale):
         assert reported <= 0.05
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ON_POLICY)
 def test_the_first_update_sees_observations_that_lie_far_out(algorithm):
     """Before, all of them are clipped to the same 10 standard deviations."""
     learned = []
@@ -111,7 +110,7 @@ def test_a_whole_update_says_so():
     assert (metrics["policy_steps"], metrics["update_scale"]) == (3, 1)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ON_POLICY)
 @pytest.mark.parametrize("scale", [2.0**-60, 2.0**-20, 2.0**60])
 def test_the_unit_of_rewards_changes_nothing(algorithm, scale):
     learned = []

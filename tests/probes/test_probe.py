@@ -47,8 +47,97 @@ VARIANTS = [
 ]
 
 
+# The same for learners with replay.
+QUICK_REPLAY = {
+    "iterations": 25,
+    "steps_per_iter": None,
+    "episodes_per_iter": 20,
+    "hidden_sizes": (16,),
+    "learning_rate": 0.01,
+    "value_learning_rate": 0.01,
+    "warm_up_steps": 0,
+    "batch_size": 32,
+    "updates_per_step": 0.5,
+    "epsilon_steps": 400,
+    "epsilon_end": 0.0,
+    "tau": 0.1,
+    "capacity": 5_000,
+    "lowest_return": -15.0,
+    "highest_return": 15.0,
+}
+OF_DISCRETE_ACTIONS = [
+    pytest.param({"algorithm": "dqn", "double": False}, id="dqn"),
+    pytest.param({"algorithm": "dqn", "tau": 1.0, "target_period": 10}, id="hard updates"),
+    pytest.param({"algorithm": "dqn", "n_step": 3, "dueling": True}, id="n steps, duelling"),
+    pytest.param({"algorithm": "dqn", "prioritized": True}, id="prioritised"),
+    pytest.param({"algorithm": "dqn", "distribution": "c51"}, id="c51"),
+    pytest.param({"algorithm": "dqn", "distribution": "quantiles", "atoms": 8}, id="quantiles"),
+    pytest.param({"algorithm": "sarsa"}, id="expected sarsa"),
+    pytest.param({"algorithm": "sarsa", "expected": False}, id="sarsa"),
+]
+OF_CONTINUOUS_ACTIONS = [
+    pytest.param({"algorithm": "ddpg", "noise": 0.3}, id="ddpg"),
+    pytest.param(
+        {"algorithm": "ddpg", "noise": 0.3, "noise_process": "ornstein-uhlenbeck"}, id="ou noise"
+    ),
+    pytest.param({"algorithm": "td3", "noise": 0.3, "layer_norm": True}, id="td3"),
+    pytest.param(
+        {"algorithm": "sac", "target_entropy": -3.0, "initial_temperature": 0.1}, id="sac"
+    ),
+]
+
+
 def test_every_algorithm_is_probed():
-    assert {variant.values[0]["algorithm"] for variant in VARIANTS} == ALGORITHMS.keys()
+    probed = [*VARIANTS, *OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS]
+    assert {variant.values[0]["algorithm"] for variant in probed} == ALGORITHMS.keys()
+
+
+def action_values(learner: Learner, observation: float) -> np.ndarray:
+    """Of both actions, as the actors compute them."""
+    snapshot = learner.snapshot()
+    output = ActingPolicy(snapshot).forward(np.full((8, 1), observation, np.float32))[0]
+    if "support" not in snapshot.head.arrays:
+        return output
+    weights = np.exp(output.reshape(2, -1).astype(float))
+    return weights @ snapshot.head.arrays["support"] / weights.sum(axis=1)
+
+
+@pytest.mark.parametrize("variant", OF_DISCRETE_ACTIONS)
+@pytest.mark.parametrize(
+    ("name", "gamma", "values"),
+    [
+        ("ConstantReward", 0.9, {1.0: 3.0}),
+        ("ObservationReward", 0.9, {1.0: 2.0, -1.0: -2.0}),
+        ("TwoSteps", 0.5, {1.0: 1.0, 0.0: 0.5}),
+        # 1 a step without end, cut at 7 steps: taken for an end, it would be far below.
+        ("Endless", 0.8, {1.0: 5.0}),
+    ],
+)
+def test_action_values_are_the_known_ones(name, gamma, values, variant):
+    _, learner = solve(name, **(QUICK_REPLAY | {"gamma": gamma} | variant))
+    for observation, value in values.items():
+        assert action_values(learner, observation) == pytest.approx([value] * 2, abs=0.1)
+
+
+@pytest.mark.parametrize("variant", OF_DISCRETE_ACTIONS)
+@pytest.mark.parametrize(
+    ("name", "best"), [("ActionReward", 1), ("ObservationAction", 4), ("DelayedReward", 1)]
+)
+def test_replayed_experience_teaches_the_known_answer(name, best, variant):
+    results, learner = solve(name, **(QUICK_REPLAY | variant))
+    assert results[0].reward_mean < 0.75 * best
+    assert results[-1].reward_mean > 0.95 * best
+    assert learner.snapshot().head.arrays["epsilon"] == 0
+
+
+@pytest.mark.parametrize("variant", OF_CONTINUOUS_ACTIONS)
+@pytest.mark.parametrize(("name", "best", "far"), [("Target", 0.2, 0.1), ("FarTarget", 6.0, 0.25)])
+def test_replayed_experience_finds_a_continuous_optimum(name, best, far, variant):
+    # At a greater rate, deterministic policies stick where tanh has no slope.
+    options = {"gamma": 0.0, "learning_rate": 0.003, "updates_per_step": 1.0}
+    _, learner = solve(name, **(QUICK_REPLAY | options | variant))
+    agent = Agent(learner.snapshot(), described(environment_id(name)))
+    assert agent.act(np.ones(1, np.float32))[0] == pytest.approx(best, abs=far)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
