@@ -52,7 +52,7 @@ def project(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["add-an-environment", "add-an-algorithm"])
+@pytest.mark.parametrize("name", ["add-an-environment", "add-an-algorithm", "add-a-replay-learner"])
 def test_a_worked_example_works(project, name):
     for language, text in blocks(ROOT / "docs" / f"{name}.md"):
         match language:
@@ -168,9 +168,11 @@ def test_flags_have_their_defaults(section):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_presets_are_shown(algorithm):
-    shown = dict(rows(algorithm, r"(\S+-v\d+) \| `(.*)`"))
+    shown = dict(rows(algorithm, r"(every environment|\S+-v\d+) \| `(.*)`"))
     assert shown == {
-        env_id: " ".join(f"{flag(name)} {written(value)}" for name, value in preset.items())
+        env_id or "every environment": " ".join(
+            f"{flag(name)} {written(value)}" for name, value in preset.items()
+        )
         for env_id, preset in SECTIONS[algorithm].presets.items()
     }
 

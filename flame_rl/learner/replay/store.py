@@ -200,7 +200,10 @@ def refuse_what_cannot_fit(
 
 def in_words(env_id: str, columns: Sequence[Column], capacity: int) -> str:
     """What a store needs: "1,000,000 steps of Ant-v5 need 0.5 GB"."""
-    return f"{capacity:,} steps of {env_id} need {bytes_needed(columns, capacity) / 1e9:.1f} GB"
+    needed = bytes_needed(columns, capacity)
+    # Of a small store, GB would say 0.0.
+    size = f"{needed / 1e9:.1f} GB" if needed >= 1e8 else f"{needed / 1e6:.1f} MB"
+    return f"{capacity:,} steps of {env_id} need {size}"
 
 
 def _is_real(column: Column) -> bool:
