@@ -23,10 +23,11 @@ from flame_rl.wire.messages import EnvironmentSpec
 
 
 class Critics:
-    """See above; Q(s, a) in training."""
+    """The networks of Q(s, a), in training, each with its Adam and its target network."""
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec, count: int) -> None:
-        """`config.algorithm` has layer_norm and value_learning_rate."""
+        """Make `count` critics with new weights; `config.algorithm` has layer_norm and
+        value_learning_rate."""
         experiment = config.experiment
         self._rate = config.algorithm.value_learning_rate
         self._observation_dim = spec.observation_dim
@@ -71,8 +72,8 @@ class Critics:
         """One gradient step of each critic towards the targets, float32 [B].
 
         Returns:
-            "value_loss", the squared error, and "value", of all critics; "td_error", [B], absolute,
-            the mean of the critics.
+            "value_loss", the squared errors, and "value", [critics, B] each; "td_error", [B], the
+            absolute error, mean over the critics.
         """
         inputs = _inputs(samples["observations"], samples["actions"])
         weights = samples.get("weights", np.float32(1))

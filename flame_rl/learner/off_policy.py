@@ -62,7 +62,8 @@ class GradientStep(Protocol):
     def metrics(self) -> tuple[str, ...]: ...
 
     def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
-        """The policy for the actors, which explores as is due after `env_steps`."""
+        """The policy for the actors, with the exploration that is due after `env_steps` env steps
+        of the run."""
         ...
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
@@ -93,8 +94,8 @@ class OffPolicy:
         replay: the experience.
         limiter: how many gradient steps are due.
         steps: counts the gradient steps that were taken.
-        beta: of the importance weights at the beginning of the run, 1 at its end; see
-            `flame_rl.learner.replay.samplers.Prioritized`.
+        beta: exponent of the importance weights at the beginning of the run; it rises to 1 at the
+            end. See `flame_rl.learner.replay.samplers.Prioritized`.
         record: adds columns to episodes before they are kept.
     """
 
@@ -180,7 +181,8 @@ def off_policy(
     Args:
         config, inner: see `OffPolicy`.
         spec: of the environment.
-        alpha, beta: of prioritised replay; None: steps are drawn uniformly.
+        alpha: exponent of the priorities of prioritised replay; None: steps are drawn uniformly.
+        beta: see `OffPolicy`; without priorities it has no effect.
         columns: kept of every step besides what the actors record.
         record: adds these columns to episodes.
 

@@ -28,14 +28,15 @@ class Sarsa:
     }
 
     expected: bool = True
-    """Learn from the expectation over the next action, not from the one that was taken."""
+    """Bootstrap the expectation over the next action of the latest policy; if False, the value of
+    the action that was taken next."""
 
     learning_rate: Positive = 1e-3
     """Step size of Adam."""
 
     capacity: Count = 10_000
-    """Steps of replayed experience; the oldest episodes make way for new ones. What is learned is
-    the value of the policy that played them: few are nearly on-policy."""
+    """Steps of replayed experience; the oldest episodes make way for new ones. Without `expected`,
+    the next actions are those of the policies that played them: few steps are of recent ones."""
 
     warm_up_steps: CountOrZero = 1_000
     """Env steps before the first gradient step."""

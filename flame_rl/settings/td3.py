@@ -47,8 +47,7 @@ class TD3:
     """Steps of replayed experience; the oldest episodes make way for new ones."""
 
     warm_up_steps: CountOrZero = 5_000
-    """Env steps before the first gradient step, in which the noise is wide
-    enough for almost any action."""
+    """Env steps before the first gradient step; until then the noise has standard deviation 1."""
 
     batch_size: Count = 256
     """Steps drawn for each gradient step."""

@@ -52,7 +52,7 @@ def project(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["add-an-environment", "add-an-algorithm"])
+@pytest.mark.parametrize("name", ["add-an-environment", "add-an-algorithm", "add-a-replay-learner"])
 def test_a_worked_example_works(project, name):
     for language, text in blocks(ROOT / "docs" / f"{name}.md"):
         match language:

@@ -26,13 +26,13 @@ from flame_rl.settings import ddpg as settings_of
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
-# Of the noise during the warm-up: most actions are then as likely as any other.
+# Standard deviation of the noise during the warm-up: wide enough for any action.
 _WARM_UP_NOISE = 1.0
 
 
 def ddpg(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     """The algorithm with new networks. Raises UsageError for actions that are not continuous."""
-    refuse_unless(spec.continuous, spec, "continuous actions, a Box", "dqn or ppo")
+    refuse_unless(spec.continuous, spec, "continuous actions, a Box", "ppo, or dqn if Discrete")
     with seeded(config):
         inner = DDPG(config, spec)
     return off_policy(config, spec, inner)

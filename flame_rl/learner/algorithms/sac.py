@@ -35,7 +35,7 @@ from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 def sac(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     """The algorithm with new networks. Raises UsageError for actions that are not continuous."""
-    refuse_unless(spec.continuous, spec, "continuous actions, a Box", "dqn or ppo")
+    refuse_unless(spec.continuous, spec, "continuous actions, a Box", "ppo, or dqn if Discrete")
     with seeded(config):
         inner = SAC(config, spec)
     return off_policy(config, spec, inner)

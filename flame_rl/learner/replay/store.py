@@ -201,7 +201,8 @@ def refuse_what_cannot_fit(
 def in_words(env_id: str, columns: Sequence[Column], capacity: int) -> str:
     """What a store needs: "1,000,000 steps of Ant-v5 need 0.5 GB"."""
     needed = bytes_needed(columns, capacity)
-    size = f"{needed / 1e9:.1f} GB" if needed >= 1e8 else f"{needed / 1e6:.0f} MB"
+    # Of a small store, GB would say 0.0.
+    size = f"{needed / 1e9:.1f} GB" if needed >= 1e8 else f"{needed / 1e6:.1f} MB"
     return f"{capacity:,} steps of {env_id} need {size}"
 
 
