@@ -1,5 +1,5 @@
 """Gradient steps of learners with replay against torch: formulas of the papers, one sample after
-another where that is plainer, differentiated by autograd and followed by torch's own Adam."""
+another where that is plainer, differentiated by autograd, and Adam by its paper."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import copy
 import math
 import time
 import warnings
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -158,11 +159,34 @@ def slow(module: nn.Module) -> nn.Module:
     return module
 
 
-def descend(loss: Tensor, adam: torch.optim.Adam, max_norm: float = math.inf) -> None:
+class SlowAdam:
+    """Parameter by parameter, as algorithm 1 of Kingma and Ba 2015 says. torch's own imports its
+    compiler, which is slow and, beside other libraries, can end the process."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], rate: float) -> None:
+        self.parameters = list(parameters)
+        self.rate, self.count = rate, 0
+        self.first, self.second = ([torch.zeros_like(p) for p in self.parameters] for _ in range(2))
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.count += 1
+        for place, parameter in enumerate(self.parameters):
+            g = parameter.grad
+            m = self.first[place] = 0.9 * self.first[place] + 0.1 * g
+            v = self.second[place] = 0.999 * self.second[place] + 0.001 * g**2
+            corrected = m / (1 - 0.9**self.count), v / (1 - 0.999**self.count)
+            parameter -= self.rate * corrected[0] / (corrected[1].sqrt() + 1e-8)
+
+
+def descend(loss: Tensor, adam: SlowAdam, max_norm: float = math.inf) -> None:
     adam.zero_grad()
     loss.backward()
-    parameters = [p for group in adam.param_groups for p in group["params"]]
-    nn.utils.clip_grad_norm_(parameters, max_norm)
+    nn.utils.clip_grad_norm_(adam.parameters, max_norm)
     adam.step()
 
 
@@ -183,7 +207,7 @@ class SlowValues:
         self.settings = learner.algorithm.config.algorithm
         self.sarsa = learner.algorithm.config.algorithm_name == "sarsa"
         self.online, self.target = (slow(learner.parts[name]) for name in ("policy", "target"))
-        self.adam = torch.optim.Adam(self.online.parameters(), RATE)
+        self.adam = SlowAdam(self.online.parameters(), RATE)
         self.kind = getattr(self.settings, "distribution", "none")
         self.support = torch.linspace(LOWEST, HIGHEST, Z, dtype=torch.float64)
         self.count = 0
@@ -290,11 +314,11 @@ class SlowCritics:
         self.modules = {"policy": self.policy}
         for name, critic, target in zip(names, self.critics, self.targets, strict=True):
             self.modules |= {name: critic, f"{name}_target": target}
-        self.adams = [torch.optim.Adam(critic.parameters(), VALUE_RATE) for critic in self.critics]
-        self.adam = torch.optim.Adam(self.policy.parameters(), RATE)
+        self.adams = [SlowAdam(critic.parameters(), VALUE_RATE) for critic in self.critics]
+        self.adam = SlowAdam(self.policy.parameters(), RATE)
         if self.kind == "sac":
             self.temperature = self.modules["temperature"] = slow(parts["temperature"])
-            self.temperature_adam = torch.optim.Adam(self.temperature.parameters(), RATE)
+            self.temperature_adam = SlowAdam(self.temperature.parameters(), RATE)
         else:
             self.policy_target = self.modules["policy_target"] = slow(parts["policy_target"])
         self.count = 0

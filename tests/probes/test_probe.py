@@ -85,8 +85,11 @@ OF_CONTINUOUS_ACTIONS = [
 ]
 
 
+V_TRACE = {"algorithm": "impala", "sequence_length": 8, "entropy_coefficient": 0.0}
+
+
 def test_every_algorithm_is_probed():
-    probed = [*VARIANTS, *OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS]
+    probed = [*VARIANTS, *OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS, pytest.param(V_TRACE)]
     assert {variant.values[0]["algorithm"] for variant in probed} == ALGORITHMS.keys()
 
 
@@ -115,6 +118,25 @@ def test_action_values_are_the_known_ones(name, gamma, values, variant):
     _, learner = solve(name, **(QUICK_REPLAY | {"gamma": gamma} | variant))
     for observation, value in values.items():
         assert action_values(learner, observation) == pytest.approx([value] * 2, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "gamma", "values"),
+    [("ConstantReward", 0.9, {1.0: 3.0}), ("TwoSteps", 0.5, {1.0: 1.0, 0.0: 0.5})],
+)
+def test_replayed_values_with_v_trace_are_the_known_ones(name, gamma, values):
+    _, learner = solve(name, **(QUICK_REPLAY | {"gamma": gamma} | V_TRACE))
+    for observation, value in values.items():
+        assert value_of(learner, [observation]) == pytest.approx(value, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "best"), [("ActionReward", 1), ("ObservationAction", 4), ("DelayedReward", 1)]
+)
+def test_replayed_experience_with_v_trace_teaches_the_known_answer(name, best):
+    results, _ = solve(name, **(QUICK_REPLAY | V_TRACE))
+    assert results[0].reward_mean < 0.75 * best
+    assert results[-1].reward_mean > 0.9 * best
 
 
 @pytest.mark.parametrize("variant", OF_DISCRETE_ACTIONS)
