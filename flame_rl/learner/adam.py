@@ -8,36 +8,34 @@ flat array, so that a step is a dozen operations and not a dozen for each parame
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Adam:
-    """Updates a module's parameters in place.
+    """Updates parameters in place.
 
     Attributes:
-        parameters: float32 [P], the module's own.
+        parameters: float32 [P]; those of a module, see `flame_rl.learner.flat`.
         steps: steps so far.
-        gradient: float32 [P], what the next step descends: all parameters in order, each flat.
+        gradient: float32 [P], what the next step descends.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        parameters: np.ndarray,
         betas: tuple[float, float] = (0.9, 0.999),
         epsilon: float = 1e-8,
     ) -> None:
-        """The module's parameters and their `.grad` become views of one flat array each."""
         self._betas = betas
         self._epsilon = epsilon
-        self.parameters = flat_parameters(module)
+        self.parameters = parameters
         self.gradient = np.zeros_like(self.parameters)
-        for parameter, part in zip(
-            module.parameters(), parts_of(module, self.gradient), strict=True
-        ):
-            parameter.grad = part
         # Of gradients and of their squares, with weights that fall by beta at each step: the
         # paper's moments m and v, but for the factor 1 - beta.
         self._first_sum = np.zeros_like(self.parameters)
@@ -74,36 +72,19 @@ class Adam:
         """A copy of all parameters, flat, float32 [P]."""
         return self.parameters.copy()
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         """Both sums and the number of steps."""
         return {
-            "first": torch.from_numpy(self._first_sum),
-            "second": torch.from_numpy(self._second_sum),
-            "steps": torch.tensor(self.steps),
+            "first": self._first_sum,
+            "second": self._second_sum,
+            "steps": np.array(self.steps),
         }
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, np.ndarray | Tensor]) -> None:
         """The inverse of `state_dict`. Raises KeyError or ValueError if it does not fit."""
-        for name in ("first", "second"):
-            tensor = state[name]
-            if (tensor.shape, tensor.dtype) != (self.parameters.shape, torch.float32):
-                raise ValueError(f"{name}: {tuple(tensor.shape)} of {tensor.dtype}")
-        self._first_sum = state["first"].numpy().copy()
-        self._second_sum = state["second"].numpy().copy()
+        first, second = np.asarray(state["first"]), np.asarray(state["second"])
+        for name, array in (("first", first), ("second", second)):
+            if (array.shape, array.dtype) != (self.parameters.shape, np.float32):
+                raise ValueError(f"{name}: {array.shape} of {array.dtype}")
+        self._first_sum, self._second_sum = first.copy(), second.copy()
         self.steps = int(state["steps"])
-
-
-def flat_parameters(module: nn.Module) -> np.ndarray:
-    """All parameters in order, each flat, as one array float32 [P]; the module's parameters become
-    views of it."""
-    flat = np.concatenate([p.detach().reshape(-1).numpy() for p in module.parameters()])
-    for parameter, part in zip(module.parameters(), parts_of(module, flat), strict=True):
-        parameter.data = part
-    return flat
-
-
-def parts_of(module: nn.Module, flat: np.ndarray) -> list[Tensor]:
-    """Views of a flat array, each in the shape of one of the module's parameters."""
-    parameters = list(module.parameters())
-    parts = torch.from_numpy(flat).split([parameter.numel() for parameter in parameters])
-    return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]

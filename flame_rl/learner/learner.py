@@ -27,7 +27,7 @@ _REMEDY = (
 class Part(Protocol):
     """Something with state: a torch module, an optimiser, running moments, a replay store."""
 
-    def state_dict(self) -> dict[str, Tensor]: ...
+    def state_dict(self) -> dict[str, Tensor] | dict[str, np.ndarray]: ...
 
     def load_state_dict(self, state: dict[str, Tensor]) -> object: ...
 
@@ -207,7 +207,7 @@ def tensors_digest(tensors: dict[str, Tensor]) -> str:
 
 def _tensors(parts: dict[str, Part]) -> dict[str, Tensor]:
     return {
-        f"{part}.{name}": tensor
+        f"{part}.{name}": torch.as_tensor(value)
         for part, owner in parts.items()
-        for name, tensor in owner.state_dict().items()
+        for name, value in owner.state_dict().items()
     }

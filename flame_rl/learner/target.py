@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.adam import flat_parameters
+from flame_rl.learner.flat import flat_parameters
 from flame_rl.learner.gradients.network import Network, Samples
 from flame_rl.learner.trained import TrainedNetwork
 

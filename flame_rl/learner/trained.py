@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torch import nn
 
 from flame_rl.learner import slices
-from flame_rl.learner.adam import Adam
+from flame_rl.learner.flat import adam_of
 from flame_rl.learner.gradients.network import Loss, Network, Pass, Samples, Slope
 
 
@@ -25,7 +25,7 @@ class TrainedNetwork:
         """`choose` makes `network`; see gradients/choose.py."""
         self.module = module
         # First, because it moves the parameters to one array.
-        self.adam = Adam(module)
+        self.adam = adam_of(module)
         self.network = choose(module)
 
     def step(

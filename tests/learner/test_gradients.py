@@ -276,7 +276,7 @@ def test_whole_updates_agree(algorithm, continuous, monkeypatch):
 
 
 def refuse(self, *arguments) -> None:
-    from flame_rl.learner.gradients.by_hand import UnknownLayerError
+    from flame_rl.learner.gradients.modules import UnknownLayerError
 
     raise UnknownLayerError
 

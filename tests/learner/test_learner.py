@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flame_rl.learner import slices
-from flame_rl.learner.adam import Adam
+from flame_rl.learner.flat import adam_of
 from flame_rl.learner.gradients import by_hand
 from flame_rl.learner.learner import Learner
 from flame_rl.settings.algorithms import ALGORITHMS
@@ -204,10 +204,10 @@ def test_adam_by_definition():
     module = torch.nn.Linear(4, 3)
     expected = [float(x) for p in module.parameters() for x in p.detach().reshape(-1)]
     first, second = [0.0] * len(expected), [0.0] * len(expected)
-    adam = Adam(module)
+    adam = adam_of(module)
     for step in range(1, 51):
         if step == 20:  # what a checkpoint does
-            resumed = Adam(module)
+            resumed = adam_of(module)
             resumed.load_state_dict(adam.state_dict())
             adam = resumed
         adam.gradient.fill(0)

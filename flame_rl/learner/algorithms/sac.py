@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import model
-from flame_rl.learner.adam import Adam
 from flame_rl.learner.critics import Critics
+from flame_rl.learner.flat import adam_of
 from flame_rl.learner.gradients.choose import raw_network
 from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part
@@ -62,7 +62,7 @@ class SAC:
         self._policy = TrainedNetwork(policy, raw_network)
         self._critics = Critics(config, spec, count=2)
         self._temperature = Temperature(settings.initial_temperature)
-        self._temperature_adam = Adam(self._temperature)
+        self._temperature_adam = adam_of(self._temperature)
         self._target_entropy = settings.target_entropy * self._width
 
     @property

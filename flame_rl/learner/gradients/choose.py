@@ -1,6 +1,6 @@
 """Choose how a network is differentiated: by hand where that is sure to be the same.
 
-Sure means that the module consists of layers that by_hand.py knows, and that a comparison with
+Sure means that the module consists of layers that modules.py knows, and that a comparison with
 autograd agrees: a module that somebody changed in model.py goes through torch.
 """
 
@@ -10,8 +10,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from flame_rl.learner.gradients.autograd import AutogradNetwork
-from flame_rl.learner.gradients.by_hand import NetworkByHand, UnknownLayerError
+from flame_rl.learner.gradients.by_hand import NetworkByHand
 from flame_rl.learner.gradients.heads import Categorical, Gaussian, Head, Raw, Value
+from flame_rl.learner.gradients.modules import UnknownLayerError, network_by_hand
 from flame_rl.learner.gradients.network import Network, Samples
 
 _CHECK_ROWS = 64
@@ -27,7 +28,11 @@ def policy_network(module: nn.Module) -> Network:
     snapshot = module.snapshot(0)
     last, head = snapshot.layers[-1], snapshot.head
     if head.kind == "gaussian":
-        return _chosen(plain, module, Gaussian(module))
+        # torch lists a module's own parameters before those of its layers.
+        first = next(module.parameters()) is module.log_std
+        rest = sum(p.numel() for p in module.parameters()) - module.log_std.numel()
+        log_std = module.log_std.detach().numpy()
+        return _chosen(plain, module, Gaussian(log_std, 0 if first else rest))
     if head.kind == "factored":
         return _chosen(plain, module, Categorical(tuple(head.arrays["choices"].tolist())))
     if head.kind == "categorical" and last.kind == "dense":
@@ -38,7 +43,7 @@ def policy_network(module: nn.Module) -> Network:
 def value_network(module: nn.Module) -> Network:
     """A value network as in model.py: its output is the values."""
     plain = AutogradNetwork(module, lambda m, samples: (m(samples["inputs"]),))
-    return _chosen(plain, module, Value(module))
+    return _chosen(plain, module, Value(module.scale.numpy()))
 
 
 def raw_network(module: nn.Module) -> Network:
@@ -63,7 +68,7 @@ def _chosen(plain: AutogradNetwork, module: nn.Module, head: Head) -> Network:
     """The module by hand, with that head, if that can be made and agrees with `plain`; else
     `plain`."""
     try:
-        quick = NetworkByHand(module, head)
+        quick = network_by_hand(module, head)
     except UnknownLayerError:
         return plain
     rng = np.random.default_rng(0)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-from torch import nn
 
 from flame_rl.learner.gradients.network import Samples, Slope
 
@@ -45,13 +44,15 @@ class Gaussian:
     d entropy / d log std = 1.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._log_std = module.log_std.detach().numpy()
-        self.parameters = self._log_std.size
-        before = [p.numel() for p in module.parameters() if p is not module.log_std]
-        # torch lists a module's own parameters before those of its layers.
-        first = next(module.parameters()) is module.log_std
-        self._start = 0 if first else sum(before)
+    def __init__(self, log_std: np.ndarray, start: int) -> None:
+        """
+        Args:
+            log_std: float32 [A].
+            start: where it lies in the flat gradient.
+        """
+        self._log_std = log_std
+        self.parameters = log_std.size
+        self._start = start
 
     def __call__(
         self, output: np.ndarray, samples: Samples
@@ -146,12 +147,13 @@ class Raw:
 
 
 class Value:
-    """The only output, times the module's scale."""
+    """The only output, times a scale."""
 
     parameters = 0
 
-    def __init__(self, module: nn.Module) -> None:
-        self._scale = module.scale.numpy()
+    def __init__(self, scale: np.ndarray) -> None:
+        """`scale` has one number, which may change."""
+        self._scale = scale
 
     def __call__(
         self, output: np.ndarray, samples: Samples
