@@ -15,18 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.learner.batch import Batch, make_batch
+from flame_rl.learner.gradients.by_hand import NetworkByHand
 from flame_rl.learner.gradients.choose import policy_network, value_network
-from flame_rl.learner.gradients.network import Loss, Network, Samples, Slope, split
+from flame_rl.learner.gradients.network import Loss, Network, Samples, Slope
 from flame_rl.learner.learner import Part
+from flame_rl.learner.minibatches import minibatches_of, number_of_minibatches, random_order
 from flame_rl.learner.normalize import RunningMoments
 from flame_rl.learner.returns import normalize
 from flame_rl.learner.slices import outputs
 from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.learner.value_epochs import ValueEpochs, fit
+from flame_rl.learner.value_process import ValueProcess
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import Episodes, PolicySnapshot
 
-# Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.
-LEAST_MINIBATCH = 64
 # An update whose divergence is too large after this number of halvings is undone.
 _HALVINGS = 40
 # Metrics of the KL limit; see `policy_metrics` and `shrink_until_close`.
@@ -38,12 +40,16 @@ class ActorCritic:
 
     Attributes:
         policy, value: the two networks.
+        value_process: trains the value network beside the policy; None where it is not a network by
+            hand.
         returns: mean and variance of all returns so far, which the value network's scale follows.
     """
 
     def __init__(self, policy: nn.Module, value: nn.Module) -> None:
         self.policy = TrainedNetwork(policy, policy_network)
         self.value = TrainedNetwork(value, value_network)
+        by_hand = isinstance(self.value.network, NetworkByHand)
+        self.value_process = ValueProcess(self.value.network) if by_hand else None
         self.returns = RunningMoments(1)
         # Before the first update nothing is known of returns, whatever their unit.
         value.scale.zero_()
@@ -212,25 +218,32 @@ def policy_gradient_loss(c: float) -> Loss:
     return loss
 
 
-def value_loss(scale: float) -> Loss:
-    """Half the squared error from "targets", in units of `scale`, that of the value network."""
+def shuffled(
+    inputs: np.ndarray,
+    batch: Batch,
+    columns: Samples,
+    wanted: int,
+    generator: np.random.Generator,
+) -> list[Samples]:
+    """All steps in random order as minibatches for one epoch; a single one is in order.
 
-    def loss(
-        samples: Samples, values: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
-        errors = (values - samples["targets"]) / scale
-        return {"loss": 0.5 * errors * errors}, (errors / scale,)
-
-    return loss
+    Args:
+        inputs: what the network takes of the batch's observations, [N + E, ...].
+        batch: N steps.
+        columns: what the loss needs, [N, ...] by name.
+        wanted: number of minibatches; see `number_of_minibatches`.
+        generator: draws the order.
+    """
+    count = number_of_minibatches(wanted, batch.steps)
+    order = random_order(batch.steps, count, generator)
+    return minibatches_of(inputs, batch.rows, columns, order, count)
 
 
 def policy_epoch(
     policy: TrainedNetwork,
     loss: Loss,
-    batch: Batch,
-    columns: Samples,
+    minibatches: Sequence[Samples],
     settings: object,
-    generator: np.random.Generator,
     decay: float,
 ) -> tuple[list[dict[str, float]], bool]:
     """One step down the loss for each minibatch, until the KL divergence from the policy before the
@@ -239,10 +252,8 @@ def policy_epoch(
     Args:
         policy: in training.
         loss: see `Loss`.
-        batch: N steps, prepared.
-        columns: what the loss needs, [N, ...] by name.
-        settings: has minibatches, learning_rate, max_grad_norm and max_kl.
-        generator: draws the order of the steps.
+        minibatches: see `shuffled`.
+        settings: has learning_rate, max_grad_norm and max_kl.
         decay: factor of the learning rate.
 
     Returns:
@@ -255,7 +266,7 @@ def policy_epoch(
 
     rate = settings.learning_rate * decay
     steps: list[dict[str, float]] = []
-    for minibatch in shuffled(batch.policy_inputs, batch, columns, settings.minibatches, generator):
+    for minibatch in minibatches:
         steps.append(policy.step(minibatch, loss, rate, settings.max_grad_norm, unless=too_far))
         if too_far(steps[-1]):
             return steps, True
@@ -270,8 +281,8 @@ def value_epochs(
     settings: object,
     generator: np.random.Generator,
     decay: float,
-) -> float:
-    """Epochs of steps down the value loss; returns the last one's mean loss.
+) -> Callable[[], float]:
+    """Begin epochs of steps down the value loss, on another core where that is possible.
 
     Args:
         networks: the value network's scale follows the returns already.
@@ -281,41 +292,30 @@ def value_epochs(
         settings: has minibatches, value_learning_rate and max_grad_norm.
         generator: draws the order of each epoch.
         decay: factor of the learning rate.
+
+    Returns:
+        A function that must be called once: it ends them, and returns the last one's mean loss. The
+        value network is not used before.
     """
-    value = networks.value
-    rate = settings.value_learning_rate * decay
-    loss = value_loss(value.module.scale.item())
-    columns = {"targets": targets.astype(np.float32)}
-    for _ in range(epochs):
-        minibatches = shuffled(batch.value_inputs, batch, columns, settings.minibatches, generator)
-        steps = [value.step(each, loss, rate, settings.max_grad_norm) for each in minibatches]
-    return sum(step["loss"] for step in steps) / len(steps)
+    value, process = networks.value, networks.value_process
+    count = number_of_minibatches(settings.minibatches, batch.steps)
+    begun = ValueEpochs(
+        inputs=batch.value_inputs,
+        rows=batch.rows,
+        targets=targets.astype(np.float32),
+        orders=np.stack([random_order(batch.steps, count, generator) for _ in range(epochs)]),
+        minibatches=count,
+        scale=value.module.scale.item(),
+        learning_rate=settings.value_learning_rate * decay,
+        max_grad_norm=settings.max_grad_norm,
+    )
+    elsewhere = process is not None and process.begin(value.adam, begun)
 
+    def end() -> float:
+        loss = process.finish(value.adam) if elsewhere else None
+        return fit(value.network, value.adam, begun) if loss is None else loss
 
-def shuffled(
-    inputs: np.ndarray,
-    batch: Batch,
-    columns: Samples,
-    count: int,
-    generator: np.random.Generator,
-) -> list[Samples]:
-    """All steps in random order as minibatches for one epoch; a single one is in order.
-
-    Args:
-        inputs: what the network takes of the batch's observations, [N + E, ...].
-        batch: N steps.
-        columns: what the loss needs, [N, ...] by name.
-        count: number of minibatches; fewer where they would have under `LEAST_MINIBATCH` steps.
-        generator: draws the order.
-    """
-    count = min(count, max(1, batch.steps // LEAST_MINIBATCH))
-    rows = batch.rows
-    if count > 1:
-        order = generator.permutation(batch.steps)
-        rows = rows[order]
-        # Several times as quick as indexing.
-        columns = {name: column.take(order, axis=0) for name, column in columns.items()}
-    return split(columns | {"inputs": inputs.take(rows, axis=0)}, count)
+    return end
 
 
 def normalized(advantages: np.ndarray) -> np.ndarray:

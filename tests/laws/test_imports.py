@@ -18,7 +18,7 @@ FOLDERS = {
     "settings": {"system"},
     "actor": {"wire"},
     "backends": {"system", "wire", "settings", "actor"},
-    "learner": {"system", "wire", "settings"},
+    "learner": {"system", "wire", "settings", "actor"},
     "run": {"system", "wire", "settings", "actor", "backends", "learner"},
     "report": {"system", "wire", "settings", "run"},
     "tools": {"system", "wire", "settings", "actor", "backends", "run", "report"},

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import nn
 
 import model
-from flame_rl.learner import on_policy
+from flame_rl.learner import minibatches
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.gradients.autograd import AutogradNetwork
 from flame_rl.learner.gradients.by_hand import NetworkByHand
@@ -24,8 +24,9 @@ from flame_rl.learner.gradients.choose import (
     value_network,
 )
 from flame_rl.learner.gradients.network import differentiate
-from flame_rl.learner.on_policy import log_probs, policy_gradient_loss, value_loss
+from flame_rl.learner.on_policy import log_probs, policy_gradient_loss
 from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.learner.value_epochs import value_loss
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.learners import ON_POLICY, learner_of, make_config, random_episodes
 
@@ -256,7 +257,7 @@ def test_slopes_of_several_outputs_for_the_inputs(actions):
 @pytest.mark.parametrize("algorithm", ON_POLICY)
 def test_whole_updates_agree(algorithm, continuous, monkeypatch):
     options = {"algorithm": algorithm, "normalize_observations": True, "epochs": 3}
-    monkeypatch.setattr(on_policy, "LEAST_MINIBATCH", 3)
+    monkeypatch.setattr(minibatches, "LEAST_MINIBATCH", 3)
     results = []
     for by_hand in (True, False):
         if not by_hand:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flame_rl.learner import on_policy
+from flame_rl.learner import minibatches
 from flame_rl.learner.algorithms import ppo
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.batch import make_batch
@@ -85,7 +85,7 @@ def test_advantages_are_computed_once_or_before_every_epoch(recompute, monkeypat
 
 
 def test_epochs_end_where_the_policy_has_gone_too_far(monkeypatch):
-    monkeypatch.setattr(on_policy, "LEAST_MINIBATCH", 4)
+    monkeypatch.setattr(minibatches, "LEAST_MINIBATCH", 4)
     taken = []
     for max_kl in (1e9, 1e-3):
         learner = learner_of(

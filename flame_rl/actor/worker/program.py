@@ -12,6 +12,14 @@ _RUN = (
     "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
 )
 
+# For a program that has a core to itself; more than one BLAS thread would change bits.
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "VECLIB_MAXIMUM_THREADS": "1",
+}
+
 
 def python_program(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
     """The command that runs a module, as `python -m` does, and the environment for it."""

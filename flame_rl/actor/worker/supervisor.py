@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
 from flame_rl.actor.worker.frames import read_frame, ready, write_frame
-from flame_rl.actor.worker.program import python_program
+from flame_rl.actor.worker.program import ONE_THREAD, python_program
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, FailureKind
 from flame_rl.wire.packing import Buffer
@@ -28,14 +28,6 @@ from flame_rl.wire.packing import Buffer
 # Through Linux's default of 64 KiB, an answer of megabytes comes in a hundred pieces, and both
 # sides wait at each. A user's pipes share a limit, so this is no larger than helps.
 _PIPE_BYTES = 1 << 18
-
-# There is a worker per core, and more than one BLAS thread would change bits.
-_ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "VECLIB_MAXIMUM_THREADS": "1",
-}
 
 
 class Limits(NamedTuple):
@@ -91,7 +83,7 @@ class Worker:
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=environment | _ONE_THREAD,
+                env=environment | ONE_THREAD,
                 pass_fds=descriptors,
                 bufsize=0,
                 start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle

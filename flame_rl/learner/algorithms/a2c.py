@@ -20,6 +20,7 @@ from flame_rl.learner.on_policy import (
     policy_epoch,
     policy_gradient_loss,
     policy_metrics,
+    shuffled,
     value_epochs,
     value_metrics,
 )
@@ -60,10 +61,11 @@ def improve(
         "log_probs": batch.log_probs,
         "advantages": normalized(advantages),
     }
-    loss = policy_gradient_loss(settings.entropy_coefficient)
-    steps, _ = policy_epoch(networks.policy, loss, batch, columns, settings, generator, decay)
-
+    minibatches = shuffled(batch.policy_inputs, batch, columns, settings.minibatches, generator)
     networks.follow_returns(targets)
     epochs = settings.value_epochs
-    last = value_epochs(networks, batch, targets, epochs, settings, generator, decay)
-    return policy_metrics(steps) | value_metrics(last, targets - advantages, targets)
+    value_loss = value_epochs(networks, batch, targets, epochs, settings, generator, decay)
+
+    loss = policy_gradient_loss(settings.entropy_coefficient)
+    steps, _ = policy_epoch(networks.policy, loss, minibatches, settings, decay)
+    return policy_metrics(steps) | value_metrics(value_loss(), targets - advantages, targets)

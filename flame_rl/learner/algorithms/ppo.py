@@ -23,6 +23,7 @@ from flame_rl.learner.on_policy import (
     on_policy,
     policy_epoch,
     policy_metrics,
+    shuffled,
     value_epochs,
     value_metrics,
 )
@@ -67,18 +68,17 @@ def improve(
             predicted, wanted = targets - advantages, targets
             networks.follow_returns(targets)
 
-        if not too_far:
-            columns = {
-                "actions": batch.actions,
-                "log_probs": batch.log_probs,
-                "advantages": normalized(advantages),
-            }
-            more, too_far = policy_epoch(
-                networks.policy, loss, batch, columns, settings, generator, decay
-            )
-            steps += more
-
-        last = value_epochs(networks, batch, targets, 1, settings, generator, decay)
+        columns = {
+            "actions": batch.actions,
+            "log_probs": batch.log_probs,
+            "advantages": normalized(advantages),
+        }
+        inputs, count = batch.policy_inputs, settings.minibatches
+        minibatches = [] if too_far else shuffled(inputs, batch, columns, count, generator)
+        value_loss = value_epochs(networks, batch, targets, 1, settings, generator, decay)
+        more, ended = policy_epoch(networks.policy, loss, minibatches, settings, decay)
+        steps, too_far = steps + more, too_far or ended
+        last = value_loss()
     return policy_metrics(steps) | value_metrics(last, predicted, wanted)
 
 

@@ -22,6 +22,7 @@ from flame_rl.learner.on_policy import (
     policy_epoch,
     policy_gradient_loss,
     policy_metrics,
+    shuffled,
     value_epochs,
     value_metrics,
 )
@@ -70,15 +71,17 @@ def improve(
         "log_probs": batch.log_probs,
         "advantages": normalized(advantages),
     }
+    minibatches = shuffled(batch.policy_inputs, batch, columns, settings.minibatches, generator)
+    if values is not None:
+        networks.follow_returns(returns)
+        epochs = settings.value_epochs
+        value_loss = value_epochs(networks, batch, returns, epochs, settings, generator, decay)
+
     loss = policy_gradient_loss(settings.entropy_coefficient)
-    steps, _ = policy_epoch(networks.policy, loss, batch, columns, settings, generator, decay)
+    steps, _ = policy_epoch(networks.policy, loss, minibatches, settings, decay)
     if values is None:
         return policy_metrics(steps)
-
-    networks.follow_returns(returns)
-    epochs = settings.value_epochs
-    last = value_epochs(networks, batch, returns, epochs, settings, generator, decay)
-    return policy_metrics(steps) | value_metrics(last, baseline, returns)
+    return policy_metrics(steps) | value_metrics(value_loss(), baseline, returns)
 
 
 def returns_to_go(batch: Batch, discount: float, last: np.ndarray) -> np.ndarray:

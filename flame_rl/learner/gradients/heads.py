@@ -152,7 +152,7 @@ class Value:
     parameters = 0
 
     def __init__(self, scale: np.ndarray) -> None:
-        """`scale` has one number, which may change."""
+        """`scale` is a single number, which may change, float32 []."""
         self._scale = scale
 
     def __call__(

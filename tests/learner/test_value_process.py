@@ -1,0 +1,181 @@
+"""The value network trained in a process of its own: the same numbers as here."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import model
+from flame_rl.learner import value_process
+from flame_rl.learner.gradients.heads import Value
+from flame_rl.learner.gradients.modules import network_by_hand
+from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.learner.value_epochs import ValueEpochs, fit
+from flame_rl.learner.value_process import ValueProcess
+from flame_rl.system.cores import available_cores
+from tests.helpers import ROOT
+from tests.learners import ON_POLICY, learner_of, random_episodes
+
+pytestmark = pytest.mark.skipif(available_cores() == 1, reason="there is one core")
+
+
+class ValueNetwork(nn.Module):
+    """Every kind of layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.normalizer = nn.Identity()
+        self.network = model.uniform_mlp((3, 8, 12, 1), "silu", layer_norm=True)
+        self.network[2] = model.Activation("relu")
+        self.register_buffer("scale", torch.tensor(2.0))
+
+
+def trained_network() -> TrainedNetwork:
+    return TrainedNetwork(
+        ValueNetwork(), lambda module: network_by_hand(module, Value(module.scale.numpy()))
+    )
+
+
+def epochs_of(seed: int, steps: int = 300, minibatches: int = 4) -> ValueEpochs:
+    rng = np.random.default_rng(seed)
+    return ValueEpochs(
+        inputs=rng.standard_normal((steps + 5, 3)).astype(np.float32),
+        rows=np.arange(steps),
+        targets=rng.standard_normal(steps).astype(np.float32),
+        orders=np.stack([rng.permutation(steps) for _ in range(3)]),
+        minibatches=minibatches,
+        scale=2.0,
+        learning_rate=0.01,
+        max_grad_norm=0.5,
+    )
+
+
+def begun(process: ValueProcess, trained: TrainedNetwork, epochs: ValueEpochs) -> None:
+    """Begin as soon as the process has started."""
+    until = time.monotonic() + 60
+    while not process.begin(trained.adam, epochs):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _small_batches_are_worth_it(monkeypatch):
+    monkeypatch.setattr(value_process, "_LEAST_STEPS", 1)
+
+
+def test_the_same_bits_there_and_here():
+    here, there = trained_network(), trained_network()
+    process = ValueProcess(there.network)
+    for number in range(4):  # inputs are sent once for two updates
+        epochs = epochs_of(number // 2)
+        before = there.adam.values()
+        begun(process, there, epochs)
+        np.testing.assert_array_equal(there.adam.values(), before)
+        loss = process.finish(there.adam)
+        assert loss == fit(here.network, here.adam, epochs)
+        np.testing.assert_array_equal(there.adam.values(), here.adam.values())
+        assert (there.adam.values() != before).any()
+    for name, array in here.adam.state_dict().items():
+        np.testing.assert_array_equal(there.adam.state_dict()[name], array)
+
+
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_whole_updates_have_the_same_bits(algorithm, monkeypatch):
+    options = {"algorithm": algorithm, "epochs": 3, "value_epochs": 2, "hidden_sizes": (16, 16)}
+    here = learner_of(True, **options)
+    here.algorithm.networks.value_process = None
+    there = learner_of(True, **options)
+    networks = there.algorithm.networks
+    begun(networks.value_process, networks.value, epochs_of(0))  # and given up
+    losses = []
+
+    def finish(self, adam):
+        losses.append(original(self, adam))
+        return losses[-1]
+
+    original = ValueProcess.finish
+    monkeypatch.setattr(ValueProcess, "finish", finish)
+    for _ in range(3):
+        assert there.update(random_episodes(True)) == here.update(random_episodes(True))
+    assert len(losses) >= 3 and None not in losses
+    assert there.weights_digest() == here.weights_digest()
+
+
+def test_a_killed_process_is_done_without():
+    here, there = trained_network(), trained_network()
+    process, epochs = ValueProcess(there.network), epochs_of(0)
+    begun(process, there, epochs)
+    process._child.kill()
+    process._child.wait()
+    before = there.adam.values()
+    # It may have answered before; nothing has changed if not.
+    loss = process.finish(there.adam)
+    if loss is None:
+        np.testing.assert_array_equal(there.adam.values(), before)
+        loss = fit(there.network, there.adam, epochs)
+    assert loss == fit(here.network, here.adam, epochs)
+    np.testing.assert_array_equal(there.adam.values(), here.adam.values())
+    while process.begin(there.adam, epochs):  # it is noticed at the latest by the next answer
+        process.finish(there.adam)
+    assert not process.begin(there.adam, epochs)
+
+
+def test_what_was_given_up_is_not_taken_for_an_answer():
+    here, there = trained_network(), trained_network()
+    process = ValueProcess(there.network)
+    begun(process, there, epochs_of(1))
+    begun(process, there, epochs_of(2))
+    assert process.finish(there.adam) == fit(here.network, here.adam, epochs_of(2))
+    np.testing.assert_array_equal(there.adam.values(), here.adam.values())
+
+
+def test_it_ends_with_its_owner():
+    trained = trained_network()
+    process = ValueProcess(trained.network)
+    begun(process, trained, epochs_of(0))
+    pid = process._child.pid
+    os.kill(pid, 0)
+    del process
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_it_ends_when_its_parent_is_killed():
+    script = (
+        "import os, signal, time\n"
+        "from tests.learner.test_value_process import *\n"
+        "value_process._LEAST_STEPS = 1\n"
+        "trained = trained_network()\n"
+        "process = ValueProcess(trained.network)\n"
+        "begun(process, trained, epochs_of(0))\n"
+        "print(process._child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    pid, until = int(done.stdout), time.monotonic() + 30
+    while os.path.exists(f"/proc/{pid}") and "Z" not in state_of(pid):  # noqa: PTH110
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def state_of(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def test_it_needs_no_torch():
+    script = "import flame_rl.learner.value_process, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
