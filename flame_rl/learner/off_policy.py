@@ -7,8 +7,7 @@ each on a minibatch that is drawn from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -201,14 +200,6 @@ def off_policy(
     )
     replay = Replay(spec, (*step_columns(spec), *columns), settings.capacity, alpha)
     return OffPolicy(config, inner, replay, limiter, beta, record)
-
-
-@contextmanager
-def seeded(config: TrainConfig) -> Iterator[None]:
-    """Within the block, new networks have weights that follow from the run's seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.experiment.seed)
-        yield
 
 
 def refuse_unless(fits: bool, spec: EnvironmentSpec, wanted: str, instead: str) -> None:

@@ -20,7 +20,7 @@ from flame_rl.learner import values
 from flame_rl.learner.gradients.choose import raw_network
 from flame_rl.learner.gradients.network import Loss, Samples
 from flame_rl.learner.learner import Part
-from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless, seeded
+from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import n_step
 from flame_rl.learner.target import TargetNetwork
@@ -35,10 +35,8 @@ def dqn(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     settings: settings_of.DQN = config.algorithm
     fits = isinstance(spec.action_space, spaces.Discrete)
     refuse_unless(fits, spec, "Discrete actions", "sac, or ppo for several choices at once")
-    with seeded(config):
-        inner = DQN(config, spec)
     alpha = settings.priority_alpha if settings.prioritized else None
-    return off_policy(config, spec, inner, alpha, settings.priority_beta)
+    return off_policy(config, spec, DQN(config, spec), alpha, settings.priority_beta)
 
 
 class DQN:
