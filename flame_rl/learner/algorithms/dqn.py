@@ -13,14 +13,13 @@ by priority, and whole distributions of returns are learned, as atoms (C51) or a
 from __future__ import annotations
 
 import numpy as np
-from gymnasium import spaces
 
 import model
 from flame_rl.learner import values
 from flame_rl.learner.gradients.choose import raw_network
 from flame_rl.learner.gradients.network import Loss, Samples
 from flame_rl.learner.learner import Part
-from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless
+from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless_discrete
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import n_step
 from flame_rl.learner.target import TargetNetwork
@@ -33,8 +32,7 @@ from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 def dqn(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     """The algorithm with new networks. Raises UsageError for actions that are not Discrete."""
     settings: settings_of.DQN = config.algorithm
-    fits = isinstance(spec.action_space, spaces.Discrete)
-    refuse_unless(fits, spec, "Discrete actions", "sac, or ppo for several choices at once")
+    refuse_unless_discrete(spec)
     alpha = settings.priority_alpha if settings.prioritized else None
     return off_policy(config, spec, DQN(config, spec), alpha, settings.priority_beta)
 
