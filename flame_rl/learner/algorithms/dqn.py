@@ -48,21 +48,19 @@ class DQN:
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         settings: settings_of.DQN = config.algorithm
         self._settings, self._gamma = settings, config.experiment.gamma
-        self._support, self._atoms = None, 1
-        if settings.distribution == "quantiles":
-            self._atoms = settings.atoms
-        elif settings.distribution == "c51":
+        self._support = None
+        if settings.distribution == "c51":
             low, high = settings.lowest_return, settings.highest_return
             self._support = np.linspace(low, high, settings.atoms, dtype=np.float32)
-            self._atoms = settings.atoms
         module = model.ActionValueNetwork(
             spec,
             config.experiment.hidden_sizes,
             config.experiment.activation,
             dueling=settings.dueling,
-            quantiles=self._atoms if self._support is None else 1,
+            quantiles=settings.atoms if settings.distribution == "quantiles" else 1,
             support=self._support,
         )
+        self._atoms = module.atoms
         self._online = TrainedNetwork(module, raw_network)
         self._target = TargetNetwork(self._online, raw_network)
         self._loss = self._make_loss()
