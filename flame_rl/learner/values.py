@@ -64,13 +64,6 @@ def max_values(next_values: np.ndarray) -> np.ndarray:
     return next_values.max(axis=1)
 
 
-def double_q_values(next_values_target: np.ndarray, next_values_online: np.ndarray) -> np.ndarray:
-    """The online network selects the action, the target network values it (van Hasselt et al.
-    2016, "Deep Reinforcement Learning with Double Q-Learning", eq. 4): twice [B, A] -> [B]."""
-    _check("next_values_online", next_values_online, *next_values_target.shape)
-    return of_actions(next_values_target, greedy_actions(next_values_online))
-
-
 def sarsa_values(next_values: np.ndarray, next_actions: np.ndarray) -> np.ndarray:
     """Q(S', A') with the action that was taken there (Sutton and Barto, eq. 6.7): float [B, A] and
     integers [B] -> [B]."""

@@ -103,6 +103,7 @@ class DQN:
         returns = self._returns(self._target.output(following))
         selecting = returns
         if self._settings.double:
+            # Van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-Learning", eq. 4.
             (output,) = self._online.network.outputs(following)
             selecting = self._returns(output)
         best = values.greedy_actions(self._expected(selecting))
