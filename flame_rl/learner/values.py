@@ -175,9 +175,7 @@ def c51_loss(support: np.ndarray) -> Loss:
     def loss(
         samples: Samples, logits: np.ndarray
     ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
-        targets = samples["targets"]
-        _check("targets", targets, len(logits), atoms)
-        chosen = of_actions(logits.reshape(len(logits), -1, atoms), samples["actions"])
+        targets, chosen = _distributions(samples, logits, atoms)
         log_p = _log_softmax(chosen)
         p = np.exp(log_p)
         # 0 log 0 is 0.
@@ -219,9 +217,7 @@ def quantile_loss(quantiles: int) -> Loss:
     def loss(
         samples: Samples, outputs: np.ndarray
     ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
-        targets = samples["targets"]
-        _check("targets", targets, len(outputs), quantiles)
-        chosen = of_actions(outputs.reshape(len(outputs), -1, quantiles), samples["actions"])
+        targets, chosen = _distributions(samples, outputs, quantiles)
         errors = targets[:, None, :] - chosen[:, :, None]
         tau = midpoints(quantiles).astype(outputs.dtype)[:, None]
         asymmetry = np.where(errors < 0, 1 - tau, tau)
@@ -286,6 +282,15 @@ def linear_schedule(steps: int, start: float, end: float, over: int) -> float:
     if steps >= over:
         return end
     return start + (end - start) * steps / over
+
+
+def _distributions(
+    samples: Samples, outputs: np.ndarray, atoms: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The targets, and of outputs [B, A * Z] what belongs to the samples' actions, both [B, Z]."""
+    targets, rows = samples["targets"], len(outputs)
+    _check("targets", targets, rows, atoms)
+    return targets, of_actions(outputs.reshape(rows, -1, atoms), samples["actions"])
 
 
 def _weighted(
