@@ -157,7 +157,7 @@ class Replay:
         state = {"place": torch.tensor([place[name] for name in _PLACE])}
         if self._priorities is not None:
             arrays = self._priorities.state()
-            state |= {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+            state |= {name: torch.from_numpy(array) for name, array in arrays.items()}
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
