@@ -296,7 +296,7 @@ def sync_fails(patch, trainer: Trainer, at: int) -> None:
 
 FAILURES = {
     "NaN": (nan_rewards, RunError, "the update was refused"),
-    "exception": (exception, KeyboardInterrupt, ""),
+    "exception": (exception, KeyboardInterrupt, None),
     "full disk": (full_disk, RunError, r"No space left on device.*--resume"),
     "no sync": (sync_fails, RunError, r"replay: .*Input/output error"),
 }
