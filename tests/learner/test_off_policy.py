@@ -612,6 +612,15 @@ def test_a_capacity_beyond_this_machine_is_refused(algorithm):
         make_learner(spec, algorithm=algorithm, capacity=1 << 40)
 
 
+def test_what_a_run_needs_has_the_priorities_among_it():
+    """A row of 3 observed numbers, reward, end and action, 16 bytes of a step, and of the tree's
+    2 ** 17 leaves twice 8."""
+    for prioritized, needed in ((False, 4.0), (True, 4.0 + 2.1)):
+        options = {"algorithm": "dqn", "capacity": 100_000, "prioritized": prioritized}
+        files = make_learner(spec_of(3, 2, False), **options).algorithm.files
+        assert files.needs == f"100,000 steps of X-v0 need {needed:.1f} MB"
+
+
 # Two cores
 
 

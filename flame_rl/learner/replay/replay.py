@@ -14,7 +14,13 @@ from torch import Tensor
 
 from flame_rl.learner.replay.journal import Journal, JournalError
 from flame_rl.learner.replay.samplers import Prioritized, uniform
-from flame_rl.learner.replay.store import ReplayStore, in_words, refuse_what_cannot_fit
+from flame_rl.learner.replay.store import (
+    ReplayStore,
+    bytes_needed,
+    in_words,
+    refuse_what_cannot_fit,
+)
+from flame_rl.learner.replay.tree import tree_bytes
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import why_refused
 from flame_rl.system.memory import physical_bytes
@@ -32,7 +38,7 @@ class Replay:
 
     Attributes:
         store: the episodes.
-        needs: what the store needs, in words.
+        needs: what the store and the priorities need, in words.
     """
 
     def __init__(
@@ -50,10 +56,11 @@ class Replay:
             alpha: exponent of the priorities; None: steps are drawn uniformly.
 
         Raises:
-            UsageError: the store does not fit into this machine's memory.
+            UsageError: they do not fit into this machine's memory.
         """
-        refuse_what_cannot_fit(spec.env_id, columns, capacity, physical_bytes())
-        self.needs = in_words(spec.env_id, columns, capacity)
+        needed = bytes_needed(columns, capacity) + (0 if alpha is None else tree_bytes(capacity))
+        refuse_what_cannot_fit(spec.env_id, capacity, needed, physical_bytes())
+        self.needs = in_words(spec.env_id, capacity, needed)
         self.store = ReplayStore(columns, capacity)
         self._priorities = None if alpha is None else Prioritized(self.store, alpha)
         self._folder: Path | None = None
