@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -474,6 +475,33 @@ def test_segments_that_no_checkpoint_needs_are_deleted(wholes, tmp_path):
             resume(again)
             assert_same(again, whole)
     assert kept[1] <= kept[2] < kept[9]
+
+
+def test_a_trainer_without_a_folder_deletes_segments_that_nothing_needs(
+    wholes, tmp_path, monkeypatch
+):
+    """It goes on after a failed update, and from what it saved."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    whole, path = digests(wholes("sarsa")), tmp_path / "saved.ckpt"
+    with Trainer(config_of("sarsa")) as trainer:
+        for iteration in range(ITERATIONS):
+            with monkeypatch.context() as patch:
+                nan_rewards(patch, trainer, at=5)
+                if iteration > 2:
+                    with pytest.raises(RunError, match="the update was refused"):
+                        trainer.train()
+            needed = trainer.learner.algorithm.replay.store.oldest
+            assert trainer.train().weights_digest == whole[iteration]
+            if iteration == 5:
+                trainer.save(path)
+        (folder,) = tmp_path.glob("flame-rl-replay-*/replay")
+        kept = contents(folder)
+    assert kept.items() <= contents(wholes("sarsa") / "replay").items()
+    # The state before the last update may be restored.
+    first, second, *_ = sorted(int(name[:12]) for name in kept)
+    assert 0 < first <= needed < second
+    with Trainer.load(path) as trainer:
+        assert [result.weights_digest for result in trainer] == whole[6:]
 
 
 def test_a_saved_file_outlasts_a_disk_that_is_full(wholes, tmp_path, monkeypatch):

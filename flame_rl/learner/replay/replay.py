@@ -116,6 +116,9 @@ class Replay:
         self.recall()
         with self._refused_by_the_disk():
             journal = self._opened()
+            if self._folder is None:
+                # Only the state before this is ever restored: no checkpoint reads these files.
+                journal.forget(self.store.oldest)
             self.store.add(episodes)
             journal.append(episodes)
 
