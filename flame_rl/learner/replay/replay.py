@@ -109,10 +109,12 @@ class Replay:
         """Add episodes in their order.
 
         Raises:
-            RunError: the disk refuses, or what was there before is damaged.
+            RunError: a reward is beyond float32, in which the store keeps it; or the disk refuses,
+                or what was there before is damaged.
             UsageError: an episode is longer than the capacity; nothing was added.
         """
         refuse_longer_episodes(int(episodes.lengths.max()), self.store.capacity)
+        _refuse_beyond_float32(episodes.columns["rewards"])
         self.recall()
         with self._refused_by_the_disk():
             journal = self._opened()
@@ -225,6 +227,15 @@ def refuse_longer_episodes(steps: int, capacity: int) -> None:
         raise UsageError(
             f"--capacity: {capacity} steps, and an episode of {steps} is kept whole or not at all; "
             "begin a new run with more, or with a time limit, --max-episode-steps"
+        )
+
+
+def _refuse_beyond_float32(rewards: np.ndarray) -> None:
+    greatest = np.abs(rewards).max()
+    if greatest > np.finfo(np.float32).max:
+        raise RunError(
+            f"the update was refused: a reward of size {greatest:.3g} is beyond float32, in which "
+            "steps are kept for replay. Scale rewards in the environment"
         )
 
 
