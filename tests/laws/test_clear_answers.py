@@ -107,6 +107,24 @@ def test_a_checkpoint_of_absurd_size_takes_no_memory(run, tmp_path):
         Trainer.load(tmp_path / "absurd.ckpt", local=True, workers=0)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [
+        ("dqn", "batch_size"),
+        ("sac", "batch_size"),
+        ("dqn", "n_step"),
+        ("dqn", "atoms"),
+        ("impala", "sequence_length"),
+    ],
+)
+def test_a_gradient_step_of_absurd_size_takes_no_memory(algorithm, name):
+    env = "Pendulum-v1" if algorithm == "sac" else "cartpole"
+    config = TrainConfig(env=env, algorithm=algorithm, local=True, workers=0, **{name: 1 << 40})
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(UsageError, match=f"^{flag}: 1099511627776 would take at least"):
+        Trainer(config)
+
+
 def test_after_its_end_a_trainer_says_so():
     trainer = Trainer(TrainConfig(local=True, workers=0, episodes_per_iter=2))
     trainer.close()
