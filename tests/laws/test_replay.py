@@ -20,6 +20,7 @@ import torch
 from flame_rl import Trainer
 from flame_rl.learner.replay.journal import Journal
 from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.run.checkpoint import load
 from flame_rl.run.retention import numbered
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError, UsageError
@@ -475,6 +476,21 @@ def test_segments_that_no_checkpoint_needs_are_deleted(wholes, tmp_path):
             resume(again)
             assert_same(again, whole)
     assert kept[1] <= kept[2] < kept[9]
+
+
+def test_the_best_checkpoint_is_a_policy_even_without_its_experience(tmp_path):
+    """To train on from it is refused; it says so, and the newest one is as good as before."""
+    run = train(tmp_path, "dqn", keep_checkpoints=1, evaluate_every=1, evaluate_episodes=1)
+    assert load(run / "checkpoints" / "best.ckpt").totals.iterations < ITERATIONS - 2
+    before = contents(run / "replay")
+    with Trainer.load(run, best=True) as trainer:
+        trainer.evaluate(episodes=2)
+        with pytest.raises(RunError, match=r"needs the episodes .*resume from another checkpoint"):
+            trainer.train()
+        trainer.evaluate(episodes=2)
+    assert contents(run / "replay") == before
+    with Trainer.load(run, iterations=ITERATIONS + 1) as trainer:
+        assert len(list(trainer)) == 1
 
 
 def test_a_trainer_without_a_folder_deletes_segments_that_nothing_needs(

@@ -156,7 +156,7 @@ def test_a_record_torn_at_any_byte_is_cut_off(torn):
         journal = Journal(folder, SEGMENT)
         assert path.read_bytes() == whole[:start]
         store = ReplayStore(CONTINUOUS, CAPACITY)
-        with pytest.raises(JournalError, match=r"checkpoint needs.*earlier checkpoint"):
+        with pytest.raises(JournalError, match=r"checkpoint needs.*another checkpoint"):
             journal.restore(store, states[-1])
         journal.restore(store, states[-2])
         step(journal, store, len(states) - 2)
