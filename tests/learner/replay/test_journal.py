@@ -16,14 +16,11 @@ from flame_rl.learner.replay.records import records
 from flame_rl.learner.replay.samplers import InOrder, Prioritized, uniform
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import n_step
+from tests.helpers import contents
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes
 
 CAPACITY = 40
 SEGMENT = 3000
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def begins_of(folder):
