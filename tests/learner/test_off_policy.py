@@ -606,7 +606,7 @@ def test_discrete_actions_are_refused(algorithm):
         make_learner(spec_of(3, 2, False), algorithm=algorithm)
 
 
-@pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS])
+@pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS, "impala"])
 def test_a_capacity_beyond_this_machine_is_refused(algorithm):
     spec = spec_of(3, 2, algorithm in OF_CONTINUOUS_ACTIONS)
     with pytest.raises(UsageError, match=r"^--capacity: 1,099,.* steps .* need \d+\.\d GB"):
