@@ -391,10 +391,8 @@ Policy = DiscretePolicy | FactoredPolicy | ContinuousPolicy
 
 
 def make_networks(spec: EnvironmentSpec, config: TrainConfig) -> tuple[Policy, ValueNetwork]:
-    """Networks that fit the environment's spaces; their first weights follow from the seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.experiment.seed)
-        return policy_class(spec)(spec, config), ValueNetwork(spec, config)
+    """Networks that fit the environment's spaces."""
+    return policy_class(spec)(spec, config), ValueNetwork(spec, config)
 
 
 def policy_class(spec: EnvironmentSpec) -> type[Policy]:

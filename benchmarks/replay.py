@@ -39,7 +39,7 @@ import tyro
 
 from benchmarks.table import compare, in_turn, write
 from flame_rl.learner.replay.samplers import Prioritized, uniform
-from flame_rl.learner.replay.store import ReplayStore, in_words
+from flame_rl.learner.replay.store import ReplayStore, bytes_needed, in_words
 from flame_rl.learner.replay.views import n_step, sequences, transitions
 from flame_rl.wire.messages import Column, Episodes
 
@@ -100,7 +100,8 @@ def main(options: Options) -> None:
         "update": lambda: prioritized.update(uniform(store, BATCH, rng), priorities),
         "add": add,
     }
-    print(in_words("HalfCheetah-v5", COLUMNS, options.capacity))
+    needed = bytes_needed(COLUMNS, options.capacity)
+    print(in_words("HalfCheetah-v5", options.capacity, needed))
     tables = []
     for title, rows, plain in (
         (f"batches of {BATCH} steps", reading, "five arrays"),

@@ -202,6 +202,11 @@ def assert_same_episodes(left, right) -> None:
         assert (a.terminated, a.truncated) == (b.terminated, b.truncated)
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The bytes of each file by its name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def start_main(
     *arguments: str, cwd: Path, environment: dict[str, str] | None = None, **pipes
 ) -> subprocess.Popen[str]:

@@ -176,7 +176,10 @@ class Learner:
 def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     """A learner with the configured algorithm; its initial weights follow from the seed."""
     module, _, function = config.algorithm.learner.partition(":")
-    return Learner(config, getattr(importlib.import_module(module), function)(config, spec))
+    make = getattr(importlib.import_module(module), function)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.experiment.seed)
+        return Learner(config, make(config, spec))
 
 
 def refuse_unless_finite(metrics: dict[str, float], state: dict[str, Tensor]) -> None:

@@ -7,13 +7,13 @@ each on a minibatch that is drawn from it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from flame_rl.learner.gradients.network import Samples
@@ -203,25 +203,20 @@ def off_policy(
     return OffPolicy(config, inner, replay, limiter, beta, record)
 
 
-@contextmanager
-def seeded(config: TrainConfig) -> Iterator[None]:
-    """Within the block, new networks have weights that follow from the run's seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.experiment.seed)
-        yield
+def refuse_unless_discrete(spec: EnvironmentSpec) -> None:
+    """Raise UsageError unless the environment's actions are Discrete."""
+    if not isinstance(spec.action_space, spaces.Discrete):
+        _refuse_actions(spec, "Discrete actions", "sac, or ppo for several choices at once")
 
 
-def refuse_unless(fits: bool, spec: EnvironmentSpec, wanted: str, instead: str) -> None:
-    """Raise UsageError unless the environment's actions fit the algorithm.
+def refuse_unless_continuous(spec: EnvironmentSpec) -> None:
+    """Raise UsageError unless the environment's actions are real numbers."""
+    if not spec.continuous:
+        _refuse_actions(spec, "continuous actions, a Box", "ppo, or dqn if Discrete")
 
-    Args:
-        fits: whether they do.
-        spec: of the environment.
-        wanted: the actions that the algorithm takes, in words.
-        instead: algorithms for this environment, in words.
-    """
-    if not fits:
-        raise UsageError(
-            f"--algorithm: it needs {wanted}, and {spec.env_id} has {spec.action_space}; choose "
-            f"{instead}"
-        )
+
+def _refuse_actions(spec: EnvironmentSpec, wanted: str, instead: str) -> None:
+    raise UsageError(
+        f"--algorithm: it needs {wanted}, and {spec.env_id} has {spec.action_space}; choose "
+        f"{instead}"
+    )

@@ -43,16 +43,33 @@ class ActorCritic:
         value_process: trains the value network beside the policy; None where it is not a network by
             hand.
         returns: mean and variance of all returns so far, which the value network's scale follows.
+        observations: those of all observations so far; None: they are not normalised.
     """
 
-    def __init__(self, policy: nn.Module, value: nn.Module) -> None:
+    def __init__(self, policy: nn.Module, value: nn.Module, normalizes: bool) -> None:
+        """`normalizes` says whether observations are normalised."""
         self.policy = TrainedNetwork(policy, policy_network)
         self.value = TrainedNetwork(value, value_network)
         by_hand = isinstance(self.value.network, NetworkByHand)
         self.value_process = ValueProcess(self.value.network) if by_hand else None
         self.returns = RunningMoments(1)
+        self.observations = None
+        if normalizes:
+            self.observations = RunningMoments(len(policy.normalizer.mean))
         # Before the first update nothing is known of returns, whatever their unit.
         value.scale.zero_()
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """See `Algorithm.parts`."""
+        parts: dict[str, Part] = {
+            "policy": self.policy.module,
+            "value": self.value.module,
+            "policy_adam": self.policy.adam,
+            "value_adam": self.value.adam,
+            "returns": self.returns,
+        }
+        return parts if self.observations is None else parts | {"observations": self.observations}
 
     def prepared(self, batch: Batch) -> Batch:
         """The batch with the inputs of both networks, which are one array where they are equal."""
@@ -66,6 +83,18 @@ class ActorCritic:
         """Values of all observations of a prepared batch, float64 [N + E]."""
         (values,) = outputs(self.value.network, {"inputs": batch.value_inputs})
         return values.astype(np.float64)
+
+    def follow_observations(self, observations: np.ndarray) -> None:
+        """Set the networks' normalisation, if there is one, by all observations so far.
+
+        Args:
+            observations: those of this batch, float32 [N + E, D].
+        """
+        if self.observations is None:
+            return
+        self.observations.update(observations)
+        for network in (self.policy, self.value):
+            network.module.normalizer.set(self.observations.mean, self.observations.std)
 
     def follow_returns(self, returns: np.ndarray) -> None:
         """Set the value network's scale to the root mean square of all returns so far.
@@ -101,10 +130,9 @@ class OnPolicy:
 
     Attributes:
         networks: policy and value network.
-        config: its `algorithm` has max_kl, learning_rate_decay and normalize_observations.
+        config: its `algorithm` has max_kl and learning_rate_decay.
         improve: the algorithm's own part of an update.
         metrics: names of the metrics that `improve` returns, and `GUARDED`.
-        observations: mean and variance of all observations so far; None: they are not normalised.
         collector: with `overlap`, the policy of one update ago, which collects the next iteration;
             else None.
     """
@@ -113,7 +141,6 @@ class OnPolicy:
     config: TrainConfig
     improve: Improve
     metrics: tuple[str, ...]
-    observations: RunningMoments | None
     collector: Collector | None
 
     files = None
@@ -122,19 +149,8 @@ class OnPolicy:
     @property
     def parts(self) -> dict[str, Part]:
         """See `Algorithm.parts`."""
-        policy, value = self.networks.policy, self.networks.value
-        parts = {
-            "policy": policy.module,
-            "value": value.module,
-            "policy_adam": policy.adam,
-            "value_adam": value.adam,
-            "returns": self.networks.returns,
-        }
-        if self.observations is not None:
-            parts["observations"] = self.observations
-        if self.collector is not None:
-            parts["collector"] = self.collector.module
-        return parts
+        parts = self.networks.parts
+        return parts if self.collector is None else parts | {"collector": self.collector.module}
 
     def snapshot(self, version: int) -> PolicySnapshot:
         """The policy for the actors."""
@@ -161,10 +177,7 @@ class OnPolicy:
             weights = np.exp(np.minimum(log_ratio, 0), dtype=np.float64)
             batch = replace(batch, weights=weights)
             self.collector.module.load_state_dict(before)
-        if self.observations is not None:
-            self.observations.update(batch.observations)
-            for network in (networks.policy, networks.value):
-                network.module.normalizer.set(self.observations.mean, self.observations.std)
+        networks.follow_observations(batch.observations)
         batch = networks.prepared(batch)
         metrics = self.improve(networks, batch, self.config, generator, decay)
         return metrics | shrink_until_close(networks.policy, before, batch, settings.max_kl)
@@ -176,16 +189,14 @@ def on_policy(
     improve: Improve,
     metrics: tuple[str, ...],
 ) -> OnPolicy:
-    """An algorithm over a policy and a value network as in model.py."""
-    observations = None
-    if config.algorithm.normalize_observations:
-        observations = RunningMoments(len(networks[0].normalizer.mean))
+    """An algorithm over a policy and a value network as in model.py; `config.algorithm` has
+    normalize_observations, and what `OnPolicy` says."""
     collector = None
     if config.overlap:
         module = copy.deepcopy(networks[0])
         collector = Collector(module, policy_network(module))
-    metrics = (*metrics, *GUARDED)
-    return OnPolicy(ActorCritic(*networks), config, improve, metrics, observations, collector)
+    both = ActorCritic(*networks, config.algorithm.normalize_observations)
+    return OnPolicy(both, config, improve, (*metrics, *GUARDED), collector)
 
 
 def acted(batch: Batch) -> Samples:

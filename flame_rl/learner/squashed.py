@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# From the authors' code: beyond it a standard deviation is useless, or its exponential too large.
-LOG_STD_RANGE = (-20.0, 2.0)
+from flame_rl.actor.policy.continuous import LOG_STD_RANGE
 
 # From the slopes of a loss for actions, [B, A], and for their log-probabilities, [B], to its slope
 # for the output, [B, 2A].

@@ -64,13 +64,6 @@ def max_values(next_values: np.ndarray) -> np.ndarray:
     return next_values.max(axis=1)
 
 
-def double_q_values(next_values_target: np.ndarray, next_values_online: np.ndarray) -> np.ndarray:
-    """The online network selects the action, the target network values it (van Hasselt et al.
-    2016, "Deep Reinforcement Learning with Double Q-Learning", eq. 4): twice [B, A] -> [B]."""
-    _check("next_values_online", next_values_online, *next_values_target.shape)
-    return of_actions(next_values_target, greedy_actions(next_values_online))
-
-
 def sarsa_values(next_values: np.ndarray, next_actions: np.ndarray) -> np.ndarray:
     """Q(S', A') with the action that was taken there (Sutton and Barto, eq. 6.7): float [B, A] and
     integers [B] -> [B]."""
@@ -182,9 +175,7 @@ def c51_loss(support: np.ndarray) -> Loss:
     def loss(
         samples: Samples, logits: np.ndarray
     ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
-        targets = samples["targets"]
-        _check("targets", targets, len(logits), atoms)
-        chosen = of_actions(logits.reshape(len(logits), -1, atoms), samples["actions"])
+        targets, chosen = _distributions(samples, logits, atoms)
         log_p = _log_softmax(chosen)
         p = np.exp(log_p)
         # 0 log 0 is 0.
@@ -226,9 +217,7 @@ def quantile_loss(quantiles: int) -> Loss:
     def loss(
         samples: Samples, outputs: np.ndarray
     ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
-        targets = samples["targets"]
-        _check("targets", targets, len(outputs), quantiles)
-        chosen = of_actions(outputs.reshape(len(outputs), -1, quantiles), samples["actions"])
+        targets, chosen = _distributions(samples, outputs, quantiles)
         errors = targets[:, None, :] - chosen[:, :, None]
         tau = midpoints(quantiles).astype(outputs.dtype)[:, None]
         asymmetry = np.where(errors < 0, 1 - tau, tau)
@@ -293,6 +282,15 @@ def linear_schedule(steps: int, start: float, end: float, over: int) -> float:
     if steps >= over:
         return end
     return start + (end - start) * steps / over
+
+
+def _distributions(
+    samples: Samples, outputs: np.ndarray, atoms: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The targets, and of outputs [B, A * Z] what belongs to the samples' actions, both [B, Z]."""
+    targets, rows = samples["targets"], len(outputs)
+    _check("targets", targets, rows, atoms)
+    return targets, of_actions(outputs.reshape(rows, -1, atoms), samples["actions"])
 
 
 def _weighted(

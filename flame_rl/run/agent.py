@@ -20,6 +20,8 @@ class Agent:
         self._policy = ActingPolicy(snapshot)
         self._parts = parts_of(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
+        # Of the last action that was sampled.
+        self._noise: np.ndarray | None = None
 
     def act(
         self, observation: object, generator: np.random.Generator | None = None
@@ -29,8 +31,8 @@ class Agent:
         Args:
             observation: an element of the environment's observation space.
             generator: samples the action; None: take the policy's mean, or the choice that is
-                likeliest or worth most. Noise that depends on the step before begins anew at every
-                call, because the agent does not know where episodes begin.
+                likeliest or worth most. Noise that depends on the step before goes on from call to
+                call, also from one episode to the next: the agent does not know where one begins.
 
         Returns:
             An element of the action space: an integer, or an array within the bounds of a Box.
@@ -43,5 +45,8 @@ class Agent:
         write_observation(self._parts, observation, rows[0])
         if not np.isfinite(rows[0]).all():
             raise ValueError(f"observation: not finite: {observation!s:.200}")
-        noise = None if generator is None else policy.draw_noise(generator, ROW_BLOCK)
+        noise = None
+        if generator is not None:
+            noise = policy.draw_noise(generator, ROW_BLOCK, self._noise)
+            self._noise = noise[0]
         return self._to_environment(policy.act(rows, noise)[:1])[0]

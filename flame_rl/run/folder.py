@@ -93,6 +93,11 @@ def _make_folder(config: TrainConfig) -> Path:
             folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
 
 
+def files_beside(path: Path) -> Path:
+    """The folder with what a file that `Trainer.save` wrote leaves to files of its own."""
+    return path.with_name(f"{path.name}.{REPLAY_NAME}")
+
+
 def files_of(path: Path) -> Path:
     """The folder with what a checkpoint leaves to files of its own.
 
@@ -101,7 +106,7 @@ def files_of(path: Path) -> Path:
     """
     if path.is_dir():
         return path / REPLAY_NAME
-    beside = path.with_name(f"{path.name}.{REPLAY_NAME}")
+    beside = files_beside(path)
     folder = path.absolute().parent
     if folder.name == CHECKPOINTS_NAME and not beside.is_dir():
         return folder.parent / REPLAY_NAME

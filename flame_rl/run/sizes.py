@@ -18,6 +18,8 @@ _NETWORKS = 2
 _BYTES_OF_A_WORKER = 60_000_000
 # An index, a seed, a generator's state, a step or two.
 _BYTES_OF_AN_EPISODE = 200
+# A place in the replay memory, of each step that is drawn for a gradient step.
+_BYTES_OF_A_STEP = 8
 # Each is two layers of a policy, itself and its activation; normalisation and output are two more.
 _MOST_HIDDEN_LAYERS = (MAX_LAYERS - 2) // 2
 
@@ -32,16 +34,22 @@ def refuse_what_cannot_fit(config: TrainConfig) -> None:
             f"{_MOST_HIDDEN_LAYERS}"
         )
     weights = _NETWORKS * sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
+    algorithm = vars(config.algorithm)
+    drawn = algorithm.get("batch_size", 0) * _BYTES_OF_A_STEP
     needs = {
         "hidden_sizes": weights * _BYTES_OF_A_WEIGHT,
         "episodes_per_iter": config.experiment.episodes_per_iter * _BYTES_OF_AN_EPISODE,
         "evaluate_episodes": config.experiment.evaluate_episodes * _BYTES_OF_AN_EPISODE,
         "workers": (config.execution.workers or 0) * _BYTES_OF_A_WORKER,
+        "batch_size": drawn,
+        "n_step": drawn * algorithm.get("n_step", 0),
+        "sequence_length": drawn * algorithm.get("sequence_length", 0),
+        "atoms": algorithm.get("atoms", 0) * _BYTES_OF_A_WEIGHT,
     }
     there = physical_bytes()
     for name, needed in needs.items():
         if needed > there:
-            values = vars(config.experiment) | vars(config.execution)
+            values = vars(config.experiment) | vars(config.execution) | algorithm
             raise UsageError(
                 f"{flag(name)}: {values[name]} would take at least {needed / 1e9:.1f} GB, and this "
                 f"machine has {there / 1e9:.1f} GB; choose less"

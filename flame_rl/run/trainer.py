@@ -22,7 +22,7 @@ from flame_rl.backends.select import collects_elsewhere, is_distributed, make_ba
 from flame_rl.run.agent import Agent
 from flame_rl.run.ahead import Ahead, EitherEvent
 from flame_rl.run.evaluation import Evaluation, evaluate
-from flame_rl.run.folder import REPLAY_NAME, files_of
+from flame_rl.run.folder import files_beside, files_of
 from flame_rl.run.own_environment import register, unregister
 from flame_rl.run.results import IterationResult, Totals
 from flame_rl.run.sizes import refuse_what_cannot_fit
@@ -313,12 +313,10 @@ class Trainer:
 
         path = Path(path)
         with refused_by_the_disk(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
             if self.files is not None:
-                self.files.copy_to(path.with_name(f"{path.name}.{REPLAY_NAME}"))
-        state = self.learner.state_dict()
-        with refused_by_the_disk(Path(path)):
-            write(Path(path), encode(self.totals, None, state, self.spec, self.config))
+                self.files.copy_to(files_beside(path))
+            state = self.learner.state_dict()
+            write(path, encode(self.totals, None, state, self.spec, self.config))
 
     def listen(self, listener: Listener) -> None:
         """Let `listener` be told when a cluster gives no sign of life; otherwise nobody is."""

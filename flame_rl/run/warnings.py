@@ -11,7 +11,7 @@ from flame_rl.wire.messages import EnvironmentSpec
 
 def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
     """What a run's user should know of time limits and of the bounds of actions."""
-    return _time_limit_warnings(config, spec) + _bounds_warnings(spec)
+    return _time_limit_warnings(config, spec) + _bounds_warnings(config, spec)
 
 
 def _time_limit_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
@@ -30,14 +30,16 @@ def _time_limit_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
     return warnings
 
 
-def _bounds_warnings(spec: EnvironmentSpec) -> list[str]:
+def _bounds_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
     space = spec.action_space
     if not isinstance(space, spaces.Box) or has_bounds(space).all():
         return []
     unbounded = int((~has_bounds(space)).sum())
+    effect = f"the actions of {config.algorithm.title} never leave -1 to 1"
+    if hasattr(config.algorithm, "initial_log_std"):
+        effect = "exploration begins with a standard deviation of exp(--initial-log-std)"
     return [
         f"the action space of {spec.env_id}: {unbounded} of {space.low.size} numbers have no "
-        f"bounds below {MAX_BOUND:,.0f}, and exploration begins with a standard deviation of "
-        "exp(--initial-log-std) in their own units. Bounds in the environment are better: actions "
-        "are scaled to them"
+        f"bounds below {MAX_BOUND:,.0f}, and {effect} in their own units. Bounds in the "
+        "environment are better: actions are scaled to them"
     ]

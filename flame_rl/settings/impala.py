@@ -12,6 +12,7 @@ from flame_rl.settings.checks import (
     LogStd,
     NonNegative,
     Positive,
+    UpdatesPerStep,
     check_fields,
 )
 
@@ -47,7 +48,7 @@ class Impala:
     sequence_length: Count = 20
     """Steps of a sequence."""
 
-    updates_per_step: Positive = 0.05
+    updates_per_step: UpdatesPerStep = 0.05
     """Gradient steps for each env step."""
 
     trace_lambda: Fraction = 0.95

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,16 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from flame_rl import TrainConfig, Trainer
 from flame_rl.backends.select import is_distributed
 from flame_rl.run import checkpoint
+from flame_rl.run.warnings import environment_warnings
+from flame_rl.settings.algorithms import ALGORITHMS
+from flame_rl.settings.config import names_of
 from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
 from tests.flame_fixtures import run as run_in
 from tests.flame_fixtures import start as start_in
@@ -99,6 +105,24 @@ def test_a_checkpoint_of_absurd_size_takes_no_memory(run, tmp_path):
     (tmp_path / "absurd.ckpt").write_bytes(data)
     with pytest.raises(UsageError, match=r"--hidden-sizes: .* would take at least"):
         Trainer.load(tmp_path / "absurd.ckpt", local=True, workers=0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [
+        ("dqn", "batch_size"),
+        ("sac", "batch_size"),
+        ("dqn", "n_step"),
+        ("dqn", "atoms"),
+        ("impala", "sequence_length"),
+    ],
+)
+def test_a_gradient_step_of_absurd_size_takes_no_memory(algorithm, name):
+    env = "Pendulum-v1" if algorithm == "sac" else "cartpole"
+    config = TrainConfig(env=env, algorithm=algorithm, local=True, workers=0, **{name: 1 << 40})
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(UsageError, match=f"^{flag}: 1099511627776 would take at least"):
+        Trainer(config)
 
 
 def test_after_its_end_a_trainer_says_so():
@@ -320,6 +344,18 @@ def test_actions_without_bounds_are_said_at_the_start(bounds, words, tmp_path):
     assert done.stderr.count("warning: ") == (words is not None)
     start = "warning: the action space of bounded:Actions-v0: "
     assert words is None or f"{start}{words}" in done.stderr
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_actions_without_bounds_are_said_in_the_algorithms_own_flags(algorithm):
+    space = spaces.Box(-np.inf, np.inf, (2,))
+    spec = EnvironmentSpec("X-v0", spaces.Box(-1, 1, (3,)), space)
+    config = TrainConfig(env="X-v0", algorithm=algorithm)
+    (warning,) = environment_warnings(config, spec)
+    fields = names_of(type(config.algorithm))
+    for name in re.findall(r"--([\w-]+)", warning):
+        assert name.replace("-", "_") in fields
+    assert ("never leave -1 to 1" in warning) == ("initial_log_std" not in fields)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

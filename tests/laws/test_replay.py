@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,10 +20,11 @@ import torch
 from flame_rl import Trainer
 from flame_rl.learner.replay.journal import Journal
 from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.run.checkpoint import load
 from flame_rl.run.retention import numbered
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError, UsageError
-from tests.helpers import clean_environment, environment_id, run_here
+from tests.helpers import clean_environment, contents, environment_id, run_here
 from tests.runs import assert_same_run, rows
 
 pytestmark = pytest.mark.faults
@@ -48,6 +50,8 @@ TARGET = {"env": environment_id("Target"), "max_episode_steps": 2}
 RUNS = {
     "dqn": {"prioritized": True, "n_step": 2, "dueling": True, "distribution": "c51"} | POLE,
     "sarsa": {"expected": False} | POLE,
+    # So many steps that no segment can go: a resumed run deletes them some checkpoints later.
+    "impala": {"sequence_length": 4, "warm_up_steps": 160, "capacity": 300} | POLE,
     "ddpg": {"noise_process": "ornstein-uhlenbeck"} | TARGET,
     "td3": {"layer_norm": True} | TARGET,
     "sac": TARGET,
@@ -111,10 +115,6 @@ def assert_same(run: Path, whole: Path) -> None:
     assert (run / name).read_bytes() == (whole / name).read_bytes()
     left, right = (contents(folder / "replay") for folder in (run, whole))
     assert left and left.items() <= right.items() and max(left) == max(right)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def count_descents(monkeypatch, happen, at: int) -> None:
@@ -296,7 +296,7 @@ def sync_fails(patch, trainer: Trainer, at: int) -> None:
 
 FAILURES = {
     "NaN": (nan_rewards, RunError, "the update was refused"),
-    "exception": (exception, KeyboardInterrupt, ""),
+    "exception": (exception, KeyboardInterrupt, None),
     "full disk": (full_disk, RunError, r"No space left on device.*--resume"),
     "no sync": (sync_fails, RunError, r"replay: .*Input/output error"),
 }
@@ -474,6 +474,48 @@ def test_segments_that_no_checkpoint_needs_are_deleted(wholes, tmp_path):
             resume(again)
             assert_same(again, whole)
     assert kept[1] <= kept[2] < kept[9]
+
+
+def test_the_best_checkpoint_is_a_policy_even_without_its_experience(tmp_path):
+    """To train on from it is refused; it says so, and the newest one is as good as before."""
+    run = train(tmp_path, "dqn", keep_checkpoints=1, evaluate_every=1, evaluate_episodes=1)
+    assert load(run / "checkpoints" / "best.ckpt").totals.iterations < ITERATIONS - 2
+    before = contents(run / "replay")
+    with Trainer.load(run, best=True) as trainer:
+        trainer.evaluate(episodes=2)
+        with pytest.raises(RunError, match=r"needs the episodes .*resume from another checkpoint"):
+            trainer.train()
+        trainer.evaluate(episodes=2)
+    assert contents(run / "replay") == before
+    with Trainer.load(run, iterations=ITERATIONS + 1) as trainer:
+        assert len(list(trainer)) == 1
+
+
+def test_a_trainer_without_a_folder_deletes_segments_that_nothing_needs(
+    wholes, tmp_path, monkeypatch
+):
+    """It goes on after a failed update, and from what it saved."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    whole, path = digests(wholes("sarsa")), tmp_path / "saved.ckpt"
+    with Trainer(config_of("sarsa")) as trainer:
+        for iteration in range(ITERATIONS):
+            with monkeypatch.context() as patch:
+                nan_rewards(patch, trainer, at=5)
+                if iteration > 2:
+                    with pytest.raises(RunError, match="the update was refused"):
+                        trainer.train()
+            needed = trainer.learner.algorithm.replay.store.oldest
+            assert trainer.train().weights_digest == whole[iteration]
+            if iteration == 5:
+                trainer.save(path)
+        (folder,) = tmp_path.glob("flame-rl-replay-*/replay")
+        kept = contents(folder)
+    assert kept.items() <= contents(wholes("sarsa") / "replay").items()
+    # The state before the last update may be restored.
+    first, second, *_ = sorted(int(name[:12]) for name in kept)
+    assert 0 < first <= needed < second
+    with Trainer.load(path) as trainer:
+        assert [result.weights_digest for result in trainer] == whole[6:]
 
 
 def test_a_saved_file_outlasts_a_disk_that_is_full(wholes, tmp_path, monkeypatch):

@@ -50,8 +50,8 @@ def networks(actions: str, activation: str, sizes: tuple[int, ...], normalize: b
     config = make_config(
         "X-v0", hidden_sizes=sizes, activation=activation, normalize_observations=normalize
     )
-    made = model.make_networks(spec, config)
     torch.manual_seed(0)
+    made = model.make_networks(spec, config)
     with torch.no_grad():
         for module in made:
             for parameter in module.parameters():

@@ -3,6 +3,7 @@ another where that is plainer, differentiated by autograd, and Adam by its paper
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
@@ -20,7 +21,7 @@ from flame_rl.learner import slices
 from flame_rl.learner.gradients.autograd import AutogradNetwork
 from flame_rl.learner.gradients.by_hand import NetworkByHand, UnknownLayerError
 from flame_rl.learner.learner import Learner
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import spec_of
 from tests.learners import (
@@ -605,11 +606,36 @@ def test_discrete_actions_are_refused(algorithm):
         make_learner(spec_of(3, 2, False), algorithm=algorithm)
 
 
-@pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS])
+@pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS, "impala"])
 def test_a_capacity_beyond_this_machine_is_refused(algorithm):
     spec = spec_of(3, 2, algorithm in OF_CONTINUOUS_ACTIONS)
     with pytest.raises(UsageError, match=r"^--capacity: 1,099,.* steps .* need \d+\.\d GB"):
         make_learner(spec, algorithm=algorithm, capacity=1 << 40)
+
+
+def test_what_a_run_needs_has_the_priorities_among_it():
+    """A row of 3 observed numbers, reward, end and action, 16 bytes of a step, and of the tree's
+    2 ** 17 leaves twice 8."""
+    for prioritized, needed in ((False, 4.0), (True, 4.0 + 2.1)):
+        options = {"algorithm": "dqn", "capacity": 100_000, "prioritized": prioritized}
+        files = make_learner(spec_of(3, 2, False), **options).algorithm.files
+        assert files.needs == f"100,000 steps of X-v0 need {needed:.1f} MB"
+
+
+@pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS])
+def test_a_reward_beyond_float32_is_refused_when_it_comes(algorithm):
+    """Before anything is drawn; the greatest number of float32 is kept."""
+    continuous = algorithm in OF_CONTINUOUS_ACTIONS
+    learner = make_learner(spec_of(3, 2, continuous), algorithm=algorithm, warm_up_steps=1000)
+    store = learner.algorithm.replay.store
+    episodes = random_episodes(continuous)
+    for reward, steps in ((-3.5e38, 0), (1e300, 0), (float(np.finfo(np.float32).max), 17)):
+        episodes.columns["rewards"][5] = reward
+        refused = pytest.raises(RunError, match=r"a reward of size .* beyond float32.* Scale")
+        with contextlib.nullcontext() if steps else refused:
+            learner.update(episodes)
+        assert store.steps == steps
+    assert np.isfinite(store.read(store.rows(np.arange(17)))["rewards"]).all()
 
 
 # Two cores

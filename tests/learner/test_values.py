@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from flame_rl.learner.values import (
     c51_loss,
-    double_q_values,
     dueling,
     dueling_loss,
     dueling_slope,
@@ -65,11 +64,8 @@ def test_td_targets():
 
 
 def test_the_values_that_follow():
-    target, online = normal(ROWS, ACTIONS), normal(ROWS, ACTIONS, seed=1)
-    taken, epsilon = actions_of(ROWS), 0.3
+    target, taken, epsilon = normal(ROWS, ACTIONS), actions_of(ROWS), 0.3
     for b in range(ROWS):
-        best = sorted(range(ACTIONS), key=lambda a, b=b: online[b, a])[-1]
-        assert double_q_values(target, online)[b] == target[b, best]
         assert max_values(target)[b] == max(target[b])
         assert sarsa_values(target, taken)[b] == target[b, taken[b]]
         chances = [epsilon / ACTIONS] * ACTIONS
@@ -353,7 +349,6 @@ def test_results_have_the_dtype_of_the_arrays(dtype):
     results = [
         td_targets(row, row, row),
         max_values(values),
-        double_q_values(values, values),
         sarsa_values(values, actions_of(ROWS)),
         expected_sarsa_values(values, 0.1),
         project(support, row, row, distributions(ROWS, ATOMS).astype(dtype)),
@@ -383,8 +378,6 @@ def test_shapes_that_do_not_fit_are_refused():
         sarsa_values(values, actions[:, None])
     with pytest.raises(ValueError, match=r"next_values: shape \(4\,\), not \(4, any\)"):
         max_values(row)
-    with pytest.raises(ValueError, match="next_values_online"):
-        double_q_values(values, values[:, :2])
     with pytest.raises(ValueError, match="targets"):
         q_loss({"actions": actions, "targets": column}, values)
     with pytest.raises(ValueError, match="weights"):

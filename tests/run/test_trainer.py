@@ -189,6 +189,20 @@ def test_actions_that_explore_have_the_policys_probabilities():
         assert np.mean(actions) == pytest.approx(expected, abs=0.03)
 
 
+def test_noise_that_depends_on_the_step_before_goes_on_from_call_to_call():
+    """Ornstein-Uhlenbeck noise: steps k apart have the correlation (1 - theta)^k."""
+    observation, options = np.array([0.1, -0.2, 0.3], np.float32), {"warm_up_steps": 0}
+    options |= {"noise_process": "ornstein-uhlenbeck", "noise": 0.01, "noise_theta": 0.15}
+    with make("Pendulum-v1", algorithm="ddpg", **options) as trainer:
+        plain = trainer.compute_action(observation)
+        actions = [trainer.compute_action(observation, explore=True) for _ in range(20_000)]
+    noise = (np.array(actions) - plain)[:, 0] / 2  # in the units of the action's bounds, -2 and 2
+    assert np.std(noise) == pytest.approx(0.01 / np.sqrt(1 - 0.85**2), rel=0.05)
+    for lag in (1, 4):
+        correlation = np.mean(noise[:-lag] * noise[lag:]) / np.var(noise)
+        assert correlation == pytest.approx(0.85**lag, abs=0.05)
+
+
 def test_actions_follow_the_weights():
     observation = np.array([0.5, 0.1, 0.1], np.float32)
     with make("Pendulum-v1", iterations=2, learning_rate=0.1) as trainer:

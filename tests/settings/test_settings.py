@@ -120,6 +120,7 @@ WRONG = [
     ({"algorithm": "sac", "warm_up_steps": -1}, "--warm-up-steps: 0 or more, not -1"),
     ({"algorithm": "td3", "updates_per_step": 0.0}, "--updates-per-step: from 0.001 to 1000"),
     ({"algorithm": "ddpg", "updates_per_step": 1e300}, "--updates-per-step: from 0.001 to 1000"),
+    ({"algorithm": "impala", "updates_per_step": 1e300}, "--updates-per-step: from 0.001 to 1000"),
     ({"algorithm": "dqn", "n_step": 0}, "--n-step: at least 1, not 0"),
     ({"algorithm": "dqn", "tau": 1.1}, "--tau: from 0 to 1, not 1.1"),
     ({"algorithm": "sarsa", "epsilon_end": -0.1}, "--epsilon-end: from 0 to 1, not -0.1"),

@@ -36,6 +36,7 @@ def make_policy(
     config = TrainConfig(
         activation=activation, normalize_observations=normalize, hidden_sizes=sizes
     )
+    torch.manual_seed(0)
     policy, _ = make_networks(spec, config)
     with torch.no_grad():
         for parameter in policy.parameters():

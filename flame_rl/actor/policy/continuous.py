@@ -9,7 +9,9 @@ import numpy as np
 from flame_rl.actor.policy.protocol import ArrayTypes, NoiseKind
 from flame_rl.wire.packing import WireError
 
-# The logarithms of a squashed Gaussian's standard deviations are clipped to this.
+# The logarithms of a squashed Gaussian's standard deviations are clipped to this, where it acts and
+# where it learns. From the authors' code: beyond it a standard deviation is useless, or its
+# exponential too large.
 LOG_STD_RANGE = (-20.0, 2.0)
 
 

@@ -13,14 +13,13 @@ by priority, and whole distributions of returns are learned, as atoms (C51) or a
 from __future__ import annotations
 
 import numpy as np
-from gymnasium import spaces
 
 import model
 from flame_rl.learner import values
 from flame_rl.learner.gradients.choose import raw_network
 from flame_rl.learner.gradients.network import Loss, Samples
 from flame_rl.learner.learner import Part
-from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless, seeded
+from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless_discrete
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import n_step
 from flame_rl.learner.target import TargetNetwork
@@ -33,12 +32,9 @@ from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 def dqn(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     """The algorithm with new networks. Raises UsageError for actions that are not Discrete."""
     settings: settings_of.DQN = config.algorithm
-    fits = isinstance(spec.action_space, spaces.Discrete)
-    refuse_unless(fits, spec, "Discrete actions", "sac, or ppo for several choices at once")
-    with seeded(config):
-        inner = DQN(config, spec)
+    refuse_unless_discrete(spec)
     alpha = settings.priority_alpha if settings.prioritized else None
-    return off_policy(config, spec, inner, alpha, settings.priority_beta)
+    return off_policy(config, spec, DQN(config, spec), alpha, settings.priority_beta)
 
 
 class DQN:
@@ -52,21 +48,19 @@ class DQN:
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         settings: settings_of.DQN = config.algorithm
         self._settings, self._gamma = settings, config.experiment.gamma
-        self._support, self._atoms = None, 1
-        if settings.distribution == "quantiles":
-            self._atoms = settings.atoms
-        elif settings.distribution == "c51":
+        self._support = None
+        if settings.distribution == "c51":
             low, high = settings.lowest_return, settings.highest_return
             self._support = np.linspace(low, high, settings.atoms, dtype=np.float32)
-            self._atoms = settings.atoms
         module = model.ActionValueNetwork(
             spec,
             config.experiment.hidden_sizes,
             config.experiment.activation,
             dueling=settings.dueling,
-            quantiles=self._atoms if self._support is None else 1,
+            quantiles=settings.atoms if settings.distribution == "quantiles" else 1,
             support=self._support,
         )
+        self._atoms = module.atoms
         self._online = TrainedNetwork(module, raw_network)
         self._target = TargetNetwork(self._online, raw_network)
         self._loss = self._make_loss()
@@ -109,6 +103,7 @@ class DQN:
         returns = self._returns(self._target.output(following))
         selecting = returns
         if self._settings.double:
+            # Van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-Learning", eq. 4.
             (output,) = self._online.network.outputs(following)
             selecting = self._returns(output)
         best = values.greedy_actions(self._expected(selecting))

@@ -18,7 +18,6 @@ import model
 from flame_rl.learner.batch import make_batch
 from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part
-from flame_rl.learner.normalize import RunningMoments
 from flame_rl.learner.off_policy import OffPolicy, off_policy
 from flame_rl.learner.on_policy import ActorCritic, acted, log_probs
 from flame_rl.learner.replay.store import ReplayStore
@@ -45,23 +44,13 @@ class Impala:
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         self._settings: settings_of.Impala = config.algorithm
         self._gamma = config.experiment.gamma
-        self._networks = ActorCritic(*model.make_networks(spec, config))
-        self._observations = None
-        if self._settings.normalize_observations:
-            self._observations = RunningMoments(spec.observation_dim)
+        networks = model.make_networks(spec, config)
+        self._networks = ActorCritic(*networks, self._settings.normalize_observations)
 
     @property
     def parts(self) -> dict[str, Part]:
         """See `GradientStep.parts`."""
-        policy, value = self._networks.policy, self._networks.value
-        parts: dict[str, Part] = {
-            "policy": policy.module,
-            "value": value.module,
-            "policy_adam": policy.adam,
-            "value_adam": value.adam,
-            "returns": self._networks.returns,
-        }
-        return parts if self._observations is None else parts | {"observations": self._observations}
+        return self._networks.parts
 
     def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
         """The policy, which explores by itself."""
@@ -72,10 +61,7 @@ class Impala:
         and returns take them in."""
         batch = make_batch(episodes)
         column = log_probs(self._networks.policy.network, acted(batch))
-        if self._observations is not None:
-            self._observations.update(batch.observations)
-            for network in (self._networks.policy, self._networks.value):
-                network.module.normalizer.set(self._observations.mean, self._observations.std)
+        self._networks.follow_observations(batch.observations)
         cut = np.zeros(len(batch.lengths))
         self._networks.follow_returns(
             discounted_returns(batch.rewards, batch.lengths, self._gamma, cut)

@@ -22,7 +22,7 @@ from flame_rl.learner.flat import adam_of
 from flame_rl.learner.gradients.choose import raw_network
 from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part
-from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless, seeded
+from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless_continuous
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import transitions
 from flame_rl.learner.squashed import squashed_gaussian, temperature_loss
@@ -35,10 +35,8 @@ from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 def sac(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     """The algorithm with new networks. Raises UsageError for actions that are not continuous."""
-    refuse_unless(spec.continuous, spec, "continuous actions, a Box", "ppo, or dqn if Discrete")
-    with seeded(config):
-        inner = SAC(config, spec)
-    return off_policy(config, spec, inner)
+    refuse_unless_continuous(spec)
+    return off_policy(config, spec, SAC(config, spec))
 
 
 class Temperature(nn.Module):

@@ -11,14 +11,13 @@ The network is DQN's; only the targets differ.
 from __future__ import annotations
 
 import numpy as np
-from gymnasium import spaces
 
 import model
 from flame_rl.learner import values
 from flame_rl.learner.gradients.choose import raw_network
 from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part
-from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless, seeded
+from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless_discrete
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import transitions
 from flame_rl.learner.target import TargetNetwork
@@ -30,11 +29,8 @@ from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 def sarsa(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     """The algorithm with new networks. Raises UsageError for actions that are not Discrete."""
-    fits = isinstance(spec.action_space, spaces.Discrete)
-    refuse_unless(fits, spec, "Discrete actions", "sac, or ppo for several choices at once")
-    with seeded(config):
-        inner = Sarsa(config, spec)
-    return off_policy(config, spec, inner)
+    refuse_unless_discrete(spec)
+    return off_policy(config, spec, Sarsa(config, spec))
 
 
 class Sarsa:

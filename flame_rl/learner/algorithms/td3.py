@@ -17,7 +17,7 @@ from flame_rl.learner.critics import Critics
 from flame_rl.learner.gradients.choose import raw_network
 from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part
-from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless, seeded
+from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless_continuous
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import transitions
 from flame_rl.learner.target import TargetNetwork
@@ -33,10 +33,8 @@ _WARM_UP_NOISE = 1.0
 
 def td3(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     """The algorithm with new networks. Raises UsageError for actions that are not continuous."""
-    refuse_unless(spec.continuous, spec, "continuous actions, a Box", "ppo, or dqn if Discrete")
-    with seeded(config):
-        inner = TD3(config, spec)
-    return off_policy(config, spec, inner)
+    refuse_unless_continuous(spec)
+    return off_policy(config, spec, TD3(config, spec))
 
 
 class TD3:

@@ -129,7 +129,7 @@ class Journal:
             raise JournalError(
                 f"the checkpoint needs the episodes {state['oldest']} to "
                 f"{state['episodes'] - 1}, and {store.episodes - store.oldest} of them are there "
-                "and sound; resume from an earlier checkpoint, or begin the run anew"
+                "and sound; resume from another checkpoint of the run, or begin it anew"
             )
         self._episodes, self._steps = state["episodes"], state["steps"]
         self._segment, self._end = place

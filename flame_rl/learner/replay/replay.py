@@ -14,7 +14,13 @@ from torch import Tensor
 
 from flame_rl.learner.replay.journal import Journal, JournalError
 from flame_rl.learner.replay.samplers import Prioritized, uniform
-from flame_rl.learner.replay.store import ReplayStore, in_words, refuse_what_cannot_fit
+from flame_rl.learner.replay.store import (
+    ReplayStore,
+    bytes_needed,
+    in_words,
+    refuse_what_cannot_fit,
+)
+from flame_rl.learner.replay.tree import tree_bytes
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import why_refused
 from flame_rl.system.memory import physical_bytes
@@ -32,7 +38,7 @@ class Replay:
 
     Attributes:
         store: the episodes.
-        needs: what the store needs, in words.
+        needs: what the store and the priorities need, in words.
     """
 
     def __init__(
@@ -50,10 +56,11 @@ class Replay:
             alpha: exponent of the priorities; None: steps are drawn uniformly.
 
         Raises:
-            UsageError: the store does not fit into this machine's memory.
+            UsageError: they do not fit into this machine's memory.
         """
-        refuse_what_cannot_fit(spec.env_id, columns, capacity, physical_bytes())
-        self.needs = in_words(spec.env_id, columns, capacity)
+        needed = bytes_needed(columns, capacity) + (0 if alpha is None else tree_bytes(capacity))
+        refuse_what_cannot_fit(spec.env_id, capacity, needed, physical_bytes())
+        self.needs = in_words(spec.env_id, capacity, needed)
         self.store = ReplayStore(columns, capacity)
         self._priorities = None if alpha is None else Prioritized(self.store, alpha)
         self._folder: Path | None = None
@@ -102,13 +109,18 @@ class Replay:
         """Add episodes in their order.
 
         Raises:
-            RunError: the disk refuses, or what was there before is damaged.
+            RunError: a reward is beyond float32, in which the store keeps it; or the disk refuses,
+                or what was there before is damaged.
             UsageError: an episode is longer than the capacity; nothing was added.
         """
         refuse_longer_episodes(int(episodes.lengths.max()), self.store.capacity)
+        _refuse_beyond_float32(episodes.columns["rewards"])
         self.recall()
         with self._refused_by_the_disk():
             journal = self._opened()
+            if self._folder is None:
+                # Only the state before this is ever restored: no checkpoint reads these files.
+                journal.forget(self.store.oldest)
             self.store.add(episodes)
             journal.append(episodes)
 
@@ -157,7 +169,7 @@ class Replay:
         state = {"place": torch.tensor([place[name] for name in _PLACE])}
         if self._priorities is not None:
             arrays = self._priorities.state()
-            state |= {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+            state |= {name: torch.from_numpy(array) for name, array in arrays.items()}
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -215,6 +227,15 @@ def refuse_longer_episodes(steps: int, capacity: int) -> None:
         raise UsageError(
             f"--capacity: {capacity} steps, and an episode of {steps} is kept whole or not at all; "
             "begin a new run with more, or with a time limit, --max-episode-steps"
+        )
+
+
+def _refuse_beyond_float32(rewards: np.ndarray) -> None:
+    greatest = np.abs(rewards).max()
+    if greatest > np.finfo(np.float32).max:
+        raise RunError(
+            f"the update was refused: a reward of size {greatest:.3g} is beyond float32, in which "
+            "steps are kept for replay. Scale rewards in the environment"
         )
 
 

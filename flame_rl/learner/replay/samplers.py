@@ -85,11 +85,6 @@ class Prioritized:
         # The steps that the tree holds.
         self._first = self._last = store.first
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tree: between 16 and 32 for each step of the store's capacity."""
-        return self._tree.nbytes
-
     def sample(
         self, count: int, beta: float, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:

@@ -186,21 +186,17 @@ def bytes_needed(columns: Sequence[Column], capacity: int) -> int:
     return (capacity + 1) * (4 * _width(columns) + others) + capacity * _BYTES_OF_A_STEP
 
 
-def refuse_what_cannot_fit(
-    env_id: str, columns: Sequence[Column], capacity: int, there: int
-) -> None:
-    """Raise UsageError for a store that needs more than the `there` bytes of this machine."""
-    needed = bytes_needed(columns, capacity)
+def refuse_what_cannot_fit(env_id: str, capacity: int, needed: int, there: int) -> None:
+    """Raise UsageError for so many steps that need more than the `there` bytes of this machine."""
     if needed > there:
         raise UsageError(
-            f"--capacity: {in_words(env_id, columns, capacity)}, and this machine has "
+            f"--capacity: {in_words(env_id, capacity, needed)}, and this machine has "
             f"{there / 1e9:.1f} GB; choose a smaller capacity"
         )
 
 
-def in_words(env_id: str, columns: Sequence[Column], capacity: int) -> str:
-    """What a store needs: "1,000,000 steps of Ant-v5 need 0.5 GB"."""
-    needed = bytes_needed(columns, capacity)
+def in_words(env_id: str, capacity: int, needed: int) -> str:
+    """What so many steps need: "1,000,000 steps of Ant-v5 need 0.5 GB"."""
     # Of a small store, GB would say 0.0.
     size = f"{needed / 1e9:.1f} GB" if needed >= 1e8 else f"{needed / 1e6:.1f} MB"
     return f"{capacity:,} steps of {env_id} need {size}"

@@ -30,6 +30,7 @@ class SumTree:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all nodes; `tree_bytes` says it beforehand."""
         return self._nodes.nbytes
 
     def set(self, leaves: np.ndarray, values: np.ndarray) -> None:
@@ -63,3 +64,8 @@ class SumTree:
             rest -= left * to_right
             nodes = 2 * nodes + to_right
         return nodes - (1 << self._depth)
+
+
+def tree_bytes(capacity: int) -> int:
+    """Bytes of a `SumTree`: between 16 and 32 for each leaf."""
+    return 8 * (2 << (capacity - 1).bit_length())

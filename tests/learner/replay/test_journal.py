@@ -16,14 +16,11 @@ from flame_rl.learner.replay.records import records
 from flame_rl.learner.replay.samplers import InOrder, Prioritized, uniform
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import n_step
+from tests.helpers import contents
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes
 
 CAPACITY = 40
 SEGMENT = 3000
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def begins_of(folder):
@@ -156,7 +153,7 @@ def test_a_record_torn_at_any_byte_is_cut_off(torn):
         journal = Journal(folder, SEGMENT)
         assert path.read_bytes() == whole[:start]
         store = ReplayStore(CONTINUOUS, CAPACITY)
-        with pytest.raises(JournalError, match=r"checkpoint needs.*earlier checkpoint"):
+        with pytest.raises(JournalError, match=r"checkpoint needs.*another checkpoint"):
             journal.restore(store, states[-1])
         journal.restore(store, states[-2])
         step(journal, store, len(states) - 2)

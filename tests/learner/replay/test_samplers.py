@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flame_rl.learner.replay.samplers import InOrder, Prioritized, uniform
 from flame_rl.learner.replay.store import ReplayStore
-from flame_rl.learner.replay.tree import SumTree
+from flame_rl.learner.replay.tree import SumTree, tree_bytes
 from tests.learner.replay.oracle import CONTINUOUS, Oracle, make_episodes
 
 CAPACITY = 12
@@ -89,6 +89,11 @@ def test_the_tree_is_a_function_of_its_leaves_to_the_bit(size, seed):
     other = SumTree(size)
     other.set_range(0, size, one.leaves)
     assert one._nodes.tobytes() == other._nodes.tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000, 1024, 1025])
+def test_the_trees_memory_is_known_beforehand(size):
+    assert SumTree(size).nbytes == tree_bytes(size)
 
 
 @settings(max_examples=100, deadline=None)

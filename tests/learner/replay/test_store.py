@@ -233,9 +233,9 @@ def test_what_cannot_fit_is_refused_in_words():
         Column("actions", "float32", (8,), False),
         Column("rewards", "float64", (), False),
     )
-    assert in_words("Ant-v5", ant, 1_000_000) == "1,000,000 steps of Ant-v5 need 0.5 GB"
-    assert in_words("Ant-v5", ant, 20_000) == "20,000 steps of Ant-v5 need 9.5 MB"
-    needed = bytes_needed(ant, 1_000_000)
-    refuse_what_cannot_fit("Ant-v5", ant, 1_000_000, needed)
+    small, needed = (bytes_needed(ant, capacity) for capacity in (20_000, 1_000_000))
+    assert in_words("Ant-v5", 1_000_000, needed) == "1,000,000 steps of Ant-v5 need 0.5 GB"
+    assert in_words("Ant-v5", 20_000, small) == "20,000 steps of Ant-v5 need 9.5 MB"
+    refuse_what_cannot_fit("Ant-v5", 1_000_000, needed, needed)
     with pytest.raises(UsageError, match=r"^--capacity: .*Ant-v5 need 0.5 GB.* has 0.5 GB; choose"):
-        refuse_what_cannot_fit("Ant-v5", ant, 1_000_000, needed - 1)
+        refuse_what_cannot_fit("Ant-v5", 1_000_000, needed, needed - 1)
