@@ -22,6 +22,9 @@ from flame_rl.learner.gradients.network import Loss, Samples, Slope
 
 # Relative to the distance of two atoms: float32 rounds those of a wide support by less.
 _UNEVEN = 1e-2
+# Pairs of quantiles that are computed at once: the C library keeps the memory of arrays of this
+# size, and larger ones take several times as long.
+_PAIRS = 60_000
 
 
 def greedy_actions(values: np.ndarray) -> np.ndarray:
@@ -218,19 +221,34 @@ def quantile_loss(quantiles: int) -> Loss:
         samples: Samples, outputs: np.ndarray
     ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
         targets, chosen = _distributions(samples, outputs, quantiles)
-        errors = targets[:, None, :] - chosen[:, :, None]
-        tau = midpoints(quantiles).astype(outputs.dtype)[:, None]
-        asymmetry = np.where(errors < 0, 1 - tau, tau)
+        rows = max(1, _PAIRS // quantiles**2)
+        starts = range(0, len(chosen), rows)
+        parts = [_quantile_huber(targets[n : n + rows], chosen[n : n + rows]) for n in starts]
+        losses, slopes = (np.concatenate(column) for column in zip(*parts, strict=True))
         value = chosen.mean(axis=1)
         numbers = {
-            "loss": (asymmetry * huber(errors)).sum(axis=(1, 2)) / quantiles,
+            "loss": losses,
             "td_error": np.abs(targets.mean(axis=1) - value),
             "value": value,
         }
-        slope = -(asymmetry * np.clip(errors, -1, 1)).mean(axis=2)
-        return _weighted(samples, numbers, slope, outputs)
+        return _weighted(samples, numbers, slopes, outputs)
 
     return loss
+
+
+def _quantile_huber(targets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The loss of each sample, [B], and its slope for the chosen action's quantiles, [B, Z]; both
+    arguments are [B, Z]."""
+    quantiles = chosen.shape[1]
+    errors = targets[:, None, :] - chosen[:, :, None]
+    tau = midpoints(quantiles).astype(chosen.dtype)[:, None]
+    # The Huber loss is clipped * (errors - clipped / 2), and clipped is its slope.
+    clipped = np.minimum(np.maximum(errors, -1), 1)
+    weighted = np.where(errors < 0, 1 - tau, tau) * clipped
+    slope = -weighted.sum(axis=2) / quantiles
+    clipped *= 0.5
+    errors -= clipped
+    return np.einsum("bij,bij->b", weighted, errors) / quantiles, slope
 
 
 def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 import model
 from flame_rl.learner import slices
 from flame_rl.learner.gradients.autograd import AutogradNetwork
-from flame_rl.learner.gradients.by_hand import NetworkByHand, UnknownLayerError
+from flame_rl.learner.gradients.by_hand import NetworkByHand
+from flame_rl.learner.gradients.modules import UnknownLayerError
 from flame_rl.learner.learner import Learner
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import EnvironmentSpec
