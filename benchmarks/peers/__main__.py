@@ -11,7 +11,9 @@ environments and with the same networks (work.py), env steps per second of
 - training with PPO, the same work per env step: 10 epochs in minibatches of 64, and, `coarse`, of
   1024;
 
-and, with `--score`, the seconds from starting a program until its policy is that good.
+with `--score`, the seconds from starting a program until its policy is that good; and with
+`--replay`, gradient steps per second of SAC and DQN, beside Stable-Baselines3's on one and on two
+threads.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 
 import tyro
 
+from benchmarks.peers.work import TASKS
 from benchmarks.table import Table, compare, in_turn, write
 
 HERE = Path(__file__).resolve().parent
@@ -59,6 +62,9 @@ class Options:
     score: bool = False
     """Compare seconds to a score instead, in HalfCheetah and Hopper; a seed a repetition."""
 
+    replay: bool = False
+    """Compare learning from replay instead."""
+
     quick: bool = False
     """HalfCheetah, collecting alone, twice, without RLlib, which is slow to start: within a minute,
     once the peers are installed."""
@@ -75,14 +81,17 @@ class Peer:
     tasks: list[str] = field(default_factory=list)
 
     def rate(self, task: str) -> float:
-        """Env steps per second."""
+        """Steps per second."""
         self.process.stdin.write(task + "\n")
         self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline())
-        return answer["env_steps"] / answer["seconds"]
+        return answer["steps"] / answer["seconds"]
 
 
 def main(options: Options) -> None:
+    if options.replay:
+        write("replay", replay(options), options.output)
+        return
     pythons = {}
     for name, (_, group) in PEERS.items():
         if (options.score and name not in SCORED) or (options.quick and name == "RLlib"):
@@ -122,7 +131,11 @@ def install(group: str | None) -> Path:
 
 def start(name: str, python: Path, output: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start a peer's program; what it says besides answering goes to a file in `output`."""
-    module, _ = PEERS[name]
+    return start_module(PEERS[name][0], python, output, *arguments)
+
+
+def start_module(module: str, python: Path, output: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The same for a module of this folder."""
     output.mkdir(parents=True, exist_ok=True)
     with (output / f"{module}.log").open("w") as log:
         return subprocess.Popen(
@@ -171,6 +184,36 @@ def speed(env_id: str, pythons: dict[str, Path], repetitions: int, options: Opti
                 peer.process.wait(20)
             except subprocess.TimeoutExpired:
                 peer.process.kill()
+
+
+def replay(options: Options) -> list[Table]:
+    """Gradient steps per second, a table for each task."""
+    sb3 = install("sb3")
+    peers = {
+        "ours": Peer(start_module("replay_ours", Path(sys.executable), options.output)),
+        "Stable-Baselines3, 1 thread": Peer(start_module("replay_sb3", sb3, options.output, "1")),
+        "Stable-Baselines3, 2 threads": Peer(start_module("replay_sb3", sb3, options.output, "2")),
+    }
+    tables = []
+    try:
+        for peer in peers.values():
+            peer.tasks = json.loads(peer.process.stdout.readline())["ready"]
+        for task in TASKS:
+            rows = {
+                name: partial(lambda peer, k, task=task: peer.rate(task), peer)
+                for name, peer in peers.items()
+            }
+            title = f"{task} steps a batch, {options.repetitions} repetitions"
+            first, *others = rows
+            pairs = [(first, name) for name in others]
+            rates = in_turn(rows, options.repetitions)
+            tables.append(compare(title, "gradient steps per second", rates, pairs))
+            print(f"\n{tables[-1]}", flush=True)
+    finally:
+        for peer in peers.values():
+            peer.process.kill()
+            peer.process.wait()
+    return tables
 
 
 def time_to_score(env_id: str, pythons: dict[str, Path], options: Options) -> Table:

@@ -20,6 +20,10 @@ ENVS = 8
 BATCH, EPOCHS, MINIBATCH = 16_384, 10, 64
 # A score is the mean return of so many training episodes in a row.
 EPISODES = 20
+# Learning from replay: environments, networks with relu units, gradient steps of a measurement, and
+# by task the algorithm and the steps in a batch.
+SAC_ENV, DQN_ENV, REPLAY_NETWORK, GRADIENT_STEPS = "HalfCheetah-v5", "Acrobot-v1", (256, 256), 300
+TASKS = {"SAC, 256": ("sac", 256), "DQN, 64": ("dqn", 64), "DQN, 128": ("dqn", 128)}
 
 
 def serve(
@@ -28,7 +32,7 @@ def serve(
     """Answer each line of standard input, the name of a task, with a line of JSON.
 
     Args:
-        tasks: each does its work and returns how many env steps that were.
+        tasks: each does its work and returns how many env steps, or gradient steps, that were.
         uncounted: what a task does first, before its seconds count.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -41,7 +45,7 @@ def serve(
         began = time.perf_counter()
         steps = tasks[name]()
         seconds = time.perf_counter() - began
-        print(json.dumps({"env_steps": steps, "seconds": seconds}), file=answers)
+        print(json.dumps({"steps": steps, "seconds": seconds}), file=answers)
 
 
 class Score:

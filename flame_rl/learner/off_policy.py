@@ -147,15 +147,7 @@ class OffPolicy:
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
         for _ in range(due):
-            positions, weights = replay.draw(self.limiter.batch_size, beta, generator)
-            samples = self.inner.view(replay.store, positions)
-            if weights is not None:
-                samples["weights"] = weights
-            numbers = self.inner.step(samples, generator)
-            # What is not finite is no priority, and further steps would be in vain.
-            refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
-            replay.prioritize(positions, numbers["td_error"])
-            for name, values in numbers.items():
+            for name, values in self.gradient_step(beta, generator).items():
                 sums[name] = sums.get(name, 0.0) + float(np.mean(values))
                 counts[name] = counts.get(name, 0) + 1
         self.steps.count += due
@@ -165,6 +157,23 @@ class OffPolicy:
             "replay_steps": float(replay.store.size),
         }
         return means | played
+
+    def gradient_step(self, beta: float, generator: np.random.Generator) -> dict[str, np.ndarray]:
+        """Take one gradient step on a minibatch; returns what `GradientStep.step` does.
+
+        Args:
+            beta: exponent of the importance weights.
+            generator: draws the minibatch, and is for the step itself.
+        """
+        positions, weights = self.replay.draw(self.limiter.batch_size, beta, generator)
+        samples = self.inner.view(self.replay.store, positions)
+        if weights is not None:
+            samples["weights"] = weights
+        numbers = self.inner.step(samples, generator)
+        # What is not finite is no priority, and further steps would be in vain.
+        refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
+        self.replay.prioritize(positions, numbers["td_error"])
+        return numbers
 
 
 def off_policy(

@@ -1,0 +1,55 @@
+"""Gradient steps of this package's SAC and DQN, for `benchmarks.peers --replay`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.peers.work import (
+    DQN_ENV,
+    GRADIENT_STEPS,
+    REPLAY_NETWORK,
+    SAC_ENV,
+    TASKS,
+    serve,
+)
+from flame_rl import TrainConfig, Trainer
+from flame_rl.run.trainer import one_thread
+
+
+def main() -> None:
+    # No work that the other does not have.
+    plain = {"sac": {}, "dqn": {"double": False}}
+    trainers = {}
+    for task, (algorithm, batch_size) in TASKS.items():
+        config = TrainConfig(
+            env=SAC_ENV if algorithm == "sac" else DQN_ENV,
+            algorithm=algorithm,
+            hidden_sizes=REPLAY_NETWORK,
+            activation="relu",
+            batch_size=batch_size,
+            # Collects without learning, so that there is experience.
+            warm_up_steps=10**9,
+            capacity=100_000,
+            local=True,
+            workers=0,
+            episodes_per_iter=20,
+            steps_per_iter=None,
+            **plain[algorithm],
+        )
+        trainers[task] = Trainer(config)
+        trainers[task].train()
+
+    def steps(trainer: Trainer) -> int:
+        algorithm, generator = trainer.learner.algorithm, np.random.default_rng(0)
+        with one_thread():
+            for _ in range(GRADIENT_STEPS):
+                algorithm.gradient_step(1.0, generator)
+        return GRADIENT_STEPS
+
+    for trainer in trainers.values():
+        steps(trainer)
+    serve({task: lambda trainer=trainer: steps(trainer) for task, trainer in trainers.items()})
+
+
+if __name__ == "__main__":
+    main()
