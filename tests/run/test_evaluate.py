@@ -257,9 +257,12 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path):
         stderr=subprocess.PIPE,
     )
     assert process.stderr.readline().startswith("No Flame cluster is configured")
-    time.sleep(1)
-    children = psutil.Process(process.pid).children(recursive=True)
+    limit = time.monotonic() + 60
+    while len(children := psutil.Process(process.pid).children(recursive=True)) < 2:
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.05)
     assert len(children) == 2
+    time.sleep(1)  # into the collecting
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=10)
     assert process.returncode == 130 and output == errors == ""
