@@ -30,7 +30,7 @@ pytestmark = pytest.mark.faults
 # Two executors have two or three seconds of work in an iteration: time to be hurt in.
 PACE = ("--env", "pace_env:Pace-v0", "--iterations", "5", "--episodes-per-iter", "24")
 # One task takes three seconds: it is still running when something happens.
-SLOW = ("--env", "pace_env:Slow-v0", "--iterations", "2", "--episodes-per-iter", "12")
+SLOW = ("--env", "pace_env:SlowPace-v0", "--iterations", "2", "--episodes-per-iter", "12")
 
 
 @contextlib.contextmanager
