@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+import gymnasium
 import pytest
 
 from tests.flame_fixtures import (
@@ -97,8 +98,14 @@ def local(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
             folder = tmp_path_factory.mktemp("local")
             words = (*flags, "--local", "--workers", "0", "--output", "run")
             # After all others: of the project, only the environments are wanted.
-            with mock.patch.object(sys, "path", [*sys.path, str(project)]):
+            with (
+                mock.patch.object(sys, "path", [*sys.path, str(project)]),
+                mock.patch.dict(gymnasium.registry),
+            ):
                 done = run_here(*words, cwd=folder, environment={"STEP_SECONDS": "0"})
+            # Other tests have modules of these names.
+            for name in ("my_env", "pace_env"):
+                sys.modules.pop(name, None)
             assert done.returncode == 0, done.stderr
             runs[flags] = (folder / "run" / "metrics.csv").read_bytes()
         return runs[flags]
