@@ -106,7 +106,7 @@ class Pace(gymnasium.Env):
         self.left -= 1
         return self.observation, reward, self.left == 0, False, {}
 
-for name, seconds in (("Tiny", 0.0), ("Pace", 0.004), ("Slow", 0.05)):
+for name, seconds in (("Tiny", 0.0), ("Pace", 0.004), ("SlowPace", 0.05)):
     gymnasium.register(name + "-v0", Pace, kwargs={"seconds": seconds})
 """
 

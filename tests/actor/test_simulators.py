@@ -22,7 +22,7 @@ from tests.helpers import (
     described,
     environment_id,
     request_for,
-    run_main,
+    run_here,
     snapshot_for,
 )
 
@@ -218,7 +218,7 @@ def test_metrics_are_the_same_bytes(env, tmp_path):
     written = []
     for choice, workers in (("plain", 0), ("fast", 2)):
         options = ["--iterations", "2", "--episodes-per-iter", "20", "--max-episode-steps", "70"]
-        done = run_main(
+        done = run_here(
             *("--local", "--env", env, "--simulator", choice, "--workers", str(workers)),
             *("--output", str(tmp_path / choice), *options),
             cwd=tmp_path,
@@ -230,5 +230,5 @@ def test_metrics_are_the_same_bytes(env, tmp_path):
 
 def test_what_cannot_be_fast_is_the_users_to_correct(tmp_path):
     arguments = ("--local", "--env", "Pendulum-v1", "--simulator", "fast", "--workers", "1")
-    done = run_main(*arguments, cwd=tmp_path)
+    done = run_here(*arguments, cwd=tmp_path)
     assert done.returncode == 2 and "no fast twin of Pendulum-v1" in done.stderr

@@ -159,13 +159,18 @@ def test_a_child_that_does_not_read_is_killed_at_the_deadline(worker):
     assert not isinstance(collect(worker, request), CollectFailure)
 
 
-def test_close_in_the_middle_of_a_call_ends_the_child():
+def test_close_in_the_middle_of_a_call_ends_the_child(tmp_path, monkeypatch):
+    hangs = tmp_path / "hangs"
+    monkeypatch.setenv("FAULT_MARKER", str(hangs))
     worker = Worker()
     answers = []
     request = request_for(environment_id("HangFault"))
     thread = threading.Thread(target=lambda: answers.append(collect(worker, request)))
     thread.start()
-    time.sleep(2)
+    limit = time.monotonic() + 60
+    while not hangs.exists():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
     child = psutil.Process(worker.pid)
     began = time.monotonic()
     worker.close()

@@ -69,7 +69,7 @@ def test_flame_gives_the_same_bytes_as_this_machine(
         pytest.param("sarsa", "cartpole", marks=pytest.mark.slow),
         pytest.param("ddpg", "InvertedPendulum-v5", marks=pytest.mark.slow),
         pytest.param("td3", "InvertedPendulum-v5", marks=pytest.mark.slow),
-        ("sac", "InvertedPendulum-v5"),
+        pytest.param("sac", "InvertedPendulum-v5", marks=pytest.mark.slow),
     ],
 )
 def test_experience_from_flame_is_replayed_as_that_of_this_machine(
@@ -89,7 +89,9 @@ def test_experience_from_flame_is_replayed_as_that_of_this_machine(
     flame.assert_nothing_left()
 
 
-@pytest.mark.parametrize("env", ["cartpole", "InvertedPendulum-v5"])
+@pytest.mark.parametrize(
+    "env", ["cartpole", pytest.param("InvertedPendulum-v5", marks=pytest.mark.slow)]
+)
 def test_number_of_workers_changes_no_byte(
     env: str, project: Path, local, no_torch: Path, tmp_path: Path
 ) -> None:
@@ -270,9 +272,10 @@ def test_a_collector_is_replaced_after_so_many_episodes(
     [
         ("raises", "step raised ValueError: broken on purpose"),
         ("nan", "observation: step returned NaN or infinity"),
-        (
+        pytest.param(
             "shape",
             "observation: step returned shape (2,) where the observation space promises (3,)",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -11,6 +11,7 @@ import contextlib
 import os
 import random
 import re
+import select
 import signal
 import subprocess
 import time
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.faults
 # Two executors have two or three seconds of work in an iteration: time to be hurt in.
 PACE = ("--env", "pace_env:Pace-v0", "--iterations", "5", "--episodes-per-iter", "24")
 # One task takes three seconds: it is still running when something happens.
-SLOW = ("--env", "pace_env:Slow-v0", "--iterations", "2", "--episodes-per-iter", "12")
+SLOW = ("--env", "pace_env:SlowPace-v0", "--iterations", "2", "--episodes-per-iter", "12")
 
 
 @contextlib.contextmanager
@@ -81,6 +82,20 @@ def wait_for(
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < limit, "it did not happen in time"
         time.sleep(0.02)
+
+
+def imports_torch(process: subprocess.Popen[str]) -> bool:
+    """Whether the libraries of torch are being loaded, or were."""
+    with contextlib.suppress(psutil.Error):
+        return any("torch" in file.path for file in psutil.Process(process.pid).memory_maps())
+    return False
+
+
+def discard_printed(process: subprocess.Popen[str]) -> None:
+    """Take what the run has printed until now; the next line that is read is a later one."""
+    while select.select([process.stdout], [], [], 0)[0]:
+        if not os.read(process.stdout.fileno(), 1 << 16):
+            return
 
 
 def go_on_here(project: Path, folder: Path) -> Finished:
@@ -164,6 +179,8 @@ def test_cluster_without_an_executor_is_told_and_given_up_in_time(
     else:
         fragile.stop("executor-manager")
     began = time.monotonic()
+    # It may have waited for the cluster before, while that started.
+    discard_printed(process)
     told = ""
     while not told.startswith("Waiting for the cluster"):
         told = process.stdout.readline()
@@ -366,9 +383,10 @@ def test_one_signal_saves_cleans_up_and_ends(
         # An executor has its collector before there is anything to collect.
         config = tmp_path / "run" / "config.json"
         wait_for(process, lambda: config.exists() and any(fragile.sessions().values()))
-    time.sleep(
-        dice.uniform(*{"start-up": (0.8, 3.0), "collecting": (0, 2), "any": (0.8, 9)}[moment])
-    )
+    else:
+        # Before main.py is read, a signal is Python's to answer.
+        wait_for(process, lambda: imports_torch(process))
+    time.sleep(dice.uniform(0, {"start-up": 2.2, "collecting": 2, "any": 8.2}[moment]))
     process.send_signal(number)
     began = time.monotonic()
     finished = finish(process, tmp_path)

@@ -17,7 +17,7 @@ import pytest
 
 from flame_rl.run.folder import hold_folder
 from flame_rl.settings.config import TrainConfig
-from tests.helpers import ROOT, environment_id, run_main, start_main
+from tests.helpers import ROOT, environment_id, run_here, run_main, start_main
 
 QUICK = ("--env", "cartpole", "--iterations", "12", "--episodes-per-iter", "10", "--seed", "5")
 
@@ -136,7 +136,7 @@ def test_the_saved_weights_are_those_of_the_last_row(finished):
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_any_number_of_workers_writes_the_same_metrics(finished, workers, tmp_path):
     _, folder = finished
-    done = run_main(*QUICK, "--local", "--workers", str(workers), "--output", "run", cwd=tmp_path)
+    done = run_here(*QUICK, "--local", "--workers", str(workers), "--output", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "No Flame cluster" not in done.stdout
     same = (tmp_path / "run" / "metrics.csv").read_bytes()
@@ -144,7 +144,7 @@ def test_any_number_of_workers_writes_the_same_metrics(finished, workers, tmp_pa
 
 
 def test_the_default_folder_names_environment_and_algorithm(tmp_path):
-    done = run_main(
+    done = run_here(
         *("--env", environment_id("Target"), "--iterations", "1", "--episodes-per-iter", "1"),
         *("--workers", "0"),
         cwd=tmp_path,
@@ -187,7 +187,7 @@ def test_mistakes_get_a_clear_error(arguments, words, tmp_path):
     (tmp_path / "saved" / "checkpoints").mkdir(parents=True)
     (tmp_path / "saved" / "checkpoints" / "00000010.ckpt").touch()
     (tmp_path / "a_file").touch()
-    done = run_main("--workers", "1", "--iterations", "1", *arguments, cwd=tmp_path)
+    done = run_here("--workers", "1", "--iterations", "1", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert words in done.stderr + done.stdout
     assert "Traceback" not in done.stderr
@@ -195,9 +195,9 @@ def test_mistakes_get_a_clear_error(arguments, words, tmp_path):
 
 def test_the_folder_of_a_run_that_failed_in_its_first_iteration_may_be_taken_again(tmp_path):
     flags = ("--iterations", "2", "--episodes-per-iter", "3", "--workers", "0", "--output", "run")
-    failed = run_main("--env", environment_id("NanRewardFault"), *flags, cwd=tmp_path)
+    failed = run_here("--env", environment_id("NanRewardFault"), *flags, cwd=tmp_path)
     assert failed.returncode == 2 and (tmp_path / "run" / "config.json").exists()
-    again = run_main("--env", environment_id("ActionReward"), *flags, cwd=tmp_path)
+    again = run_here("--env", environment_id("ActionReward"), *flags, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     config = TrainConfig.from_json((tmp_path / "run" / "config.json").read_text())
     assert config.experiment.env == environment_id("ActionReward")
@@ -237,7 +237,7 @@ def test_a_missing_optional_package_is_named(tmp_path):
 
 
 def test_a_simulator_that_always_crashes_ends_the_run_but_not_in_silence(tmp_path):
-    done = run_main(
+    done = run_here(
         *("--env", environment_id("KillFault"), "--workers", "1", "--episodes-per-iter", "2"),
         *("--output", "run"),
         cwd=tmp_path,
@@ -291,9 +291,11 @@ def test_ctrl_c_is_heard_wherever_it_comes(name, workers, sign, tmp_path):
     for line in process.stdout:
         if line.startswith(sign):
             break
+    learner = psutil.Process(process.pid)
+    if name == "Parent":
+        wait_for(lambda: any(p.name() == "sleep" for p in learner.children(recursive=True)))
     time.sleep(4 if name == "NeverMade" else 1)
-    descendants = psutil.Process(process.pid).children(recursive=True)
-    assert name != "Parent" or any(child.name() == "sleep" for child in descendants)
+    descendants = learner.children(recursive=True)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
@@ -359,7 +361,7 @@ def test_a_configuration_that_cannot_be_is_explained(variables, configuration, w
     if configuration is not None:
         (tmp_path / ".flame").mkdir()
         (tmp_path / ".flame" / "flame.yaml").write_text(configuration)
-    done = run_main(cwd=tmp_path, environment=variables)
+    done = run_here(cwd=tmp_path, environment=variables)
     assert done.returncode == 2
     assert words in done.stderr and "--local" in done.stderr
     assert "Traceback" not in done.stderr
@@ -456,7 +458,7 @@ def rows(folder) -> int:
     return len((folder / "run" / "metrics.csv").read_text().splitlines())
 
 
-def wait_for(condition, seconds: float = 40) -> None:
+def wait_for(condition, seconds: float = 120) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "it did not happen in time"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import csv
 import inspect
+import json
 import re
 import shlex
 import shutil
@@ -52,23 +54,58 @@ def project(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["add-an-environment", "add-an-algorithm", "add-a-replay-learner"])
-def test_a_worked_example_works(project, name):
+# Imports the libraries once for all commands of a block.
+COMMANDS = """
+import json, sys
+import main
+for words in json.loads(sys.argv[1]):
+    assert main.run_command(words) == 0, words
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("add-an-environment", True),
+        ("add-an-algorithm", False),
+        ("add-a-replay-learner", False),
+        pytest.param("add-an-algorithm", True, marks=pytest.mark.slow),
+        pytest.param("add-a-replay-learner", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_worked_example_works(project, name, whole):
+    """Not `whole`, the runs that are compared are so short that they show nothing of learning."""
     for language, text in blocks(ROOT / "docs" / f"{name}.md"):
         match language:
             case "python" if text.startswith("# "):
                 first, _, rest = text.partition("\n")
                 (project / first.removeprefix("# ")).write_text(rest)
-            case "python":
+            case "python" if whole or "rewards[0]" not in text:
                 run(project, "-c", text)
+            case "python":
+                pass
             case "diff":
                 change(project, text)
             case "sh":
-                for line in text.splitlines():
-                    assert line.startswith("uv run main.py ")
-                    run(project, *shlex.split(line)[2:])
+                lines = text.splitlines()
+                assert all(line.startswith("uv run main.py ") for line in lines)
+                commands = [shlex.split(line)[3:] for line in lines]
+                if not whole:
+                    commands = [shortened(words) for words in commands]
+                run(project, "-c", COMMANDS, json.dumps(commands))
             case _:
                 raise AssertionError(f"a block of {language} is not run")
+    for metrics in project.glob("runs/*/metrics.csv"):
+        with metrics.open() as file:
+            *_, last = csv.DictReader(file)
+        assert last["loss"], f"{metrics.parent.name} ended before its first update"
+
+
+def shortened(words: list[str]) -> list[str]:
+    """The same command with four iterations, which is more than a replay learner's warm-up."""
+    if "--iterations" in words:
+        words[words.index("--iterations") + 1] = "4"
+    return words
 
 
 def test_the_example_in_python_runs(project):

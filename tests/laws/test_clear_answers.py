@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -27,7 +28,7 @@ from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
 from tests.flame_fixtures import run as run_in
 from tests.flame_fixtures import start as start_in
-from tests.helpers import ROOT, clean_environment, run_here, run_main
+from tests.helpers import ROOT, clean_environment, run_here
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -213,30 +214,100 @@ for text in TEXTS:
 """
 
 
-@pytest.mark.parametrize("where", ["0", "1", "flame"])
-@pytest.mark.parametrize("text", ["Long", "Lines", "Wide", "Escapes"])
-def test_an_exceptions_text_hides_no_traceback_and_commands_no_terminal(
-    text, where, project, memory, tmp_path
-):
-    (tmp_path / "shouting.py").write_text(SHOUTING)
-    cluster = memory.environment if where == "flame" else {}
-    flags = () if cluster else ("--local", "--workers", where)
-    done = run_in(
-        project,
-        tmp_path,
-        cluster | {"PYTHONPATH": str(tmp_path)},
-        *("--env", f"shouting:{text}-v0", "--iterations", "1", "--episodes-per-iter", "1"),
-        *flags,
-    )
-    assert done.code == 1
-    assert "error: an episode failed in 3 attempts: step raised RuntimeError: " in done.err
+LIMITS = """
+import gymnasium
+from gymnasium.wrappers import TimeLimit
+from tests.environments import Base
+
+class Ten(Base):
+    horizon = 10
+
+def short():
+    return TimeLimit(Ten(), 5)
+
+gymnasium.register("Short-v0", short)
+gymnasium.register("Known-v0", Ten, max_episode_steps=20)
+gymnasium.register("Unknown-v0", Ten)
+"""
+
+BOUNDED = """
+import gymnasium
+import numpy
+from gymnasium.spaces import Box
+from tests.environments import Base
+
+class Actions(Base):
+    def __init__(self, bounds):
+        self.action_space = Box(*bounds)
+
+infinity = float("inf")
+for name, bounds in {
+    "Unit": (-1, 1, (2,)),
+    "Shifted": (5, 10, (2,)),
+    "Unbounded": (-infinity, infinity, (2,)),
+    "Enormous": (numpy.float32([-1, -3e38]), 1),
+    "HalfOpen": (0, infinity, (2,)),
+}.items():
+    gymnasium.register(f"{name}-v0", Actions, kwargs={"bounds": bounds}, max_episode_steps=9)
+"""
+
+
+@pytest.fixture(scope="module")
+def own_modules(tmp_path_factory) -> Path:
+    """A folder with the modules above."""
+    folder = tmp_path_factory.mktemp("modules")
+    for name, source in (("shouting", SHOUTING), ("limits", LIMITS), ("bounded", BOUNDED)):
+        (folder / f"{name}.py").write_text(source)
+    return folder
+
+
+@pytest.fixture
+def run_own(own_modules, tmp_path, monkeypatch):
+    """`run_here` where these modules can be imported, by workers too."""
+    monkeypatch.syspath_prepend(own_modules)
+    path = {"PYTHONPATH": f"{own_modules}{os.pathsep}{ROOT}"}
+    return partial(run_here, "--output", "run", cwd=tmp_path, environment=path)
+
+
+def assert_readable(code: int, errors: str, text: str) -> None:
+    """The run was ended by an exception of this text, and says where it was raised."""
+    assert code == 1
+    assert "error: an episode failed in 3 attempts: step raised RuntimeError: " in errors
     # Both exceptions, with file and line of each.
-    assert done.err.count('shouting.py", line ') == 2, done.err[:2000]
-    assert len(done.err) < 10_000
-    assert all(c.isprintable() or c == "\n" for c in done.err)
-    assert ("characters …" in done.err) == (text != "Escapes")
+    assert errors.count('shouting.py", line ') == 2, errors[:2000]
+    assert len(errors) < 10_000
+    assert all(c.isprintable() or c == "\n" for c in errors)
+    assert ("characters …" in errors) == (text != "Escapes")
     if text == "Escapes":
-        assert r"\x1b[31m\x1b]0;title\x07" in done.err
+        assert r"\x1b[31m\x1b]0;title\x07" in errors
+
+
+ONE_EPISODE = ("--iterations", "1", "--episodes-per-iter", "1")
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize("text", ["Long", "Lines", "Wide", "Escapes"])
+def test_an_exceptions_text_hides_no_traceback_and_commands_no_terminal(text, workers, run_own):
+    flags = ("--env", f"shouting:{text}-v0", *ONE_EPISODE, "--local", "--workers", workers)
+    done = run_own(*flags)
+    assert_readable(done.returncode, done.stderr, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("Long", marks=pytest.mark.slow),
+        pytest.param("Lines", marks=pytest.mark.slow),
+        "Wide",
+        "Escapes",
+    ],
+)
+def test_an_exceptions_text_is_as_readable_from_a_cluster(
+    text, own_modules, project, memory, tmp_path
+):
+    there = memory.environment | {"PYTHONPATH": str(own_modules)}
+    done = run_in(project, tmp_path, there, "--env", f"shouting:{text}-v0", *ONE_EPISODE)
+    assert_readable(done.code, done.err, text)
 
 
 @pytest.mark.parametrize("where", ["1", "flame"])
@@ -270,21 +341,6 @@ def test_a_colon_does_not_keep_the_cluster_from_being_cleaned_up(project, memory
     memory.assert_nothing_left(60)
 
 
-LIMITS = """
-import gymnasium
-from gymnasium.wrappers import TimeLimit
-from tests.environments import Base
-
-class Ten(Base):
-    horizon = 10
-
-def short():
-    return TimeLimit(Ten(), 5)
-
-gymnasium.register("Short-v0", short)
-gymnasium.register("Known-v0", Ten, max_episode_steps=20)
-gymnasium.register("Unknown-v0", Ten)
-"""
 NO_LIMIT = "--evaluate-every: Gymnasium knows no time limit of limits:Unknown-v0"
 NO_EFFECT = "--max-episode-steps: 8 has no effect: limits:Short-v0 has a time limit of 5 steps"
 
@@ -303,46 +359,30 @@ NO_EFFECT = "--max-episode-steps: 8 has no effect: limits:Short-v0 has a time li
         ("Known", ("--max-episode-steps", "30"), None),
     ],
 )
-def test_what_a_time_limit_does_not_do_is_said_at_the_start(env, flags, words, workers, tmp_path):
-    (tmp_path / "limits.py").write_text(LIMITS)
-    done = run_main(
-        *("--env", f"limits:{env}-v0", "--local", "--workers", workers, "--iterations", "1"),
-        *("--episodes-per-iter", "2", "--output", "run", *flags),
-        cwd=tmp_path,
-        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-    )
+def test_what_a_time_limit_does_not_do_is_said_at_the_start(env, flags, words, workers, run_own):
+    here = ("--local", "--workers", workers, "--iterations", "1", "--episodes-per-iter", "2")
+    done = run_own("--env", f"limits:{env}-v0", *here, *flags)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("warning: ") == (words is not None)
     assert words is None or f"warning: {words}" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("bounds", "words"),
+    ("env", "words"),
     [
-        ("-1, 1, (2,)", None),
-        ("5, 10, (2,)", None),
-        ("float('-inf'), float('inf'), (2,)", "2 of 2 numbers have no bounds below 1,000,000"),
-        ("numpy.float32([-1, -3e38]), 1", "1 of 2 numbers have no bounds below 1,000,000"),
-        ("0, float('inf'), (2,)", "2 of 2 numbers have no bounds below 1,000,000"),
+        ("Unit", None),
+        ("Shifted", None),
+        ("Unbounded", "2 of 2 numbers have no bounds below 1,000,000"),
+        ("Enormous", "1 of 2 numbers have no bounds below 1,000,000"),
+        ("HalfOpen", "2 of 2 numbers have no bounds below 1,000,000"),
     ],
 )
-def test_actions_without_bounds_are_said_at_the_start(bounds, words, tmp_path):
-    (tmp_path / "bounded.py").write_text(
-        "import numpy, gymnasium\n"
-        "from tests.environments import Base\n"
-        "class Actions(Base):\n"
-        f"    action_space = gymnasium.spaces.Box({bounds})\n"
-        "gymnasium.register('Actions-v0', Actions, max_episode_steps=9)\n"
-    )
-    done = run_main(
-        *("--env", "bounded:Actions-v0", "--local", "--workers", "0", "--iterations", "1"),
-        *("--episodes-per-iter", "2", "--output", "run"),
-        cwd=tmp_path,
-        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-    )
+def test_actions_without_bounds_are_said_at_the_start(env, words, run_own):
+    here = ("--local", "--workers", "0", "--iterations", "1", "--episodes-per-iter", "2")
+    done = run_own("--env", f"bounded:{env}-v0", *here)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("warning: ") == (words is not None)
-    start = "warning: the action space of bounded:Actions-v0: "
+    start = f"warning: the action space of bounded:{env}-v0: "
     assert words is None or f"{start}{words}" in done.stderr
 
 

@@ -257,9 +257,12 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path):
         stderr=subprocess.PIPE,
     )
     assert process.stderr.readline().startswith("No Flame cluster is configured")
-    time.sleep(1)
-    children = psutil.Process(process.pid).children(recursive=True)
+    limit = time.monotonic() + 60
+    while len(children := psutil.Process(process.pid).children(recursive=True)) < 2:
+        assert process.poll() is None and time.monotonic() < limit
+        time.sleep(0.05)
     assert len(children) == 2
+    time.sleep(1)  # into the collecting
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=10)
     assert process.returncode == 130 and output == errors == ""
@@ -359,7 +362,7 @@ def test_evaluations_of_another_kind_would_be_another_run(whole, tmp_path):
 
 def test_an_evaluation_that_fails_names_itself_and_offers_no_reproduction(tmp_path):
     seed = reset_seed(0, 0, 3, 2)
-    done = run_main(
+    done = run_here(
         *("--env", environment_id("Poisoned"), "--episodes-per-iter", "4", "--workers", "1"),
         *("--evaluate-every", "1", "--evaluate-episodes", "5", "--output", "run"),
         cwd=tmp_path,

@@ -151,12 +151,16 @@ def test_an_evaluation_waits_for_what_was_begun():
         assert rows(trainer) == results
 
 
-def test_collecting_and_updating_take_the_longer_of_the_two():
+def test_what_was_begun_is_collected_during_the_update():
+    begun, updated = threading.Event(), threading.Event()
+
     class Slow:
         listener = None
 
         def collect(self, snapshot, request):
-            time.sleep(0.3)
+            begun.set()
+            # As long as the update; one after the other, neither would end.
+            assert updated.wait(20)
             return Collected(None, 0, 0, 0.0, 0.3, 0)
 
         def close(self):
@@ -165,10 +169,9 @@ def test_collecting_and_updating_take_the_longer_of_the_two():
     stop = threading.Event()
     ahead = Ahead(Slow(), EitherEvent(stop))
     ahead.begin(None, "next")
-    began = time.perf_counter()
-    time.sleep(0.2)
+    assert begun.wait(20)
+    updated.set()
     assert ahead.collect(None, "next").seconds == 0.3
-    assert time.perf_counter() - began < 0.45
     ahead.close()
     assert not stop.is_set()
 

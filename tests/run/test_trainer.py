@@ -20,7 +20,7 @@ from flame_rl import TrainConfig, Trainer
 from flame_rl.settings.environments import CALLABLE, ENVIRONMENTS
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from tests.environments import Base
-from tests.helpers import clean_environment, environment_id, run_main
+from tests.helpers import clean_environment, environment_id, run_here
 
 SMALL = {"episodes_per_iter": 6, "hidden_sizes": (8,), "local": True, "workers": 0}
 
@@ -89,7 +89,7 @@ def test_one_iteration_at_a_time_or_all_that_are_left():
 
 
 def test_it_is_the_training_of_the_command_line(tmp_path):
-    done = run_main(
+    done = run_here(
         *("--episodes-per-iter", "6", "--hidden-sizes", "8", "--iterations", "4", "--workers", "2"),
         *("--algorithm", "ppo", "--output", "run"),
         cwd=tmp_path,
@@ -376,7 +376,7 @@ def test_a_functions_run_goes_on_only_where_it_is_given(tmp_path):
         Trainer.load("run.ckpt")
     with Trainer.load("run.ckpt", env=twice_the_pay) as trainer:
         assert digests(trainer) == expected
-    done = run_main("evaluate", "run.ckpt", cwd=tmp_path)
+    done = run_here("evaluate", "run.ckpt", cwd=tmp_path)
     assert done.returncode == 2 and "twice_the_pay made this run" in done.stderr
 
 

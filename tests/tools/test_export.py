@@ -20,7 +20,7 @@ from flame_rl.tools.onnx_graph import Graph
 from flame_rl.tools.onnx_heads import HEAD_OUTPUTS
 from flame_rl.wire.messages import Layer
 from model import make_networks
-from tests.helpers import ROOT, run_main, snapshot_with, spec_of
+from tests.helpers import ROOT, run_here, run_main, snapshot_with, spec_of
 
 REASON = "the optional packages are not installed (uv run --group export pytest)"
 onnx = pytest.importorskip("onnx", reason=REASON)
@@ -284,7 +284,7 @@ def test_one_output_of_nan_is_refused():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    done = run_main(
+    done = run_here(
         *("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "5"),
         *("--algorithm", "ppo", "--output", "run"),
         cwd=folder,
@@ -313,5 +313,5 @@ def test_a_missing_package_exits_with_2(trained, tmp_path, missing):
 
 def test_mistakes_exit_with_2(trained):
     for arguments in (("nothing", "policy.onnx"), ("run", "no folder/policy.onnx"), ("run", ".")):
-        done = run_main("export", *arguments, cwd=trained)
+        done = run_here("export", *arguments, cwd=trained)
         assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -95,11 +95,25 @@ def fastest_iteration(config: TrainConfig) -> float:
     return min(timing.collecting + timing.updating for timing in timings)
 
 
-def test_a_profile_predicts_an_environment_that_waits():
+@pytest.fixture(scope="module")
+def waiting():
+    """An environment that waits 20 ms a step, and its profile with two workers."""
     config = TrainConfig(env=environment_id("Waiting"), local=True, episodes_per_iter=32)
-    found = profile(config.changed(workers=2), threading.Event())
+    return config, profile(config.changed(workers=2), threading.Event())
+
+
+def test_a_profile_tells_waiting_from_computing(waiting):
+    """As far as other tests on the same cores cannot change it: a wait never gets shorter."""
+    _, found = waiting
     assert found.costs.computing < 0.5
     assert found.costs.lengths == (2,) * 32
+    assert found.costs.step >= 0.02
+    assert predict(found.costs, 1) >= 32 * 2 * 0.02
+
+
+@pytest.mark.slow
+def test_a_profile_predicts_an_environment_that_waits(waiting):
+    config, found = waiting
     for workers in (1, 2, 8):
         seconds = fastest_iteration(config.changed(workers=workers))
         assert predict(found.costs, workers) == pytest.approx(seconds, rel=0.2), workers

@@ -26,6 +26,7 @@ from tests.helpers import (
     described,
     environment_id,
     request_for,
+    run_here,
     run_main,
     shown_on_a_terminal,
     snapshot_for,
@@ -55,7 +56,7 @@ needs_opengl = pytest.mark.skipif(not has_opengl(), reason="no OpenGL by EGL is 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
-    done = run_main(
+    done = run_here(
         *("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "5"),
         *("--output", "run"),
         cwd=folder,
@@ -132,7 +133,7 @@ def test_the_episodes_shown_are_those_of_an_evaluation(trained):
 
     for explore in ((), ("--explore",)):
         flags = ("run", "--episodes", "2", "--seed", "7", *explore)
-        evaluated = run_main("evaluate", *flags, "--workers", "1", "--json", cwd=trained)
+        evaluated = run_here("evaluate", *flags, "--workers", "1", "--json", cwd=trained)
         watched = run_main("watch", *flags, "--video", "f.mp4", cwd=trained, environment=BLIND)
         assert watched.returncode == 0 and watched.stderr == ""
         shown = re.findall(r"Episode (\d): reward ([\d.]+) in (\d+) steps", watched.stdout)
@@ -171,7 +172,7 @@ def test_the_untrained_policy_is_the_one_that_training_begins_with(tmp_path):
     ],
 )
 def test_mistakes_exit_with_2(trained, arguments, message):
-    done = run_main("watch", *arguments, cwd=trained, environment=BLIND)
+    done = run_here("watch", *arguments, cwd=trained, environment=BLIND)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert re.search(message, done.stderr), done.stderr
 
