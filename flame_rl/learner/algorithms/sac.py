@@ -11,6 +11,7 @@ entropy at a target.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from flame_rl.learner.learner import Part
 from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless_continuous
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import transitions
+from flame_rl.learner.slices import at_once
 from flame_rl.learner.squashed import squashed_gaussian, temperature_loss
 from flame_rl.learner.trained import TrainedNetwork
 from flame_rl.learner.values import td_targets
@@ -88,10 +90,17 @@ class SAC:
         noise = generator.standard_normal(shape, np.float32)
         # NumPy's, because math.exp raises where this is infinite, and the update is refused.
         alpha = float(np.exp(self._temperature_adam.parameters[0], dtype=np.float64))
-        numbers = self._critics.learn(samples, self._targets(samples, alpha, noise[0]))
-
         observations, settings = samples["observations"], self._settings
-        forward = self._policy.network.forward({"inputs": observations})
+        network, following = self._policy.network, {"inputs": samples["next_observations"]}
+        # Both by the policy before this step, each by a core.
+        (output,), forward = at_once(
+            [
+                partial(network.outputs, following),
+                partial(network.forward, {"inputs": observations}),
+            ]
+        )
+        targets = self._targets(samples, output, alpha, noise[0])
+        numbers = self._critics.learn(samples, targets)
         actions, log_probs, backward = squashed_gaussian(forward.outputs[0], noise[1])
         values, value_slopes = self._critics.slopes(observations, actions)
         slope = backward(-value_slopes, np.full_like(log_probs, alpha))
@@ -109,10 +118,11 @@ class SAC:
             "temperature": np.array(alpha),
         }
 
-    def _targets(self, samples: Samples, alpha: float, noise: np.ndarray) -> np.ndarray:
-        """The critics' targets, float32 [B]."""
+    def _targets(
+        self, samples: Samples, output: np.ndarray, alpha: float, noise: np.ndarray
+    ) -> np.ndarray:
+        """The critics' targets, float32 [B]; `output` is the policy's for the next observations."""
         following = samples["next_observations"]
-        (output,) = self._policy.network.outputs({"inputs": following})
         actions, log_probs, _ = squashed_gaussian(output, noise)
         soft = self._critics.target_values(following, actions) - np.float32(alpha) * log_probs
         return td_targets(samples["rewards"], samples["discounts"], soft)
