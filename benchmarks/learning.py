@@ -1,7 +1,9 @@
 """Learning curves: `uv run python -m benchmarks.learning`. Finished runs are not run again.
 
 Every run is a command of main.py; the same command by hand gives the same metrics.csv. Results go
-to docs/learning: README.md, results.csv with a row per run, and a picture per environment.
+to docs/learning: README.md, results.csv with a row per run, and a picture per environment. With
+`--replay`, the runs are those that learn from replay, with their presets, and results go to
+docs/learning/replay.
 """
 
 from __future__ import annotations
@@ -54,6 +56,14 @@ FLAGS = {
 }
 # The README's first command, with the flags' defaults.
 DEFAULT = ("--env", "ant", "--iterations", "20")
+# With `--replay`: environments, and by a row's name the algorithm and flags beside its presets.
+REPLAY = {
+    "CartPole-v1": {"dqn": ()},
+    "Acrobot-v1": {"dqn": (), "dqn, quantiles": ("--distribution", "quantiles", "--atoms", "25")},
+    "MountainCar-v0": {"dqn": ()},
+    "LunarLander-v3": {"dqn": ()},
+    "Pendulum-v1": {"sac": (), "td3": (), "ddpg": ()},
+}
 # The mean return at which an environment counts as learned.
 LEARNED = {"CartPole-v1": 475}
 
@@ -71,6 +81,9 @@ class Options:
     algorithms: tuple[str, ...] = ALGORITHMS
     """Algorithms of the table."""
 
+    replay: bool = False
+    """The runs that learn from replay instead."""
+
     scale: float = 1.0
     """Factor by which all env steps are multiplied, to try the benchmark out."""
 
@@ -83,8 +96,8 @@ class Options:
     runs: Path = Path("runs/learning")
     """Folder of the run folders."""
 
-    output: Path = ROOT / "docs" / "learning"
-    """Folder for the results."""
+    output: Path | None = None
+    """Folder for the results; default: docs/learning, or docs/learning/replay."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,13 @@ class Run:
 
 def table(options: Options) -> Iterator[Run]:
     """All runs, first every cell with the first seed, so that every cell has a result early."""
+    if options.replay:
+        for seed in options.seeds:
+            for env, rows in REPLAY.items():
+                for name, flags in rows.items():
+                    algorithm = name.partition(",")[0]
+                    yield Run(env, name, seed, ("--env", env, "--algorithm", algorithm, *flags))
+        return
     for seed in options.seeds:
         for env in options.envs:
             for algorithm in options.algorithms:
@@ -177,8 +197,9 @@ def main(*arguments: str) -> str:
 
 def write_results(rows: list[dict[str, object]], options: Options) -> None:
     """Write results.csv, the pictures and README.md."""
-    options.output.mkdir(parents=True, exist_ok=True)
-    with (options.output / "results.csv").open("w", newline="") as file:
+    output = output_of(options)
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -186,8 +207,13 @@ def write_results(rows: list[dict[str, object]], options: Options) -> None:
     for run in table(options):
         folders[run.picture].append(str(folder_of(run, options)))
     for picture, shown in folders.items():
-        main("plot", *shown, "--output", str(options.output / file_name(picture)))
-    (options.output / "README.md").write_text(markdown(rows, options))
+        main("plot", *shown, "--output", str(output / file_name(picture)))
+    (output / "README.md").write_text(markdown(rows, options))
+
+
+def output_of(options: Options) -> Path:
+    folder = ROOT / "docs" / "learning"
+    return options.output or (folder / "replay" if options.replay else folder)
 
 
 def file_name(picture: str) -> str:
@@ -196,10 +222,11 @@ def file_name(picture: str) -> str:
 
 def markdown(rows: list[dict[str, object]], options: Options) -> str:
     """The text of README.md: the results of every cell with all seeds, and every run's command."""
+    written_by = "uv run python -m benchmarks.learning" + " --replay" * options.replay
     lines = [
-        "# Learning curves",
+        "# Learning curves" + (" of learning from replay" if options.replay else ""),
         "",
-        "Written by `uv run python -m benchmarks.learning`. Of the runs with seeds "
+        f"Written by `{written_by}`. Of the runs with seeds "
         f"{', '.join(map(str, options.seeds))}, in this order: the mean return of the first "
         "iteration; of the last tenth of the iterations, exploring as training does; of 20 other "
         "episodes after training, not exploring. After the stroke, the mean of the seeds.",
@@ -212,7 +239,10 @@ def markdown(rows: list[dict[str, object]], options: Options) -> str:
         steps = f"{statistics.fmean(row['env_steps'] for row in cell):,.0f}"
         columns = (each(cell, column) for column in ("first", "last_tenth", "evaluation"))
         lines.append(f"| {picture} | {name} | {steps} | {' | '.join(columns)} |")
+    shown = {row["picture"] for row in rows}
     for picture, score in LEARNED.items():
+        if picture not in shown:
+            continue
         lines += ["", f"Env steps of {picture} until an iteration's mean return was {score}:", ""]
         for (of, name), cell in cells.items():
             if of == picture:
