@@ -31,12 +31,20 @@ class DQN:
             "steps_per_iter": 1000,
         },
         "CartPole-v1": {
-            "iterations": 60,
+            "iterations": 90,
             "steps_per_iter": 500,
+            "learning_rate": 5e-4,
+            "updates_per_step": 1.0,
+            "n_step": 3,
             "epsilon_steps": 5_000,
-            "epsilon_end": 0.04,
+            "epsilon_end": 0.02,
         },
-        "Acrobot-v1": {"iterations": 100, "learning_rate": 6.3e-4, "epsilon_end": 0.1},
+        "Acrobot-v1": {
+            "iterations": 93,
+            "learning_rate": 6.3e-4,
+            "epsilon_end": 0.1,
+            "atoms": 25,
+        },
         "MountainCar-v0": {
             "iterations": 120,
             "gamma": 0.98,
@@ -45,7 +53,7 @@ class DQN:
             "capacity": 50_000,
         },
         "LunarLander-v3": {
-            "iterations": 200,
+            "iterations": 195,
             "double": True,
             "dueling": True,
             "n_step": 3,
