@@ -53,7 +53,7 @@ class DQN:
             "capacity": 50_000,
         },
         "LunarLander-v3": {
-            "iterations": 195,
+            "iterations": 180,
             "double": True,
             "dueling": True,
             "n_step": 3,

@@ -30,7 +30,7 @@ class SAC:
             "steps_per_iter": 1000,
         },
         "Pendulum-v1": {
-            "iterations": 20,
+            "iterations": 19,
             "warm_up_steps": 1_000,
             "learning_rate": 1e-3,
             "value_learning_rate": 1e-3,
