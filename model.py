@@ -269,20 +269,23 @@ class ActionValueNetwork(nn.Module):
         [B, (1 + A) * Z], the state's part first."""
         return self.network(self.normalizer(observation))
 
-    def snapshot(self, version: int, epsilon: float) -> PolicySnapshot:
+    def snapshot(self, version: int, epsilon: float, repeat: float = 0.0) -> PolicySnapshot:
         """The layers for the actors. Their output is Q, [B, A], or with C51 logits, [B, A * Z]:
         duelling and the mean of quantiles are linear, so the last layer contains them.
 
         Args:
             version: see `PolicySnapshot`.
             epsilon: the probability of a uniformly random action.
+            repeat: the probability that a step repeats the exploration of the step before.
         """
         *layers, last = layers_of(self.normalizer, self.network)
         arrays = {
             "weight": self._of_actions(last.arrays["weight"]),
             "bias": self._of_actions(last.arrays["bias"][None])[0],
         }
-        head = Layer("epsilon_greedy", {"epsilon": np.array([epsilon], np.float32)})
+        numbers = {"epsilon": epsilon, "repeat": repeat}
+        arrays_of_head = {name: np.array([x], np.float32) for name, x in numbers.items()}
+        head = Layer("epsilon_greedy", arrays_of_head)
         if self.support is not None:
             support = np.array(self.support, np.float32)
             head = Layer("epsilon_greedy_distribution", head.arrays | {"support": support})

@@ -98,15 +98,19 @@ def head_of(kind: str, actions: int, seed: int = 0) -> tuple[Layer, int]:
     """A head of any kind for so many choices, or numbers of an action, and the width of the
     network's output that it takes."""
     rng = np.random.default_rng(seed)
-    epsilon = np.array([0.3], np.float32)
+    epsilon, repeat = np.array([0.3], np.float32), np.array([0.6], np.float32)
     std = rng.uniform(0.1, 1, actions).astype(np.float32)
     arrays, width = {
         "categorical": ({}, actions),
         "factored": ({"choices": np.array([actions, 3, 1], np.int32)}, actions + 4),
         "gaussian": ({"log_std": rng.standard_normal(actions).astype(np.float32)}, actions),
-        "epsilon_greedy": ({"epsilon": epsilon}, actions),
+        "epsilon_greedy": ({"epsilon": epsilon, "repeat": repeat}, actions),
         "epsilon_greedy_distribution": (
-            {"epsilon": epsilon, "support": np.linspace(-10, 10, 51, dtype=np.float32)},
+            {
+                "epsilon": epsilon,
+                "repeat": repeat,
+                "support": np.linspace(-10, 10, 51, dtype=np.float32),
+            },
             51 * actions,
         ),
         "squashed_gaussian": ({}, 2 * actions),

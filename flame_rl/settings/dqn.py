@@ -50,6 +50,7 @@ class DQN:
             "gamma": 0.98,
             "epsilon_steps": 24_000,
             "epsilon_end": 0.07,
+            "epsilon_repeat": 0.95,
             "capacity": 50_000,
         },
         "LunarLander-v3": {
@@ -86,6 +87,10 @@ class DQN:
 
     epsilon_steps: CountOrZero = 10_000
     """Env steps in which epsilon falls linearly from its start to its end."""
+
+    epsilon_repeat: Fraction = 0.0
+    """Probability that a step repeats the exploration of the step before: its random action, or
+    none. Where single actions undo each other, it leads further (Dabney et al. 2021)."""
 
     target_period: Count = 1
     """Gradient steps between two moves of the target network."""

@@ -62,7 +62,7 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
         logits of each.
     gaussian: `mean` [batch, A] and `log_std` [A].
     epsilon_greedy: `values` [batch, A], `action`, int64 [batch], the one of the greatest value, and
-        `epsilon` [1].
+        `epsilon` and `repeat` [1].
     epsilon_greedy_distribution: the same, `logits` [batch, A, atoms] and `support` [atoms].
     squashed_gaussian: `mean` and `log_std` [batch, A] before the tanh, and `action` [batch, A], the
         tanh of the mean.

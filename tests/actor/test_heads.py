@@ -20,7 +20,7 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-EPSILON = {"epsilon": floats(0.3)}
+EPSILON = {"epsilon": floats(0.3), "repeat": floats(0)}
 SUPPORT = floats(-10, -2.5, 0, 1, 30)
 
 
@@ -44,7 +44,7 @@ def test_epsilon_greedy_frequencies(kind, epsilon):
     """Each action but the greedy one has probability epsilon / A; the count is within five standard
     deviations of a binomial distribution."""
     steps, actions, best = 50_000, 6, 4
-    arrays = {"epsilon": floats(epsilon)}
+    arrays = EPSILON | {"epsilon": floats(epsilon)}
     output = np.zeros((steps, actions))
     output[:, best] = 1
     if kind == "epsilon_greedy_distribution":
@@ -62,7 +62,7 @@ def test_epsilon_greedy_frequencies(kind, epsilon):
 
 @pytest.mark.parametrize("actions", [1, 2, 3, 5, 18, 1000])
 def test_the_greatest_random_number_gives_the_last_action(actions):
-    head = HEADS["epsilon_greedy"](actions, epsilon=floats(1))
+    head = HEADS["epsilon_greedy"](actions, epsilon=floats(1), repeat=floats(0))
     below_1 = np.nextafter(1.0, 0.0)
     taken = head.sample(np.zeros((2, actions)), np.array([[below_1, below_1], [0, 0]]))
     assert taken.tolist() == [actions - 1, 0]
@@ -153,6 +153,32 @@ def test_noise_has_the_same_bits_however_many_steps_are_drawn_at_a_time(kind):
         assert np.concatenate(parts).tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("repeat", [0.3, 0.95])
+def test_exploration_is_repeated(repeat):
+    layer = Layer("dense", {"weight": np.zeros((1, 3), np.float32), "bias": floats(0, 0, 0)})
+    head = Layer("epsilon_greedy", {"epsilon": floats(0.3), "repeat": floats(repeat)})
+    policy = ActingPolicy(PolicySnapshot(0, (layer,), head))
+    noise = policy.draw_noise(np.random.default_rng(8), 100_000)
+    generator, expected = np.random.default_rng(8), []
+    for step in range(100_000):
+        own, decides = [generator.random(), generator.random()], generator.random()
+        repeats = step > 0 and decides < float(np.float32(repeat))
+        expected.append(expected[-1] if repeats else own)
+    np.testing.assert_array_equal(noise, expected)
+    explores = noise[:, 0] < 0.3
+    # Of 100,000 (1 - repeat) independent ones; within five standard deviations.
+    bound = 5 * math.sqrt(0.3 * 0.7 / (100_000 * (1 - repeat)))
+    assert explores.mean() == pytest.approx(0.3, abs=bound)
+    lengths = np.diff(np.flatnonzero(np.r_[True, (noise[1:] != noise[:-1]).any(axis=1), True]))
+    assert lengths.mean() == pytest.approx(1 / (1 - repeat), rel=0.1)
+
+
+def test_the_first_step_of_an_episode_never_repeats():
+    policy = ActingPolicy(snapshot_with("epsilon_greedy", 4, 3))
+    firsts = {policy.draw_noise(np.random.default_rng(n), 1)[0, 0] for n in range(50)}
+    assert len(firsts) == 50
+
+
 @pytest.mark.parametrize("theta", [0.15, 0.5, 1.0])
 def test_ornstein_uhlenbeck_has_its_autocorrelation(theta):
     """In the long run the variance is 1 / (1 - (1 - theta)^2), and the correlation of steps k apart
@@ -172,14 +198,19 @@ NAN = float("nan")
     ("kind", "arrays", "words"),
     [
         *(
-            ("epsilon_greedy", {"epsilon": floats(epsilon)}, "epsilon: .* not from 0 to 1")
-            for epsilon in (-1e-6, 1.001, NAN, float("inf"))
+            ("epsilon_greedy", EPSILON | {name: floats(wrong)}, f"{name}: .* not from 0 to 1")
+            for wrong in (-1e-6, 1.001, NAN, float("inf"))
+            for name in EPSILON
         ),
-        ("epsilon_greedy", {}, r"arrays \[\] and not \['epsilon'\]"),
-        ("epsilon_greedy", {"epsilon": floats(0, 0)}, r"epsilon: shape \(2,\) where \(1,\)"),
-        ("epsilon_greedy", {"epsilon": np.float32(0).reshape(())}, "epsilon: .* of 1 dimensions"),
-        ("epsilon_greedy", {"epsilon": np.zeros(1)}, "epsilon: float64"),
-        ("epsilon_greedy_distribution", EPSILON, r"arrays \['epsilon'\] and not"),
+        ("epsilon_greedy", {}, r"arrays \[\] and not \['epsilon', 'repeat'\]"),
+        ("epsilon_greedy", EPSILON | {"epsilon": floats(0, 0)}, r"epsilon: shape \(2,\) where"),
+        (
+            "epsilon_greedy",
+            EPSILON | {"epsilon": np.float32(0).reshape(())},
+            "epsilon: .* of 1 dimensions",
+        ),
+        ("epsilon_greedy", EPSILON | {"epsilon": np.zeros(1)}, "epsilon: float64"),
+        ("epsilon_greedy_distribution", EPSILON, r"arrays \['epsilon', 'repeat'\] and not"),
         (
             "epsilon_greedy_distribution",
             EPSILON | {"support": SUPPORT},
@@ -193,7 +224,7 @@ NAN = float("nan")
         ),
         (
             "epsilon_greedy_distribution",
-            {"epsilon": floats(2), "support": floats(0, 1)},
+            {"epsilon": floats(2), "repeat": floats(0), "support": floats(0, 1)},
             "epsilon: 2.0",
         ),
         ("noisy", {"std": floats(1, 1, 1)}, r"std: shape \(3,\) where \(4,\)"),

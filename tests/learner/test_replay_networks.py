@@ -67,12 +67,12 @@ def test_exported_values(quantiles, dueling):
     module = discrete(quantiles=quantiles, dueling=dueling)
     outputs = output_of(module, OBSERVATIONS)
     assert outputs.shape == (ROWS, (A + dueling) * quantiles)
-    snapshot = module.snapshot(7, epsilon=0.25)
+    snapshot = module.snapshot(7, epsilon=0.25, repeat=0.5)
     expected = slow_values(outputs, dueling, quantiles).mean(axis=2)
     np.testing.assert_allclose(by_numpy(snapshot), expected, atol=1e-5)
     assert snapshot.version == 7 and snapshot.head.kind == "epsilon_greedy"
-    assert snapshot.head.arrays.keys() == {"epsilon"}
-    check_float32(snapshot, {"epsilon": [0.25]})
+    assert snapshot.head.arrays.keys() == {"epsilon", "repeat"}
+    check_float32(snapshot, {"epsilon": [0.25], "repeat": [0.5]})
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -80,11 +80,11 @@ def test_exported_distributions(dueling):
     module = discrete(support=SUPPORT, dueling=dueling)
     outputs = output_of(module, OBSERVATIONS)
     assert outputs.shape == (ROWS, (A + dueling) * Z)
-    snapshot = module.snapshot(7, epsilon=0.25)
+    snapshot = module.snapshot(7, epsilon=0.25, repeat=0.5)
     expected = slow_values(outputs, dueling, Z).reshape(ROWS, A * Z)
     np.testing.assert_allclose(by_numpy(snapshot), expected, atol=1e-5)
     assert snapshot.head.kind == "epsilon_greedy_distribution"
-    check_float32(snapshot, {"epsilon": [0.25], "support": SUPPORT})
+    check_float32(snapshot, {"epsilon": [0.25], "repeat": [0.5], "support": SUPPORT})
 
 
 def check_float32(snapshot: PolicySnapshot, head: dict) -> None:

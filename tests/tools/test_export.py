@@ -105,12 +105,18 @@ def test_every_kind_has_its_node():
 
 
 NEW_OUTPUTS = {
-    "epsilon_greedy": {"values": ["batch", 3], "action": ["batch"], "epsilon": [1]},
+    "epsilon_greedy": {
+        "values": ["batch", 3],
+        "action": ["batch"],
+        "epsilon": [1],
+        "repeat": [1],
+    },
     "epsilon_greedy_distribution": {
         "logits": ["batch", 3, 51],
         "values": ["batch", 3],
         "action": ["batch"],
         "epsilon": [1],
+        "repeat": [1],
         "support": [51],
     },
     "squashed_gaussian": {

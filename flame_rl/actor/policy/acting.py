@@ -82,7 +82,8 @@ class ActingPolicy:
             float64 [steps, noise_width].
         """
         head = self.head
-        shape = steps, head.noise_width
+        # One number more says whether a step repeats the one before.
+        shape = steps, head.noise_width + (head.noise_repeat > 0)
         noise = (
             generator.standard_normal(shape) if head.noise == "normal" else generator.random(shape)
         )
@@ -90,6 +91,13 @@ class ActingPolicy:
             last = np.zeros(head.noise_width) if before is None else before
             for row in noise:
                 row += head.noise_carry * last
+                last = row
+        if head.noise_repeat:
+            noise, repeats = noise[:, :-1], noise[:, -1] < head.noise_repeat
+            last = before
+            for row, repeat in zip(noise, repeats, strict=True):
+                if repeat and last is not None:
+                    row[:] = last
                 last = row
         return noise
 

@@ -23,6 +23,7 @@ class Gaussian:
     noise: ClassVar[NoiseKind] = "normal"
     dtype: ClassVar[str] = "float32"
     noise_carry = 0.0
+    noise_repeat = 0.0
 
     def __init__(self, width: int, log_std: np.ndarray) -> None:
         self.noise_width = width
@@ -45,6 +46,7 @@ class SquashedGaussian:
     noise: ClassVar[NoiseKind] = "normal"
     dtype: ClassVar[str] = "float32"
     noise_carry = 0.0
+    noise_repeat = 0.0
 
     def __init__(self, width: int) -> None:
         if width % 2:
@@ -80,6 +82,7 @@ class Noisy:
     noise: ClassVar[NoiseKind] = "normal"
     dtype: ClassVar[str] = "float32"
     noise_carry = 0.0
+    noise_repeat = 0.0
 
     def __init__(self, width: int, std: np.ndarray) -> None:
         """`std`, float32 [A], is the noise's standard deviation."""
@@ -105,6 +108,7 @@ class NoisyOrnsteinUhlenbeck:
     arrays: ClassVar[ArrayTypes] = {"std": ("float32", ("in",)), "theta": ("float32", (1,))}
     noise: ClassVar[NoiseKind] = "normal"
     dtype: ClassVar[str] = "float32"
+    noise_repeat = 0.0
 
     def __init__(self, width: int, std: np.ndarray, theta: np.ndarray) -> None:
         """`std`, float32 [A], is the standard deviation of what is added to the noise at each step;

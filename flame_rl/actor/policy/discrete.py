@@ -18,6 +18,7 @@ class Categorical:
     dtype: ClassVar[str] = "int32"
     noise_width = 1
     noise_carry = 0.0
+    noise_repeat = 0.0
     shape: tuple[int, ...] = ()
 
     def __init__(self, width: int) -> None:
@@ -38,6 +39,7 @@ class FactoredCategorical:
     noise: ClassVar[NoiseKind] = "uniform"
     dtype: ClassVar[str] = "int32"
     noise_carry = 0.0
+    noise_repeat = 0.0
 
     def __init__(self, width: int, choices: np.ndarray) -> None:
         """`choices`, int32 [F], is the number of choices of each factor; the output holds the
@@ -68,9 +70,11 @@ class FactoredCategorical:
 
 class EpsilonGreedy:
     """Action values that are the output: the action is any with probability epsilon, otherwise the
-    one of the greatest value (Mnih et al. 2015). Actions are int32 [B]."""
+    one of the greatest value (Mnih et al. 2015). Whether to explore, and the action then, may be
+    repeated for steps on end, which leads further than actions that undo each other (Dabney et al.
+    2021, "Temporally-Extended epsilon-Greedy Exploration"). Actions are int32 [B]."""
 
-    arrays: ClassVar[ArrayTypes] = {"epsilon": ("float32", (1,))}
+    arrays: ClassVar[ArrayTypes] = {"epsilon": ("float32", (1,)), "repeat": ("float32", (1,))}
     noise: ClassVar[NoiseKind] = "uniform"
     dtype: ClassVar[str] = "int32"
     # One number decides whether to explore, the other which action is taken then.
@@ -78,9 +82,10 @@ class EpsilonGreedy:
     noise_carry = 0.0
     shape: tuple[int, ...] = ()
 
-    def __init__(self, width: int, epsilon: np.ndarray) -> None:
-        """`epsilon`, float32 [1], is from 0 to 1."""
-        self._epsilon = _probability(epsilon)
+    def __init__(self, width: int, epsilon: np.ndarray, repeat: np.ndarray) -> None:
+        """`epsilon` and `repeat`, see `Head.noise_repeat`, float32 [1], are from 0 to 1."""
+        self._epsilon = _probability("epsilon", epsilon)
+        self.noise_repeat = _probability("repeat", repeat)
 
     def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
         return explored(self.greedy(output), output.shape[1], self._epsilon, noise)
@@ -96,6 +101,7 @@ class EpsilonGreedyDistribution:
 
     arrays: ClassVar[ArrayTypes] = {
         "epsilon": ("float32", (1,)),
+        "repeat": ("float32", (1,)),
         "support": ("float32", ("atoms",)),
     }
     noise: ClassVar[NoiseKind] = "uniform"
@@ -104,9 +110,11 @@ class EpsilonGreedyDistribution:
     noise_carry = 0.0
     shape: tuple[int, ...] = ()
 
-    def __init__(self, width: int, epsilon: np.ndarray, support: np.ndarray) -> None:
-        """`epsilon`, float32 [1], is from 0 to 1; `support`, float32 [atoms], are the returns that
-        the distributions are about, and their number divides `width`."""
+    def __init__(
+        self, width: int, epsilon: np.ndarray, repeat: np.ndarray, support: np.ndarray
+    ) -> None:
+        """`epsilon` and `repeat` are as in `EpsilonGreedy`; `support`, float32 [atoms], are the
+        returns that the distributions are about, and their number divides `width`."""
         if width % len(support):
             raise WireError(
                 f"support: {len(support)} atoms do not divide the width of the output, {width}, "
@@ -114,7 +122,8 @@ class EpsilonGreedyDistribution:
             )
         if not np.isfinite(support).all():
             raise WireError("support: not finite")
-        self._epsilon = _probability(epsilon)
+        self._epsilon = _probability("epsilon", epsilon)
+        self.noise_repeat = _probability("repeat", repeat)
         self._support = support.astype(np.float64)
 
     def values(self, output: np.ndarray) -> np.ndarray:
@@ -165,8 +174,8 @@ def explored(greedy: np.ndarray, actions: int, epsilon: float, noise: np.ndarray
     return np.where(noise[:, 0] < epsilon, (noise[:, 1] * actions).astype(np.int32), greedy)
 
 
-def _probability(epsilon: np.ndarray) -> float:
+def _probability(name: str, array: np.ndarray) -> float:
     # Not "below 0 or above 1": what is not a number must not pass.
-    if not 0 <= epsilon[0] <= 1:
-        raise WireError(f"epsilon: {epsilon[0]} is not from 0 to 1")
-    return float(epsilon[0])
+    if not 0 <= array[0] <= 1:
+        raise WireError(f"{name}: {array[0]} is not from 0 to 1")
+    return float(array[0])

@@ -25,6 +25,8 @@ class Head(Protocol):
         noise_width: how many random numbers an action takes.
         noise_carry: the share of a step's noise that is added to the next step's own random
             numbers; 0: the steps of an episode have independent noise.
+        noise_repeat: the probability that a step has the noise of the step before; an episode's
+            first step never has.
         dtype, shape: the type and shape of one action.
     """
 
@@ -32,6 +34,7 @@ class Head(Protocol):
     noise: ClassVar[NoiseKind]
     noise_width: int
     noise_carry: float
+    noise_repeat: float
     dtype: ClassVar[str]
     shape: tuple[int, ...]
 

@@ -38,7 +38,8 @@ class Noise:
         head = policy.head
         self._ahead = np.zeros((0, len(words), head.noise_width))
         ahead = AHEAD // head.noise_width
-        if head.noise == "uniform" and len(words) >= MANY and ahead:
+        plain = head.noise == "uniform" and not head.noise_repeat
+        if plain and len(words) >= MANY and ahead:
             drawn = uniforms(words, ahead * head.noise_width)
             self._ahead = drawn.reshape(ahead, head.noise_width, len(words)).swapaxes(1, 2)
         # The numbers of an episode that begins in a block's last row reach into the next block.
@@ -46,7 +47,7 @@ class Noise:
         # The first row for which a slot's numbers are yet to be drawn; -1: the slot does not play.
         self._until = np.full(width, -1)
         self._generators: dict[int, np.random.Generator] = {}
-        # The last row that was drawn for the episode of each slot, 0 before the first.
+        # The last row that was drawn for the episode of each slot.
         self._before = np.zeros((width, head.noise_width))
         self._episode = np.zeros(width, np.int64)
 
@@ -60,7 +61,6 @@ class Noise:
         """
         self.end(slots)
         self._episode[slots] = episodes
-        self._before[slots] = 0.0
         count = len(self._ahead)
         self.rows[row : row + count, slots] = self._ahead[:, episodes]
         self._until[slots] = row + count
@@ -88,14 +88,15 @@ class Noise:
 
     def _draw(self, slot: int, row: int) -> None:
         """Draw the numbers of a slot from `row` on."""
-        generator = self._generators.get(slot)
+        generator, before = self._generators.get(slot), self._before[slot]
         if generator is None:
+            before = None
             generator = generator_of(self._words[self._episode[slot]])
             # A uniform number advances the generator once; no normal number is drawn ahead.
             generator.bit_generator.advance(len(self._ahead) * self._ahead.shape[2])
             self._generators[slot] = generator
         count = len(self.rows) - row
-        drawn = self._policy.draw_noise(generator, count, self._before[slot])
+        drawn = self._policy.draw_noise(generator, count, before)
         self.rows[row:, slot] = drawn
         self._before[slot] = drawn[-1]
         self._until[slot] = len(self.rows)

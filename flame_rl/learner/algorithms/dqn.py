@@ -79,7 +79,7 @@ class DQN:
         settings = self._settings
         start, end = settings.epsilon_start, settings.epsilon_end
         epsilon = values.linear_schedule(env_steps, start, end, settings.epsilon_steps)
-        return self._online.module.snapshot(version, epsilon)
+        return self._online.module.snapshot(version, epsilon, settings.epsilon_repeat)
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """n steps as one."""
