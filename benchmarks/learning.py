@@ -59,6 +59,7 @@ DEFAULT = ("--env", "ant", "--iterations", "20")
 # With `--replay`: environments, and by a row's name the algorithm and flags beside its presets.
 REPLAY = {
     "CartPole-v1": {"dqn": ()},
+    "MountainCar-v0": {"dqn": ()},
     "LunarLander-v3": {"dqn": ()},
     "Pendulum-v1": {"sac": (), "td3": (), "ddpg": ()},
     "Acrobot-v1": {"dqn": (), "dqn, quantiles": ("--distribution", "quantiles")},

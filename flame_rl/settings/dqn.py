@@ -45,13 +45,14 @@ class DQN:
             "epsilon_end": 0.1,
             "atoms": 25,
         },
+        # Its only reward is the goal's, which independent random actions never reach.
         "MountainCar-v0": {
-            "iterations": 120,
-            "gamma": 0.98,
+            "iterations": 118,
+            "learning_rate": 5e-4,
+            "n_step": 10,
             "epsilon_steps": 24_000,
             "epsilon_end": 0.07,
-            "epsilon_repeat": 0.95,
-            "capacity": 50_000,
+            "epsilon_repeat": 0.9,
         },
         "LunarLander-v3": {
             "iterations": 180,
