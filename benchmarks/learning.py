@@ -61,8 +61,8 @@ REPLAY = {
     "CartPole-v1": {"dqn": ()},
     "MountainCar-v0": {"dqn": ()},
     "LunarLander-v3": {"dqn": ()},
-    "Pendulum-v1": {"sac": (), "td3": (), "ddpg": ()},
-    "Acrobot-v1": {"dqn": (), "dqn, quantiles": ("--distribution", "quantiles")},
+    "Pendulum-v1": {"ddpg": ()},
+    "Acrobot-v1": {"dqn": ()},
 }
 # The mean return at which an environment counts as learned.
 LEARNED = {"CartPole-v1": 475}
