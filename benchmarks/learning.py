@@ -56,13 +56,13 @@ FLAGS = {
 }
 # The README's first command, with the flags' defaults.
 DEFAULT = ("--env", "ant", "--iterations", "20")
-# With `--replay`: environments, and by a row's name the algorithm and flags beside its presets.
+# With `--replay`: the algorithm of each environment, which runs with its presets.
 REPLAY = {
-    "CartPole-v1": {"dqn": ()},
-    "MountainCar-v0": {"dqn": ()},
-    "LunarLander-v3": {"dqn": ()},
-    "Pendulum-v1": {"ddpg": ()},
-    "Acrobot-v1": {"dqn": ()},
+    "CartPole-v1": "dqn",
+    "MountainCar-v0": "dqn",
+    "LunarLander-v3": "dqn",
+    "Pendulum-v1": "ddpg",
+    "Acrobot-v1": "dqn",
 }
 # The mean return at which an environment counts as learned.
 LEARNED = {"CartPole-v1": 475}
@@ -125,10 +125,8 @@ def table(options: Options) -> Iterator[Run]:
     """All runs, first every cell with the first seed, so that every cell has a result early."""
     if options.replay:
         for seed in options.seeds:
-            for env, rows in REPLAY.items():
-                for name, flags in rows.items():
-                    algorithm = name.partition(",")[0]
-                    yield Run(env, name, seed, ("--env", env, "--algorithm", algorithm, *flags))
+            for env, algorithm in REPLAY.items():
+                yield Run(env, algorithm, seed, ("--env", env, "--algorithm", algorithm))
         return
     for seed in options.seeds:
         for env in options.envs:

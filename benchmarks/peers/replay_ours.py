@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.peers.work import (
-    DQN_ENV,
-    GRADIENT_STEPS,
-    REPLAY_NETWORK,
-    SAC_ENV,
-    TASKS,
-    serve,
-)
+from benchmarks.peers.work import GRADIENT_STEPS, REPLAY_NETWORK, TASKS, serve
 from flame_rl import TrainConfig, Trainer
 from flame_rl.run.trainer import one_thread
 
@@ -20,9 +13,9 @@ def main() -> None:
     # No work that the other does not have.
     plain = {"sac": {}, "dqn": {"double": False}}
     trainers = {}
-    for task, (algorithm, batch_size) in TASKS.items():
+    for task, (algorithm, env_id, batch_size) in TASKS.items():
         config = TrainConfig(
-            env=SAC_ENV if algorithm == "sac" else DQN_ENV,
+            env=env_id,
             algorithm=algorithm,
             hidden_sizes=REPLAY_NETWORK,
             activation="relu",

@@ -8,24 +8,16 @@ import torch
 from stable_baselines3 import DQN, SAC
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from benchmarks.peers.work import (
-    DQN_ENV,
-    GRADIENT_STEPS,
-    REPLAY_NETWORK,
-    SAC_ENV,
-    TASKS,
-    serve,
-)
+from benchmarks.peers.work import GRADIENT_STEPS, REPLAY_NETWORK, TASKS, serve
 
 
 def main(threads: int) -> None:
     torch.set_num_threads(threads)
     models = {}
-    for task, (algorithm, batch_size) in TASKS.items():
-        kind, env = (SAC, SAC_ENV) if algorithm == "sac" else (DQN, DQN_ENV)
-        model = kind(
+    for task, (algorithm, env_id, batch_size) in TASKS.items():
+        model = {"sac": SAC, "dqn": DQN}[algorithm](
             "MlpPolicy",
-            env,
+            env_id,
             buffer_size=100_000,
             batch_size=batch_size,
             learning_starts=10**9,

@@ -20,10 +20,14 @@ ENVS = 8
 BATCH, EPOCHS, MINIBATCH = 16_384, 10, 64
 # A score is the mean return of so many training episodes in a row.
 EPISODES = 20
-# Learning from replay: environments, networks with relu units, gradient steps of a measurement, and
-# by task the algorithm and the steps in a batch.
-SAC_ENV, DQN_ENV, REPLAY_NETWORK, GRADIENT_STEPS = "HalfCheetah-v5", "Acrobot-v1", (256, 256), 300
-TASKS = {"SAC, 256": ("sac", 256), "DQN, 64": ("dqn", 64), "DQN, 128": ("dqn", 128)}
+# Learning from replay: networks with relu units, gradient steps of a measurement, and by task the
+# algorithm, the environment and the steps in a batch.
+REPLAY_NETWORK, GRADIENT_STEPS = (256, 256), 300
+TASKS = {
+    "SAC, 256": ("sac", "HalfCheetah-v5", 256),
+    "DQN, 64": ("dqn", "Acrobot-v1", 64),
+    "DQN, 128": ("dqn", "Acrobot-v1", 128),
+}
 
 
 def serve(
