@@ -66,8 +66,7 @@ class ValueProcess:
                 "max_grad_norm": epochs.max_grad_norm,
             }
             arrays = {name: getattr(epochs, name) for name in ("rows", "targets", "orders")}
-            state = {"parameters": adam.parameters, **adam.state_dict()}
-            self._write("epochs", numbers, arrays | state)
+            self._write("epochs", numbers, arrays | _state_of(adam))
         except OSError:
             self._give_up()
             return False
@@ -85,8 +84,7 @@ class ValueProcess:
         except OSError:
             self._give_up()
             return None
-        adam.parameters[:] = arrays["parameters"]
-        adam.load_state_dict(arrays)
+        _set_state(adam, arrays)
         return header["loss"]
 
     def _is_ready(self) -> bool:
@@ -126,6 +124,16 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
     child.stdin.close()
     child.stdout.close()
+
+
+def _state_of(adam: Adam) -> dict[str, np.ndarray]:
+    return {"parameters": adam.parameters, **adam.state_dict()}
+
+
+def _set_state(adam: Adam, state: dict[str, np.ndarray]) -> None:
+    """The inverse of `_state_of`; the parameters stay where they are."""
+    adam.parameters[:] = state["parameters"]
+    adam.load_state_dict(state)
 
 
 def _described(layer: Layer) -> list[Any]:
@@ -170,8 +178,7 @@ def main() -> None:
             inputs = packing.unpack(frame, "inputs")[1]["inputs"]
             continue
         header, arrays = packing.unpack(frame, "epochs")
-        adam.parameters[:] = arrays["parameters"]
-        adam.load_state_dict(arrays)
+        _set_state(adam, arrays)
         scale[...] = header["scale"]
         epochs = ValueEpochs(
             inputs,
@@ -179,8 +186,7 @@ def main() -> None:
             **{name: value for name, value in header.items() if name != "type"},
         )
         result = {"loss": fit(network, adam, epochs)}
-        state = {"parameters": adam.parameters, **adam.state_dict()}
-        write_frame(answers, packing.in_parts("trained", result, state))
+        write_frame(answers, packing.in_parts("trained", result, _state_of(adam)))
 
 
 if __name__ == "__main__":
