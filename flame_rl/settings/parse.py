@@ -54,6 +54,7 @@ def parse(
             "out, or begin a new run"
         )
     _refuse_flags_of_others(arguments, algorithm)
+    arguments = _switched_on(arguments, default.algorithm)
     for word, value in pairwise((*arguments, "--")):
         if "--output=" in (word, f"{word}={value}"):
             raise UsageError("--output: name a folder")
@@ -110,6 +111,18 @@ def _refuse_flags_of_others(arguments: Sequence[str], algorithm: str) -> None:
         others = any(name in names_of(settings_class(other)) for other in ALGORITHMS)
         if word.startswith("--") and others and name not in mine:
             raise UsageError(f"--{name.replace('_', '-')}: {no_setting(name, algorithm)}")
+
+
+def _switched_on(arguments: Sequence[str], settings: object) -> list[str]:
+    """The words, with True after each of the algorithm's switches that stands alone."""
+    switches = {n for n in names_of(type(settings)) if isinstance(getattr(settings, n), bool)}
+    words: list[str] = []
+    for word, following in pairwise((*arguments, "--")):
+        words.append(word)
+        name = _spelled(word).removeprefix("--").replace("-", "_")
+        if word.startswith("--") and name in switches and following.startswith("--"):
+            words.append("True")
+    return words
 
 
 def _spelled(word: str) -> str:

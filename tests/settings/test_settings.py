@@ -70,6 +70,22 @@ def test_python_says_the_same_as_the_command_line():
     assert config.algorithm.clip_range == 0.3  # the preset, which the flags leave alone
 
 
+@pytest.mark.parametrize(
+    ("words", "overlap", "decay"),
+    [
+        ("--overlap", True, True),
+        ("--overlap --learning-rate-decay False", True, False),
+        ("--learning_rate_decay False --overlap True", True, False),
+        ("--overlap=False --learning-rate-decay", False, True),
+    ],
+)
+def test_a_switch_without_a_word_is_on(words, overlap, decay):
+    config, _ = parse(("--algorithm", "ppo", *words.split(), "--iterations", "2"))
+    settings = config.algorithm
+    assert (settings.overlap, settings.learning_rate_decay) == (overlap, decay)
+    assert config.experiment.iterations == 2
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("env", [*ENVIRONMENTS, "Pendulum-v1"])
 def test_presets_are_values_of_fields_and_reach_training(algorithm, env):
