@@ -192,7 +192,7 @@ def refuse_unless_finite(metrics: dict[str, float], state: dict[str, Tensor]) ->
     wrong += [
         f"{name} became NaN or infinite"
         for name, tensor in state.items()
-        if not torch.isfinite(tensor).all()
+        if not np.isfinite(tensor.numpy()).all()
     ]
     if wrong:
         raise RunError(f"the update was refused: {wrong[0]}. {_REMEDY}")

@@ -107,13 +107,12 @@ class ActorCritic:
         self.value.module.scale.fill_(float(np.hypot(mean, std)))
 
 
+# Metrics of the policy by name, and a function that must be called once: it waits for the value
+# network, and returns its metrics.
+Improved = tuple[dict[str, float], Callable[[], dict[str, float]]]
 # One update of the networks from a batch. The other arguments are the configuration, a generator
 # seeded by the run's seed and the number of updates, and the decay, a factor of the learning rates.
-# Returns metrics by name.
-Improve = Callable[
-    [ActorCritic, Batch, TrainConfig, np.random.Generator, float],
-    dict[str, float],
-]
+Improve = Callable[[ActorCritic, Batch, TrainConfig, np.random.Generator, float], Improved]
 
 
 @dataclass(frozen=True)
@@ -179,8 +178,10 @@ class OnPolicy:
             self.collector.module.load_state_dict(before)
         networks.follow_observations(batch.observations)
         batch = networks.prepared(batch)
-        metrics = self.improve(networks, batch, self.config, generator, decay)
-        return metrics | shrink_until_close(networks.policy, before, batch, settings.max_kl)
+        metrics, of_value = self.improve(networks, batch, self.config, generator, decay)
+        # The value network may still train on another core.
+        metrics |= shrink_until_close(networks.policy, before, batch, settings.max_kl)
+        return metrics | of_value()
 
 
 def on_policy(

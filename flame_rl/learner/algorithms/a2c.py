@@ -14,6 +14,7 @@ import model
 from flame_rl.learner.batch import Batch
 from flame_rl.learner.on_policy import (
     ActorCritic,
+    Improved,
     OnPolicy,
     normalized,
     on_policy,
@@ -41,7 +42,7 @@ def improve(
     config: TrainConfig,
     generator: np.random.Generator,
     decay: float,
-) -> dict[str, float]:
+) -> Improved:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.Improve`."""
     settings = config.algorithm
     values = networks.values(batch)
@@ -68,4 +69,5 @@ def improve(
 
     loss = policy_gradient_loss(settings.entropy_coefficient)
     steps, _ = policy_epoch(networks.policy, loss, minibatches, settings, decay)
-    return policy_metrics(steps) | value_metrics(value_loss(), targets - advantages, targets)
+    predicted = targets - advantages
+    return policy_metrics(steps), lambda: value_metrics(value_loss(), predicted, targets)

@@ -17,6 +17,7 @@ from flame_rl.learner.batch import Batch
 from flame_rl.learner.gradients.network import Loss, Samples, Slope
 from flame_rl.learner.on_policy import (
     ActorCritic,
+    Improved,
     OnPolicy,
     kl_terms,
     normalized,
@@ -45,7 +46,7 @@ def improve(
     config: TrainConfig,
     generator: np.random.Generator,
     decay: float,
-) -> dict[str, float]:
+) -> Improved:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.Improve`."""
     settings: PPO = config.algorithm
     steps: list[dict[str, float]] = []
@@ -78,8 +79,9 @@ def improve(
         value_loss = value_epochs(networks, batch, targets, 1, settings, generator, decay)
         more, ended = policy_epoch(networks.policy, loss, minibatches, settings, decay)
         steps, too_far = steps + more, too_far or ended
-        last = value_loss()
-    return policy_metrics(steps) | value_metrics(last, predicted, wanted)
+        if epoch + 1 < settings.epochs:
+            value_loss()
+    return policy_metrics(steps), lambda: value_metrics(value_loss(), predicted, wanted)
 
 
 def clipped_loss(clip_range: float, c: float) -> Loss:

@@ -16,6 +16,7 @@ import model
 from flame_rl.learner.batch import Batch
 from flame_rl.learner.on_policy import (
     ActorCritic,
+    Improved,
     OnPolicy,
     normalized,
     on_policy,
@@ -50,7 +51,7 @@ def improve(
     config: TrainConfig,
     generator: np.random.Generator,
     decay: float,
-) -> dict[str, float]:
+) -> Improved:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.Improve`."""
     settings, gamma = config.algorithm, config.experiment.gamma
     values = None
@@ -80,8 +81,8 @@ def improve(
     loss = policy_gradient_loss(settings.entropy_coefficient)
     steps, _ = policy_epoch(networks.policy, loss, minibatches, settings, decay)
     if values is None:
-        return policy_metrics(steps)
-    return policy_metrics(steps) | value_metrics(value_loss(), baseline, returns)
+        return policy_metrics(steps), dict
+    return policy_metrics(steps), lambda: value_metrics(value_loss(), baseline, returns)
 
 
 def returns_to_go(batch: Batch, discount: float, last: np.ndarray) -> np.ndarray:
