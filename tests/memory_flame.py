@@ -460,6 +460,10 @@ class Executor(threading.Thread):
 
     def _bind(self, worker: shim_pb2_grpc.InstanceStub, channel: grpc.Channel) -> None:
         """Install the application, start the worker and let it enter the session."""
+        with self._flame.manager.changed:
+            if self._flame.unbindable:
+                self._flame.unbindable -= 1
+                raise RuntimeError("failed to connect to service: transport error")
         self._start_worker(self._flame.install(self._application))
         ready = grpc.channel_ready_future(channel)
         while not ready.done():
@@ -540,6 +544,7 @@ class MemoryFlame:
         environment: what a program needs to find it.
         manager, cache: its servers with all their state.
         started_workers: the process ids of all workers ever started.
+        unbindable: how many of the next executors cannot be bound to their session.
         on_result: called with the key of every task's result before the client hears of it; may
             take its time and change what the cache holds.
     """
@@ -553,6 +558,7 @@ class MemoryFlame:
         self.worker_path = worker_path or []
         self.manager = SessionManager(executors)
         self.started_workers: list[int] = []
+        self.unbindable = 0
         self.on_result: Callable[[str], None] = lambda key: None
         self._room = executors
         self._installing = threading.Lock()

@@ -166,6 +166,30 @@ def test_executor_with_a_dead_worker_is_left_for_a_new_session(
     fragile.assert_nothing_left()
 
 
+@pytest.mark.parametrize("fault", ["none works", "one works"])
+def test_executors_that_cannot_start_again_end_no_run(
+    fault: str, project: Path, no_torch: Path, local, tmp_path: Path
+) -> None:
+    """Flame gives up starting executors for a session of a run that had executors before."""
+    flags = (*PACE, "--iterations", "9")
+    with cluster("memory", tmp_path / "cluster", worker_path=[no_torch]) as flame:
+        process = start(project, tmp_path, flame.environment, *flags)
+        wait_for(process, lambda: rows(tmp_path) == 1 and len(flame.collectors()) == 2)
+        first = set(flame.sessions())
+        if fault == "none works":
+            # The session that follows has the other executor, which cannot be bound at first.
+            flame.memory.unbindable = 5
+            os.kill(flame.worker_pids()[0], signal.SIGKILL)
+            wait_for(process, lambda: len(set(flame.sessions()) - first) == 2)
+        else:
+            (session,) = (flame.memory.manager.sessions[name] for name in first)
+            for _ in range(5):
+                flame.memory.manager.binding_failed(session, "third", "transport error")
+        finished = finish(process, tmp_path)
+        assert_undisturbed(finished, local(*flags))
+        flame.assert_nothing_left()
+
+
 @pytest.mark.parametrize("fault", ["executors", "executor manager"])
 def test_cluster_without_an_executor_is_told_and_given_up_in_time(
     fault: str, fragile: Flame, project: Path, local, tmp_path: Path

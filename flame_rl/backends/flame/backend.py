@@ -239,7 +239,10 @@ class FlameBackend:
                 self._left_sessions = [
                     s for s in self._left_sessions if not (s.close() and s.settled())
                 ]
-                self._check_executors_can_start()
+                # Executors that are bound already work on. Others could start before, so that it
+                # is not the package that keeps them from starting now.
+                if self._watch.working == 0 and self._gave_up():
+                    self._reopen(self._session.events())
         self._give_up_if_lost("tasks are sent and none comes back")
 
     def _is_time_to_check(self) -> bool:
@@ -252,14 +255,19 @@ class FlameBackend:
 
     def _check_executors_can_start(self) -> None:
         """Raises RunError once Flame has given up starting executors."""
+        if self._gave_up():
+            raise RunError(
+                f"the cluster's executors cannot start. {self._session.events()}. The package "
+                f"asks for {', '.join(self._dependencies)}: those versions must be available "
+                f"to the executors, and exist for their Python; here it is "
+                f"{versions()['python']}"
+            )
+
+    def _gave_up(self) -> bool:
+        """Whether Flame has given up starting further executors for the session."""
         with contextlib.suppress(FlameError):
-            if GAVE_UP_EVENT in self._session.event_codes():
-                raise RunError(
-                    f"the cluster's executors cannot start. {self._session.events()}. The package "
-                    f"asks for {', '.join(self._dependencies)}: those versions must be available "
-                    f"to the executors, and exist for their Python; here it is "
-                    f"{versions()['python']}"
-                )
+            return GAVE_UP_EVENT in self._session.event_codes()
+        return False
 
     def _transport_failed(self, failure: CollectFailure) -> None:
         if failure.kind == "transport" and self._session.failures >= FAILURES_OF_A_SESSION:

@@ -91,6 +91,7 @@ class Watch:
         listener: is told; None: nobody is.
         words: what Flame said last, for a person.
         answers: whether it did answer.
+        working: the number of executors that worked for the session then.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -98,6 +99,7 @@ class Watch:
         self.listener: Listener | None = None
         self.words = f"none of {wanted} executors has been seen"
         self.answers = True
+        self.working = 0
         self._wanted = wanted
         self._asked_at = self._told_at = self._alive_at = 0.0
         self._gone: frozenset[str] = frozenset()
@@ -123,6 +125,7 @@ class Watch:
         self.answers = True
         seen = count(executors, nodes, session, self._wanted)
         self.words = str(seen)
+        self.working = seen.working
         if seen.alive:
             self._alive_at = now
         # A healthy one, or its node, is back the next time.
