@@ -11,9 +11,9 @@ environments and with the same networks (work.py), env steps per second of
 - training with PPO, the same work per env step: 10 epochs in minibatches of 64, and, `coarse`, of
   1024;
 
-with `--score`, the seconds from starting a program until its policy is that good; and with
-`--replay`, gradient steps per second of SAC and DQN, beside Stable-Baselines3's on one and on two
-threads.
+with `--score`, the seconds from starting a program until its policy is that good; with `--replay`,
+gradient steps per second of SAC and DQN, beside Stable-Baselines3's on one and on two threads; and
+with both, seconds to a score with DQN and SAC.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ PEERS = {
 }
 SCORES = {"HalfCheetah-v5": 1500.0, "Hopper-v5": 1000.0}
 SCORED = ("ours", "Stable-Baselines3", "CleanRL-style")
+REPLAY_SCORES = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "HalfCheetah-v5": 5000.0}
+# Module and dependency group of those that learn from replay.
+REPLAY_PEERS = {"ours": ("replay_ours", None), "Stable-Baselines3": ("replay_sb3", "sb3")}
 # Smaller ones served to choose how many steps an iteration of ours has.
 FIRST_SEED = 10
 
@@ -60,7 +63,7 @@ class Options:
     """How often each row is measured."""
 
     score: bool = False
-    """Compare seconds to a score instead, in HalfCheetah and Hopper; a seed a repetition."""
+    """Compare seconds to a score instead, a seed a repetition."""
 
     replay: bool = False
     """Compare learning from replay instead."""
@@ -89,6 +92,12 @@ class Peer:
 
 
 def main(options: Options) -> None:
+    if options.replay and options.score:
+        peers = {name: (module, install(group)) for name, (module, group) in REPLAY_PEERS.items()}
+        scores = REPLAY_SCORES.items()
+        tables = [time_to_score(env_id, target, peers, options) for env_id, target in scores]
+        write("replay-score", tables, options.output)
+        return
     if options.replay:
         write("replay", replay(options), options.output)
         return
@@ -101,7 +110,9 @@ def main(options: Options) -> None:
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"{name} is left out: it cannot be installed: {error}")
     if options.score:
-        tables = [time_to_score(env_id, pythons, options) for env_id in SCORES]
+        peers = {name: (PEERS[name][0], python) for name, python in pythons.items()}
+        scores = SCORES.items()
+        tables = [time_to_score(env_id, target, peers, options) for env_id, target in scores]
         write("score", tables, options.output)
         return
     envs, repetitions = options.envs, options.repetitions
@@ -216,14 +227,17 @@ def replay(options: Options) -> list[Table]:
     return tables
 
 
-def time_to_score(env_id: str, pythons: dict[str, Path], options: Options) -> Table:
-    """How often per hour it is reached, so that more is faster; where it is not within a million
-    steps, how often those would be done."""
+def time_to_score(
+    env_id: str, target: float, peers: dict[str, tuple[str, Path]], options: Options
+) -> Table:
+    """How often per hour it is reached, so that more is faster; where it is not within the run's
+    steps, how often those would be done. `peers` are modules of this folder and their Pythons."""
 
     def per_hour(name: str, k: int) -> float:
         seed = FIRST_SEED + k
         began = time.monotonic()
-        process = start(name, pythons[name], options.output, env_id, str(seed), str(SCORES[env_id]))
+        arguments = env_id, str(seed), str(target)
+        process = start_module(*peers[name], options.output, *arguments)
         try:
             out, _ = process.communicate()
         finally:
@@ -234,9 +248,9 @@ def time_to_score(env_id: str, pythons: dict[str, Path], options: Options) -> Ta
         print(f"{env_id} {name} seed {seed}: {seconds:.1f} s, {done}", flush=True)
         return 3600 / seconds
 
-    rows = {name: partial(per_hour, name) for name in pythons}
-    title = f"{env_id}, to a mean return of {SCORES[env_id]:.0f}"
-    pairs = [("ours", name) for name in pythons if name != "ours"]
+    rows = {name: partial(per_hour, name) for name in peers}
+    title = f"{env_id}, to a mean return of {target:.0f}"
+    pairs = [("ours", name) for name in peers if name != "ours"]
     table = compare(title, "times per hour", in_turn(rows, options.repetitions), pairs)
     print(f"\n{table}", flush=True)
     return table

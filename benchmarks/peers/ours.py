@@ -60,16 +60,15 @@ def main(env_id: str) -> None:
 
 
 def score(env_id: str, seed: int, target: float) -> int:
-    """Env steps until the mean return of the last `EPISODES` episodes, or a few more, is that."""
-    flags = SCORE_FLAGS[env_id]
-    config = TrainConfig(
-        env=env_id,
-        algorithm="ppo",
-        local=True,
-        seed=seed,
-        iterations=1_000_000 // flags["steps_per_iter"],
-        **flags,
-    )
+    """See `steps_to`."""
+    config = TrainConfig(env=env_id, algorithm="ppo", local=True, seed=seed, **SCORE_FLAGS[env_id])
+    return steps_to(target, config)
+
+
+def steps_to(target: float, config: TrainConfig) -> int:
+    """Env steps until the mean return of the last `EPISODES` episodes, or a few more, is `target`;
+    0 if it is not within a million. Iterations are as long as the configuration says."""
+    config = config.changed(iterations=1_000_000 // config.experiment.steps_per_iter)
     with Trainer(config) as trainer:
         last: list[tuple[int, float]] = []
         before = 0

@@ -1,10 +1,14 @@
-"""Gradient steps of this package's SAC and DQN, for `benchmarks.peers --replay`."""
+"""This package's SAC and DQN. No arguments to serve gradient steps, `ENV_ID SEED TARGET` to train
+up to a score."""
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 
-from benchmarks.peers.work import GRADIENT_STEPS, REPLAY_NETWORK, TASKS, serve
+from benchmarks.peers.ours import steps_to
+from benchmarks.peers.work import GRADIENT_STEPS, REPLAY_NETWORK, SCORERS, TASKS, serve
 from flame_rl import TrainConfig, Trainer
 from flame_rl.run.trainer import one_thread
 
@@ -44,5 +48,14 @@ def main() -> None:
     serve({task: lambda trainer=trainer: steps(trainer) for task, trainer in trainers.items()})
 
 
+def score(env_id: str, seed: int, target: float) -> int:
+    """See `steps_to`; with this package's presets."""
+    config = TrainConfig(env=env_id, algorithm=SCORERS[env_id], local=True, seed=seed)
+    return steps_to(target, config)
+
+
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) == 1:
+        main()
+    else:
+        print(score(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

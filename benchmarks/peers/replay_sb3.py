@@ -1,14 +1,54 @@
-"""Gradient steps of Stable-Baselines3's SAC and DQN. Argument: the number of torch's threads."""
+"""Stable-Baselines3's SAC and DQN. Arguments: the number of torch's threads, to serve gradient
+steps; `ENV_ID SEED TARGET`, to train up to a score."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
 from stable_baselines3 import DQN, SAC
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from benchmarks.peers.work import GRADIENT_STEPS, REPLAY_NETWORK, TASKS, serve
+from benchmarks.peers.sb3 import Until
+from benchmarks.peers.work import GRADIENT_STEPS, REPLAY_NETWORK, SCORERS, TASKS, serve
+
+# The settings that its authors tuned, as RL Baselines3 Zoo publishes them: steps of the whole run,
+# which the exploration is a fraction of, and arguments of the algorithm.
+_WIDE = {"policy_kwargs": {"net_arch": [256, 256]}}
+TUNED = {
+    "CartPole-v1": (
+        50_000,
+        {
+            "learning_rate": 2.3e-3,
+            "batch_size": 64,
+            "buffer_size": 100_000,
+            "learning_starts": 1_000,
+            "target_update_interval": 10,
+            "train_freq": 256,
+            "gradient_steps": 128,
+            "exploration_fraction": 0.16,
+            "exploration_final_eps": 0.04,
+            **_WIDE,
+        },
+    ),
+    "Acrobot-v1": (
+        100_000,
+        {
+            "learning_rate": 6.3e-4,
+            "batch_size": 128,
+            "buffer_size": 50_000,
+            "learning_starts": 0,
+            "target_update_interval": 250,
+            "train_freq": 4,
+            "gradient_steps": -1,
+            "exploration_fraction": 0.12,
+            "exploration_final_eps": 0.1,
+            **_WIDE,
+        },
+    ),
+    "HalfCheetah-v5": (1_000_000, {"learning_starts": 10_000}),
+}
 
 
 def main(threads: int) -> None:
@@ -36,5 +76,21 @@ def main(threads: int) -> None:
     serve({task: lambda model=model: steps(model) for task, model in models.items()})
 
 
+def score(env_id: str, seed: int, target: float) -> int:
+    """Env steps until then with the tuned settings, 0 if it is not within their steps. SAC's larger
+    batches are quicker on all cores."""
+    if SCORERS[env_id] == "sac":
+        torch.set_num_threads(os.cpu_count())
+    algorithm = {"sac": SAC, "dqn": DQN}[SCORERS[env_id]]
+    steps, settings = TUNED[env_id]
+    model = algorithm("MlpPolicy", env_id, seed=seed, device="cpu", **settings)
+    until = Until(target)
+    model.learn(steps, callback=until)
+    return model.num_timesteps if until.reached else 0
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    if len(sys.argv) == 2:
+        main(int(sys.argv[1]))
+    else:
+        print(score(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

@@ -57,7 +57,7 @@ class _Quiet(BaseCallback):
         return True
 
 
-class _Until(BaseCallback):
+class Until(BaseCallback):
     """Ends the training at a score."""
 
     def __init__(self, target: float) -> None:
@@ -77,7 +77,7 @@ def score(env_id: str, seed: int, target: float) -> int:
     what it recommends for MuJoCo: normalised observations and rewards."""
     envs = VecNormalize(make_vec_env(env_id, ENVS, seed=seed), gamma=0.99)
     model = PPO("MlpPolicy", envs, n_steps=2048 // ENVS, seed=seed, device="cpu")
-    until = _Until(target)
+    until = Until(target)
     model.learn(1_000_000, callback=until)
     return model.num_timesteps if until.reached else 0
 

@@ -29,6 +29,9 @@ TASKS = {
     "DQN, 128": ("dqn", "Acrobot-v1", 128),
 }
 
+# The algorithm that trains up to a score, by environment.
+SCORERS = {"CartPole-v1": "dqn", "Acrobot-v1": "dqn", "HalfCheetah-v5": "sac"}
+
 
 def serve(
     tasks: dict[str, Callable[[], int]], uncounted: dict[str, Callable[[], object]] | None = None
