@@ -56,13 +56,18 @@ FLAGS = {
 }
 # The README's first command, with the flags' defaults.
 DEFAULT = ("--env", "ant", "--iterations", "20")
-# With `--replay`: the algorithm of each environment, which runs with its presets.
+# With `--replay`: environment and algorithm of each run, with its presets, and further flags.
 REPLAY = {
-    "CartPole-v1": "dqn",
-    "MountainCar-v0": "dqn",
-    "LunarLander-v3": "dqn",
-    "Pendulum-v1": "ddpg",
-    "Acrobot-v1": "dqn",
+    ("CartPole-v1", "dqn"): (),
+    ("MountainCar-v0", "dqn"): (),
+    ("LunarLander-v3", "dqn"): (),
+    ("Pendulum-v1", "ddpg"): (),
+    ("Pendulum-v1", "td3"): (),
+    ("Pendulum-v1", "sac"): (),
+    ("Acrobot-v1", "dqn"): (),
+    ("Acrobot-v1", "dqn, quantiles"): ("--distribution", "quantiles"),
+    ("Hopper-v5", "sac"): (),
+    ("Walker2d-v5", "sac"): (),
 }
 # The mean return at which an environment counts as learned.
 LEARNED = {"CartPole-v1": 475}
@@ -125,8 +130,9 @@ def table(options: Options) -> Iterator[Run]:
     """All runs, first every cell with the first seed, so that every cell has a result early."""
     if options.replay:
         for seed in options.seeds:
-            for env, algorithm in REPLAY.items():
-                yield Run(env, algorithm, seed, ("--env", env, "--algorithm", algorithm))
+            for (env, name), more in REPLAY.items():
+                algorithm = name.partition(",")[0]
+                yield Run(env, name, seed, ("--env", env, "--algorithm", algorithm, *more))
         return
     for seed in options.seeds:
         for env in options.envs:
