@@ -73,13 +73,16 @@ def plot_curve(folder: Path, title: str) -> Path | None:
     return path
 
 
-def plot_settings(settings: list[Setting], path: Path) -> None:
+def plot_settings(
+    settings: list[Setting], path: Path, ylabel: str = "reward of an episode"
+) -> None:
     """Draw the settings' curves over env steps and over seconds, a row for each environment, and
     show them where there is a display.
 
     Args:
         settings: of one or more environments.
         path: of the picture; its suffix is one of `SUFFIXES`.
+        ylabel: what the curves show.
 
     Raises:
         UsageError: more settings than can be told apart.
@@ -106,7 +109,7 @@ def plot_settings(settings: list[Setting], path: Path) -> None:
                 if setting.env == env:
                     _draw(axes, axis, setting, names.index(setting.name))
             _finish(axes, axis)
-        row[0].set_ylabel("reward of an episode")
+        row[0].set_ylabel(ylabel)
         row[0].set_title(env, loc="left", fontweight="bold")
     entries = _legend(grid.ravel())
     # Long names need fewer columns to fit in the picture.
