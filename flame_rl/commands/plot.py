@@ -14,7 +14,8 @@ from flame_rl.system.output import say, warn
 
 @dataclass(frozen=True)
 class PlotCommand:
-    """Draw learning curves over environment steps and over seconds.
+    """Draw learning curves over environment steps and over seconds; of several columns, over
+    environment steps alone.
 
     Runs that differ in nothing but the seed share a colour: a thin line for each, a thick one for
     their mean.
@@ -50,7 +51,5 @@ def plot(arguments: Sequence[str]) -> None:
                 "keeps its last value from there on"
             )
     settings = columns_of(group_runs(runs), command.columns)
-    rewards = all(column.startswith("reward_") for column in command.columns)
-    ylabel = "reward of an episode" if rewards else "mean of an iteration"
-    plot_settings(settings, command.output, ylabel)
+    plot_settings(settings, command.output, command.columns)
     say(f"Curves: {command.output}")
