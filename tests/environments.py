@@ -632,6 +632,77 @@ class StillBorn(Base):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Parts(Base):
+    """A reward of two parts, 2 for action 1 and -1 for every step before, named in `info`."""
+
+    horizon = 3
+
+    def reward(self, action) -> float:
+        return 2.0 * float(action) - self.t
+
+    def step(self, action):
+        info = {"gain": 2.0 * float(action), "cost": -self.t, "note": "text"}
+        return (*super().step(action)[:-1], info)
+
+
+class AlteredParts(Parts):
+    """The `info` of its second step is another one."""
+
+    info: ClassVar[object] = None
+
+    def step(self, action):
+        *others, info = super().step(action)
+        return (*others, self.info if self.t == 2 else info)
+
+
+class WithoutCost(AlteredParts):
+    info: ClassVar[object] = {"gain": 1.0}
+
+
+class WithoutInfo(AlteredParts):
+    pass
+
+
+class InfiniteCost(AlteredParts):
+    info: ClassVar[object] = {"gain": 1.0, "cost": -np.inf}
+
+
+class CostInWords(AlteredParts):
+    info: ClassVar[object] = {"gain": 1.0, "cost": "much"}
+
+
+class CostOfTwo(AlteredParts):
+    info: ClassVar[object] = {"gain": 1.0, "cost": np.ones(2)}
+
+
+class TwoRewards(Base):
+    """A vector: the action pays in the first number and costs in the second; `info` has a part,
+    too."""
+
+    reward_space: spaces.Space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    horizon = 3
+
+    def reward(self, action) -> np.ndarray:
+        return np.array([float(action), -3.0 * action + self.t])
+
+    def step(self, action):
+        info = {"cost": -self.t}
+        return (*super().step(action)[:-1], info)
+
+
+class ThreeRewards(TwoRewards):
+    """Three numbers where two are promised."""
+
+    def reward(self, action) -> np.ndarray:
+        return np.ones(3)
+
+
+class TableOfRewards(TwoRewards):
+    """Rewards of two axes."""
+
+    reward_space: spaces.Space = spaces.Box(-1, 1, (2, 2), np.float64)
+
+
 def _register() -> None:
     classes = {
         cls.__name__: cls

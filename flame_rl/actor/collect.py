@@ -93,6 +93,7 @@ class _Play:
         self._simulator = simulator
         self._policy = policy
         self._columns = request.columns
+        self._has_parts = any(column.name == "reward_parts" for column in request.columns)
         count = len(request.indices)
         slots = min(simulator.slots, count)
         width = _padded(slots)
@@ -150,6 +151,8 @@ class _Play:
         for recorded, source in self._done:
             recorded[row, live] = source[live]
         self._check_finite("reward", simulator.rewards[live], "step", self._running)
+        if self._has_parts:
+            self._check_finite("reward parts", simulator.reward_parts[live], "step", self._running)
         self._check_finite("observation", simulator.observations[live], "step", self._running)
         self._row = row + 1
         ended = simulator.terminated[live] | simulator.truncated[live]
@@ -264,7 +267,11 @@ class _Play:
 
 def _source(simulator: Simulator, name: str) -> np.ndarray:
     """The simulator's array that a column is recorded from; it stays the same object."""
-    return {"observations": simulator.observations, "rewards": simulator.rewards}[name]
+    return {
+        "observations": simulator.observations,
+        "rewards": simulator.rewards,
+        "reward_parts": simulator.reward_parts,
+    }[name]
 
 
 def _why_not_recorded(
@@ -280,7 +287,8 @@ def _why_not_recorded(
     known = {
         "observations": ("float32", (policy.observation_dim,), True),
         "actions": (policy.head.dtype, policy.head.shape, False),
-        "rewards": ("float64", (), False),
+        "rewards": ("float64", simulator.rewards.shape[1:], False),
+        "reward_parts": ("float64", simulator.reward_parts.shape[1:], False),
     }
     for column in columns:
         if column.name not in known:

@@ -14,7 +14,8 @@ from flame_rl.system.output import say, warn
 
 @dataclass(frozen=True)
 class PlotCommand:
-    """Draw learning curves over environment steps and over seconds.
+    """Draw learning curves over environment steps and over seconds; of several columns, over
+    environment steps alone.
 
     Runs that differ in nothing but the seed share a colour: a thin line for each, a thick one for
     their mean.
@@ -22,6 +23,9 @@ class PlotCommand:
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders; of one environment or of several."""
+
+    columns: tuple[str, ...] = ("reward_mean",)
+    """Columns of metrics.csv, a curve for each."""
 
     output: Path = Path("curves.png")
     """The picture, .png or .svg."""
@@ -31,7 +35,7 @@ def plot(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is nothing to draw."""
     command = tyro.cli(PlotCommand, args=arguments, prog="main.py plot")
     # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl.report.curves import group_runs, read_run
+    from flame_rl.report.curves import columns_of, group_runs, read_run
     from flame_rl.report.figures import SUFFIXES, plot_settings
 
     if not command.runs:
@@ -46,5 +50,6 @@ def plot(arguments: Sequence[str]) -> None:
                 f"warning: {run.folder} has {done} of its {wanted} iterations; a mean of seeds "
                 "keeps its last value from there on"
             )
-    plot_settings(group_runs(runs), command.output)
+    settings = columns_of(group_runs(runs), command.columns)
+    plot_settings(settings, command.output, command.columns)
     say(f"Curves: {command.output}")

@@ -80,7 +80,8 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
             warn(f"warning: {warning}")
         if config.output.reproduce is not None:
             episode = trainer.reproduce()
-            say(f"Reward {episode.rewards.sum()} in {episode.length} steps; nothing failed.")
+            reward = trainer.learner.rewards.own_return(episode)
+            say(f"Reward {reward} in {episode.length} steps; nothing failed.")
             return
         if trainer.learner.algorithm.notice:
             say(f"{trainer.learner.algorithm.notice}\n")
@@ -111,15 +112,16 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
 
     config, done = trainer.config, trainer.totals
     write_config(folder, config)
-    console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
-    trainer.listen(console)
-    names, begun = trainer.learner.algorithm.metrics, trainer.tables
+    learner, begun = trainer.learner, trainer.tables
+    names, parts = learner.algorithm.metrics, learner.rewards.names
     tables = [
-        MetricsReporter(folder, names, begun.get(METRICS_NAME, b"")),
+        MetricsReporter(folder, names, begun.get(METRICS_NAME, b""), parts),
         TimingReporter(folder, begun.get(TIMING_NAME, b"")),
     ]
     if config.experiment.evaluate_every is not None:
         tables.append(EvaluationsReporter(folder, begun.get(EVALUATIONS_NAME, b"")))
+    console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
+    trainer.listen(console)
     consumers = [*tables, console]
     if config.output.tensorboard:
         from flame_rl.report.tensorboard import TensorBoardReporter

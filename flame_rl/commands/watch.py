@@ -91,7 +91,7 @@ def run(command: WatchCommand, stop: StopSignal) -> None:
             on_step = (lambda: None) if command.video is None else bar.advance
             snapshot = trainer.learner.snapshot()
             for episode in show(snapshot, request, command.video, stop, on_step):
-                reward = episode.rewards.sum()
+                reward = trainer.learner.rewards.own_return(episode)
                 say(f"Episode {episode.index}: reward {reward} in {episode.length} steps")
                 bar.shorten((limit or 0) - episode.length)
     if command.video is not None:

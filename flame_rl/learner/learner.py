@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flame_rl.learner.rewards import OWN, Rewards, make_rewards
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
@@ -108,10 +110,12 @@ class Learner:
 
     Attributes:
         algorithm: see `Algorithm`.
+        rewards: makes of collected episodes those that `update` learns from.
     """
 
-    def __init__(self, config: TrainConfig, algorithm: Algorithm) -> None:
+    def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = OWN) -> None:
         self.algorithm = algorithm
+        self.rewards = rewards
         self._seed = config.experiment.seed
         self._iterations = config.experiment.iterations
         self._updates = 0
@@ -131,6 +135,9 @@ class Learner:
 
     def update(self, episodes: Episodes) -> dict[str, float]:
         """Improve the policy by whole episodes, collected by `collecting`.
+
+        Args:
+            episodes: what `rewards` made of them.
 
         Returns:
             The algorithm's metrics by name.
@@ -174,12 +181,19 @@ class Learner:
 
 
 def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
-    """A learner with the configured algorithm; its initial weights follow from the seed."""
+    """A learner with the configured algorithm; its initial weights follow from the seed.
+
+    Raises:
+        UsageError: the algorithm, or `make_rewards`, refuses the settings.
+    """
+    rewards = make_rewards(config.experiment, spec)
+    # Algorithms learn from one number.
+    spec = replace(spec, reward_shape=())
     module, _, function = config.algorithm.learner.partition(":")
     make = getattr(importlib.import_module(module), function)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.experiment.seed)
-        return Learner(config, make(config, spec))
+        return Learner(config, make(config, spec), rewards)
 
 
 def refuse_unless_finite(metrics: dict[str, float], state: dict[str, Tensor]) -> None:

@@ -187,6 +187,7 @@ def _details(result: IterationResult) -> str:
         f"    rewards     {result.reward_mean:.1f} ± {result.reward_std:.1f}, "
         f"{result.reward_min:.1f} to {result.reward_max:.1f}, "
         f"in episodes of {result.length_mean:.1f} steps",
+        *_parts(result),
         "    update      " + ", ".join(f"{n} {value:.4g}" for n, value in result.losses.items()),
         f"    speed       {timing.env_steps_per_second:.0f} env steps/s; seconds "
         + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items())
@@ -195,6 +196,11 @@ def _details(result: IterationResult) -> str:
     if result.evaluation is not None:
         lines.append(f"    evaluation  {result.evaluation}")
     return "\n".join(lines)
+
+
+def _parts(result: IterationResult) -> list[str]:
+    parts = [f"{name} {value:.1f}" for name, value in result.reward_parts.items()]
+    return [f"    parts       {', '.join(parts)}"] if parts else []
 
 
 def _amounts(config: TrainConfig) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -113,6 +113,39 @@ def group_runs(runs: list[Run]) -> list[Setting]:
         Setting(_name(group[0].config, [g[0].config for g in settings]), group)
         for group in settings
     ]
+
+
+def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Setting]:
+    """For each setting and each of these columns of metrics.csv, a setting whose runs have that
+    column in place of their rewards. Of several columns the names tell which.
+
+    Raises:
+        UsageError: a run has no such column, or iterations without a value of it.
+    """
+    found = []
+    for setting in settings:
+        alone = sum(other.env == setting.env for other in settings) == 1
+        for column in columns:
+            name = setting.name if len(columns) == 1 else column if alone else None
+            runs = tuple(_with_column(run, column) for run in setting.runs)
+            found.append(Setting(name or f"{setting.name}, {column}", runs))
+    return found
+
+
+def _with_column(run: Run, column: str) -> Run:
+    values = read_metrics(run.folder)
+    if column not in values:
+        raise UsageError(
+            f"--columns: {run.folder / METRICS_NAME} has no column {column!r}; it has "
+            f"{', '.join(values)}"
+        )
+    numbers = np.array(values[column][: len(run.rewards)])
+    if not np.isfinite(numbers).all():
+        raise UsageError(
+            f"--columns: {run.folder / METRICS_NAME}: the column {column} has gaps, iterations "
+            "without a value; draw another"
+        )
+    return replace(run, rewards=numbers)
 
 
 def mean_curve(runs: tuple[Run, ...], axis: Axis) -> tuple[np.ndarray, np.ndarray]:

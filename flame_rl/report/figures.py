@@ -34,8 +34,8 @@ _STYLES = (
 )
 # Markers on each line.
 _MARKERS = 8
-# Characters beside one another in the legend.
-_LEGEND_WIDTH = 135
+# Characters beside one another in the legend, for each inch of the picture.
+_LEGEND_WIDTH = 12
 
 
 def plot_curve(folder: Path, title: str) -> Path | None:
@@ -73,13 +73,16 @@ def plot_curve(folder: Path, title: str) -> Path | None:
     return path
 
 
-def plot_settings(settings: list[Setting], path: Path) -> None:
+def plot_settings(
+    settings: list[Setting], path: Path, columns: tuple[str, ...] = ("reward_mean",)
+) -> None:
     """Draw the settings' curves over env steps and over seconds, a row for each environment, and
-    show them where there is a display.
+    show them where there is a display. Of several columns, the second would be no other picture.
 
     Args:
         settings: of one or more environments.
         path: of the picture; its suffix is one of `SUFFIXES`.
+        columns: the columns of metrics.csv that the curves show.
 
     Raises:
         UsageError: more settings than can be told apart.
@@ -92,29 +95,32 @@ def plot_settings(settings: list[Setting], path: Path) -> None:
             f"{len(names)} settings in one picture; at most {len(_STYLES)} are legible"
         )
     envs = list(dict.fromkeys(setting.env for setting in settings))
+    across: tuple[Axis, ...] = ("env_steps",) if len(columns) > 1 else tuple(_LABELS)
+    width = 8 if len(columns) > 1 else 11
     figure, grid = plt.subplots(
         len(envs),
-        len(_LABELS),
-        figsize=(11, 1.2 + 3.6 * len(envs)),
+        len(across),
+        figsize=(width, 1.2 + 3.6 * len(envs)),
         sharey="row",
         squeeze=False,
         layout="constrained",
     )
     for env, row in zip(envs, grid, strict=True):
-        for axis, axes in zip(_LABELS, row, strict=True):
+        for axis, axes in zip(across, row, strict=True):
             for setting in settings:
                 if setting.env == env:
                     _draw(axes, axis, setting, names.index(setting.name))
             _finish(axes, axis)
-        row[0].set_ylabel("reward of an episode")
+        rewards = all(column.startswith("reward_") for column in columns)
+        row[0].set_ylabel("reward of an episode" if rewards else "mean of an iteration")
         row[0].set_title(env, loc="left", fontweight="bold")
     entries = _legend(grid.ravel())
     # Long names need fewer columns to fit in the picture.
-    columns = _LEGEND_WIDTH // (10 + max(map(len, entries["labels"])))
+    beside = _LEGEND_WIDTH * width // (10 + max(map(len, entries["labels"])))
     legend = figure.legend(
         **entries,
         loc="outside lower center",
-        ncols=min(len(names), max(1, columns)),
+        ncols=min(len(names), max(1, beside)),
         handlelength=4,
         frameon=False,
         title=_caption(settings),

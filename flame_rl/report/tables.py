@@ -11,34 +11,50 @@ from pathlib import Path
 
 from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
 from flame_rl.run.results import IterationResult
+from flame_rl.system.errors import UsageError
 from flame_rl.system.files import write_atomically
 
+# Columns that metrics.csv always has: the numbers of the same names in a result.
+_TOTALS = ("iteration", "episodes", "env_steps")
+_REWARDS = ("reward_mean", "reward_std", "reward_min", "reward_max")
+_REST = ("length_mean", "weights_digest")
 TIMING_NAME = "timing.csv"
 
 
 class MetricsReporter:
     """Writes metrics.csv, one row per iteration, each on disk before the next iteration begins."""
 
-    def __init__(self, folder: Path, metrics: tuple[str, ...], begun: bytes = b"") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        metrics: tuple[str, ...],
+        begun: bytes = b"",
+        reward_parts: tuple[str, ...] = (),
+    ) -> None:
         """
         Args:
             folder: the run folder.
             metrics: names of the algorithm's columns; a cell without a value is empty.
             begun: the text of the file so far, from the checkpoint of a resumed run.
+            reward_parts: names of the columns of the reward's parts.
+
+        Raises:
+            UsageError: a part of the reward has the name of another column.
         """
+        for name in reward_parts:
+            if name in (*_TOTALS, *_REWARDS, *_REST, *metrics):
+                raise UsageError(
+                    f"--reward-parts: {name!r} is the name of another column of {METRICS_NAME}; "
+                    "give the entry of info another name in the environment"
+                )
         self._metrics = metrics
         self.rows = Rows(folder / METRICS_NAME, begun)
 
     def report(self, result: IterationResult) -> None:
         self.rows.write(
             {
-                "iteration": result.iteration,
-                "episodes": result.episodes,
-                "env_steps": result.env_steps,
-                "reward_mean": result.reward_mean,
-                "reward_std": result.reward_std,
-                "reward_min": result.reward_min,
-                "reward_max": result.reward_max,
+                **{name: getattr(result, name) for name in (*_TOTALS, *_REWARDS)},
+                **result.reward_parts,
                 "length_mean": result.length_mean,
                 **{name: result.losses.get(name, "") for name in self._metrics},
                 "weights_digest": result.weights_digest,

@@ -44,6 +44,7 @@ class TensorBoardReporter:
             "reward/std": result.reward_std,
             "reward/min": result.reward_min,
             "reward/max": result.reward_max,
+            **{f"reward/{name}": value for name, value in result.reward_parts.items()},
             "episodes/length_mean": result.length_mean,
             "episodes/total": result.episodes,
             **{f"update/{name}": value for name, value in result.losses.items()},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flame_rl.backends import Backend
+from flame_rl.learner.rewards import Rewards
 from flame_rl.wire.messages import CollectRequest, PolicySnapshot
 
 RESAMPLES = 10_000
@@ -43,19 +44,22 @@ class Evaluation:
         )
 
 
-def evaluate(backend: Backend, snapshot: PolicySnapshot, request: CollectRequest) -> Evaluation:
-    """Play the requested episodes and summarise their rewards. Raises as `Backend.collect` does."""
-    episodes = backend.collect(snapshot, request).episodes
-    rewards = np.array([episode.rewards.sum() for episode in episodes])
-    low, high = bootstrap_interval(rewards)
+def evaluate(
+    backend: Backend, snapshot: PolicySnapshot, request: CollectRequest, rewards: Rewards
+) -> Evaluation:
+    """Play the requested episodes and summarise the environment's own rewards. Raises as
+    `Backend.collect` and `Rewards.own_of` do."""
+    episodes = rewards.own_of(backend.collect(snapshot, request).episodes)
+    returns = np.array([episode.rewards.sum() for episode in episodes])
+    low, high = bootstrap_interval(returns)
     return Evaluation(
         episodes=len(episodes),
-        reward_mean=float(rewards.mean()),
+        reward_mean=float(returns.mean()),
         reward_low=low,
         reward_high=high,
-        reward_median=float(np.median(rewards)),
-        reward_min=float(rewards.min()),
-        reward_max=float(rewards.max()),
+        reward_median=float(np.median(returns)),
+        reward_min=float(returns.min()),
+        reward_max=float(returns.max()),
         length_mean=episodes.steps / len(episodes),
     )
 

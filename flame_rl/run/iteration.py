@@ -16,7 +16,7 @@ from flame_rl.run.evaluation import evaluate
 from flame_rl.run.results import IterationResult, Timing, Totals
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec
-from flame_rl.wire.steps import step_columns
+from flame_rl.wire.steps import recorded_columns
 
 # Episodes of the first iteration with steps_per_iter, when their length is not yet known.
 FIRST_EPISODES = 8
@@ -52,17 +52,19 @@ def run_iteration(
         backend.begin(latest, training_request(config, spec, after, latest.version))
     evaluation = None
     with undone_on_failure(learner):
-        losses = learner.update(collected.episodes)
+        own = learner.rewards.own_of(collected.episodes)
+        learned = learner.rewards.learned_of(own)
+        losses = learner.update(learned)
         updated = time.perf_counter()
         if experiment.evaluate_every and (iteration + 1) % experiment.evaluate_every == 0:
             snapshot = learner.snapshot()
             indices = tuple(range(experiment.evaluate_episodes))
             request = make_request(config, spec, iteration, indices, snapshot.version)
             request = replace(request, stream="validation", explore=False)
-            evaluation = evaluate(backend, snapshot, request)
+            evaluation = evaluate(backend, snapshot, request, learner.rewards)
         evaluated = time.perf_counter()
 
-        rewards = np.array([episode.rewards.sum() for episode in collected.episodes])
+        rewards = np.array([episode.rewards.sum() for episode in own])
         return IterationResult(
             iteration=iteration,
             episodes=after.episodes,
@@ -73,6 +75,7 @@ def run_iteration(
             reward_max=float(rewards.max()),
             length_mean=after.length_mean,
             losses=losses,
+            reward_parts=learner.rewards.means(collected.episodes, learned),
             weights_digest=learner.weights_digest(),
             timing=Timing(
                 collecting=arrived - began,
@@ -124,10 +127,12 @@ def make_request(
         iteration=iteration,
         indices=indices,
         policy_version=version,
-        columns=step_columns(spec),
+        columns=recorded_columns(spec, config.experiment.reward_parts),
     )
 
 
 def environment_of(config: TrainConfig, env_id: str) -> Environment:
-    """The environment with the configured time limit and simulator."""
-    return Environment(env_id, config.experiment.max_episode_steps, config.execution.simulator)
+    """The environment with the configured time limit, simulator and reward parts."""
+    experiment = config.experiment
+    limit, parts = experiment.max_episode_steps, experiment.reward_parts
+    return Environment(env_id, limit, config.execution.simulator, parts)

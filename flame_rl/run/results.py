@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flame_rl.run.evaluation import Evaluation
 
@@ -64,6 +64,8 @@ class IterationResult:
         weights_digest: SHA-256 over the learner's weights after the update.
         timing: see `Timing`.
         evaluation: of the policy after the update, where one was due.
+        reward_parts: by name, the mean over this iteration's episodes of the undiscounted sum of
+            each part of the reward; see `flame_rl.learner.rewards.Rewards.means`.
     """
 
     iteration: int
@@ -78,6 +80,7 @@ class IterationResult:
     weights_digest: str
     timing: Timing
     evaluation: Evaluation | None = None
+    reward_parts: dict[str, float] = field(default_factory=dict)
 
     @property
     def totals(self) -> Totals:

@@ -256,7 +256,7 @@ class Trainer:
             UsageError, RunError, Interrupted: as in `train`.
         """
         request = self.evaluation_request(episodes, explore, seed)
-        return evaluate(self._backend, self.learner.snapshot(), request)
+        return evaluate(self._backend, self.learner.snapshot(), request, self.learner.rewards)
 
     def evaluation_request(self, episodes: int, explore: bool, seed: int) -> CollectRequest:
         """The request for an evaluation's episodes; see `evaluate`."""

@@ -33,7 +33,8 @@ LogStd = Annotated[float, Within(-20, 5, "from -20 to 5")]
 def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
     """Check every field of a frozen dataclass against its annotation; call it in `__post_init__`.
 
-    An int where a float is expected becomes one. Fields named in `but` are skipped.
+    An int where a float is expected becomes one, also in a tuple. Fields named in `but` are
+    skipped.
 
     Raises:
         UsageError: a value has the wrong type, is not among the choices, or is out of range.
@@ -46,6 +47,9 @@ def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
         plain, ranges = _unfold(hint)
         if type(value) is int and float in plain and int not in plain:
             value = float(value)
+            object.__setattr__(settings, field.name, value)
+        if type(value) is tuple and tuple[float, ...] in plain:
+            value = tuple(float(each) if type(each) is int else each for each in value)
             object.__setattr__(settings, field.name, value)
         if not any(_is_a(value, each) for each in plain):
             refuse(field.name, " or ".join(_name(each) for each in plain), value)

@@ -126,7 +126,9 @@ class TrainConfig:
             if unknown := set(data) - set(PARTS):
                 raise ValueError(f"{', '.join(map(str, unknown))}: no part of a configuration")
             values = {part: dict(data[part]) for part in PARTS}
-            values["experiment"]["hidden_sizes"] = tuple(values["experiment"]["hidden_sizes"])
+            for part in values.values():
+                # JSON knows no tuples.
+                part |= {name: tuple(v) for name, v in part.items() if isinstance(v, list)}
             folder = values["output"]["output"]
             values["output"]["output"] = None if folder is None else Path(folder)
             kinds = _kinds(_known(values["algorithm"].pop("name")))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from flame_rl.settings.checks import Count, Fraction, Seed, Within, check_fields, refuse
+from flame_rl.settings.checks import Count, Fraction, Number, Seed, Within, check_fields, refuse
 from flame_rl.settings.environments import environment_name
 
 if TYPE_CHECKING:
@@ -46,6 +46,18 @@ class Experiment:
     """Discount of future rewards per step, 0 to 1. At 1 a return is the plain sum to the episode's
     end, and, without a value network, a time limit counts as that end."""
 
+    reward_parts: tuple[str, ...] = ()
+    """Names of numbers in the environment's `info` that are recorded at every step, such as
+    reward_forward and reward_ctrl; metrics.csv has a column for each."""
+
+    reward_weights: tuple[Number, ...] = ()
+    """Learn from the weighted sum of the reward's parts: a weight for each number of a reward that
+    is a vector, then for each of --reward-parts."""
+
+    reward: str | None = None
+    """Learn from what your function makes of an episode's rewards, module:function. Evaluations
+    report the environment's own reward."""
+
     hidden_sizes: tuple[Annotated[int, Within(1, 1 << 40, "widths of at least 1")], ...] = (64, 64)
     """Widths of the hidden layers of every network."""
 
@@ -66,6 +78,12 @@ class Experiment:
         if named and ":" in self.env and not all(self.env.rpartition(":")[::2]):
             refuse("env", "a module and an id, as in my_env:Mine-v0", self.env)
         check_fields(self, but=("env",))
+        if len(set(self.reward_parts)) < len(self.reward_parts) or "" in self.reward_parts:
+            refuse("reward_parts", "names of entries of info, each once", self.reward_parts)
+        if self.reward is not None and not all(self.reward.rpartition(":")[::2]):
+            refuse("reward", "a module and a function, as in my_env:shaped", self.reward)
+        if self.reward is not None and self.reward_weights:
+            refuse("reward_weights", "not with --reward, which replaces them", self.reward_weights)
 
     @property
     def env_name(self) -> str:

@@ -103,7 +103,7 @@ def encode_request(request: CollectRequest) -> bytes:
     # Not `asdict`, which copies every index.
     header = dict(vars(request))
     indices = np.array(header.pop("indices"), np.int64)
-    header["environment"] = vars(request.environment)
+    header["environment"] = _environment_data(request.environment)
     header["columns"] = [vars(column) for column in request.columns]
     return pack("request", header, {"indices": indices})
 
@@ -126,6 +126,11 @@ def decode_request(data: Buffer) -> CollectRequest:
     )
 
 
+def _environment_data(environment: Environment) -> dict[str, Any]:
+    # What few environments have is left out of the messages of all others.
+    return {name: value for name, value in vars(environment).items() if value != ()}
+
+
 def _read_environment(header: dict[str, Any]) -> Environment:
     data = header.get("environment")
     if not isinstance(data, dict):
@@ -134,6 +139,7 @@ def _read_environment(header: dict[str, Any]) -> Environment:
         env_id=_text(data, "env_id"),
         max_episode_steps=_integer_or_none(data, "max_episode_steps", 1),
         simulator=_text(data, "simulator"),
+        reward_parts=_texts(data, "reward_parts"),
     )
 
 
@@ -256,7 +262,7 @@ def _read_rows(arrays: dict[str, np.ndarray], column: Column, rows: int) -> np.n
 
 def encode_describe(environment: Environment) -> bytes:
     """The request for a description, whose answer `decode_description` reads."""
-    return pack("describe", {"environment": vars(environment)}, {})
+    return pack("describe", {"environment": _environment_data(environment)}, {})
 
 
 def decode_describe(data: Buffer) -> Environment:
@@ -286,6 +292,8 @@ def spec_data(spec: EnvironmentSpec) -> dict[str, Any]:
         "note": spec.note,
         "time_limit": spec.time_limit,
     }
+    if spec.reward_shape:
+        data["reward_shape"] = list(spec.reward_shape)
     if len(json.dumps(data)) > _MAX_SPEC_BYTES:
         raise WireError(
             f"the spaces of {spec.env_id} take more than {_MAX_SPEC_BYTES} bytes to describe: give "
@@ -306,8 +314,11 @@ def read_spec(header: dict[str, Any]) -> EnvironmentSpec:
         env_id=_text(header, "env_id"),
         note=_text(header, "note"),
         time_limit=_integer_or_none(header, "time_limit", 1),
+        reward_shape=_integers(header, "reward_shape", 1) if "reward_shape" in header else (),
         **spaces,
     )
+    if len(spec.reward_shape) > 1:
+        raise WireError(f"reward_shape: not that of a vector: {spec.reward_shape[:9]}")
     if spec.observation_dim < 1:
         raise WireError("observation_space: it has no numbers")
     # Dict and Tuple have no shape, and cannot be action spaces.
@@ -392,6 +403,14 @@ def _text(header: dict[str, Any], name: str) -> str:
     if type(value) is not str or len(value) > MAX_TEXT_CHARACTERS:
         raise WireError(f"{name}: not a text of at most {MAX_TEXT_CHARACTERS} characters")
     return value
+
+
+def _texts(header: dict[str, Any], name: str) -> tuple[str, ...]:
+    """A list of texts, which may be missing."""
+    values = header.get(name, [])
+    if not isinstance(values, list) or any(type(value) is not str for value in values):
+        raise WireError(f"{name}: not a list of texts: {str(values)[:40]}")
+    return tuple(values)
 
 
 def _one_of(header: dict[str, Any], name: str, known: tuple[str, ...]) -> Any:

@@ -33,11 +33,13 @@ class Environment:
         env_id: the Gymnasium id, `module:Name-v0` for a user's own.
         max_episode_steps: a time limit in steps that replaces the environment's own, or None.
         simulator: "plain", "fast", or "auto": the fast one where it gives the same bits.
+        reward_parts: names of numbers in `info` that are recorded at every step.
     """
 
     env_id: str
     max_episode_steps: int | None = None
     simulator: str = "auto"
+    reward_parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class EnvironmentSpec:
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
         note: one line on why the environment's fast simulator is not used; else empty.
         time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
+        reward_shape: () where a reward is one number, (K,) where it is a vector.
     """
 
     env_id: str
@@ -57,6 +60,7 @@ class EnvironmentSpec:
     action_space: gymnasium.Space
     note: str = ""
     time_limit: int | None = None
+    reward_shape: tuple[int, ...] = ()
 
     @property
     def observation_dim(self) -> int:
@@ -202,8 +206,13 @@ class Episode:
 
     @property
     def rewards(self) -> np.ndarray:
-        """float64 [T]."""
+        """float64 [T]; [T, K] as they come from an environment whose reward is a vector."""
         return self.columns["rewards"]
+
+    @property
+    def reward_parts(self) -> np.ndarray:
+        """float64 [T, P], the numbers that `Environment.reward_parts` names, if it names any."""
+        return self.columns["reward_parts"]
 
 
 @dataclass(frozen=True)
@@ -243,7 +252,7 @@ class Episodes:
 
     @property
     def rewards(self) -> np.ndarray:
-        """float64 [N]."""
+        """float64 [N]; [N, K] as they come from an environment whose reward is a vector."""
         return self.columns["rewards"]
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
     """The columns that every algorithm needs: observations, actions and rewards.
 
     Observations are flattened. Actions are recorded as the policy sampled them: real numbers before
-    clipping, choices counted from 0.
+    clipping, choices counted from 0. Rewards are as the environment returns them.
     """
     choices = spec.choices
     scalar = len(spec.action_space.shape) == 0
@@ -23,5 +23,15 @@ def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
     return (
         Column("observations", "float32", (spec.observation_dim,), per_observation=True),
         actions,
-        Column("rewards", "float64", (), per_observation=False),
+        Column("rewards", "float64", spec.reward_shape, per_observation=False),
     )
+
+
+def recorded_columns(spec: EnvironmentSpec, reward_parts: tuple[str, ...]) -> tuple[Column, ...]:
+    """What actors record: `step_columns`, and the reward parts of these names, if any, side by side
+    in one column."""
+    if not reward_parts:
+        return step_columns(spec)
+    shape = (len(reward_parts),)
+    parts = Column("reward_parts", "float64", shape, per_observation=False)
+    return (*step_columns(spec), parts)

@@ -27,11 +27,19 @@ from tests.helpers import (
 )
 
 OTHER = replace(mujoco_twins.ROBOTS["HalfCheetah-v5"], control_cost=0.1001)
+# The parts of each reward that Gymnasium names, in some order.
+PARTS = {
+    "CartPole-v1": (),
+    "HalfCheetah-v5": ("reward_ctrl", "reward_forward"),
+    "Hopper-v5": ("reward_survive", "reward_forward", "reward_ctrl"),
+    "Walker2d-v5": ("reward_forward", "reward_survive", "reward_ctrl"),
+    "Ant-v5": ("reward_contact", "reward_forward", "reward_ctrl", "reward_survive"),
+}
 TWINS = ["CartPole-v1", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5"]
 
 
 def fast(env_id: str, limit: int | None = None):
-    simulator, note = choose_simulator(Environment(env_id, limit, "fast"))
+    simulator, note = choose_simulator(Environment(env_id, limit, "fast", PARTS[env_id]))
     assert not isinstance(simulator, PlainSimulator) and note == ""
     return simulator
 
@@ -45,14 +53,15 @@ def random_actions(space: gymnasium.Space, shape: tuple[int, ...], rng) -> np.nd
 
 
 def gymnasium_episode(env: gymnasium.Env, seed: int, actions: np.ndarray):
-    """Plainly: reset, step until done. Rows of float64 observations, rewards, ends."""
+    """Plainly: reset, step until done. Rows of float64 observations, rewards, their parts, ends."""
     observation, _ = env.reset(seed=seed)
-    yield observation, None, None, None
+    yield observation, None, None, None, None
     for action in actions:
         if isinstance(env.action_space, gymnasium.spaces.Box):
             action = np.clip(action, env.action_space.low, env.action_space.high)
-        observation, reward, terminated, truncated, _ = env.step(action)
-        yield observation, reward, terminated, truncated
+        observation, reward, terminated, truncated, info = env.step(action)
+        parts = np.array([info[name] for name in PARTS[env.spec.id]], np.float64)
+        yield observation, reward, parts, terminated, truncated
         if terminated or truncated:
             return
 
@@ -91,11 +100,12 @@ def test_a_twin_has_gymnasiums_bits(env_id, limit, steps):
             compare(slot)
 
     def compare(slot: int) -> bool:
-        observation, reward, terminated, truncated = next(expected[slot])
+        observation, reward, parts, terminated, truncated = next(expected[slot])
         assert twin.observations[slot].tobytes() == observation.astype(np.float32).tobytes()
         if reward is None:
             return False
         assert twin.rewards[slot].tobytes() == np.float64(reward).tobytes()
+        assert twin.reward_parts[slot].tobytes() == parts.tobytes()
         assert twin.terminated[slot] == terminated and twin.truncated[slot] == truncated
         return bool(terminated or truncated)
 
@@ -188,6 +198,31 @@ def test_the_comparison_at_the_start_notices_another_twin(env_id, module, name, 
     simulator, note = choose_simulator(Environment(env_id, None, "auto"))
     assert isinstance(simulator, PlainSimulator)
     assert "differs" in note
+
+
+def test_the_comparison_at_the_start_notices_another_part(monkeypatch):
+    step = mujoco_twins.MujocoTwin.step
+
+    def altered(twin, *arguments) -> None:
+        step(twin, *arguments)
+        twin.reward_parts[:, 1] *= -1
+
+    monkeypatch.setattr(mujoco_twins.MujocoTwin, "step", altered)
+    parts = ("reward_forward", "reward_survive")
+    simulator, note = choose_simulator(Environment("Hopper-v5", None, "auto", parts))
+    assert isinstance(simulator, PlainSimulator)
+    assert "differs" in note
+
+
+@pytest.mark.parametrize(
+    ("env_id", "name"), [("Ant-v5", "x_velocity"), ("CartPole-v1", "reward_forward")]
+)
+def test_a_part_that_a_twin_lacks_is_left_to_gymnasium(env_id, name):
+    simulator, note = choose_simulator(Environment(env_id, None, "auto", (name,)))
+    assert isinstance(simulator, PlainSimulator)
+    assert f"the fast twin of {env_id} has no {name!r}" in note
+    with pytest.raises(SimulatorError, match=rf"--simulator fast is not possible: .* no {name!r}"):
+        choose_simulator(Environment(env_id, None, "fast", (name,)))
 
 
 def test_a_twin_that_cannot_be_made_is_no_error(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from flame_rl.commands.plot import plot
 from flame_rl.report import figures
-from flame_rl.report.curves import group_runs, mean_curve, read_run, smooth
+from flame_rl.report.curves import columns_of, group_runs, mean_curve, read_run, smooth
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 
@@ -232,6 +232,64 @@ def test_folders_that_cannot_be_drawn_are_named(make_run, tmp_path, change, mess
     with pytest.raises(UsageError, match=message) as caught:
         plot([str(folder), "--output", str(tmp_path / "curves.png")])
     assert str(folder) in str(caught.value)
+
+
+def add_column(folder, name: str, values) -> None:
+    path = folder / "metrics.csv"
+    header, *rows = path.read_text().splitlines()
+    lines = [f"{row},{value}" for row, value in zip(rows, values, strict=True)]
+    path.write_text("\n".join([f"{header},{name}", *lines]) + "\n")
+
+
+def test_columns_are_curves_of_their_own(make_run, tmp_path, monkeypatch):
+    runs = []
+    for seed in (0, 1):
+        folder = make_run(f"seed {seed}", config_of(seed=seed), range(20))
+        add_column(folder, "reward_forward", [100 * seed + i for i in range(20)])
+        runs.append(folder)
+    settings = group_runs([read_run(folder) for folder in runs])
+    drawn = columns_of(settings, ("reward_forward", "reward_mean"))
+    assert [setting.name for setting in drawn] == ["reward_forward", "reward_mean"]
+    for setting, slope in zip(drawn, (100, 0), strict=True):
+        for seed, run in enumerate(setting.runs):
+            np.testing.assert_array_equal(run.rewards, slope * seed + np.arange(20))
+    assert columns_of(settings, ("reward_mean",))[0].name == settings[0].name
+
+    kept = []
+    monkeypatch.setattr(figures, "_save_and_show", lambda figure, path: kept.append(figure))
+    names = ("reward_mean", "reward_forward")
+    plot([*map(str, runs), "--columns", *names, "--output", str(tmp_path / "parts.png")])
+    (figure,) = kept
+    (axes,) = figure.axes  # seconds would show the same
+    assert axes.get_xlabel() == "environment steps"
+    assert axes.get_ylabel() == "reward of an episode"
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [f"{name} (2 seeds)" for name in names]
+    highest = {line.get_label(): line.get_ydata()[-1] for line in axes.get_lines()}
+    # Means of two seeds over the last two iterations, 18 and 19.
+    assert highest["reward_mean (2 seeds)"] == pytest.approx(18.5)
+    assert highest["reward_forward (2 seeds)"] == pytest.approx(68.5)
+    figures.plt.close("all")
+
+
+def test_of_several_settings_a_column_names_the_setting_too(make_run):
+    configs = config_of(), config_of(algorithm="ppo"), config_of(env="hopper")
+    runs = [read_run(make_run(str(i), config, range(3))) for i, config in enumerate(configs)]
+    names = [setting.name for setting in columns_of(group_runs(runs), ("reward_mean", "env_steps"))]
+    assert names == [
+        *("reinforce, reward_mean", "reinforce, env_steps"),
+        *("ppo, reward_mean", "ppo, env_steps"),
+        *("reward_mean", "env_steps"),
+    ]
+
+
+def test_a_column_that_cannot_be_drawn_is_named(make_run):
+    folder = make_run("a", TINY, range(3))
+    add_column(folder, "loss", ["", 1.5, 2.5])
+    with pytest.raises(UsageError, match=r"no column .los.; it has iteration, .*, loss"):
+        plot([str(folder), "--columns", "los"])
+    with pytest.raises(UsageError, match="the column loss has gaps"):
+        plot([str(folder), "--columns", "reward_mean", "loss"])
 
 
 def test_mistakes_in_the_command_are_named(make_run):

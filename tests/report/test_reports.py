@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from flame_rl.report import Reporters
+from flame_rl.report.tables import MetricsReporter
 from flame_rl.run.results import Totals
-from tests.helpers import ROOT, clean_environment, run_here, run_main
+from flame_rl.system.errors import UsageError
+from tests.helpers import ROOT, clean_environment, environment_id, run_here, run_main
 
 RUN = (
     *("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "300", "--hidden-sizes", "8"),
@@ -80,6 +82,33 @@ def test_tensorboard_shows_what_the_files_say(reported):
     assert shown["evaluation/reward_mean"] == {
         int(row["env_steps"]): pytest.approx(row["reward_mean"]) for row in evaluations
     }
+
+
+def test_parts_of_the_reward_are_shown_where_rewards_are(tmp_path):
+    done = run_here(
+        *("--env", environment_id("Parts"), "--reward-parts", "gain", "cost", "--workers", "0"),
+        *("--reward-weights", "1", "2", "--iterations", "2", "--episodes-per-iter", "5"),
+        *("--hidden-sizes", "8", "--output", "run", "--verbose", "--tensorboard"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    shown, metrics = scalars(tmp_path / "run"), table(tmp_path / "run", "metrics.csv")
+    lines = [line for line in done.stdout.splitlines() if line.startswith("    parts ")]
+    assert len(lines) == len(metrics) == 2
+    for row, line in zip(metrics, lines, strict=True):
+        # In each episode of three steps the costs are 0, 1 and 2.
+        assert row["cost"] == -3
+        assert row["reward_mean"] == pytest.approx(row["gain"] - 3)
+        assert row["reward_learned"] == pytest.approx(row["gain"] - 6)
+        for name in ("gain", "cost", "reward_learned"):
+            assert shown[f"reward/{name}"][row["env_steps"]] == pytest.approx(row[name])
+            assert f"{name} {row[name]:.1f}" in line
+
+
+@pytest.mark.parametrize("name", ["loss", "env_steps", "reward_mean", "weights_digest"])
+def test_a_part_cannot_have_the_name_of_another_column(name, tmp_path):
+    with pytest.raises(UsageError, match=f"--reward-parts: '{name}' is the name of another column"):
+        MetricsReporter(tmp_path, ("loss", "kl"), reward_parts=("gain", name))
 
 
 def test_a_resumed_run_is_shown_once(reported, tmp_path):

@@ -151,6 +151,18 @@ WRONG = [
     ({"env": 3}, "--env: a name or Gymnasium id"),
     ({"env": " "}, "--env: a name or Gymnasium id"),
     ({"reproduce": 3}, "--reproduce: with --resume"),
+    ({"reward_parts": ("a", "a")}, "--reward-parts: names of entries of info, each once"),
+    ({"reward_parts": ("a", "")}, "--reward-parts: names of entries of info, each once"),
+    ({"reward_parts": "a"}, "--reward-parts: a tuple of a text, not a"),
+    ({"reward_weights": (1.0, float("nan"))}, "--reward-weights: finite"),
+    ({"reward_weights": ("1",)}, "--reward-weights: a tuple of a number"),
+    ({"reward": "shaped"}, "--reward: a module and a function, as in my_env:shaped, not shaped"),
+    ({"reward": "my_env:"}, "--reward: a module and a function"),
+    ({"reward": ":shaped"}, "--reward: a module and a function"),
+    (
+        {"reward": "a:b", "reward_parts": ("c",), "reward_weights": (1,)},
+        "--reward-weights: not with --reward",
+    ),
     ({"clip_range": 0.1}, "clip_range: a setting of ppo; reinforce has none of that name"),
     ({"epoch": 3}, "epoch: no such setting"),
 ]
@@ -171,6 +183,17 @@ def test_an_integer_is_a_number():
     assert config.algorithm.initial_log_std == 0.0
     assert type(config.algorithm.initial_log_std) is float
     assert type(config.execution.cluster_patience) is float
+    config = TrainConfig(reward_parts=("a", "b"), reward_weights=(1, -0.5))
+    assert [type(weight) for weight in config.experiment.reward_weights] == [float, float]
+
+
+def test_names_and_negative_weights_come_from_the_command_line():
+    words = "--reward-parts reward_forward reward_ctrl --reward-weights 1 -0.5 --seed 4"
+    config, _ = parse(words.split())
+    assert config == TrainConfig(
+        reward_parts=("reward_forward", "reward_ctrl"), reward_weights=(1.0, -0.5), seed=4
+    )
+    assert TrainConfig.from_json(config.to_json()) == config
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

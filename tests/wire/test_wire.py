@@ -71,7 +71,8 @@ def test_request_round_trip():
         Column("pictures", "uint8", (4, 4, 3), True),
         Column("a", "int32", (2,), False, (3, 4)),
     )
-    others = {"environment": Environment("X-v0", 17, "fast")}, {"columns": columns}
+    environment = Environment("X-v0", 17, "fast", ("gain", "cost"))
+    others = {"environment": environment}, {"columns": columns}
     for other in ({}, *others, {"stream": "validation"}, {"explore": False}):
         request = dataclasses.replace(REQUEST, **other)
         assert codec.decode_request(codec.encode_request(request)) == request
@@ -89,8 +90,35 @@ def test_episodes_round_trip(continuous):
 def test_failure_and_description_round_trip():
     failure = CollectFailure("invalid", "NaN", "X-v0", 1, 4, 7, 99, "Traceback: …")
     assert codec.decode_result(codec.encode_failure(failure), REQUEST) == failure
-    spec = spec_of(3, 2, True)
-    assert codec.decode_description(codec.encode_description(spec)) == spec
+    for spec in (spec_of(3, 2, True), dataclasses.replace(spec_of(3, 2, True), reward_shape=(4,))):
+        assert codec.decode_description(codec.encode_description(spec)) == spec
+
+
+def test_what_has_no_reward_parts_says_nothing_of_them():
+    """Messages of most environments are as short as if there were no parts."""
+    header, _ = packing.unpack(codec.encode_request(REQUEST), "request")
+    assert header["environment"] == {
+        "env_id": "CartPole-v1",
+        "max_episode_steps": None,
+        "simulator": "auto",
+    }
+    assert b"reward" not in codec.encode_describe(Environment("X-v0"))
+    assert b"reward" not in codec.encode_description(spec_of(3, 2, True))
+
+
+@pytest.mark.parametrize("shape", [[2, 2], [0], [-1], 3, "3", [1.0]])
+def test_a_reward_of_another_shape_is_refused(shape):
+    data = codec.spec_data(spec_of(3, 2, True)) | {"reward_shape": shape}
+    with pytest.raises(packing.WireError, match="reward_shape"):
+        codec.read_spec(data)
+
+
+@pytest.mark.parametrize("names", [3, "gain", [3], {"gain": 1}])
+def test_names_of_parts_are_texts(names):
+    environment = vars(Environment("X-v0")) | {"reward_parts": names}
+    data = packing.pack("describe", {"environment": environment}, {})
+    with pytest.raises(packing.WireError, match="reward_parts: not a list of texts"):
+        codec.decode_describe(data)
 
 
 @pytest.mark.parametrize("character", ["a", "\U0001f600", "\x1b", "\ud800", "\U000e0001"])

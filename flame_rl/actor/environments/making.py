@@ -56,6 +56,7 @@ def describe_environment(environment: Environment) -> EnvironmentSpec:
             env.observation_space,
             env.action_space,
             time_limit=_time_limit(env),
+            reward_shape=reward_shape(env),
         )
         # Encoded and decoded, so that every backend gives the learner the same spec.
         return codec.read_spec(codec.spec_data(spec))
@@ -63,6 +64,22 @@ def describe_environment(environment: Environment) -> EnvironmentSpec:
         raise SimulatorError("environment", f"{environment.env_id}: {error}") from error
     finally:
         env.close()
+
+
+def reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
+    """() where a reward is one number; (K,) where the environment's `reward_space` is a Box of that
+    shape, as in MO-Gymnasium. Raises SimulatorError of kind "environment" for a Box of more axes.
+    """
+    space = env.get_wrapper_attr("reward_space") if env.has_wrapper_attr("reward_space") else None
+    if not isinstance(space, spaces.Box):
+        return ()
+    if len(space.shape) > 1 or 0 in space.shape:
+        raise SimulatorError(
+            "environment",
+            f"the reward space of {env.spec.id} cannot be learned from: {str(space)[:500]}; a Box "
+            "of shape (K,), with K of at least 1, can",
+        )
+    return space.shape
 
 
 def _time_limit(env: gymnasium.Env) -> int | None:

@@ -35,15 +35,19 @@ class CartPoleTwin:
     system", 2007) without friction, each operation in the order in which Gymnasium has it.
     """
 
-    def __init__(self, env: gymnasium.Env, max_episode_steps: int) -> None:
+    def __init__(
+        self, env: gymnasium.Env, max_episode_steps: int, reward_parts: tuple[str, ...]
+    ) -> None:
         """
         Args:
             env: Gymnasium's environment, which is not used.
             max_episode_steps: the step at which an episode is truncated.
+            reward_parts: none.
         """
         self.slots = SLOTS
         self.observations = np.zeros((SLOTS, 4), np.float32)
         self.rewards = np.ones(SLOTS, np.float64)  # every step pays 1, the last one too
+        self.reward_parts = np.zeros((SLOTS, 0))
         self.terminated = np.zeros(SLOTS, bool)
         self.truncated = np.zeros(SLOTS, bool)
         # Position, velocity, angle and angular velocity of each slot.

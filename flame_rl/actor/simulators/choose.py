@@ -21,15 +21,18 @@ from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.actor.simulators.protocol import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
-# The twin's module and class, and Gymnasium's class that it is a twin of.
+# The twin's module and class, Gymnasium's class that it is a twin of, and the parts of the reward
+# that the twin has, too, by their names in `info`.
 _CARTPOLE = "flame_rl.actor.simulators.cartpole:CartPoleTwin"
 _MUJOCO = "flame_rl.actor.simulators.mujoco_twins:MujocoTwin"
+_MOVES = ("reward_forward", "reward_ctrl")
+_LIVES = (*_MOVES, "reward_survive")
 _TWINS = {
-    "CartPole-v1": (_CARTPOLE, "gymnasium.envs.classic_control.cartpole:CartPoleEnv"),
-    "HalfCheetah-v5": (_MUJOCO, "gymnasium.envs.mujoco.half_cheetah_v5:HalfCheetahEnv"),
-    "Hopper-v5": (_MUJOCO, "gymnasium.envs.mujoco.hopper_v5:HopperEnv"),
-    "Walker2d-v5": (_MUJOCO, "gymnasium.envs.mujoco.walker2d_v5:Walker2dEnv"),
-    "Ant-v5": (_MUJOCO, "gymnasium.envs.mujoco.ant_v5:AntEnv"),
+    "CartPole-v1": (_CARTPOLE, "gymnasium.envs.classic_control.cartpole:CartPoleEnv", ()),
+    "HalfCheetah-v5": (_MUJOCO, "gymnasium.envs.mujoco.half_cheetah_v5:HalfCheetahEnv", _MOVES),
+    "Hopper-v5": (_MUJOCO, "gymnasium.envs.mujoco.hopper_v5:HopperEnv", _LIVES),
+    "Walker2d-v5": (_MUJOCO, "gymnasium.envs.mujoco.walker2d_v5:Walker2dEnv", _LIVES),
+    "Ant-v5": (_MUJOCO, "gymnasium.envs.mujoco.ant_v5:AntEnv", (*_LIVES, "reward_contact")),
 }
 # Versions with which tests/actor/test_simulators.py has passed. mujoco.batch exists from 4.0 on.
 VERIFIED_GYMNASIUM = ("1.4",)
@@ -49,10 +52,10 @@ def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
     env_id = environment.env_id
     env = make_environment(env_id, environment.max_episode_steps)
     try:
-        reason = _why_not(env_id, env)
+        reason = _why_not(environment, env)
         if reason is None:
-            twin = _make_twin(env)
-            if _agrees(twin, env):
+            twin = _make_twin(env, environment.reward_parts)
+            if _agrees(twin, env, environment.reward_parts):
                 return twin, ""
             reason = f"the fast twin of {env_id} differs from it on this machine"
     except Exception as error:
@@ -72,10 +75,16 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     return simulator, replace(spec, note=note)
 
 
-def _why_not(env_id: str, env: gymnasium.Env) -> str | None:
+def _why_not(environment: Environment, env: gymnasium.Env) -> str | None:
     """Why no twin of `env` can be used, or None."""
+    env_id = environment.env_id
     if env_id not in _TWINS:
         return f"there is no fast twin of {env_id}, only of {', '.join(_TWINS)}"
+    parts = _TWINS[env_id][2]
+    for name in environment.reward_parts:
+        if name not in parts:
+            known = ", ".join(parts) or "no parts of its reward"
+            return f"--reward-parts: the fast twin of {env_id} has no {name!r}; it has {known}"
     module, _, name = _TWINS[env_id][1].partition(":")
     expected = [TimeLimit, OrderEnforcing, getattr(importlib.import_module(module), name)]
     found, layer = [type(env)], env
@@ -97,12 +106,13 @@ def _why_not(env_id: str, env: gymnasium.Env) -> str | None:
     return None
 
 
-def _make_twin(env: gymnasium.Env) -> Simulator:
+def _make_twin(env: gymnasium.Env, reward_parts: tuple[str, ...]) -> Simulator:
     module, _, name = _TWINS[env.spec.id][0].partition(":")
-    return getattr(importlib.import_module(module), name)(env, env.spec.max_episode_steps)
+    twin = getattr(importlib.import_module(module), name)
+    return twin(env, env.spec.max_episode_steps, reward_parts)
 
 
-def _agrees(twin: Simulator, env: gymnasium.Env) -> bool:
+def _agrees(twin: Simulator, env: gymnasium.Env, reward_parts: tuple[str, ...]) -> bool:
     """Whether both give the same bits for a few episodes of random actions."""
     rng = np.random.default_rng(0)
     slots = np.arange(_CHECK_EPISODES)
@@ -118,8 +128,9 @@ def _agrees(twin: Simulator, env: gymnasium.Env) -> bool:
         seen = [observation.astype(np.float32).tobytes()]
         for action in actions[:, slot]:
             (chosen,) = to_environment(action[None])
-            observation, reward, terminated, truncated, _ = env.step(chosen)
-            seen.append(_bits(observation, reward, terminated, truncated))
+            observation, reward, terminated, truncated, info = env.step(chosen)
+            parts = [info[name] for name in reward_parts]
+            seen.append(_bits(observation, [reward, *parts], terminated, truncated))
             if terminated or truncated:
                 break
         theirs.append(seen)
@@ -134,7 +145,7 @@ def _agrees(twin: Simulator, env: gymnasium.Env) -> bool:
             ours[slot].append(
                 _bits(
                     twin.observations[slot],
-                    twin.rewards[slot],
+                    [twin.rewards[slot], *twin.reward_parts[slot]],
                     twin.terminated[slot],
                     twin.truncated[slot],
                 )
@@ -142,6 +153,8 @@ def _agrees(twin: Simulator, env: gymnasium.Env) -> bool:
     return ours == theirs
 
 
-def _bits(observation: np.ndarray, reward: float, terminated: bool, truncated: bool) -> bytes:
-    outcome = np.float64(reward).tobytes() + bytes((bool(terminated), bool(truncated)))
+def _bits(
+    observation: np.ndarray, rewards: list[float], terminated: bool, truncated: bool
+) -> bytes:
+    outcome = np.array(rewards, np.float64).tobytes() + bytes((bool(terminated), bool(truncated)))
     return observation.astype(np.float32).tobytes() + outcome

@@ -92,11 +92,14 @@ class _Physics(Protocol):
 class MujocoTwin:
     """`SLOTS` robots. See `Simulator`."""
 
-    def __init__(self, env: gymnasium.Env, max_episode_steps: int) -> None:
+    def __init__(
+        self, env: gymnasium.Env, max_episode_steps: int, reward_parts: tuple[str, ...]
+    ) -> None:
         """
         Args:
             env: Gymnasium's environment, whose model is used.
             max_episode_steps: the step at which an episode is truncated.
+            reward_parts: names of parts of the reward, as `info` has them.
         """
         own = env.unwrapped
         self.slots = SLOTS
@@ -113,6 +116,8 @@ class MujocoTwin:
             self._physics = _Together(own.model, SLOTS)
         self.observations = np.zeros((SLOTS, own.observation_space.shape[0]), np.float32)
         self.rewards = np.zeros(SLOTS, np.float64)
+        self._part_names = reward_parts
+        self.reward_parts = np.zeros((SLOTS, len(reward_parts)), np.float64)
         self.terminated = np.zeros(SLOTS, bool)
         self.truncated = np.zeros(SLOTS, bool)
         self._steps = np.zeros(SLOTS, np.int64)
@@ -145,15 +150,21 @@ class MujocoTwin:
         physics.step(clipped, slots, self._frames)
         velocity = (physics.x[rows] - before) / self._dt
         costs = robot.control_cost * np.sum(np.square(clipped), axis=1)
+        parts = {"reward_forward": velocity, "reward_ctrl": -costs}
         felt = self._clipped_contacts(rows)
         if felt is not None:
-            costs = costs + _CONTACT_COST * np.sum(np.square(felt), axis=1)
+            contact_costs = _CONTACT_COST * np.sum(np.square(felt), axis=1)
+            parts["reward_contact"] = -contact_costs
+            costs = costs + contact_costs
         if robot.is_healthy is None:
             self.rewards[rows] = velocity - costs
         else:
             healthy = robot.is_healthy(physics.positions[rows], physics.velocities[rows])
+            parts["reward_survive"] = healthy
             self.rewards[rows] = velocity + healthy - costs
             self.terminated[rows] = ~healthy
+        for place, name in enumerate(self._part_names):
+            self.reward_parts[rows, place] = parts[name]
         self._observe(rows, felt)
         self._steps[rows] += 1
         self.truncated[rows] = self._steps[rows] >= self._limit

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.making import make_environment
+from flame_rl.actor.environments.making import make_environment, reward_shape
 from flame_rl.actor.environments.observations import parts_of, write_observation
 from flame_rl.actor.failure import SimulatorError, is_interrupt, summary, traceback_of
 from flame_rl.actor.simulators.protocol import rows_of
@@ -35,7 +37,9 @@ class PlainSimulator:
         self._to_environment = action_converter(self._envs[0].action_space)
         self._parts = parts_of(space)
         self.observations = np.zeros((self.slots, self._parts[-1].stop), np.float32)
-        self.rewards = np.zeros(self.slots, np.float64)
+        self.rewards = np.zeros((self.slots, *reward_shape(self._envs[0])), np.float64)
+        self._part_names = environment.reward_parts
+        self.reward_parts = np.zeros((self.slots, len(self._part_names)), np.float64)
         self.terminated = np.zeros(self.slots, bool)
         self.truncated = np.zeros(self.slots, bool)
         # float64 observations are converted to float32 for all slots together: one by one takes a
@@ -76,7 +80,7 @@ class PlainSimulator:
         envs = self._envs
         for slot in slots.tolist():
             try:
-                observation, reward, terminated, truncated, _ = envs[slot].step(chosen[slot])
+                observation, reward, terminated, truncated, info = envs[slot].step(chosen[slot])
             except BaseException as error:  # SystemExit, too
                 if is_interrupt(error):
                     raise
@@ -96,6 +100,8 @@ class PlainSimulator:
                 rewards[slot] = reward
             else:
                 self._write_outcome(slot, reward, terminated, truncated)
+            if self._part_names:
+                self._write_parts(slot, info)
         self._convert(slots)
 
     @property
@@ -117,13 +123,9 @@ class PlainSimulator:
     def _write_outcome(
         self, slot: int, reward: object, terminated: object, truncated: object
     ) -> None:
-        number = np.asarray(reward)
-        if number.dtype.kind not in "biuf" or number.ndim:
-            what = f"an array of shape {number.shape}" if number.ndim else f"{reward!r:.60}"
-            raise SimulatorError(
-                "invalid", f"reward: step returned {what} where a single number belongs", slot
-            )
-        self.rewards[slot] = number
+        shape = self.rewards.shape[1:]
+        wanted = f"an array of shape {shape}" if shape else "a single number"
+        self.rewards[slot] = _numbers("reward", reward, shape, wanted, slot)
         ends = {"terminated": terminated, "truncated": truncated}
         for name, end in ends.items():
             # Any other object would count as true: the text "False", or NaN.
@@ -137,6 +139,20 @@ class PlainSimulator:
                 )
         self.terminated[slot], self.truncated[slot] = bool(terminated), bool(truncated)
 
+    def _write_parts(self, slot: int, info: object) -> None:
+        present = info if isinstance(info, Mapping) else {}
+        for place, name in enumerate(self._part_names):
+            if name not in present:
+                names = ", ".join(sorted(map(str, present))[:20]) or "nothing"
+                raise SimulatorError(
+                    "invalid",
+                    f"info: step returned no {name!r}, which --reward-parts names; it has {names}",
+                    slot,
+                )
+            value = present[name]
+            number = _numbers(f"info[{name!r}]", value, (), "a single number", slot)
+            self.reward_parts[slot, place] = number
+
     def _convert(self, slots: np.ndarray) -> None:
         if self._raw is self.observations:
             return
@@ -144,3 +160,19 @@ class PlainSimulator:
         # A value beyond float32 becomes infinite here and is reported as such later.
         with np.errstate(over="ignore"):
             self.observations[rows] = self._raw[rows]
+
+
+def _numbers(
+    name: str, value: object, shape: tuple[int, ...], wanted: str, slot: int
+) -> np.ndarray:
+    """The value as an array of real numbers of this shape, which an error calls `wanted`."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf" or array.shape != shape:
+        what = f"an array of shape {array.shape}" if array.ndim else f"{value!r:.60}"
+        raise SimulatorError(
+            "invalid", f"{name}: step returned {what} where {wanted} belongs", slot
+        )
+    return array

@@ -17,13 +17,16 @@ class Simulator(Protocol):
     Attributes:
         slots: W, a multiple of `ROW_BLOCK`.
         observations: float32 [W, D], each slot's current observation.
-        rewards: float64 [W], of the slot's last step.
+        rewards: float64 [W], or [W, K] of a reward that is a vector, of the slot's last step.
+        reward_parts: float64 [W, P], the numbers that `Environment.reward_parts` names, of the
+            slot's last step.
         terminated, truncated: bool [W], after the slot's last step.
     """
 
     slots: int
     observations: np.ndarray
     rewards: np.ndarray
+    reward_parts: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
 

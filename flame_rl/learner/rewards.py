@@ -1,0 +1,206 @@
+"""The rewards that are learned from, one number for each step: the environment's own, a weighted
+sum of their parts, or what the user's function makes of an episode.
+
+Actors record what the environment gives; here it becomes one number, before anything learns from
+it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from flame_rl.actor.failure import summary, traceback_of
+from flame_rl.settings.experiment import Experiment
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec, Episode, Episodes
+
+# An episode of T steps to the rewards that are learned from, float64 [T].
+Reward = Callable[[Episode], np.ndarray]
+
+# The name, among the parts, of the rewards that are learned from.
+LEARNED = "reward_learned"
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """What becomes of an environment's rewards.
+
+    Attributes:
+        parts: names of the numbers of a reward that is a vector, then of those that are recorded
+            from `info`.
+        own: makes one number of a reward that is a vector, which has none of its own; else None.
+        learned: makes the rewards that are learned from; None: they are the environment's own.
+    """
+
+    parts: tuple[str, ...] = ()
+    own: Reward | None = None
+    learned: Reward | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of what `means` returns."""
+        return self.parts if self.learned is None else (*self.parts, LEARNED)
+
+    def own_of(self, episodes: Episodes) -> Episodes:
+        """The collected episodes with the environment's own reward, one number for each step.
+
+        Raises:
+            UsageError: the user's function raised an exception, or returned something else than a
+                finite number for each step. `learned_of` raises it, too.
+        """
+        return episodes if self.own is None else _with_rewards(episodes, self.own)
+
+    def learned_of(self, own: Episodes) -> Episodes:
+        """The episodes of `own_of` with the rewards that are learned from, and without parts."""
+        episodes = own if self.learned is None else _with_rewards(own, self.learned)
+        if "reward_parts" not in episodes.columns:
+            return episodes
+        columns = {name: c for name, c in episodes.columns.items() if name != "reward_parts"}
+        return replace(episodes, columns=columns)
+
+    def own_return(self, episode: Episode) -> float:
+        """The undiscounted sum of the environment's own reward in a collected episode. Raises
+        UsageError as `own_of` does."""
+        return float((episode.rewards if self.own is None else self.own(episode)).sum())
+
+    def means(self, collected: Episodes, learned: Episodes) -> dict[str, float]:
+        """By name, the mean over the episodes of the undiscounted sum of each part; as `LEARNED`,
+        of the rewards that are learned from, where they are not the environment's own.
+
+        Args:
+            collected: as they came from the actors.
+            learned: what `learned_of` made of them.
+        """
+        means: dict[str, float] = {}
+        if self.parts:
+            sums = [_parts_of(episode).sum(axis=0) for episode in collected]
+            means = dict(zip(self.parts, np.mean(sums, axis=0).tolist(), strict=True))
+        if self.learned is not None:
+            means[LEARNED] = float(np.mean([episode.rewards.sum() for episode in learned]))
+        return means
+
+
+# The environment's own reward, one number, is learned from.
+OWN = Rewards()
+
+
+def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
+    """What becomes of the environment's rewards by these settings.
+
+    Raises:
+        UsageError: there are not as many weights as parts, two parts have one name, the user's
+            function cannot be imported, or nothing makes one number of a reward that is a vector.
+    """
+    count = sum(spec.reward_shape)
+    parts = (*(f"reward_{place}" for place in range(count)), *experiment.reward_parts)
+    for name in experiment.reward_parts:
+        if parts.count(name) > 1 or name == LEARNED:
+            raise UsageError(
+                f"--reward-parts: {name!r} is the name of another column of metrics.csv; give the "
+                "entry of info another name in the environment"
+            )
+    reward = None
+    if experiment.reward is not None:
+        reward = _shaped_by(experiment.reward)
+    elif experiment.reward_weights:
+        _refuse_other_count(experiment, parts, spec.env_id)
+        reward = _weighted_by(experiment.reward_weights)
+    if not spec.reward_shape:
+        return Rewards(parts, learned=reward)
+    if reward is None:
+        raise UsageError(
+            f"--reward-weights: the reward of {spec.env_id} is a vector of {count} numbers, and "
+            f"one number is learned from; give {len(parts)} weights, for {', '.join(parts)}, or a "
+            "function of your own by --reward module:function"
+        )
+    return Rewards(parts, own=reward)
+
+
+def _refuse_other_count(experiment: Experiment, parts: tuple[str, ...], env_id: str) -> None:
+    weights = experiment.reward_weights
+    if not parts:
+        raise UsageError(
+            f"--reward-weights: the reward of {env_id} is one number; name the parts to be "
+            "weighted by --reward-parts"
+        )
+    if len(weights) != len(parts):
+        raise UsageError(
+            f"--reward-weights: one for each of {', '.join(parts)}, so {len(parts)}, not "
+            f"{len(weights)}: {' '.join(map(str, weights))}"
+        )
+
+
+def _parts_of(episode: Episode) -> np.ndarray:
+    """Of a vector its numbers, then those recorded from `info`, float64 [T, P]."""
+    numbers = [episode.rewards] if episode.rewards.ndim == 2 else []
+    named = [episode.reward_parts] if "reward_parts" in episode.columns else []
+    return np.concatenate([*numbers, *named], axis=1)
+
+
+def _weighted_by(weights: tuple[float, ...]) -> Reward:
+    def weighted(episode: Episode) -> np.ndarray:
+        # Not a product of matrices, whose bits depend on their size.
+        parts = _parts_of(episode)
+        return sum(weight * parts[:, place] for place, weight in enumerate(weights))
+
+    return weighted
+
+
+def _with_rewards(episodes: Episodes, reward: Reward) -> Episodes:
+    rewards = np.concatenate([reward(episode) for episode in episodes])
+    return replace(episodes, columns=episodes.columns | {"rewards": rewards})
+
+
+def _shaped_by(name: str) -> Reward:
+    """The user's function `module:function`, with its results checked."""
+    function = _imported(name)
+
+    def shaped(episode: Episode) -> np.ndarray:
+        columns = {}
+        for column, array in episode.columns.items():
+            # The function is given the recorded arrays themselves: it must not write to them.
+            columns[column] = array.view()
+            columns[column].flags.writeable = False
+        try:
+            made = np.asarray(function(replace(episode, columns=columns)))
+        except Exception as error:
+            raise UsageError(
+                f"--reward: {name} raised {summary(error)}, in episode {episode.index} of "
+                f"{episode.length} steps\n\n{traceback_of(error).rstrip()}"
+            ) from error
+        if made.dtype.kind not in "biuf" or made.shape != (episode.length,):
+            raise UsageError(
+                f"--reward: {name} returned {made.dtype} of shape {made.shape} for episode "
+                f"{episode.index} of {episode.length} steps; it must return one number for each "
+                f"step, an array of shape ({episode.length},)"
+            )
+        finite = np.isfinite(made)
+        if not finite.all():
+            step = int(np.argmin(finite))
+            raise UsageError(
+                f"--reward: {name} returned {made[step]} for step {step} of episode "
+                f"{episode.index}; look for a division by 0 or a logarithm of 0"
+            )
+        return made.astype(np.float64)
+
+    return shaped
+
+
+def _imported(name: str) -> Callable[[Episode], object]:
+    """The function `module:function`. Raises UsageError."""
+    module, _, attribute = name.rpartition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute, None)
+    except Exception as error:
+        where = "; it must lie in the folder of main.py, on PYTHONPATH, or be installed"
+        raise UsageError(
+            f"--reward: module {module!r} cannot be imported: {summary(error)}"
+            f"{where if isinstance(error, ModuleNotFoundError) else ''}"
+        ) from error
+    if not callable(function):
+        raise UsageError(f"--reward: module {module!r} has no function {attribute!r}")
+    return function

@@ -1,0 +1,119 @@
+"""Rewards of several parts, named in `info` or numbers of a vector, as actors record them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.environments.actions import action_converter
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.random.seeds import episode_randomness
+from flame_rl.actor.simulators.choose import choose_simulator
+from flame_rl.wire.messages import CollectFailure, Environment
+from flame_rl.wire.steps import recorded_columns
+from tests.helpers import described, environment_id, request_for, snapshot_for
+
+PARTS = ("cost", "gain")
+
+
+def collect(env_id: str, parts=(), choice: str = "plain", **options):
+    spec = described(env_id)
+    environment = Environment(env_id, options.get("max_episode_steps"), choice, parts)
+    request = replace(
+        request_for(env_id, **options),
+        environment=environment,
+        columns=recorded_columns(spec, parts),
+    )
+    simulator, _ = choose_simulator(environment)
+    try:
+        return collect_episodes(snapshot_for(spec), request, simulator), request
+    finally:
+        simulator.close()
+
+
+def played_again(env_id: str, request, episode):
+    """Gymnasium's rewards and infos for the same actions."""
+    limit = request.environment.max_episode_steps
+    env = gymnasium.make(env_id, max_episode_steps=limit, disable_env_checker=True)
+    seed, _ = episode_randomness(request.run_seed, request.iteration, episode.index)
+    env.reset(seed=seed)
+    convert = action_converter(env.action_space)
+    steps = [env.step(convert(action[None])[0]) for action in episode.actions]
+    env.close()
+    return [step[1] for step in steps], [step[-1] for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "parts", "choice"),
+    [
+        (environment_id("Parts"), ("cost", "gain"), "plain"),
+        ("Ant-v5", ("reward_contact", "x_velocity", "reward_forward"), "plain"),
+        ("Ant-v5", ("reward_contact", "reward_survive", "reward_forward"), "fast"),
+    ],
+)
+def test_parts_are_those_of_info(env_id, parts, choice):
+    # More episodes than either simulator has slots.
+    options = {"indices": range(70), "max_episode_steps": 5}
+    episodes, request = collect(env_id, parts, choice, **options)
+    assert len(episodes) == 70
+    for episode in list(episodes)[::10]:
+        rewards, infos = played_again(env_id, request, episode)
+        expected = np.array([[info[name] for name in parts] for info in infos], np.float64)
+        assert episode.reward_parts.tobytes() == expected.tobytes()
+        assert episode.rewards.tobytes() == np.array(rewards, np.float64).tobytes()
+
+
+def test_a_vector_is_recorded_as_it_is():
+    env_id = environment_id("TwoRewards")
+    assert described(env_id).reward_shape == (2,)
+    episodes, request = collect(env_id, ("cost",))
+    for episode in episodes:
+        rewards, infos = played_again(env_id, request, episode)
+        assert episode.length == 3 and episode.rewards.tolist() == np.array(rewards).tolist()
+        costs = [info["cost"] for info in infos]
+        assert episode.reward_parts[:, 0].tolist() == costs == [0, -1, -2]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("WithoutCost", "info: step returned no 'cost', which --reward-parts names; it has gain"),
+        (
+            "WithoutInfo",
+            "info: step returned no 'cost', which --reward-parts names; it has nothing",
+        ),
+        ("CostInWords", "info['cost']: step returned 'much' where a single number belongs"),
+        ("CostOfTwo", "info['cost']: step returned an array of shape (2,) where a single number"),
+        ("InfiniteCost", "reward parts: step returned NaN or infinity: [-inf   1.]"),
+    ],
+)
+def test_another_info_is_refused_with_its_step(name, said):
+    env_id = environment_id(name)
+    failure, _ = collect(env_id, PARTS, indices=(5, 8))
+    assert isinstance(failure, CollectFailure) and failure.kind == "invalid"
+    assert said in failure.message
+    assert (failure.env_id, failure.index, failure.step) == (env_id, 5, 1)
+
+
+def test_a_vector_of_another_length_is_refused():
+    failure, _ = collect(environment_id("ThreeRewards"))
+    said = "reward: step returned an array of shape (3,) where an array of shape (2,) belongs"
+    assert said in failure.message and failure.kind == "invalid"
+
+
+def test_a_reward_space_of_more_axes_is_refused():
+    with pytest.raises(SimulatorError, match=r"reward space of .*TableOfRewards.* shape \(K,\)"):
+        described(environment_id("TableOfRewards"))
+
+
+def test_parts_that_the_environment_does_not_record_are_refused():
+    request = request_for(environment_id("Parts"))
+    columns = recorded_columns(described(environment_id("Parts")), PARTS)
+    simulator, _ = choose_simulator(request.environment)
+    snapshot = snapshot_for(described(environment_id("Parts")))
+    failure = collect_episodes(snapshot, replace(request, columns=columns), simulator)
+    assert "column reward_parts: float64 of shape (2,) is asked for where" in failure.message
