@@ -45,7 +45,7 @@ def plot(arguments: Sequence[str]) -> None:
     runs = [read_run(folder) for folder in dict.fromkeys(command.runs)]
     for run in runs:
         done, wanted = len(run.rewards), run.config.experiment.iterations
-        if done < wanted:
+        if done < wanted and run.config.experiment.env_steps is None:
             warn(
                 f"warning: {run.folder} has {done} of its {wanted} iterations; a mean of seeds "
                 "keeps its last value from there on"

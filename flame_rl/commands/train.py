@@ -69,7 +69,7 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
             trainer.keep_files(folder / REPLAY_NAME)
         trainer.resume_run()
         done, wanted = trainer.totals.iterations, config.experiment.iterations
-        if done > wanted:
+        if done > wanted and config.experiment.env_steps is None:
             raise UsageError(
                 f"--iterations: {done} are done already, more than {wanted}; name a greater "
                 "number, or leave the flag out"

@@ -97,7 +97,7 @@ class Algorithm(Protocol):
         Args:
             episodes: whole ones, sorted by index.
             generator: seeded by the run's seed and the number of updates so far.
-            progress: updates so far divided by the run's iterations; above 1 in some resumed runs.
+            progress: the share of the run that is done; above 1 in some resumed runs.
 
         Returns:
             Values of `metrics`, or of some of them; empty in an iteration without an update.
@@ -117,7 +117,6 @@ class Learner:
         self.algorithm = algorithm
         self.rewards = rewards
         self._seed = config.experiment.seed
-        self._iterations = config.experiment.iterations
         self._updates = 0
 
     @property
@@ -133,7 +132,7 @@ class Learner:
         """The policy that collects the next iteration."""
         return self.algorithm.collecting(self._updates)
 
-    def update(self, episodes: Episodes) -> dict[str, float]:
+    def update(self, episodes: Episodes, progress: float = 0.0) -> dict[str, float]:
         """Improve the policy by whole episodes, collected by `collecting`.
 
         Args:
@@ -151,7 +150,6 @@ class Learner:
         generator = np.random.default_rng(sequence)
         # NumPy need not warn of what `refuse_unless_finite` refuses.
         with np.errstate(over="ignore", invalid="ignore"):
-            progress = self._updates / self._iterations
             metrics = self.algorithm.update(episodes, generator, progress)
         refuse_unless_finite(metrics, self.state_dict())
         self._updates += 1

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from flame_rl.run.results import IterationResult, Totals
+from flame_rl.run.results import IterationResult, Totals, progress
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.output import say
 from flame_rl.wire.messages import EnvironmentSpec
@@ -55,7 +55,6 @@ class ConsoleReporter:
             f"  Observation dim: {spec.observation_dim}\n"
             f"  Action dim: {spec.action_dim}\n"
             f"  Continuous actions: {spec.continuous}\n"
-            f"  Training iterations: {config.experiment.iterations}\n"
             f"{_amounts(config)}"
             "\n"
             f"Starting {mode} training..."
@@ -78,16 +77,17 @@ class ConsoleReporter:
         )
 
         self._progress = Progress(
-            TextColumn("Iteration"),
+            TextColumn("Env steps" if self._counts_steps else "Iteration"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("reward {task.fields[reward]}"),
             TimeRemainingColumn(),
         )
+        experiment = self._config.experiment
         self._progress.add_task(
             "",
-            total=self._config.experiment.iterations,
-            completed=self._done.iterations,
+            total=experiment.env_steps if self._counts_steps else experiment.iterations,
+            completed=self._completed(self._done),
             reward="",
         )
         console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -100,9 +100,11 @@ class ConsoleReporter:
         self._undone += result.losses.get("update_scale") == 0
         if self._progress is not None:
             self._progress.update(
-                self._progress.task_ids[0], advance=1, reward=f"{result.reward_mean:.1f}"
+                self._progress.task_ids[0],
+                completed=self._completed(result.totals),
+                reward=f"{result.reward_mean:.1f}",
             )
-        last = result.iteration == self._config.experiment.iterations - 1
+        last = progress(self._config.experiment, result.totals) >= 1
         now = time.perf_counter()
         late = now - self._said_at >= LINE_EVERY_SECONDS
         if result.iteration % LINE_EVERY == 0 or last or late:
@@ -113,6 +115,13 @@ class ConsoleReporter:
             )
         if self._config.output.verbose:
             self._print(_details(result))
+
+    @property
+    def _counts_steps(self) -> bool:
+        return self._config.experiment.env_steps is not None
+
+    def _completed(self, totals: Totals) -> int:
+        return totals.env_steps if self._counts_steps else totals.iterations
 
     def say(self, text: str) -> None:
         """Print a line of a backend's."""
@@ -204,13 +213,14 @@ def _parts(result: IterationResult) -> list[str]:
 
 
 def _amounts(config: TrainConfig) -> str:
-    iterations = config.experiment.iterations
-    if config.experiment.steps_per_iter is not None:
-        return (
-            f"  Steps per iteration: about {config.experiment.steps_per_iter}\n"
-            f"  Total steps: about {iterations * config.experiment.steps_per_iter}\n"
-        )
-    return (
-        f"  Episodes per iteration: {config.experiment.episodes_per_iter}\n"
-        f"  Total episodes: {iterations * config.experiment.episodes_per_iter}\n"
-    )
+    experiment = config.experiment
+    iterations, steps = experiment.iterations, experiment.steps_per_iter
+    episodes = experiment.episodes_per_iter
+    each = f"  Episodes per iteration: {episodes}\n"
+    total = f"  Total episodes: {iterations * episodes}\n"
+    if steps is not None:
+        each = f"  Steps per iteration: about {steps}\n"
+        total = f"  Total steps: about {iterations * steps}\n"
+    if experiment.env_steps is not None:
+        return f"{each}  Total steps: {experiment.env_steps}, to the end of an iteration\n"
+    return f"  Training iterations: {iterations}\n{each}{total}"

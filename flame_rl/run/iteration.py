@@ -13,7 +13,7 @@ from flame_rl.learner.guard import undone_on_failure
 from flame_rl.learner.learner import Learner
 from flame_rl.run.ahead import Ahead
 from flame_rl.run.evaluation import evaluate
-from flame_rl.run.results import IterationResult, Timing, Totals
+from flame_rl.run.results import IterationResult, Timing, Totals, progress
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec
 from flame_rl.wire.steps import recorded_columns
@@ -47,14 +47,14 @@ def run_iteration(
     arrived = time.perf_counter()
     count, steps = len(collected.episodes), collected.episodes.steps
     after = Totals(iteration + 1, done.episodes + count, done.env_steps + steps, steps / count)
-    if isinstance(backend, Ahead) and after.iterations < experiment.iterations:
+    if isinstance(backend, Ahead) and progress(experiment, after) < 1:
         latest = learner.snapshot()
         backend.begin(latest, training_request(config, spec, after, latest.version))
     evaluation = None
     with undone_on_failure(learner):
         own = learner.rewards.own_of(collected.episodes)
         learned = learner.rewards.learned_of(own)
-        losses = learner.update(learned)
+        losses = learner.update(learned, progress(experiment, done))
         updated = time.perf_counter()
         if experiment.evaluate_every and (iteration + 1) % experiment.evaluate_every == 0:
             snapshot = learner.snapshot()

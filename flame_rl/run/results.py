@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from flame_rl.run.evaluation import Evaluation
+from flame_rl.settings.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,14 @@ class Totals:
     episodes: int = 0
     env_steps: int = 0
     length_mean: float = 0.0
+
+
+def progress(experiment: Experiment, totals: Totals) -> float:
+    """The share of a run that is done: its end is at 1, or somewhat beyond where env steps are
+    counted."""
+    if experiment.env_steps is not None:
+        return totals.env_steps / experiment.env_steps
+    return totals.iterations / experiment.iterations
 
 
 @dataclass(frozen=True)

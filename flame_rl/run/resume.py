@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from flame_rl.learner.learner import Learner
 from flame_rl.run.checkpoint import Checkpoint, CheckpointError, load, versions
@@ -62,19 +63,26 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
         ) from error
 
 
+def _length(experiment: dict[str, Any]) -> str:
+    """How long a run with these settings is, in words."""
+    if experiment["env_steps"] is not None:
+        return f"{experiment['env_steps']} env steps"
+    return f"{experiment['iterations']} iterations"
+
+
 def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     """Warnings about changes that make results differ from a run that never stopped."""
     warnings = []
-    before, now = checkpoint.config["experiment"]["iterations"], config.experiment.iterations
+    before, now = _length(checkpoint.config["experiment"]), _length(vars(config.experiment))
     if getattr(config.algorithm, "learning_rate_decay", False) and before != now:
         warnings.append(
-            f"learning rates fall to 0 at the last iteration: with {now} of them in place of "
-            f"{before}, results differ from now on"
+            f"learning rates fall to 0 at the end of the run: with {now} in place of {before}, "
+            "results differ from now on"
         )
     if getattr(config.algorithm, "prioritized", False) and before != now:
         warnings.append(
-            f"importance weights are whole at the last iteration: with {now} of them in place of "
-            f"{before}, results differ from now on"
+            f"importance weights are whole at the end of the run: with {now} in place of {before}, "
+            "results differ from now on"
         )
     here = versions()
     return warnings + [

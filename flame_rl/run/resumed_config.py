@@ -57,9 +57,10 @@ def saved_config(folder: Path) -> TrainConfig:
 def differences(saved: TrainConfig, given: TrainConfig) -> str:
     """The settings of `given` that make it another run than `saved`, as text; "" if there are none.
 
-    Settings that decide the result must stay, except for the number of iterations.
+    Settings that decide the result must stay, except for the number of iterations or env steps.
     """
-    extended = replace(saved.experiment, iterations=given.experiment.iterations)
+    wanted = {name: getattr(given.experiment, name) for name in ("iterations", "env_steps")}
+    extended = replace(saved.experiment, **wanted)
     pairs = [(extended, given.experiment), (saved.algorithm, given.algorithm)]
     return "; ".join(
         f"{flag(name)} {getattr(before, name)} in the run, {getattr(after, name)} now"

@@ -24,7 +24,7 @@ from flame_rl.run.ahead import Ahead, EitherEvent
 from flame_rl.run.evaluation import Evaluation, evaluate
 from flame_rl.run.folder import files_beside, files_of
 from flame_rl.run.own_environment import register, unregister
-from flame_rl.run.results import IterationResult, Totals
+from flame_rl.run.results import IterationResult, Totals, progress
 from flame_rl.run.sizes import refuse_what_cannot_fit
 from flame_rl.run.warnings import environment_warnings
 from flame_rl.settings.config import TrainConfig
@@ -219,10 +219,11 @@ class Trainer:
         """
         from flame_rl.run.iteration import run_iteration
 
-        if self.totals.iterations >= self.config.experiment.iterations:
+        if progress(self.config.experiment, self.totals) >= 1:
+            name = "iterations" if self.config.experiment.env_steps is None else "env_steps"
             raise UsageError(
-                f"--iterations: all {self.config.experiment.iterations} are done; save(path), then "
-                "Trainer.load(path, iterations=…), goes on"
+                f"--{name.replace('_', '-')}: all {getattr(self.config.experiment, name)} are "
+                f"done; save(path), then Trainer.load(path, {name}=…), goes on"
             )
         self._refuse_if_closed()
         if self._stop.is_set():
@@ -237,7 +238,7 @@ class Trainer:
     def __iter__(self) -> Iterator[IterationResult]:
         """Do the remaining iterations, until the callback returns "stop" or `stop` is set."""
         self._ended = False
-        while self.totals.iterations < self.config.experiment.iterations:
+        while progress(self.config.experiment, self.totals) < 1:
             if self._ended or self._stop.is_set():
                 return
             yield self.train()

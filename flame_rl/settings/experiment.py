@@ -32,6 +32,10 @@ class Experiment:
     iterations: Count = 100
     """Training iterations. A resumed run may be given more of them."""
 
+    env_steps: Count | None = None
+    """Train until that number of env steps is collected, in place of a fixed number of iterations;
+    the last iteration is whole."""
+
     episodes_per_iter: Count = 100
     """Complete episodes collected in each iteration."""
 

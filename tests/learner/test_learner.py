@@ -272,12 +272,12 @@ def test_observations_are_normalised_by_all_that_were_seen():
 
 
 def test_the_learning_rate_falls_to_nothing():
-    options = {"learning_rate_decay": True, "iterations": 4, "algorithm": "a2c"}
+    options = {"learning_rate_decay": True, "algorithm": "a2c"}
     learner = learner_of(True, learning_rate=1e-3, **options)
     moves = []
-    for _ in range(6):
+    for progress in (0, 0.25, 0.5, 0.75, 1, 1.25):
         before = learner.parts["policy_adam"].values()
-        learner.update(random_episodes(True))
+        learner.update(random_episodes(True), progress)
         moves.append(float(np.abs(learner.parts["policy_adam"].values() - before).max()))
     assert moves[0] == pytest.approx(1e-3, rel=0.01)  # Adam's first step
     assert moves[0] > moves[1] > moves[2] > moves[3] > 0

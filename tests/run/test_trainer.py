@@ -88,6 +88,39 @@ def test_one_iteration_at_a_time_or_all_that_are_left():
             trainer.train()
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_as_many_env_steps_as_are_wanted(overlap, tmp_path):
+    options = {"algorithm": "ppo", "overlap": overlap}
+    with make(iterations=10, **options) as trainer:
+        fixed = [result.env_steps for result in trainer]
+    # The last iteration begins before that number.
+    wanted = {"env_steps": fixed[4] - 1, "learning_rate_decay": False}
+    with make(**options, **wanted) as trainer:
+        whole = [(result.env_steps, result.weights_digest) for result in trainer]
+        assert whole[0][0] == fixed[0] and len(whole) >= 3
+        assert whole[-2][0] < wanted["env_steps"] <= whole[-1][0]
+        with pytest.raises(UsageError, match=f"--env-steps: all {wanted['env_steps']} are done"):
+            trainer.train()
+    with make(**options, **wanted | {"env_steps": whole[1][0]}) as trainer:
+        assert len(digests(trainer)) == 2
+        trainer.save(tmp_path / "some")
+    with Trainer.load(tmp_path / "some", **SMALL, env_steps=wanted["env_steps"]) as trainer:
+        assert digests(trainer) == [digest for _, digest in whole[2:]]
+
+
+def test_learning_rates_fall_over_env_steps():
+    """Adam's first step has the size of the learning rate, whatever the gradient."""
+    options = {"algorithm": "a2c", "value_epochs": 1, "minibatches": 1, "max_kl": 1e9}
+    with make(learning_rate_decay=True, env_steps=400, **options) as trainer:
+        trainer.train()
+        policy, before = trainer.learner.parts["policy_adam"], trainer.totals.env_steps
+        policy.load_state_dict({name: 0 * array for name, array in policy.state_dict().items()})
+        parameters = policy.values()
+        trainer.train()
+        rate = trainer.config.algorithm.learning_rate * (1 - before / 400)
+        assert np.abs(policy.values() - parameters).max() == pytest.approx(rate, rel=1e-3)
+
+
 def test_it_is_the_training_of_the_command_line(tmp_path):
     done = run_here(
         *("--episodes-per-iter", "6", "--hidden-sizes", "8", "--iterations", "4", "--workers", "2"),
