@@ -107,7 +107,8 @@ class TrainConfig:
             for name in names_of(type(getattr(self, part))):
                 value = getattr(getattr(self, part), name)
                 value = self.experiment.env_name if name == "env" else value
-                text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                words = value if isinstance(value, tuple) else (value,)
+                text = " ".join(map(str, words)) or "none"
                 rows.append(f"  {name:<24}{text}")
         return "\n".join(rows)
 
