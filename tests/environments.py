@@ -149,6 +149,23 @@ class FarTarget(Base):
         return -float((action[0] - 6) ** 2)
 
 
+class Wandering(Base):
+    """Random numbers are observed; an episode ends by chance, after 10 steps on average."""
+
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def first_observation(self):
+        return self.np_random.standard_normal(1).astype(np.float32)
+
+    def next_observation(self):
+        self.horizon = self.t if self.np_random.random() < 0.1 else self.t + 1
+        return self.first_observation()
+
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, self.t >= self.horizon, truncated, info
+
+
 class Endless(Base):
     """1 per step for ever: only a time limit cuts it."""
 

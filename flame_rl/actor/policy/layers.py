@@ -7,7 +7,9 @@ bits at any position and beside any other rows; in float32, or in one product of
 not. Activations are elementwise, so that they may have float32's precision.
 
 A layer takes a stack of blocks, float64 [blocks, ROW_BLOCK, inputs], which it may overwrite, and
-its arrays in float64, and returns float64 [blocks, ROW_BLOCK, outputs].
+its arrays in float64, and returns float64 [blocks, ROW_BLOCK, outputs]. A layer with a memory takes
+the state of each row's episode, float64 [blocks, ROW_BLOCK, ...], after its input, and returns the
+next one after its output; an episode begins with zeros.
 """
 
 from __future__ import annotations
@@ -68,15 +70,19 @@ class LayerKind:
     """One kind of layer.
 
     Attributes:
-        forward: the function of the layer's input and, by name, of its arrays.
-        arrays: the shape of each array, float32, as names of sizes: "in" is the width of the
-            input, and "out" that of the output if it differs.
+        forward: the function of the layer's input, of its state if it has one, and, by name, of its
+            arrays.
+        arrays: the shape of each array, float32. A size is a number or a name: "in" is the width of
+            the input, and "out" that of the output if it differs.
         check: raises WireError for values that the arrays must not have.
+        state: the shape of what the layer remembers of an episode from step to step, in sizes of
+            its arrays; None: nothing.
     """
 
-    forward: Callable[..., np.ndarray]
-    arrays: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    forward: Callable[..., np.ndarray | tuple[np.ndarray, np.ndarray]]
+    arrays: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     check: Callable[..., None] = lambda **arrays: None
+    state: tuple[str | int, ...] | None = None
 
 
 LAYERS: dict[str, LayerKind] = {
