@@ -46,6 +46,66 @@ class Activation(nn.Module):
         return Layer(self.name, {})
 
 
+class GRU(nn.GRU):
+    """A gated recurrent unit, unrolled from an episode's first step: float32 [T, inputs] or, of E
+    episodes side by side, [T, E, inputs] -> [T, outputs] or [T, E, outputs]."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        _initialize_recurrent(self, remembering=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[0]
+
+    def layer(self) -> Layer:
+        arrays = {
+            "input_weight": _by_gate(self.weight_ih_l0.T, self.hidden_size),
+            "input_bias": _by_gate(self.bias_ih_l0, self.hidden_size),
+            "state_weight": _by_gate(self.weight_hh_l0.T, self.hidden_size),
+            "state_bias": _by_gate(self.bias_hh_l0, self.hidden_size),
+        }
+        return Layer("gru", arrays)
+
+
+class LSTM(nn.LSTM):
+    """Long short-term memory; inputs and outputs as those of `GRU`."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        _initialize_recurrent(self, remembering=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[0]
+
+    def layer(self) -> Layer:
+        arrays = {
+            "input_weight": _by_gate(self.weight_ih_l0.T, self.hidden_size),
+            "state_weight": _by_gate(self.weight_hh_l0.T, self.hidden_size),
+            "bias": _by_gate(self.bias_ih_l0 + self.bias_hh_l0, self.hidden_size),
+        }
+        return Layer("lstm", arrays)
+
+
+def _initialize_recurrent(module: nn.RNNBase, remembering: int) -> None:
+    """Orthogonal weights, and no bias but that of the gate, by its place, that decides how much is
+    remembered: without one, half of the state would be lost at each step at first (Jozefowicz et
+    al. 2015, "An Empirical Exploration of Recurrent Network Architectures")."""
+    for name, parameter in module.named_parameters():
+        if name.startswith("bias"):
+            nn.init.zeros_(parameter)
+        else:
+            for gate in parameter.split(module.hidden_size):
+                nn.init.orthogonal_(gate)
+    with torch.no_grad():
+        module.bias_ih_l0.split(module.hidden_size)[remembering].fill_(1.0)
+
+
+def _by_gate(array: Tensor, width: int) -> np.ndarray:
+    """Weights whose last dimension lists the gates one after another, as the actors take them:
+    [..., gates * width] -> [..., gates, width]."""
+    return array_of(array.unflatten(-1, (-1, width)))
+
+
 def mlp(sizes: tuple[int, ...], activation: str, output_gain: float) -> nn.Sequential:
     """A fully connected network.
 

@@ -166,7 +166,8 @@ def _checked(snapshot: PolicySnapshot) -> _Checked:
             raise WireError(f"{where}: {error}") from error
         observation_dim = observation_dim or sizes.get("in")
         width = sizes.get("out", sizes.get("in"))
-        states.append(None if kind.state is None else tuple(sizes[size] for size in kind.state))
+        state = kind.state
+        states.append(None if state is None else tuple(sizes.get(size, size) for size in state))
     if observation_dim is None or width is None:
         raise WireError("a policy without a layer that says how wide an observation is")
     where = f"head ({snapshot.head.kind[:40]})"
