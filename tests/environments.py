@@ -149,6 +149,31 @@ class FarTarget(Base):
         return -float((action[0] - 6) ** 2)
 
 
+class Recall(Base):
+    """-1 or 1 is observed at first and 0 from then on; the last action pays if it names the first
+    observation. What does not remember it is paid half the time."""
+
+    horizon = 5
+
+    def first_observation(self):
+        self.shown = 1.0 if self.np_random.random() < 0.5 else -1.0
+        return self.shown * ONE
+
+    def next_observation(self):
+        return 0 * ONE
+
+    def reward(self, action) -> float:
+        return float(self.t == self.horizon - 1 and (self.shown > 0) == (action == 1))
+
+
+class Recall10(Recall):
+    horizon = 10
+
+
+class Recall30(Recall):
+    horizon = 30
+
+
 class Wandering(Base):
     """Random numbers are observed; an episode ends by chance, after 10 steps on average."""
 
