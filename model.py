@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
 from flame_rl.actor.policy.layers import OBSERVATION_CLIP
+from flame_rl.learner.gradients import gru
 from flame_rl.learner.values import dueling
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
@@ -46,6 +47,109 @@ class Activation(nn.Module):
         return Layer(self.name, {})
 
 
+class GRU(nn.GRU):
+    """A gated recurrent unit, unrolled from an episode's first step: float32 [T, inputs] or, of E
+    episodes side by side, [T, E, inputs] -> [T, outputs] or [T, E, outputs]."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        _initialize_recurrent(self, remembering=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return super().forward(x)[0]
+        given = nn.functional.linear(x, self.weight_ih_l0, self.bias_ih_l0)
+        sequences = given if x.ndim == 3 else given[:, None]
+        outputs = gru.unrolled(sequences, self.weight_hh_l0, self.bias_hh_l0)
+        return outputs if x.ndim == 3 else outputs[:, 0]
+
+    def layer(self) -> Layer:
+        arrays = {
+            "input_weight": _by_gate(self.weight_ih_l0.T, self.hidden_size),
+            "input_bias": _by_gate(self.bias_ih_l0, self.hidden_size),
+            "state_weight": _by_gate(self.weight_hh_l0.T, self.hidden_size),
+            "state_bias": _by_gate(self.bias_hh_l0, self.hidden_size),
+        }
+        return Layer("gru", arrays)
+
+
+class LSTM(nn.LSTM):
+    """Long short-term memory; inputs and outputs as those of `GRU`."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        _initialize_recurrent(self, remembering=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[0]
+
+    def layer(self) -> Layer:
+        arrays = {
+            "input_weight": _by_gate(self.weight_ih_l0.T, self.hidden_size),
+            "state_weight": _by_gate(self.weight_hh_l0.T, self.hidden_size),
+            "bias": _by_gate(self.bias_ih_l0 + self.bias_hh_l0, self.hidden_size),
+        }
+        return Layer("lstm", arrays)
+
+
+def _initialize_recurrent(module: nn.RNNBase, remembering: int) -> None:
+    """Orthogonal weights, and no bias but that of the gate, by its place, that decides how much is
+    remembered: without one, half of the state would be lost at each step at first (Jozefowicz et
+    al. 2015, "An Empirical Exploration of Recurrent Network Architectures")."""
+    for name, parameter in module.named_parameters():
+        if name.startswith("bias"):
+            nn.init.zeros_(parameter)
+        else:
+            for gate in parameter.split(module.hidden_size):
+                nn.init.orthogonal_(gate)
+    with torch.no_grad():
+        module.bias_ih_l0.split(module.hidden_size)[remembering].fill_(1.0)
+
+
+def _by_gate(array: Tensor, width: int) -> np.ndarray:
+    """Weights whose last dimension lists the gates one after another, as the actors take them:
+    [..., gates * width] -> [..., gates, width]."""
+    return array_of(array.unflatten(-1, (-1, width)))
+
+
+# By --memory.
+MEMORIES = {"gru": GRU, "lstm": LSTM}
+
+
+def make_network(
+    inputs: int, outputs: int, config: TrainConfig, output_gain: float
+) -> nn.Sequential:
+    """The layers of a network as `--hidden-sizes`, `--activation` and `--memory` say.
+
+    The memory is the last layer before the output (as in Hausknecht and Stone 2015, "Deep Recurrent
+    Q-Learning for Partially Observable MDPs"): the layers before it say what there is to remember
+    of an observation, and one linear layer reads what is remembered.
+
+    Args:
+        inputs, outputs: widths.
+        config: its `experiment` has the settings.
+        output_gain: as in `mlp`.
+    """
+    experiment = config.experiment
+    if experiment.memory == "none":
+        sizes = (inputs, *experiment.hidden_sizes, outputs)
+        return mlp(sizes, experiment.activation, output_gain)
+    layers: list[nn.Module] = []
+    for before, width in pairwise((inputs, *experiment.hidden_sizes)):
+        layers += [orthogonal(before, width, math.sqrt(2)), Activation(experiment.activation)]
+    *_, features = (inputs, *experiment.hidden_sizes)
+    memory = MEMORIES[experiment.memory](features, experiment.memory_size)
+    return nn.Sequential(*layers, memory, orthogonal(experiment.memory_size, outputs, output_gain))
+
+
+def orthogonal(inputs: int, outputs: int, gain: float) -> Dense:
+    """A layer whose weights are orthogonal, scaled by `gain`, and whose biases are 0."""
+    layer = Dense(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 def mlp(sizes: tuple[int, ...], activation: str, output_gain: float) -> nn.Sequential:
     """A fully connected network.
 
@@ -60,10 +164,7 @@ def mlp(sizes: tuple[int, ...], activation: str, output_gain: float) -> nn.Seque
     """
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layer = Dense(inputs, outputs)
-        nn.init.orthogonal_(layer.weight, math.sqrt(2))
-        nn.init.zeros_(layer.bias)
-        layers += [layer, Activation(activation)]
+        layers += [orthogonal(inputs, outputs, math.sqrt(2)), Activation(activation)]
     layers.pop()
     nn.init.orthogonal_(layers[-1].weight, output_gain)
     return nn.Sequential(*layers)
@@ -117,11 +218,11 @@ class DiscretePolicy(nn.Module):
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
         self.normalizer = make_normalizer(spec, config)
-        sizes = (spec.observation_dim, *config.experiment.hidden_sizes, spec.action_dim)
-        self.network = mlp(sizes, config.experiment.activation, output_gain=0.01)
+        self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> Categorical:
-        """The distribution over actions: observation float32 [B, D] -> logits [B, actions]."""
+        """The distribution over actions: observation float32 [B, D] -> logits [B, actions]. Here
+        and in what follows B may be two dimensions, time steps and episodes."""
         return Categorical(logits=self.network(self.normalizer(observation)), validate_args=False)
 
     def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,8 +245,7 @@ class FactoredPolicy(nn.Module):
         super().__init__()
         self.choices = spec.choices
         self.normalizer = make_normalizer(spec, config)
-        sizes = (spec.observation_dim, *config.experiment.hidden_sizes, spec.action_dim)
-        self.network = mlp(sizes, config.experiment.activation, output_gain=0.01)
+        self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> list[Categorical]:
         """The distribution of each factor: observation float32 [B, D] -> logits [B, choices]."""
@@ -178,8 +278,7 @@ class ContinuousPolicy(nn.Module):
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
         self.normalizer = make_normalizer(spec, config)
-        sizes = (spec.observation_dim, *config.experiment.hidden_sizes, spec.action_dim)
-        self.network = mlp(sizes, config.experiment.activation, output_gain=0.01)
+        self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
         start = torch.full((spec.action_dim,), config.algorithm.initial_log_std)
         self.log_std = nn.Parameter(start)
 
@@ -196,7 +295,7 @@ class ContinuousPolicy(nn.Module):
         squares = ((action - mean) * torch.exp(-self.log_std)).square().sum(-1)
         normalization = self.log_std.sum() + 0.5 * math.log(2 * math.pi) * action.shape[-1]
         entropy = normalization + 0.5 * action.shape[-1]
-        return -0.5 * squares - normalization, entropy.expand(len(action))
+        return -0.5 * squares - normalization, entropy.expand(squares.shape)
 
     def snapshot(self, version: int) -> PolicySnapshot:
         """The layers for the actors."""
@@ -212,8 +311,7 @@ class ValueNetwork(nn.Module):
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
         self.normalizer = make_normalizer(spec, config)
-        sizes = (spec.observation_dim, *config.experiment.hidden_sizes, 1)
-        self.network = mlp(sizes, config.experiment.activation, output_gain=1.0)
+        self.network = make_network(spec.observation_dim, 1, config, output_gain=1.0)
         # The size of returns, set by the learner: the layers work near 1, in any unit of reward.
         # Before the first update nothing is known, and every value is 0.
         self.register_buffer("scale", torch.zeros(()))

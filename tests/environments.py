@@ -149,6 +149,48 @@ class FarTarget(Base):
         return -float((action[0] - 6) ** 2)
 
 
+class Recall(Base):
+    """-1 or 1 is observed at first and 0 from then on; the last action pays if it names the first
+    observation. What does not remember it is paid half the time."""
+
+    horizon = 5
+
+    def first_observation(self):
+        self.shown = 1.0 if self.np_random.random() < 0.5 else -1.0
+        return self.shown * ONE
+
+    def next_observation(self):
+        return 0 * ONE
+
+    def reward(self, action) -> float:
+        return float(self.t == self.horizon - 1 and (self.shown > 0) == (action == 1))
+
+
+class Recall10(Recall):
+    horizon = 10
+
+
+class Recall30(Recall):
+    horizon = 30
+
+
+class Wandering(Base):
+    """Random numbers are observed; an episode ends by chance, after 10 steps on average."""
+
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def first_observation(self):
+        return self.np_random.standard_normal(1).astype(np.float32)
+
+    def next_observation(self):
+        self.horizon = self.t if self.np_random.random() < 0.1 else self.t + 1
+        return self.first_observation()
+
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, self.t >= self.horizon, truncated, info
+
+
 class Endless(Base):
     """1 per step for ever: only a time limit cuts it."""
 

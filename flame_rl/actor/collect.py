@@ -124,6 +124,7 @@ class _Play:
         self._steps = max(1, min(BLOCK_STEPS, steps))
         self._width = width
         self._noise = Noise(policy, words, self._steps, width) if request.explore else None
+        self._states = policy.states(width)
         self._blocks: list[Block] = []
         self._set_running(np.arange(slots))
         self._block = self._new_block(0)
@@ -146,7 +147,8 @@ class _Play:
             recorded[row, live] = source[live]
         rows = self._acting
         noise = None if self._noise is None else self._noise.need(row)[rows]
-        actions[rows] = self._policy.act(simulator.observations[rows], noise)
+        seen = simulator.observations[rows]
+        actions[rows] = self._policy.act(seen, noise, self._states, rows)
         simulator.step(actions, self._running)
         for recorded, source in self._done:
             recorded[row, live] = source[live]
@@ -192,6 +194,7 @@ class _Play:
         self._first[episodes] = self._lock_step
         if self._noise is not None:
             self._noise.begin(self._row, slots, episodes)
+        self._states.begin(slots)
         simulator = self._simulator
         simulator.reset(slots, self._seeds[episodes])
         self._check_finite("observation", simulator.observations[slots], "reset", slots)
@@ -250,7 +253,8 @@ class _Play:
         padded = _padded(len(slots))
         self._acting: slice | np.ndarray = slice(0, padded)
         if padded < self._width:
-            # Padded with slots that play, whose actions are computed and written twice, alike.
+            # Padded with slots that play, whose actions and states are computed and written twice,
+            # alike.
             self._acting = np.resize(slots, padded)
 
     def _check_finite(self, name: str, values: np.ndarray, source: str, slots: np.ndarray) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flame_rl.learner.returns import step_rows
+from flame_rl.learner.returns import step_rows, time_steps
 from flame_rl.wire.messages import Episodes
 
 
@@ -20,6 +20,8 @@ class Batch:
         rows: int64 [N], the rows of the steps' observations among all N + E.
         lengths: int64 [E].
         terminated: bool [E]; an episode that did not terminate was cut and would have gone on.
+        time: int64 [N], the time step of each step in its episode, where a network remembers and
+            episodes must stay whole; else None.
         log_probs: log-probabilities of the actions by the policy before the update, float32 [N];
             None until that policy has been asked.
         weights: float64 [N], how much each step counts, from 0 to 1, where an older policy
@@ -32,6 +34,7 @@ class Batch:
     rows: np.ndarray
     lengths: np.ndarray
     terminated: np.ndarray
+    time: np.ndarray | None = None
     log_probs: np.ndarray | None = None
     weights: np.ndarray | None = None
     policy_inputs: np.ndarray | None = None
@@ -58,12 +61,13 @@ class Batch:
         return self.columns["rewards"]
 
 
-def make_batch(episodes: Episodes) -> Batch:
-    """The episodes as one batch; nothing is copied."""
+def make_batch(episodes: Episodes, whole: bool = False) -> Batch:
+    """The episodes as one batch; nothing is copied. `whole` says whether a network remembers."""
     return Batch(
         columns=episodes.columns,
         rows=step_rows(episodes.lengths),
         lengths=episodes.lengths,
         # An episode that terminates in the last step before its time limit counts as terminated.
         terminated=episodes.terminated,
+        time=time_steps(episodes.lengths) if whole else None,
     )

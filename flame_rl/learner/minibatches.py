@@ -1,10 +1,11 @@
-"""A batch of steps as minibatches."""
+"""A batch of steps as minibatches: of single steps, or of whole episodes."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from flame_rl.learner.gradients.network import Samples, split
+from flame_rl.learner.returns import time_steps
 
 # Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.
 LEAST_MINIBATCH = 64
@@ -15,10 +16,30 @@ def number_of_minibatches(wanted: int, steps: int) -> int:
     return min(wanted, max(1, steps // LEAST_MINIBATCH))
 
 
-def random_order(steps: int, count: int, generator: np.random.Generator) -> np.ndarray:
-    """The order of the steps of an epoch with `count` minibatches, int64 [N]: random; a single
-    minibatch is in order."""
-    return generator.permutation(steps) if count > 1 else np.arange(steps)
+def random_order(
+    steps: int, count: int, generator: np.random.Generator, time: np.ndarray | None = None
+) -> np.ndarray:
+    """The order of the steps of an epoch: random; a single minibatch is in order.
+
+    Args:
+        steps: N.
+        count: minibatches of the epoch.
+        generator: draws it.
+        time: int64 [N], the time step of each step in its episode: only episodes change places;
+            None: every step does.
+
+    Returns:
+        int64 [N].
+    """
+    if count == 1:
+        return np.arange(steps)
+    if time is None:
+        return generator.permutation(steps)
+    starts = np.flatnonzero(time == 0)
+    lengths = np.diff(starts, append=steps)
+    order = generator.permutation(len(starts))
+    # Each step's place is its episode's new start and its time in it.
+    return np.repeat(starts[order], lengths[order]) + time_steps(lengths[order])
 
 
 def minibatches_of(
@@ -29,7 +50,8 @@ def minibatches_of(
     Args:
         inputs: what the network takes of the batch's observations, [N + E, ...].
         rows: the rows of the steps' observations among them, int64 [N].
-        columns: what the loss needs, [N, ...] by name.
+        columns: what the loss needs, [N, ...] by name; with "time", minibatches are of whole
+            episodes.
         order: of the steps; see `random_order`.
         count: number of minibatches.
     """

@@ -199,6 +199,7 @@ def off_policy(
         UsageError: the replay memory does not fit into this machine's, or an episode that reaches
             its time limit does not fit into the replay memory.
     """
+    _refuse_memory(config)
     settings = config.algorithm
     refuse_longer_episodes(spec.time_limit or 0, settings.capacity)
     samples_per_insert = settings.updates_per_step * settings.batch_size
@@ -210,6 +211,15 @@ def off_policy(
     )
     replay = Replay(spec, (*step_columns(spec), *columns), settings.capacity, alpha)
     return OffPolicy(config, inner, replay, limiter, beta, record)
+
+
+def _refuse_memory(config: TrainConfig) -> None:
+    kind = config.experiment.memory
+    if kind != "none":
+        raise UsageError(
+            f"--memory: {kind} is for reinforce, a2c and ppo, which learn from whole episodes; "
+            f"{config.algorithm_name} learns from single steps. Leave the flag out, or choose ppo"
+        )
 
 
 def refuse_unless_discrete(spec: EnvironmentSpec) -> None:

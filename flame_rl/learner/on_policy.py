@@ -21,7 +21,7 @@ from flame_rl.learner.gradients.network import Loss, Network, Samples, Slope
 from flame_rl.learner.learner import Part
 from flame_rl.learner.minibatches import minibatches_of, number_of_minibatches, random_order
 from flame_rl.learner.normalize import RunningMoments
-from flame_rl.learner.returns import normalize
+from flame_rl.learner.returns import normalize, time_steps
 from flame_rl.learner.slices import outputs
 from flame_rl.learner.trained import TrainedNetwork
 from flame_rl.learner.value_epochs import ValueEpochs, fit
@@ -40,8 +40,9 @@ class ActorCritic:
 
     Attributes:
         policy, value: the two networks.
-        value_process: trains the value network beside the policy; None where it is not a network by
-            hand.
+        remembers: whether one of them does, so that batches are of whole episodes.
+        value_process: trains the value network beside the policy; None where one of them remembers,
+            or the value network is not one by hand.
         returns: mean and variance of all returns so far, which the value network's scale follows.
         observations: those of all observations so far; None: they are not normalised.
     """
@@ -50,7 +51,8 @@ class ActorCritic:
         """`normalizes` says whether observations are normalised."""
         self.policy = TrainedNetwork(policy, policy_network)
         self.value = TrainedNetwork(value, value_network)
-        by_hand = isinstance(self.value.network, NetworkByHand)
+        self.remembers = self.policy.network.remembers or self.value.network.remembers
+        by_hand = isinstance(self.value.network, NetworkByHand) and not self.remembers
         self.value_process = ValueProcess(self.value.network) if by_hand else None
         self.returns = RunningMoments(1)
         self.observations = None
@@ -81,7 +83,10 @@ class ActorCritic:
 
     def values(self, batch: Batch) -> np.ndarray:
         """Values of all observations of a prepared batch, float64 [N + E]."""
-        (values,) = outputs(self.value.network, {"inputs": batch.value_inputs})
+        samples = {"inputs": batch.value_inputs}
+        if batch.time is not None:
+            samples["time"] = time_steps(batch.lengths + 1)
+        (values,) = outputs(self.value.network, samples)
         return values.astype(np.float64)
 
     def follow_observations(self, observations: np.ndarray) -> None:
@@ -167,7 +172,7 @@ class OnPolicy:
         """Improve the networks with all episodes; see `Algorithm.update`."""
         settings, networks = self.config.algorithm, self.networks
         decay = max(0.0, 1 - progress) if settings.learning_rate_decay else 1.0
-        batch = make_batch(episodes)
+        batch = make_batch(episodes, networks.remembers)
         # With the normalisation of before, as the policy acted.
         batch = replace(batch, log_probs=log_probs(networks.policy.network, acted(batch)))
         before = copies(networks.policy.module)
@@ -202,8 +207,9 @@ def on_policy(
 
 def acted(batch: Batch) -> Samples:
     """The steps' observations as "inputs", float32 [N, D], not yet prepared for a network, and
-    "actions"."""
-    return {"inputs": batch.observations[batch.rows], "actions": batch.actions}
+    "actions"; with "time" where a network remembers."""
+    samples = {"inputs": batch.observations[batch.rows], "actions": batch.actions}
+    return samples if batch.time is None else samples | {"time": batch.time}
 
 
 def log_probs(policy: Network, samples: Samples) -> np.ndarray:
@@ -237,7 +243,8 @@ def shuffled(
     wanted: int,
     generator: np.random.Generator,
 ) -> list[Samples]:
-    """All steps in random order as minibatches for one epoch; a single one is in order.
+    """All steps in random order as minibatches for one epoch; a single one is in order. Where a
+    network remembers, they are of whole episodes in random order.
 
     Args:
         inputs: what the network takes of the batch's observations, [N + E, ...].
@@ -247,7 +254,9 @@ def shuffled(
         generator: draws the order.
     """
     count = number_of_minibatches(wanted, batch.steps)
-    order = random_order(batch.steps, count, generator)
+    order = random_order(batch.steps, count, generator, batch.time)
+    if batch.time is not None:
+        columns = columns | {"time": batch.time}
     return minibatches_of(inputs, batch.rows, columns, order, count)
 
 
@@ -311,15 +320,17 @@ def value_epochs(
     """
     value, process = networks.value, networks.value_process
     count = number_of_minibatches(settings.minibatches, batch.steps)
+    orders = [random_order(batch.steps, count, generator, batch.time) for _ in range(epochs)]
     begun = ValueEpochs(
         inputs=batch.value_inputs,
         rows=batch.rows,
         targets=targets.astype(np.float32),
-        orders=np.stack([random_order(batch.steps, count, generator) for _ in range(epochs)]),
+        orders=np.stack(orders),
         minibatches=count,
         scale=value.module.scale.item(),
         learning_rate=settings.value_learning_rate * decay,
         max_grad_norm=settings.max_grad_norm,
+        time=batch.time,
     )
     elsewhere = process is not None and process.begin(value.adam, begun)
 

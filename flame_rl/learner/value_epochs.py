@@ -26,6 +26,8 @@ class ValueEpochs:
         scale: of the network's output.
         learning_rate: Adam's step size.
         max_grad_norm: a longer gradient is scaled down to it.
+        time: of the steps in their episodes, int64 [N], where minibatches are of whole episodes;
+            else None.
     """
 
     inputs: np.ndarray
@@ -36,11 +38,14 @@ class ValueEpochs:
     scale: float
     learning_rate: float
     max_grad_norm: float
+    time: np.ndarray | None = None
 
 
 def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
     """Take the steps; returns the mean loss of the last epoch."""
     loss, columns = value_loss(epochs.scale), {"targets": epochs.targets}
+    if epochs.time is not None:
+        columns["time"] = epochs.time
     for order in epochs.orders:
         losses = []
         for minibatch in minibatches_of(

@@ -20,8 +20,16 @@ class Agent:
         self._policy = ActingPolicy(snapshot)
         self._parts = parts_of(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
+        self._states = self._policy.states(ROW_BLOCK)
+        self._begun = False
         # Of the last action that was sampled.
         self._noise: np.ndarray | None = None
+
+    def begin(self) -> None:
+        """An episode begins: its actions do not depend on what was before."""
+        self._states.begin(np.arange(ROW_BLOCK))
+        self._noise = None
+        self._begun = True
 
     def act(
         self, observation: object, generator: np.random.Generator | None = None
@@ -32,15 +40,21 @@ class Agent:
             observation: an element of the environment's observation space.
             generator: samples the action; None: take the policy's mean, or the choice that is
                 likeliest or worth most. Noise that depends on the step before goes on from call to
-                call, also from one episode to the next: the agent does not know where one begins.
+                call until `begin`.
 
         Returns:
             An element of the action space: an integer, or an array within the bounds of a Box.
 
         Raises:
-            ValueError: the observation is not in the observation space, or is not finite.
+            ValueError: the observation is not in the observation space, or is not finite; or the
+                policy remembers, and no episode has begun.
         """
         policy = self._policy
+        if policy.remembers and not self._begun:
+            raise ValueError(
+                "episode: none has begun, and this policy remembers what it observed in one; "
+                "say that one begins whenever the environment was reset"
+            )
         rows = np.zeros((ROW_BLOCK, policy.observation_dim), np.float32)
         write_observation(self._parts, observation, rows[0])
         if not np.isfinite(rows[0]).all():
@@ -49,4 +63,4 @@ class Agent:
         if generator is not None:
             noise = policy.draw_noise(generator, ROW_BLOCK, self._noise)
             self._noise = noise[0]
-        return self._to_environment(policy.act(rows, noise)[:1])[0]
+        return self._to_environment(policy.act(rows, noise, self._states)[:1])[0]

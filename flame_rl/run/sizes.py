@@ -14,30 +14,35 @@ from flame_rl.wire.messages import MAX_LAYERS
 _BYTES_OF_A_WEIGHT = 6 * 4
 # Policy and value network.
 _NETWORKS = 2
+# Those of a GRU; an LSTM has one more.
+_GATES = 3
 # Python, NumPy, Gymnasium and a small environment.
 _BYTES_OF_A_WORKER = 60_000_000
 # An index, a seed, a generator's state, a step or two.
 _BYTES_OF_AN_EPISODE = 200
 # A place in the replay memory, of each step that is drawn for a gradient step.
 _BYTES_OF_A_STEP = 8
-# Each is two layers of a policy, itself and its activation; normalisation and output are two more.
-_MOST_HIDDEN_LAYERS = (MAX_LAYERS - 2) // 2
 
 
 def refuse_what_cannot_fit(config: TrainConfig) -> None:
     """Raise UsageError for more layers than actors take, and for a setting that alone would need
     more memory than this machine has."""
-    widths = config.experiment.hidden_sizes
-    if len(widths) > _MOST_HIDDEN_LAYERS:
+    widths, memory = config.experiment.hidden_sizes, config.experiment.memory != "none"
+    # Each is two layers of a policy, itself and its activation, beside normalisation, memory and
+    # output.
+    most = (MAX_LAYERS - 2 - memory) // 2
+    if len(widths) > most:
         raise UsageError(
-            f"{flag('hidden_sizes')}: {len(widths)} hidden layers, and actors take at most "
-            f"{_MOST_HIDDEN_LAYERS}"
+            f"{flag('hidden_sizes')}: {len(widths)} hidden layers, and actors take at most {most}"
+            + (f" beside {flag('memory')}" if memory else "")
         )
     weights = _NETWORKS * sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
+    recurrent = _NETWORKS * _GATES * config.experiment.memory_size**2 * memory
     algorithm = vars(config.algorithm)
     drawn = algorithm.get("batch_size", 0) * _BYTES_OF_A_STEP
     needs = {
         "hidden_sizes": weights * _BYTES_OF_A_WEIGHT,
+        "memory_size": recurrent * _BYTES_OF_A_WEIGHT,
         "episodes_per_iter": config.experiment.episodes_per_iter * _BYTES_OF_AN_EPISODE,
         "evaluate_episodes": config.experiment.evaluate_episodes * _BYTES_OF_AN_EPISODE,
         "workers": (config.execution.workers or 0) * _BYTES_OF_A_WORKER,

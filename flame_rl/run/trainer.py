@@ -282,6 +282,11 @@ class Trainer:
 
         return make_request(self.config, self.spec, iteration, indices, version)
 
+    def begin_episode(self) -> None:
+        """Say that the next observation for `compute_action` is an episode's first. A policy with
+        memory must know; for another, only noise that depends on the step before begins anew."""
+        self._latest_agent().begin()
+
     def compute_action(self, observation: object, explore: bool = False) -> int | np.ndarray:
         """The policy's action for an observation, in the form that the environment takes.
 
@@ -290,12 +295,16 @@ class Trainer:
             explore: whether to sample; otherwise the policy's mean, or its likeliest choice.
 
         Raises:
-            ValueError: the observation is not of the environment's space, or is not finite.
+            ValueError: the observation is not of the environment's space, or is not finite; or the
+                policy has a memory, and `begin_episode` was not called since its last update.
         """
+        return self._latest_agent().act(observation, self._generator if explore else None)
+
+    def _latest_agent(self) -> Agent:
         snapshot = self.learner.snapshot()
         if self._agent is None or self._agent.version != snapshot.version:
             self._agent = Agent(snapshot, self.spec)
-        return self._agent.act(observation, self._generator if explore else None)
+        return self._agent
 
     @property
     def files(self) -> Files | None:

@@ -68,6 +68,13 @@ class Experiment:
     activation: Literal["tanh", "relu", "silu"] = "tanh"
     """Nonlinearity between the layers."""
 
+    memory: Literal["none", "gru", "lstm"] = "none"
+    """Recurrent layer of every network, between the hidden layers and the output: what it should do
+    may then depend on all observations of the episode so far. For reinforce, a2c and ppo."""
+
+    memory_size: Count = 64
+    """Width of the recurrent layer."""
+
     evaluate_every: Count | None = None
     """Evaluate the policy after every N iterations, in separate episodes, without exploring;
     best.ckpt is then the best by that score, and not by the training reward."""

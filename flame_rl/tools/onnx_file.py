@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.actor.policy.layers import OBSERVATION_CLIP, ROW_BLOCK
+from flame_rl.actor.policy.layers import LAYERS, OBSERVATION_CLIP, ROW_BLOCK
 from flame_rl.system.errors import RunError
 from flame_rl.system.optional import require
 from flame_rl.tools.onnx_graph import Graph
@@ -75,7 +75,7 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
 
     Raises:
         UsageError: the package onnx is missing.
-        RunError: the policy has a layer or a head that this module does not know.
+        RunError: the policy has a layer or a head that this module does not know, or a memory.
     """
     onnx = require("onnx", "onnx", GROUP)
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
@@ -84,6 +84,11 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
         *((layer.kind, _LAYERS) for layer in snapshot.layers),
         (snapshot.head.kind, HEAD_OUTPUTS),
     ]:
+        if kind in LAYERS and LAYERS[kind].state is not None:
+            raise RunError(
+                f"{kind!r} cannot be exported: it remembers an episode, and the file's only input "
+                "is one observation"
+            )
         if kind not in known:
             raise RunError(f"{kind!r} cannot be exported: it is missing in tools/onnx_*.py")
     for layer in snapshot.layers:

@@ -18,6 +18,7 @@ from flame_rl.wire.packing import WireError
 from tests.helpers import head_of, random_snapshot, spec_of
 
 ACTIVATIONS = [name for name, kind in LAYERS.items() if not kind.arrays]
+MEMORIES = {"gru": model.GRU, "lstm": model.LSTM}
 
 
 def policy_of(
@@ -116,16 +117,34 @@ def test_every_kind_of_layer_gives_the_same_bits_in_any_company(kind, width):
     sizes = {"in": width, "out": 37}
     arrays = {
         # Above 0, as a standard deviation is.
-        name: rng.uniform(0.1, 1, [sizes[size] for size in shape]).astype(np.float32)
+        name: rng.uniform(0.1, 1, [sizes.get(size, size) for size in shape]).astype(np.float32)
         for name, shape in LAYERS[kind].arrays.items()
     }
-    output = sizes["out"] if kind == "dense" else width
+    if LAYERS[kind].state is not None:
+        # Of both signs, because the gates of a sum of many would all be 1.
+        arrays = {name: (array - 0.55) / np.sqrt(width) for name, array in arrays.items()}
+        arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    output = sizes["out"] if any("out" in s for s in LAYERS[kind].arrays.values()) else width
     weight = rng.standard_normal((width, width)).astype(np.float32)
     first = Layer("dense", {"weight": weight, "bias": np.ones(width, np.float32)})
     head = Layer("gaussian", {"log_std": np.zeros(output, np.float32)})
     acting = ActingPolicy(PolicySnapshot(0, (first, Layer(kind, arrays)), head))
     rows = rng.standard_normal((64, width)).astype(np.float32)
-    assert_same_in_any_company(acting.forward, rows)
+    if LAYERS[kind].state is None:
+        assert_same_in_any_company(acting.forward, rows)
+        return
+
+    def step(rows: np.ndarray) -> np.ndarray:
+        """Observations and states side by side, to outputs and the next states."""
+        states = acting.states(len(rows))
+        (array,) = states.arrays
+        array[:] = rows[:, width:].reshape(array.shape)
+        output = acting.forward(rows[:, :width], states)
+        return np.concatenate([output, array.reshape(len(rows), -1)], axis=1)
+
+    numbers = acting.states(1).arrays[0].size
+    state = rng.standard_normal((64, numbers)).astype(np.float32)
+    assert_same_in_any_company(step, np.concatenate([rows, state], axis=1))
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -157,6 +176,40 @@ def test_every_kind_of_head_gives_the_same_bits_in_any_company(kind, actions):
     assert sampled.dtype == greedy.dtype == head.dtype
 
 
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_numpy_equals_torch_step_by_step(kind):
+    """Over 40 steps of 8 episodes: one product at a time here, whole sequences there."""
+    torch.manual_seed(4)
+    memory = MEMORIES[kind](5, 7)
+    with torch.no_grad():
+        for parameter in memory.parameters():
+            parameter += 0.4 * torch.randn(parameter.shape)
+    head = Layer("gaussian", {"log_std": np.zeros(7, np.float32)})
+    acting = ActingPolicy(PolicySnapshot(0, (memory.layer(),), head))
+    observations = np.random.default_rng(0).standard_normal((40, 8, 5)).astype(np.float32) * 2
+    with torch.no_grad():
+        expected = memory.double()(torch.from_numpy(observations).double()).numpy()
+    states = acting.states(8)
+    for observation, output in zip(observations, expected, strict=True):
+        got = acting.forward(observation, states)
+        np.testing.assert_allclose(got, output, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", MEMORIES)
+def test_a_new_memory_keeps_three_quarters_of_its_state(kind):
+    memory = MEMORIES[kind](3, 16)
+    with torch.no_grad():  # nothing else comes in, and the gates have their biases alone
+        memory.weight_hh_l0.zero_()
+    head = Layer("gaussian", {"log_std": np.zeros(16, np.float32)})
+    acting = ActingPolicy(PolicySnapshot(0, (memory.layer(),), head))
+    states = acting.states(8)
+    # Cells of an LSTM, the output of a GRU.
+    kept = states.arrays[0].reshape(8, -1, 16)[:, -1]
+    kept[:] = 1e-3
+    acting.forward(np.zeros((8, 3), np.float32), states)
+    np.testing.assert_allclose(kept, 1e-3 / (1 + np.exp(-1.0)), rtol=1e-5)
+
+
 def snapshot_of(*layers: Layer, head: Layer | None = None) -> PolicySnapshot:
     return PolicySnapshot(0, layers, head or Layer("categorical", {}))
 
@@ -167,6 +220,12 @@ def dense(inputs: int, outputs: int) -> Layer:
 
 
 FLOATS = np.ones(3, np.float32)
+
+
+def memory_of(kind: str, **wrong: tuple[int, ...]) -> Layer:
+    """A layer with 3 inputs and 4 outputs, some of whose arrays have a wrong shape."""
+    arrays = model.LSTM(3, 4).layer().arrays if kind == "lstm" else model.GRU(3, 4).layer().arrays
+    return Layer(kind, arrays | {name: np.ones(shape, np.float32) for name, shape in wrong.items()})
 
 
 @pytest.mark.parametrize(
@@ -192,6 +251,19 @@ FLOATS = np.ones(3, np.float32)
             snapshot_of(dense(3, 4), Layer("mish", {})),
             r"layer 1 \(mish\): none of normalize, dense",
         ),
+        (
+            snapshot_of(dense(3, 2), memory_of("gru")),
+            r"layer 1 \(gru\): input_weight: shape \(3, 3, 4\) where \(2, 3\)",
+        ),
+        (
+            snapshot_of(memory_of("gru", state_weight=(4, 3, 5))),
+            r"layer 0 \(gru\): state_weight: shape \(4, 3, 5\) where \(4, 3, 4\)",
+        ),
+        (snapshot_of(memory_of("gru", input_bias=(4, 4))), r"input_bias: shape \(4, 4\) where \(3"),
+        (snapshot_of(memory_of("gru", state_bias=(12,))), "state_bias: .* of 2 dimensions"),
+        (snapshot_of(memory_of("lstm", input_weight=(3, 3, 4))), r"\(lstm\): input_weight: shape"),
+        (snapshot_of(memory_of("lstm", bias=(4, 3))), r"bias: shape \(4, 3\) where \(4, 4\)"),
+        (snapshot_of(memory_of("lstm"), dense(5, 2)), r"layer 1 \(dense\): weight: shape \(5, 2\)"),
         (snapshot_of(Layer("tanh", {})), "without a layer that says how wide"),
         (snapshot_of(), "without a layer"),
         (snapshot_of(dense(3, 4), head=Layer("beta", {})), r"head \(beta\): none of categorical"),

@@ -67,9 +67,11 @@ for words in json.loads(sys.argv[1]):
     ("name", "whole"),
     [
         ("add-an-environment", True),
+        ("memory", False),
         ("add-an-algorithm", False),
         ("add-a-replay-learner", False),
         ("rewards", False),
+        pytest.param("memory", True, marks=pytest.mark.slow),
         pytest.param("add-an-algorithm", True, marks=pytest.mark.slow),
         pytest.param("add-a-replay-learner", True, marks=pytest.mark.slow),
     ],

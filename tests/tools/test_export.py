@@ -19,7 +19,7 @@ from flame_rl.tools import onnx_file as export
 from flame_rl.tools.onnx_graph import Graph
 from flame_rl.tools.onnx_heads import HEAD_OUTPUTS
 from flame_rl.wire.messages import Layer
-from model import make_networks
+from model import GRU, make_networks
 from tests.helpers import ROOT, run_here, run_main, snapshot_with, spec_of
 
 REASON = "the optional packages are not installed (uv run --group export pytest)"
@@ -101,7 +101,16 @@ def test_a_layer_that_has_no_node_is_named():
 
 
 def test_every_kind_has_its_node():
-    assert export._LAYERS.keys() == LAYERS.keys() and HEAD_OUTPUTS.keys() == HEADS.keys()
+    without_memory = {name for name, kind in LAYERS.items() if kind.state is None}
+    assert export._LAYERS.keys() == without_memory and HEAD_OUTPUTS.keys() == HEADS.keys()
+
+
+def test_a_memory_is_refused():
+    snapshot = make_policy().snapshot(0)
+    memory = GRU(5, 5).layer()
+    remembering = dataclasses.replace(snapshot, layers=(memory, *snapshot.layers))
+    with pytest.raises(RunError, match="'gru' cannot be exported: it remembers an episode"):
+        export.to_onnx(remembering, "Some-v0")
 
 
 NEW_OUTPUTS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from flame_rl.actor.policy.heads import HEADS
 from flame_rl.actor.policy.layers import LAYERS, ROW_BLOCK
 from flame_rl.actor.policy.protocol import ArrayTypes, Head
+from flame_rl.actor.policy.states import Rows, States
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
@@ -20,50 +22,73 @@ class ActingPolicy:
         observation_dim: D.
         output_dim: the width of the network's output.
         head: turns the output into actions, and declares the noise that this takes.
+        remembers: whether a layer has a state, so that actions depend on the episode so far.
     """
 
     def __init__(self, snapshot: PolicySnapshot) -> None:
         """Raises WireError if the snapshot's layers are unknown or do not fit each other."""
-        self.observation_dim, self.output_dim, self.head = _checked(snapshot)
-        self._layers = [
-            partial(
-                LAYERS[layer.kind].forward,
-                # C order always: BLAS sums a transposed matrix in another order.
-                **{n: np.array(a, np.float64, order="C") for n, a in layer.arrays.items()},
-            )
-            for layer in snapshot.layers
-        ]
+        checked = _checked(snapshot)
+        self.observation_dim, self.output_dim = checked.observation_dim, checked.output_dim
+        self.head = checked.head
+        self._shapes = [shape for shape in checked.states if shape is not None]
+        self.remembers = len(self._shapes) > 0
+        # Each layer, and the place of its state among all states, or None.
+        self._layers = []
+        for layer, shape in zip(snapshot.layers, checked.states, strict=True):
+            # C order always: BLAS sums a transposed matrix in another order.
+            arrays = {n: np.array(a, np.float64, order="C") for n, a in layer.arrays.items()}
+            before = sum(place is not None for _, place in self._layers)
+            place = None if shape is None else before
+            self._layers.append((partial(LAYERS[layer.kind].forward, **arrays), place))
 
-    def forward(self, observations: np.ndarray) -> np.ndarray:
+    def states(self, slots: int) -> States:
+        """What the layers remember of the episodes in so many slots: nothing yet."""
+        return States(self._shapes, slots)
+
+    def forward(
+        self, observations: np.ndarray, states: States | None = None, rows: Rows = slice(None)
+    ) -> np.ndarray:
         """The network's output, which the head turns into actions: logits, action values, means.
 
         Args:
             observations: float32 [B, D], B a multiple of `ROW_BLOCK`.
+            states: those of the episodes that are played, which take one step; None: the policy
+                does not remember.
+            rows: the slot of each observation's episode; a slot that occurs twice must have the
+                same observation twice.
 
         Returns:
             float64 [B, output_dim].
         """
         if len(observations) % ROW_BLOCK:
             raise ValueError(f"observations: {len(observations)} rows, no multiple of {ROW_BLOCK}")
+        if states is None and self.remembers:
+            raise ValueError("states: None, and this policy remembers; give it those of `states`")
         x = observations.astype(np.float64).reshape(-1, ROW_BLOCK, self.observation_dim)
         # Once for all layers: it takes as long as a small one.
         with np.errstate(over="ignore"):
-            for layer in self._layers:
-                x = layer(x)
+            for layer, place in self._layers:
+                x = layer(x) if place is None else states.apply(place, layer, x, rows)
         return x.reshape(-1, self.output_dim)
 
-    def act(self, observations: np.ndarray, noise: np.ndarray | None) -> np.ndarray:
+    def act(
+        self,
+        observations: np.ndarray,
+        noise: np.ndarray | None,
+        states: States | None = None,
+        rows: Rows = slice(None),
+    ) -> np.ndarray:
         """One action for each row.
 
         Args:
-            observations: float32 [B, D], B a multiple of `ROW_BLOCK`.
+            observations, states, rows: as in `forward`.
             noise: float64 [B, noise_width], to sample with; None: the action without noise,
                 as `Head.greedy` says.
 
         Returns:
             [B, ...], of the head's type and shape.
         """
-        output = self.forward(observations)
+        output = self.forward(observations, states, rows)
         return self.head.greedy(output) if noise is None else self.head.sample(output, noise)
 
     def draw_noise(
@@ -108,14 +133,26 @@ def check_snapshot(snapshot: PolicySnapshot) -> None:
     _checked(snapshot)
 
 
-def _checked(snapshot: PolicySnapshot) -> tuple[int, int, Head]:
-    """Check a snapshot; returns the widths of observation and output, and the head."""
+@dataclass(frozen=True)
+class _Checked:
+    """A snapshot whose layers fit each other: the widths of observation and output, the shape of
+    each layer's state, None for a layer without one, and the head."""
+
+    observation_dim: int
+    output_dim: int
+    states: list[tuple[int, ...] | None]
+    head: Head
+
+
+def _checked(snapshot: PolicySnapshot) -> _Checked:
+    """Check a snapshot. Raises WireError."""
     if len(snapshot.layers) > MAX_LAYERS:
         raise WireError(
             f"a policy of {len(snapshot.layers)} layers, activations among them; at most "
             f"{MAX_LAYERS} can act"
         )
     observation_dim = width = None
+    states: list[tuple[int, ...] | None] = []
     for place, layer in enumerate(snapshot.layers):
         where = f"layer {place} ({layer.kind[:40]})"
         if layer.kind not in LAYERS:
@@ -129,6 +166,8 @@ def _checked(snapshot: PolicySnapshot) -> tuple[int, int, Head]:
             raise WireError(f"{where}: {error}") from error
         observation_dim = observation_dim or sizes.get("in")
         width = sizes.get("out", sizes.get("in"))
+        state = kind.state
+        states.append(None if state is None else tuple(sizes.get(size, size) for size in state))
     if observation_dim is None or width is None:
         raise WireError("a policy without a layer that says how wide an observation is")
     where = f"head ({snapshot.head.kind[:40]})"
@@ -137,7 +176,7 @@ def _checked(snapshot: PolicySnapshot) -> tuple[int, int, Head]:
     head = HEADS[snapshot.head.kind]
     _check_arrays(where, snapshot.head, head.arrays, width)
     try:
-        return observation_dim, width, head(width, **snapshot.head.arrays)
+        return _Checked(observation_dim, width, states, head(width, **snapshot.head.arrays))
     except WireError as error:
         raise WireError(f"{where}: {error}") from error
 

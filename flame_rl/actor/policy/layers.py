@@ -7,7 +7,9 @@ bits at any position and beside any other rows; in float32, or in one product of
 not. Activations are elementwise, so that they may have float32's precision.
 
 A layer takes a stack of blocks, float64 [blocks, ROW_BLOCK, inputs], which it may overwrite, and
-its arrays in float64, and returns float64 [blocks, ROW_BLOCK, outputs].
+its arrays in float64, and returns float64 [blocks, ROW_BLOCK, outputs]. A layer with a memory takes
+the state of each row's episode, float64 [blocks, ROW_BLOCK, ...], after its input, and returns the
+next one after its output; an episode begins with zeros.
 """
 
 from __future__ import annotations
@@ -58,6 +60,61 @@ def silu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1.0 + tanh(0.5 * x))
 
 
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    x *= 0.5
+    x = tanh(x)
+    x += 1.0
+    x *= 0.5
+    return x
+
+
+def gru(
+    x: np.ndarray,
+    state: np.ndarray,
+    input_weight: np.ndarray,
+    input_bias: np.ndarray,
+    state_weight: np.ndarray,
+    state_bias: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """A gated recurrent unit (Cho et al. 2014, "Learning Phrase Representations using RNN
+    Encoder-Decoder", eq. 5 to 8), whose reset gate acts after the product, as torch's. Its output
+    is its next state. The gates' weights are in torch's order: reset, update, candidate."""
+    inputs, _, width = input_weight.shape
+    given = x @ input_weight.reshape(inputs, -1)
+    given += input_bias.reshape(-1)
+    kept = state @ state_weight.reshape(width, -1)
+    kept += state_bias.reshape(-1)
+    gates = sigmoid(given[..., : 2 * width] + kept[..., : 2 * width])
+    reset, update = gates[..., :width], gates[..., width:]
+    candidate = tanh(given[..., 2 * width :] + reset * kept[..., 2 * width :])
+    y = candidate + update * (state - candidate)
+    return y, y
+
+
+def lstm(
+    x: np.ndarray,
+    state: np.ndarray,
+    input_weight: np.ndarray,
+    state_weight: np.ndarray,
+    bias: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al.
+    2000). Its state is its last output and its cells. The gates' weights are in torch's order:
+    input, forget, candidate, output."""
+    inputs, _, width = input_weight.shape
+    gates = x @ input_weight.reshape(inputs, -1)
+    # Without gaps: how BLAS sums could depend on them.
+    gates += np.ascontiguousarray(state[..., 0, :]) @ state_weight.reshape(width, -1)
+    gates += bias.reshape(-1)
+    opened = sigmoid(gates[..., : 2 * width].copy())
+    entering, kept = opened[..., :width], opened[..., width:]
+    candidate = tanh(gates[..., 2 * width : 3 * width].copy())
+    shown = sigmoid(gates[..., 3 * width :].copy())
+    cells = kept * state[..., 1, :] + entering * candidate
+    y = shown * tanh(cells.copy())
+    return y, np.stack([y, cells], axis=-2)
+
+
 def _check_normalize(mean: np.ndarray, std: np.ndarray) -> None:
     if not (std > 0).all():
         raise WireError("std: not above 0")
@@ -68,15 +125,19 @@ class LayerKind:
     """One kind of layer.
 
     Attributes:
-        forward: the function of the layer's input and, by name, of its arrays.
-        arrays: the shape of each array, float32, as names of sizes: "in" is the width of the
-            input, and "out" that of the output if it differs.
+        forward: the function of the layer's input, of its state if it has one, and, by name, of its
+            arrays.
+        arrays: the shape of each array, float32. A size is a number or a name: "in" is the width of
+            the input, and "out" that of the output if it differs.
         check: raises WireError for values that the arrays must not have.
+        state: the shape of what the layer remembers of an episode from step to step, in sizes of
+            its arrays; None: nothing.
     """
 
-    forward: Callable[..., np.ndarray]
-    arrays: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    forward: Callable[..., np.ndarray | tuple[np.ndarray, np.ndarray]]
+    arrays: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     check: Callable[..., None] = lambda **arrays: None
+    state: tuple[str | int, ...] | None = None
 
 
 LAYERS: dict[str, LayerKind] = {
@@ -85,4 +146,23 @@ LAYERS: dict[str, LayerKind] = {
     "tanh": LayerKind(tanh),
     "relu": LayerKind(relu),
     "silu": LayerKind(silu),
+    "gru": LayerKind(
+        gru,
+        {
+            "input_weight": ("in", 3, "out"),
+            "input_bias": (3, "out"),
+            "state_weight": ("out", 3, "out"),
+            "state_bias": (3, "out"),
+        },
+        state=("out",),
+    ),
+    "lstm": LayerKind(
+        lstm,
+        {
+            "input_weight": ("in", 4, "out"),
+            "state_weight": ("out", 4, "out"),
+            "bias": (4, "out"),
+        },
+        state=(2, "out"),
+    ),
 }

@@ -20,6 +20,7 @@ class AutogradNetwork:
     # Few enough rows to fit in a cache and to divide a large minibatch among cores, many enough
     # that Python costs little.
     slice_rows = 2048
+    remembers = False
 
     def __init__(self, module: nn.Module, apply: Apply) -> None:
         self._module = module
@@ -31,10 +32,10 @@ class AutogradNetwork:
 
     @torch.no_grad()
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
-        return tuple(output.numpy() for output in self._apply(self._module, _tensors(samples)))
+        return tuple(output.numpy() for output in self._apply(self._module, tensors_of(samples)))
 
     def forward(self, samples: Samples) -> AutogradPass:
-        tensors = _tensors(samples)
+        tensors = tensors_of(samples)
         # A tensor of its own, because a gradient flag would stay with the caller's.
         inputs = tensors["inputs"] = tensors["inputs"].detach()
         inputs.requires_grad_(inputs.is_floating_point())
@@ -71,6 +72,7 @@ class AutogradPass:
         return torch.autograd.grad(total, targets, materialize_grads=True)
 
 
-def _tensors(samples: Samples) -> dict[str, Tensor]:
+def tensors_of(samples: Samples) -> dict[str, Tensor]:
+    """The columns as tensors; integers are int64."""
     tensors = {name: torch.from_numpy(column) for name, column in samples.items()}
     return {n: t if t.is_floating_point() else t.long() for n, t in tensors.items()}

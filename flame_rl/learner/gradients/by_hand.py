@@ -33,6 +33,8 @@ class NetworkByHand:
         input_dim: the width of "inputs".
     """
 
+    remembers = False
+
     def __init__(self, layers: Sequence[Layer], head: Head, moments: Moments | None = None) -> None:
         """
         Args:

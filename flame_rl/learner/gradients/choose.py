@@ -1,4 +1,5 @@
-"""Choose how a network is differentiated: by hand where that is sure to be the same.
+"""Choose how a network is differentiated: over whole sequences if it has a memory, otherwise by
+hand where that is sure to be the same.
 
 Sure means that the module consists of layers that modules.py knows, and that a comparison with
 autograd agrees: a module that somebody changed in model.py goes through torch.
@@ -14,6 +15,7 @@ from flame_rl.learner.gradients.by_hand import NetworkByHand
 from flame_rl.learner.gradients.heads import Categorical, Gaussian, Head, Raw, Value
 from flame_rl.learner.gradients.modules import UnknownLayerError, network_by_hand
 from flame_rl.learner.gradients.network import Network, Samples
+from flame_rl.learner.gradients.sequences import SequenceNetwork, remembers
 
 _CHECK_ROWS = 64
 # Relative to the greatest number; float32 rounds at 6e-8 per operation.
@@ -22,9 +24,13 @@ _TOLERANCE = 1e-4
 
 def policy_network(module: nn.Module) -> Network:
     """A policy as in model.py: its outputs are log-probabilities of "actions", and entropies."""
-    plain = AutogradNetwork(
-        module, lambda m, samples: m.log_prob_and_entropy(samples["inputs"], samples["actions"])
-    )
+
+    def apply(m: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return m.log_prob_and_entropy(samples["inputs"], samples["actions"])
+
+    if remembers(module):
+        return SequenceNetwork(module, apply)
+    plain = AutogradNetwork(module, apply)
     snapshot = module.snapshot(0)
     last, head = snapshot.layers[-1], snapshot.head
     if head.kind == "gaussian":
@@ -42,14 +48,18 @@ def policy_network(module: nn.Module) -> Network:
 
 def value_network(module: nn.Module) -> Network:
     """A value network as in model.py: its output is the values."""
-    plain = AutogradNetwork(module, lambda m, samples: (m(samples["inputs"]),))
+    if remembers(module):
+        return SequenceNetwork(module, _of_inputs)
+    plain = AutogradNetwork(module, _of_inputs)
     return _chosen(plain, module, Value(module.scale.numpy()))
 
 
 def raw_network(module: nn.Module) -> Network:
     """A module of observations alone, such as action values or a deterministic policy: its output
     as it is, [B, outputs]."""
-    plain = AutogradNetwork(module, lambda m, samples: (m(samples["inputs"]),))
+    if remembers(module):
+        return SequenceNetwork(module, _of_inputs)
+    plain = AutogradNetwork(module, _of_inputs)
     return _chosen(plain, module, Raw())
 
 
@@ -62,6 +72,10 @@ def critic_network(module: nn.Module, observation_dim: int) -> Network:
         return (m(inputs[:, :observation_dim], inputs[:, observation_dim:])[:, None],)
 
     return _chosen(AutogradNetwork(module, apply), module, Raw())
+
+
+def _of_inputs(module: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    return (module(samples["inputs"]),)
 
 
 def _chosen(plain: AutogradNetwork, module: nn.Module, head: Head) -> Network:

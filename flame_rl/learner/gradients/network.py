@@ -13,7 +13,8 @@ from typing import Protocol
 import numpy as np
 
 # Columns by name, all of B rows: "inputs", as `Network.prepare` returns them, and what else the
-# network and the loss need.
+# network and the loss need. Where rows are steps of sequences, one sequence after another, "time"
+# counts the steps of each from 0; a part of such samples has whole sequences.
 Samples = dict[str, np.ndarray]
 # The derivative of each sample's loss with respect to one of its outputs: an array in the output's
 # shape, or one number for all.
@@ -66,9 +67,11 @@ class Network(Protocol):
 
     Attributes:
         slice_rows: the number of rows that is computed at once for best speed.
+        remembers: whether outputs depend on the steps before, so that samples must be sequences.
     """
 
     slice_rows: int
+    remembers: bool
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         """What the network needs of observations, float32 [B, D], as long as its buffers stay."""
@@ -95,9 +98,13 @@ def differentiate(
 
 
 def split(samples: Samples, count: int) -> list[Samples]:
-    """Divide the samples into `count` parts of almost even size, without copying."""
+    """Divide the samples into `count` parts of almost even size, without copying; into fewer where
+    there are not as many sequences."""
     rows = rows_of(samples)
     ends = [rows * place // count for place in range(count + 1)]
+    if "time" in samples:
+        starts = np.append(np.flatnonzero(samples["time"] == 0), rows)
+        ends = np.unique([starts[np.abs(starts - end).argmin()] for end in ends]).tolist()
     return [
         {name: column[start:stop] for name, column in samples.items()}
         for start, stop in itertools.pairwise(ends)

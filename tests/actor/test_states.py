@@ -1,0 +1,95 @@
+"""Layers that remember: a state for each slot, that of the slot's episode alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.actor.policy.layers import LAYERS, LayerKind
+from flame_rl.run.agent import Agent
+from flame_rl.wire.messages import Layer, PolicySnapshot
+from tests.helpers import assert_same_episodes, described, environment_id, plain, request_for
+
+WANDERING = environment_id("Wandering")
+
+
+@pytest.fixture
+def summing(monkeypatch) -> PolicySnapshot:
+    """A policy whose action is the scaled sum of the episode's observations so far."""
+
+    def add(x: np.ndarray, state: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        total = state + x * scale
+        return total, total
+
+    kind = LayerKind(add, {"scale": ("in",)}, state=("in",))
+    monkeypatch.setitem(LAYERS, "sum", kind)
+    layer = Layer("sum", {"scale": np.array([0.1], np.float32)})
+    return PolicySnapshot(0, (layer,), Layer("gaussian", {"log_std": np.zeros(1, np.float32)}))
+
+
+def sums(observations: np.ndarray) -> np.ndarray:
+    """What `summing` does, one step after another, rounded to float32 at each."""
+    total, found = np.float32(0), []
+    for observation in observations[:, 0]:
+        total = np.float32(float(total) + float(observation) * float(np.float32(0.1)))
+        found.append(total)
+    return np.array(found)
+
+
+def collect(snapshot, indices):
+    simulator = plain(WANDERING)
+    try:
+        return collect_episodes(snapshot, request_for(WANDERING, indices, explore=False), simulator)
+    finally:
+        simulator.close()
+
+
+def test_an_episode_remembers_its_own_steps_from_its_first(summing):
+    """More episodes than slots, which end at different times: slots are used again and again, and
+    towards the end there are fewer of them than rows of a block."""
+    count = 3 * plain(WANDERING).slots + 5
+    episodes = collect(summing, range(count))
+    assert len(set(episodes.lengths.tolist())) > 5
+    for episode in episodes:
+        np.testing.assert_array_equal(episode.actions[:, 0], sums(episode.observations[:-1]))
+
+
+def test_neighbours_and_order_change_no_bit(summing):
+    together = collect(summing, range(40))
+    for part in ([39], [3, 4], list(range(30, 0, -1))):
+        assert_same_episodes(collect(summing, part), [together[i] for i in part])
+
+
+def test_a_step_leaves_the_states_of_other_slots(summing):
+    policy = ActingPolicy(summing)
+    states = policy.states(16)
+    states.arrays[0][:, 0] = np.arange(16)
+    rows = np.array([3, 9, 12, 3, 9, 12, 3, 9])
+    policy.act(np.full((8, 1), 10, np.float32), None, states, rows)
+    expected = np.arange(16.0)
+    expected[[3, 9, 12]] += 1
+    np.testing.assert_allclose(states.arrays[0][:, 0], expected)
+    assert states.arrays[0].dtype == np.float32
+    states.begin(np.array([9, 15]))
+    expected[[9, 15]] = 0
+    np.testing.assert_allclose(states.arrays[0][:, 0], expected)
+
+
+def test_states_that_are_forgotten_are_refused(summing):
+    policy = ActingPolicy(summing)
+    assert policy.remembers
+    with pytest.raises(ValueError, match="this policy remembers"):
+        policy.forward(np.zeros((8, 1), np.float32))
+
+
+def test_an_agent_remembers_until_an_episode_begins(summing):
+    agent = Agent(summing, described(WANDERING))
+    observations = np.random.default_rng(0).standard_normal((6, 1)).astype(np.float32)
+    with pytest.raises(ValueError, match="episode: none has begun"):
+        agent.act(observations[0])
+    for _ in range(2):
+        agent.begin()
+        actions = [agent.act(observation)[0] for observation in observations]
+        np.testing.assert_array_equal(actions, np.clip(sums(observations), -1, 1))

@@ -1,0 +1,254 @@
+"""Networks that remember: unrolled over whole episodes, in the learner as where they acted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import model
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.learner import slices
+from flame_rl.learner.batch import make_batch
+from flame_rl.learner.gradients.choose import policy_network, value_network
+from flame_rl.learner.gradients.network import split
+from flame_rl.learner.on_policy import acted, log_probs, policy_gradient_loss, shuffled
+from flame_rl.learner.returns import time_steps
+from flame_rl.learner.value_epochs import value_loss
+from flame_rl.settings.algorithms import ALGORITHMS
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec
+from tests.helpers import described, environment_id, plain, request_for
+from tests.learners import ON_POLICY, make_config, make_learner
+
+ACTIONS = {
+    "gaussian": spaces.Box(-1, 1, (3,)),
+    "categorical": spaces.Discrete(5),
+    "factored": spaces.MultiDiscrete([2, 4, 3]),
+}
+LENGTHS = np.array([4, 1, 9, 3, 9, 2])
+
+
+def networks(memory: str, actions: str = "gaussian", hidden: tuple[int, ...] = (6,)):
+    """Policy and value network with weights of every size, and a normaliser that has seen much."""
+    spec = EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS[actions])
+    config = make_config("X-v0", memory=memory, memory_size=5, hidden_sizes=hidden)
+    torch.manual_seed(0)
+    made = model.make_networks(spec, config)
+    with torch.no_grad():
+        for module in made:
+            for parameter in module.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            module.normalizer.set(np.array([1.0, -2, 0, 3]), np.array([0.5, 2, 1, 0.1]))
+        made[1].scale.fill_(7.0)
+    return made
+
+
+def samples_of(actions: str, lengths: np.ndarray = LENGTHS) -> dict[str, np.ndarray]:
+    rng, rows = np.random.default_rng(1), int(lengths.sum())
+    taken = {
+        "gaussian": rng.standard_normal((rows, 3)).astype(np.float32),
+        "categorical": rng.integers(0, 5, rows).astype(np.int32),
+        "factored": rng.integers(0, [2, 4, 3], (rows, 3)).astype(np.int32),
+    }
+    floats = rng.standard_normal((3, rows)).astype(np.float32)
+    names = ("advantages", "log_probs", "targets")
+    return {
+        "inputs": rng.standard_normal((rows, 4)).astype(np.float32),
+        "actions": taken[actions],
+        "time": time_steps(lengths),
+        **dict(zip(names, floats, strict=True)),
+    }
+
+
+def one_by_one(module, samples, function) -> list[torch.Tensor]:
+    """The function of module, observations and actions, of each episode by itself."""
+    starts = np.flatnonzero(samples["time"] == 0)
+    parts = zip(
+        np.split(samples["inputs"], starts[1:]),
+        np.split(samples["actions"], starts[1:]),
+        strict=True,
+    )
+    return [function(module, torch.from_numpy(x), torch.from_numpy(a)) for x, a in parts]
+
+
+@pytest.mark.parametrize("hidden", [(6,), ()])
+@pytest.mark.parametrize("actions", ACTIONS)
+@pytest.mark.parametrize("memory", model.MEMORIES)
+def test_a_policys_gradient_is_that_of_each_episode_by_itself(memory, actions, hidden):
+    policy, _ = networks(memory, actions, hidden)
+    samples = samples_of(actions)
+    network = policy_network(policy)
+    assert network.remembers
+
+    parts = one_by_one(
+        policy,
+        samples,
+        lambda m, x, a: m.log_prob_and_entropy(x, a.long() if a.dtype != x.dtype else a),
+    )
+    log_prob, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
+    (got, got_entropy) = network.outputs(samples)
+    np.testing.assert_allclose(got, log_prob.detach(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got_entropy, entropy.detach(), rtol=1e-4, atol=1e-5)
+
+    loss = (-log_prob * torch.from_numpy(samples["advantages"]) - 0.3 * entropy).mean()
+    expected = torch.autograd.grad(loss, list(policy.parameters()), materialize_grads=True)
+    expected = torch.cat([part.reshape(-1) for part in expected])
+    gradient = np.zeros(len(expected), np.float32)
+    numbers = slices.differentiate(network, samples, policy_gradient_loss(0.3), gradient)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
+    assert numbers["loss"] == pytest.approx(loss.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("memory", model.MEMORIES)
+def test_a_value_networks_gradient_is_that_of_each_episode_by_itself(memory):
+    _, value = networks(memory)
+    samples = samples_of("gaussian")
+    values = torch.cat(one_by_one(value, samples, lambda m, x, a: m(x)))
+    loss = 0.5 * ((values - torch.from_numpy(samples["targets"])) / 7).square().mean()
+    expected = torch.autograd.grad(loss, list(value.parameters()))
+    expected = torch.cat([part.reshape(-1) for part in expected])
+    gradient = np.zeros(len(expected), np.float32)
+    slices.differentiate(value_network(value), samples, value_loss(7.0), gradient)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(7, 3, 4), (1, 2, 4), (6, 4)])
+def test_the_gradient_of_a_gru_is_torchs(shape):
+    torch.manual_seed(2)
+    memory = model.GRU(4, 5).double()
+    with torch.no_grad():
+        for parameter in memory.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    x = torch.randn(shape, dtype=torch.double, requires_grad=True)
+    results = []
+    for output in (memory(x), torch.nn.GRU.forward(memory, x)[0]):
+        weights = torch.randn(output.shape, dtype=torch.double, generator=torch.manual_seed(3))
+        targets = [x, *memory.parameters()]
+        results.append([output, *torch.autograd.grad((output * weights).sum(), targets)])
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours.detach(), theirs.detach(), rtol=1e-9, atol=1e-11)
+
+
+def test_a_network_without_memory_is_not_unrolled():
+    assert not any(
+        choose(module).remembers
+        for choose, module in zip((policy_network, value_network), networks("none"), strict=True)
+    )
+
+
+@pytest.mark.parametrize("memory", model.MEMORIES)
+def test_slices_have_whole_episodes_and_the_same_bytes_on_any_number_of_cores(memory, monkeypatch):
+    policy, _ = networks(memory)
+    lengths = np.random.default_rng(3).integers(1, 9, 60)
+    samples, network = samples_of("gaussian", lengths), policy_network(policy)
+    gradients = {}
+    for rows, cores in ((10_000, 1), (12, 1), (12, 3)):
+        monkeypatch.setattr(type(network), "slice_rows", rows)
+        monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)
+        gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
+        (log_prob, _) = slices.outputs(network, samples)
+        numbers = slices.differentiate(network, samples, policy_gradient_loss(0.3), gradient)
+        gradients[rows, cores] = gradient, log_prob, numbers["loss"]
+    assert gradients[12, 1][0].tobytes() == gradients[12, 3][0].tobytes()
+    assert gradients[12, 1][1].tobytes() == gradients[12, 3][1].tobytes()
+    for ours, theirs in zip(gradients[10_000, 1], gradients[12, 1], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+def test_parts_have_whole_sequences():
+    lengths = np.array([3, 1, 1, 8, 2, 2, 7])
+    samples = {"inputs": np.arange(24), "time": time_steps(lengths)}
+    for count in range(1, 12):
+        parts = split(samples, count)
+        assert 1 <= len(parts) <= min(count, len(lengths))
+        assert all(part["time"][0] == 0 for part in parts)
+        np.testing.assert_array_equal(np.concatenate([p["inputs"] for p in parts]), np.arange(24))
+    assert [len(part["inputs"]) for part in split(samples, 2)] == [13, 11]
+
+
+@pytest.mark.parametrize("wanted", [1, 3, 100])
+def test_minibatches_are_of_whole_episodes_in_random_order(wanted):
+    learner = make_learner(described(environment_id("Wandering")), memory="gru")
+    episodes = played(learner.snapshot(), range(60))
+    batch = make_batch(episodes, whole=True)
+    columns = {"number": np.arange(batch.steps)}
+    inputs = episodes.observations
+    parts = shuffled(inputs, batch, columns, wanted, np.random.default_rng(0))
+    assert (len(parts) == 1) if wanted == 1 else (1 < len(parts) <= wanted)
+    assert min(len(part["number"]) for part in parts) > 30
+    assert sorted(np.concatenate([p["number"] for p in parts])) == list(range(batch.steps))
+    order = []
+    for part in parts:
+        assert part["time"][0] == 0
+        np.testing.assert_array_equal(part["inputs"], inputs[batch.rows[part["number"]]])
+        np.testing.assert_array_equal(part["time"], batch.time[part["number"]])
+        # A step that is no episode's first follows the one before it.
+        later = np.flatnonzero(part["time"])
+        np.testing.assert_array_equal(part["number"][later], part["number"][later - 1] + 1)
+        order += part["number"][part["time"] == 0].tolist()
+    assert (order == sorted(order)) == (wanted == 1)
+
+
+def played(snapshot, indices):
+    env_id = environment_id("Wandering")
+    simulator = plain(env_id)
+    try:
+        return collect_episodes(snapshot, request_for(env_id, indices), simulator)
+    finally:
+        simulator.close()
+
+
+@pytest.mark.parametrize("memory", model.MEMORIES)
+def test_the_learner_remembers_what_the_policy_remembered_when_it_acted(memory):
+    """Log-probabilities of recorded actions: unrolled in torch, and from what the actors compute
+    one step at a time."""
+    learner = make_learner(described(environment_id("Wandering")), memory=memory, memory_size=7)
+    policy = learner.parts["policy"]
+    with torch.no_grad():
+        for parameter in policy.network.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    snapshot = learner.snapshot()
+    episodes = played(snapshot, range(30))
+    got = log_probs(policy_network(policy), acted(make_batch(episodes, whole=True)))
+    std = np.exp(snapshot.head.arrays["log_std"][0])
+    acting, expected = ActingPolicy(snapshot), []
+    for episode in episodes:
+        states = acting.states(8)
+        for observation, action in zip(episode.observations[:-1], episode.actions, strict=True):
+            mean = acting.forward(np.tile(observation, (8, 1)), states)[0, 0]
+            z = (action[0] - mean) / std
+            expected.append(-0.5 * z * z - np.log(std) - 0.5 * np.log(2 * np.pi))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_an_update_from_the_policys_own_episodes_begins_without_divergence(algorithm, overlap):
+    """If a KL limit below rounding is kept, the update is undone: before it, the divergence of the
+    policy from itself is 0, over sequences as over steps."""
+    options = {"overlap": overlap} if algorithm != "reinforce" else {}
+    learner = make_learner(
+        described(environment_id("Wandering")),
+        algorithm=algorithm,
+        memory="gru",
+        memory_size=7,
+        max_kl=1e-12,
+        normalize_observations=False,
+        **options,
+    )
+    before = learner.weights()["policy.network.0.weight"].clone()
+    metrics = learner.update(played(learner.collecting(), range(20)))
+    assert metrics["kl"] <= 1e-12 and metrics["policy_steps"] <= 1
+    after = learner.weights()["policy.network.0.weight"]
+    np.testing.assert_allclose(after, before, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - set(ON_POLICY)))
+def test_learners_from_single_steps_refuse_a_memory(algorithm):
+    name = "Recall" if algorithm in ("dqn", "sarsa", "impala") else "Wandering"
+    spec = described(environment_id(name))
+    with pytest.raises(UsageError, match="--memory: lstm is for reinforce, a2c and ppo"):
+        make_learner(spec, algorithm=algorithm, memory="lstm")
