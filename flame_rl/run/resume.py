@@ -65,7 +65,7 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
 
 def _length(experiment: dict[str, Any]) -> str:
     """How long a run with these settings is, in words."""
-    if experiment["env_steps"] is not None:
+    if experiment.get("env_steps") is not None:
         return f"{experiment['env_steps']} env steps"
     return f"{experiment['iterations']} iterations"
 

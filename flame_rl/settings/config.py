@@ -122,7 +122,8 @@ class TrainConfig:
 
     @classmethod
     def from_data(cls, data: Any) -> TrainConfig:
-        """The inverse of `to_data`. Raises UsageError if the data are no configuration."""
+        """The inverse of `to_data`. A setting that an earlier version did not have, and that the
+        data lack, has its default. Raises UsageError if the data are no configuration."""
         try:
             if unknown := set(data) - set(PARTS):
                 raise ValueError(f"{', '.join(map(str, unknown))}: no part of a configuration")
@@ -130,12 +131,9 @@ class TrainConfig:
             for part in values.values():
                 # JSON knows no tuples.
                 part |= {name: tuple(v) for name, v in part.items() if isinstance(v, list)}
-            folder = values["output"]["output"]
+            folder = values["output"].get("output")
             values["output"]["output"] = None if folder is None else Path(folder)
             kinds = _kinds(_known(values["algorithm"].pop("name")))
-            for part, kind in kinds.items():
-                if missing := set(names_of(kind)) - set(values[part]):
-                    raise ValueError(f"{part}: {', '.join(sorted(missing))} missing")
             return cls.of_parts(**{part: kind(**values[part]) for part, kind in kinds.items()})
         except (
             UsageError,
