@@ -400,6 +400,42 @@ class ActionValueNetwork(nn.Module):
         return outputs.astype(np.float32)
 
 
+class SuccessorNetwork(nn.Module):
+    """Predicts for each of A actions the returns of the P parts of the reward that follow it; see
+    flame_rl/learner/algorithms/successor.py."""
+
+    def __init__(
+        self, spec: EnvironmentSpec, hidden_sizes: tuple[int, ...], activation: str, parts: int
+    ) -> None:
+        super().__init__()
+        self.normalizer = nn.Identity()
+        sizes = (spec.observation_dim, *hidden_sizes, spec.action_dim * parts)
+        self.network = uniform_mlp(sizes, activation)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """float32 [B, D] -> [B, A * P], action by action."""
+        return self.network(self.normalizer(observation))
+
+    def snapshot(self, version: int, epsilon: float, weights: np.ndarray) -> PolicySnapshot:
+        """The layers for the actors. Their output is Q, [B, A]: a weighted sum is linear, so the
+        last layer contains it.
+
+        Args:
+            version: see `PolicySnapshot`.
+            epsilon: the probability of a uniformly random action.
+            weights: of the parts, [P].
+        """
+        *layers, last = layers_of(self.normalizer, self.network)
+        arrays = {
+            name: array.reshape(*array.shape[:-1], -1, len(weights)) @ weights
+            for name, array in last.arrays.items()
+        }
+        numbers = {"epsilon": epsilon, "repeat": 0.0}
+        head = {name: np.array([x], np.float32) for name, x in numbers.items()}
+        layers = (*layers, Layer(last.kind, arrays))
+        return PolicySnapshot(version, layers, Layer("epsilon_greedy", head))
+
+
 class DeterministicPolicy(nn.Module):
     """One action for each observation, within the bounds -1 and 1; noise is added where it acts."""
 

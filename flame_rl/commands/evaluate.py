@@ -38,6 +38,9 @@ class EvaluateCommand:
     seed: int = 0
     """Seed of the episodes, which are the same for every policy."""
 
+    reward_weights: tuple[float, ...] | None = None
+    """Other weights of the reward's parts than in training, for a run with successor features."""
+
     local: bool = False
     """Collect on this machine even where a Flame cluster is configured."""
 
@@ -68,7 +71,9 @@ def run(command: EvaluateCommand, stop: StopSignal) -> None:
     from flame_rl.backends.select import where_collected
     from flame_rl.run.trainer import Trainer
 
-    changes = {"local": command.local, "workers": command.workers}
+    changes: dict[str, object] = {"local": command.local, "workers": command.workers}
+    if command.reward_weights is not None:
+        changes["reward_weights"] = command.reward_weights
     with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")

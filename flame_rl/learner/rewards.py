@@ -54,13 +54,19 @@ class Rewards:
         """
         return episodes if self.own is None else _with_rewards(episodes, self.own)
 
-    def learned_of(self, own: Episodes) -> Episodes:
-        """The episodes of `own_of` with the rewards that are learned from, and without parts."""
+    def learned_of(self, collected: Episodes, own: Episodes) -> Episodes:
+        """The episodes with the rewards that are learned from; where there are parts, all of them
+        are the column "reward_parts", float64 [N, P].
+
+        Args:
+            collected: as they came from the actors.
+            own: what `own_of` made of them.
+        """
         episodes = own if self.learned is None else _with_rewards(own, self.learned)
-        if "reward_parts" not in episodes.columns:
+        if not self.parts:
             return episodes
-        columns = {name: c for name, c in episodes.columns.items() if name != "reward_parts"}
-        return replace(episodes, columns=columns)
+        parts = np.concatenate([_parts_of(episode) for episode in collected])
+        return replace(episodes, columns=episodes.columns | {"reward_parts": parts})
 
     def own_return(self, episode: Episode) -> float:
         """The undiscounted sum of the environment's own reward in a collected episode. Raises

@@ -251,6 +251,35 @@ def _quantile_huber(targets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray
     return np.einsum("bij,bij->b", weighted, errors) / quantiles, slope
 
 
+def successor_loss(weights: np.ndarray) -> Loss:
+    """The Huber losses of the errors of successor features, summed over the parts (Barreto et al.
+    2017, section 3, with Huber's loss in place of the square).
+
+    The loss's samples have "targets", [B, P]; its output is the features of each action,
+    [B, A * P]. "value" is Q(s, a), and "td_error" its absolute error.
+
+    Args:
+        weights: of the parts, [P].
+
+    Raises:
+        ValueError: in the loss, shapes that do not fit.
+    """
+
+    def loss(
+        samples: Samples, outputs: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        targets, chosen = _distributions(samples, outputs, len(weights))
+        errors, of_parts = chosen - targets, weights.astype(chosen.dtype)
+        numbers = {
+            "loss": huber(errors).sum(axis=1),
+            "td_error": np.abs(errors @ of_parts),
+            "value": chosen @ of_parts,
+        }
+        return _weighted(samples, numbers, np.clip(errors, -1, 1), outputs)
+
+    return loss
+
+
 def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
     """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a), for each atom apart (Wang et al. 2016, "Dueling
     Network Architectures for Deep Reinforcement Learning", eq. 9).

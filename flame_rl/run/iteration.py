@@ -53,7 +53,7 @@ def run_iteration(
     evaluation = None
     with undone_on_failure(learner):
         own = learner.rewards.own_of(collected.episodes)
-        learned = learner.rewards.learned_of(own)
+        learned = learner.rewards.learned_of(collected.episodes, own)
         losses = learner.update(learned, progress(experiment, done))
         updated = time.perf_counter()
         if experiment.evaluate_every and (iteration + 1) % experiment.evaluate_every == 0:

@@ -57,9 +57,11 @@ def saved_config(folder: Path) -> TrainConfig:
 def differences(saved: TrainConfig, given: TrainConfig) -> str:
     """The settings of `given` that make it another run than `saved`, as text; "" if there are none.
 
-    Settings that decide the result must stay, except for the number of iterations or env steps.
+    Settings that decide the result must stay, except for the number of iterations or env steps, and
+    what the algorithm's `may_change` names.
     """
-    wanted = {name: getattr(given.experiment, name) for name in ("iterations", "env_steps")}
+    names = ("iterations", "env_steps", *getattr(saved.algorithm, "may_change", ()))
+    wanted = {name: getattr(given.experiment, name) for name in names}
     extended = replace(saved.experiment, **wanted)
     pairs = [(extended, given.experiment), (saved.algorithm, given.algorithm)]
     return "; ".join(

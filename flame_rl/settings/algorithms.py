@@ -12,6 +12,7 @@ ALGORITHMS = {
     "ppo": "PPO",
     "dqn": "DQN",
     "sarsa": "Sarsa",
+    "successor": "Successor",
     "impala": "Impala",
     "ddpg": "DDPG",
     "td3": "TD3",

@@ -50,6 +50,7 @@ TARGET = {"env": environment_id("Target"), "max_episode_steps": 2}
 RUNS = {
     "dqn": {"prioritized": True, "n_step": 2, "dueling": True, "distribution": "c51"} | POLE,
     "sarsa": {"expected": False} | POLE,
+    "successor": POLE,
     # So many steps that no segment can go: a resumed run deletes them some checkpoints later.
     "impala": {"sequence_length": 4, "warm_up_steps": 160, "capacity": 300} | POLE,
     "ddpg": {"noise_process": "ornstein-uhlenbeck"} | TARGET,
@@ -264,7 +265,8 @@ def nan_rewards(patch, trainer: Trainer, at: int) -> None:
         count += 1
         samples = view(*arguments)
         scale = np.float32(np.nan if count == at else 1)
-        return samples | {"rewards": samples["rewards"] * scale}
+        rewards = {name: samples[name] * scale for name in samples if "reward" in name}
+        return samples | rewards
 
     patch.setattr(kind, "view", broken)
 

@@ -248,7 +248,7 @@ def test_an_update_from_the_policys_own_episodes_begins_without_divergence(algor
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - set(ON_POLICY)))
 def test_learners_from_single_steps_refuse_a_memory(algorithm):
-    name = "Recall" if algorithm in ("dqn", "sarsa", "impala") else "Wandering"
+    name = "Recall" if algorithm in ("dqn", "sarsa", "successor", "impala") else "Wandering"
     spec = described(environment_id(name))
     with pytest.raises(UsageError, match="--memory: lstm is for reinforce, a2c and ppo"):
         make_learner(spec, algorithm=algorithm, memory="lstm")

@@ -70,6 +70,7 @@ DISCRETE = {
     },
     "sarsa": {"algorithm": "sarsa", "expected": False},
     "expected sarsa": {"algorithm": "sarsa", "expected": True},
+    "successor": {"algorithm": "successor"},
 }
 CONTINUOUS = {
     "ddpg": {"algorithm": "ddpg"},
@@ -203,7 +204,7 @@ def huber(x: Tensor) -> Tensor:
 
 
 class SlowValues:
-    """DQN and SARSA."""
+    """DQN and SARSA; and successor features with the reward as their only part."""
 
     def __init__(self, learner: Learner) -> None:
         self.settings = learner.algorithm.config.algorithm
@@ -260,7 +261,7 @@ class SlowValues:
                 every.append(reward + discount * self.sarsa_value(row[:, 0], batch, b))
                 continue
             selecting = self.values(after)
-            if self.settings.double:
+            if getattr(self.settings, "double", False):
                 other = self.outputs(self.online, batch["next_observations"])
                 selecting = self.values(other)
             best = row[selecting[b].argmax()]

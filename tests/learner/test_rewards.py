@@ -65,7 +65,7 @@ def test_one_number_is_made_of_parts(spec, how):
     settings = {"reward_weights": weights} if how == "weights" else {"reward": f"{HERE}:shaped"}
     rewards = of(spec, reward_parts=names, **settings)
     own = rewards.own_of(collected)
-    learned = rewards.learned_of(own)
+    learned = rewards.learned_of(collected, own)
 
     parts = collected.columns["reward_parts"].tolist()
     if vector:
@@ -78,8 +78,8 @@ def test_one_number_is_made_of_parts(spec, how):
     assert learned.rewards.dtype == np.float64
     # A vector has no other number of its own.
     np.testing.assert_array_equal(own.rewards, learned.rewards if vector else collected.rewards)
+    np.testing.assert_array_equal(learned.columns["reward_parts"], parts)
     # Nothing else that is learned from has changed.
-    assert learned.columns.keys() == {"observations", "actions", "rewards"}
     for name in ("observations", "actions"):
         assert learned.columns[name] is collected.columns[name]
 
@@ -99,14 +99,13 @@ def test_one_number_is_made_of_parts(spec, how):
 def test_without_settings_episodes_stay_the_same_object():
     assert of(SCALAR) == OWN and OWN.names == ()
     episodes = random_episodes(continuous=False)
-    assert OWN.own_of(episodes) is episodes and OWN.learned_of(episodes) is episodes
+    assert OWN.own_of(episodes) is episodes and OWN.learned_of(episodes, episodes) is episodes
     assert OWN.means(episodes, episodes) == {}
 
 
 def test_parts_alone_change_nothing_that_is_learned_from():
     rewards, collected = of(SCALAR, reward_parts=("gain", "cost")), with_parts(vector=False)
-    learned = rewards.learned_of(rewards.own_of(collected))
-    assert learned.columns.keys() == {"observations", "actions", "rewards"}
+    learned = rewards.learned_of(collected, rewards.own_of(collected))
     assert learned.rewards is collected.rewards
     assert rewards.names == ("gain", "cost")
 
@@ -168,13 +167,14 @@ def test_a_function_that_returns_something_else_is_refused(name, said):
     before = collected.rewards.copy()
     rewards = of(SCALAR, reward=f"{HERE}:{name}")
     with pytest.raises(UsageError, match=f"^--reward: {HERE}:{name} {said}"):
-        rewards.learned_of(rewards.own_of(collected))
+        rewards.learned_of(collected, rewards.own_of(collected))
     np.testing.assert_array_equal(collected.rewards, before)
 
 
 def test_whole_numbers_are_rewards():
     rewards = of(SCALAR, reward=f"{HERE}:counted")
-    learned = rewards.learned_of(random_episodes(continuous=False))
+    episodes = random_episodes(continuous=False)
+    learned = rewards.learned_of(episodes, episodes)
     assert learned.rewards.dtype == np.float64
     assert learned.rewards[:5].tolist() == [0, 1, 2, 3, 0]
 

@@ -27,6 +27,7 @@ from flame_rl.learner.values import (
     quantile_loss,
     sarsa_values,
     softmax,
+    successor_loss,
     td_targets,
 )
 
@@ -181,6 +182,8 @@ def loss_of(name: str):
         return c51_loss(SUPPORT), ACTIONS * ATOMS, targets
     if name == "quantile":
         return quantile_loss(ATOMS), ACTIONS * ATOMS, normal(ROWS, ATOMS, seed=5, scale=2)
+    if name == "successor":
+        return successor_loss(SUPPORT), ACTIONS * ATOMS, normal(ROWS, ATOMS, seed=5, scale=2)
     loss, width, targets = loss_of(name.removeprefix("dueling "))
     atoms = width // ACTIONS
     return dueling_loss(loss, atoms), width + atoms, targets
@@ -198,6 +201,8 @@ def torch_loss(name: str, outputs: torch.Tensor, actions, targets, weights) -> t
         each = functional.smooth_l1_loss(chosen[:, 0], targets, reduction="none")
     if name == "c51":
         each = functional.cross_entropy(chosen, targets, reduction="none")
+    if name == "successor":
+        each = functional.huber_loss(chosen, targets, reduction="none").sum(1)
     if name == "quantile":
         each = sum(
             abs((i + 0.5) / ATOMS - (targets[:, j] < chosen[:, i]).double())
@@ -209,7 +214,7 @@ def torch_loss(name: str, outputs: torch.Tensor, actions, targets, weights) -> t
     return each * weights
 
 
-NAMES = ["q", "c51", "quantile", "dueling q", "dueling c51", "dueling quantile"]
+NAMES = ["q", "c51", "quantile", "successor", "dueling q", "dueling c51", "dueling quantile"]
 
 
 @pytest.mark.parametrize("weighted", [False, True])

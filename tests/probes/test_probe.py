@@ -74,6 +74,7 @@ OF_DISCRETE_ACTIONS = [
     pytest.param({"algorithm": "dqn", "distribution": "quantiles", "atoms": 8}, id="quantiles"),
     pytest.param({"algorithm": "sarsa"}, id="expected sarsa"),
     pytest.param({"algorithm": "sarsa", "expected": False}, id="sarsa"),
+    pytest.param({"algorithm": "successor"}, id="successor"),
 ]
 OF_CONTINUOUS_ACTIONS = [
     pytest.param({"algorithm": "ddpg", "noise": 0.3}, id="ddpg"),

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +117,9 @@ class Replay:
         refuse_longer_episodes(int(episodes.lengths.max()), self.store.capacity)
         _refuse_beyond_float32(episodes.columns["rewards"])
         self.recall()
+        kept = {column.name for column in self.store.columns}
+        columns = {name: column for name, column in episodes.columns.items() if name in kept}
+        episodes = replace(episodes, columns=columns)
         with self._refused_by_the_disk():
             journal = self._opened()
             if self._folder is None:
