@@ -381,9 +381,7 @@ class ActionValueNetwork(nn.Module):
             "weight": self._of_actions(last.arrays["weight"]),
             "bias": self._of_actions(last.arrays["bias"][None])[0],
         }
-        numbers = {"epsilon": epsilon, "repeat": repeat}
-        arrays_of_head = {name: np.array([x], np.float32) for name, x in numbers.items()}
-        head = Layer("epsilon_greedy", arrays_of_head)
+        head = epsilon_greedy(epsilon, repeat)
         if self.support is not None:
             support = np.array(self.support, np.float32)
             head = Layer("epsilon_greedy_distribution", head.arrays | {"support": support})
@@ -398,6 +396,25 @@ class ActionValueNetwork(nn.Module):
         if self.support is None:
             outputs = outputs.reshape(len(outputs), -1, self.atoms).mean(axis=2)
         return outputs.astype(np.float32)
+
+
+class RecurrentValueNetwork(nn.Module):
+    """Predicts for each of A actions the return that follows it, from all observations of the
+    episode so far."""
+
+    def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
+        super().__init__()
+        self.normalizer = nn.Identity()
+        self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.1)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """float32 [T, D] or, of S sequences side by side, [T, S, D] -> [T, A] or [T, S, A]."""
+        return self.network(self.normalizer(observation))
+
+    def snapshot(self, version: int, epsilon: float) -> PolicySnapshot:
+        """The layers for the actors; `epsilon` is the probability of a uniformly random action."""
+        layers = layers_of(self.normalizer, self.network)
+        return PolicySnapshot(version, layers, epsilon_greedy(epsilon))
 
 
 class SuccessorNetwork(nn.Module):
@@ -430,10 +447,8 @@ class SuccessorNetwork(nn.Module):
             name: array.reshape(*array.shape[:-1], -1, len(weights)) @ weights
             for name, array in last.arrays.items()
         }
-        numbers = {"epsilon": epsilon, "repeat": 0.0}
-        head = {name: np.array([x], np.float32) for name, x in numbers.items()}
         layers = (*layers, Layer(last.kind, arrays))
-        return PolicySnapshot(version, layers, Layer("epsilon_greedy", head))
+        return PolicySnapshot(version, layers, epsilon_greedy(epsilon))
 
 
 class DeterministicPolicy(nn.Module):
@@ -515,6 +530,12 @@ class ActionCritic(nn.Module):
         """float32 [B, D] and [B, A] -> [B]."""
         inputs = torch.cat([self.normalizer(observation), action], dim=-1)
         return self.network(inputs).squeeze(-1)
+
+
+def epsilon_greedy(epsilon: float, repeat: float = 0.0) -> Layer:
+    """The head that takes the action of greatest value; see `ActionValueNetwork.snapshot`."""
+    numbers = {"epsilon": epsilon, "repeat": repeat}
+    return Layer("epsilon_greedy", {n: np.array([x], np.float32) for n, x in numbers.items()})
 
 
 def make_normalizer(spec: EnvironmentSpec, config: TrainConfig) -> nn.Module:

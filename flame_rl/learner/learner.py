@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -53,9 +54,9 @@ class Files(Protocol):
         """Copy the files. Raises OSError if the disk refuses."""
         ...
 
-    def saved(self, kept: int) -> None:
-        """A checkpoint was written: delete what the last `kept` of them do not need. Raises OSError
-        if the disk refuses."""
+    def keep_for(self, states: Sequence[dict[str, Tensor]]) -> None:
+        """Delete what none of these states of the learner, as `Learner.state_dict` returned them,
+        needs. Raises OSError if the disk refuses."""
         ...
 
 

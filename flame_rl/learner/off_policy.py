@@ -19,7 +19,7 @@ from torch import Tensor
 from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part, refuse_unless_finite
 from flame_rl.learner.replay.limiter import RateLimiter
-from flame_rl.learner.replay.replay import Replay, refuse_longer_episodes
+from flame_rl.learner.replay.replay import PART, Replay, refuse_longer_episodes
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -110,7 +110,7 @@ class OffPolicy:
     @property
     def parts(self) -> dict[str, Part]:
         """See `Algorithm.parts`."""
-        return {**self.inner.parts, "gradient_steps": self.steps, "replay": self.replay}
+        return {**self.inner.parts, "gradient_steps": self.steps, PART: self.replay}
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -184,6 +184,7 @@ def off_policy(
     beta: float = 1.0,
     columns: tuple[Column, ...] = (),
     record: Callable[[Episodes], Episodes] = lambda episodes: episodes,
+    remembers: bool = False,
 ) -> OffPolicy:
     """An algorithm over a replay memory.
 
@@ -194,12 +195,14 @@ def off_policy(
         beta: see `OffPolicy`; without priorities it has no effect.
         columns: kept of every step besides what the actors record.
         record: adds these columns to episodes.
+        remembers: whether the algorithm's networks may have a memory.
 
     Raises:
         UsageError: the replay memory does not fit into this machine's, or an episode that reaches
             its time limit does not fit into the replay memory.
     """
-    _refuse_memory(config)
+    if not remembers:
+        _refuse_memory(config)
     settings = config.algorithm
     refuse_longer_episodes(spec.time_limit or 0, settings.capacity)
     samples_per_insert = settings.updates_per_step * settings.batch_size
@@ -217,8 +220,8 @@ def _refuse_memory(config: TrainConfig) -> None:
     kind = config.experiment.memory
     if kind != "none":
         raise UsageError(
-            f"--memory: {kind} is for reinforce, a2c and ppo, which learn from whole episodes; "
-            f"{config.algorithm_name} learns from single steps. Leave the flag out, or choose ppo"
+            f"--memory: {kind} is for reinforce, a2c, ppo and r2d2, which learn from sequences; "
+            f"{config.algorithm_name} does not remember. Leave the flag out, or choose one of these"
         )
 
 

@@ -72,6 +72,8 @@ class Checkpointer:
         self._score: float | None = None  # of what is not saved yet
         self._best = -math.inf
         self._better: State | None = None  # than what is on disk
+        # With such files, the learner's state in each checkpoint that is kept.
+        self._saved: dict[Path, dict[str, Tensor]] = {}
         with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
             score = load(self._folder / BEST_NAME).score
             self._best = self._best if score is None else score
@@ -104,8 +106,22 @@ class Checkpointer:
         with refused_by_the_disk(self._folder):
             for file in done[kept:]:
                 file.unlink(missing_ok=True)
-            if self._learner.algorithm.files is not None:
-                self._learner.algorithm.files.saved(kept)
+            self._keep_files_for(done[:kept], path)
+
+    def _keep_files_for(self, checkpoints: Sequence[Path], latest: Path) -> None:
+        """Keep of the algorithm's files what these checkpoints need; `latest`, one of them, has the
+        latest state."""
+        files = self._learner.algorithm.files
+        if files is None:
+            return
+        self._saved[latest] = self._now.learner
+        for path in checkpoints:
+            if path not in self._saved:
+                # Written before the run was resumed. Nobody can resume from a damaged one.
+                with contextlib.suppress(CheckpointError):
+                    self._saved[path] = load(path).learner
+        self._saved = {path: self._saved[path] for path in checkpoints if path in self._saved}
+        files.keep_for(list(self._saved.values()))
 
     def _keep_if_best(self, state: State, score: float) -> None:
         if score > self._best:

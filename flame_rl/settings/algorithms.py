@@ -13,6 +13,7 @@ ALGORITHMS = {
     "dqn": "DQN",
     "sarsa": "Sarsa",
     "successor": "Successor",
+    "r2d2": "R2D2",
     "impala": "Impala",
     "ddpg": "DDPG",
     "td3": "TD3",

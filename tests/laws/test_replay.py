@@ -51,6 +51,7 @@ RUNS = {
     "dqn": {"prioritized": True, "n_step": 2, "dueling": True, "distribution": "c51"} | POLE,
     "sarsa": {"expected": False} | POLE,
     "successor": POLE,
+    "r2d2": {"memory": "lstm", "memory_size": 4, "sequence_length": 4, "burn_in": 2} | POLE,
     # So many steps that no segment can go: a resumed run deletes them some checkpoints later.
     "impala": {"sequence_length": 4, "warm_up_steps": 160, "capacity": 300} | POLE,
     "ddpg": {"noise_process": "ornstein-uhlenbeck"} | TARGET,
@@ -476,6 +477,17 @@ def test_segments_that_no_checkpoint_needs_are_deleted(wholes, tmp_path):
             resume(again)
             assert_same(again, whole)
     assert kept[1] <= kept[2] < kept[9]
+
+
+def test_a_run_that_is_often_resumed_deletes_its_segments(wholes, tmp_path):
+    """Each time it goes on for less than as many checkpoints as are kept."""
+    whole = wholes("sarsa")
+    run = train(tmp_path, "sarsa", keep_checkpoints=2, iterations=2)
+    for iterations in range(4, ITERATIONS + 1, 2):
+        resume(run, "--iterations", str(iterations))
+    assert_same(run, whole)
+    never_resumed = train(tmp_path / "never", "sarsa", keep_checkpoints=2)
+    assert contents(run / "replay").keys() == contents(never_resumed / "replay").keys()
 
 
 def test_the_best_checkpoint_is_a_policy_even_without_its_experience(tmp_path):

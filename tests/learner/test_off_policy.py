@@ -104,7 +104,8 @@ def learner_of(variant: str, **options) -> Learner:
     continuous = variant in CONTINUOUS
     spec = spec_of(3, 2 if continuous else 4, continuous)
     learner = make_learner(spec, **(chosen | VARIANTS[variant] | options))
-    learner.algorithm.replay.add(random_episodes(continuous))
+    algorithm = learner.algorithm
+    algorithm.replay.add(algorithm.record(random_episodes(continuous)))
     return learner
 
 
@@ -430,6 +431,11 @@ class ChangedValues(model.ActionValueNetwork):
         return super().forward(2 * observation)
 
 
+class ChangedFeatures(model.SuccessorNetwork):
+    def forward(self, observation: Tensor) -> Tensor:
+        return super().forward(2 * observation)
+
+
 class ChangedPolicy(model.DeterministicPolicy):
     def forward(self, observation: Tensor) -> Tensor:
         return super().forward(2 * observation)
@@ -448,7 +454,8 @@ class ChangedCritic(model.ActionCritic):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, monkeypatch):
     """As they are now: the oracle uses the changed modules, too."""
-    for changed in (ChangedValues, ChangedPolicy, ChangedGaussian, ChangedCritic):
+    several = (ChangedValues, ChangedFeatures, ChangedPolicy, ChangedGaussian, ChangedCritic)
+    for changed in several:
         monkeypatch.setattr(model, changed.__bases__[0].__name__, changed)
     learner = learner_of(variant)
     assert {type(network) for network in networks_of(learner)} == {AutogradNetwork}

@@ -76,6 +76,9 @@ OF_DISCRETE_ACTIONS = [
     pytest.param({"algorithm": "sarsa", "expected": False}, id="sarsa"),
     pytest.param({"algorithm": "successor"}, id="successor"),
 ]
+# Its values are those of an observation after all others of its episode, and so not in the test of
+# values.
+R2D2 = {"algorithm": "r2d2", "memory": "gru", "memory_size": 8, "tau": 0.3}
 OF_CONTINUOUS_ACTIONS = [
     pytest.param({"algorithm": "ddpg", "noise": 0.3}, id="ddpg"),
     pytest.param(
@@ -90,7 +93,13 @@ V_TRACE = {"algorithm": "impala", "sequence_length": 8, "entropy_coefficient": 0
 
 
 def test_every_algorithm_is_probed():
-    probed = [*VARIANTS, *OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS, pytest.param(V_TRACE)]
+    probed = [
+        *VARIANTS,
+        *OF_DISCRETE_ACTIONS,
+        *OF_CONTINUOUS_ACTIONS,
+        pytest.param(V_TRACE),
+        pytest.param(R2D2),
+    ]
     assert {variant.values[0]["algorithm"] for variant in probed} == ALGORITHMS.keys()
 
 
@@ -140,7 +149,7 @@ def test_replayed_experience_with_v_trace_teaches_the_known_answer(name, best):
     assert results[-1].reward_mean > 0.9 * best
 
 
-@pytest.mark.parametrize("variant", OF_DISCRETE_ACTIONS)
+@pytest.mark.parametrize("variant", [*OF_DISCRETE_ACTIONS, pytest.param(R2D2, id="r2d2")])
 @pytest.mark.parametrize(
     ("name", "best"), [("ActionReward", 1), ("ObservationAction", 4), ("DelayedReward", 1)]
 )

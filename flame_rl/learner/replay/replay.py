@@ -28,6 +28,8 @@ from flame_rl.system.memory import physical_bytes
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
 # What `Journal.state` returns, in the order in which a checkpoint holds it.
+# Its name among a learner's parts.
+PART = "replay"
 _PLACE = ("capacity", "episodes", "steps", "oldest", "segment", "end")
 
 
@@ -67,15 +69,15 @@ class Replay:
         self._folder: Path | None = None
         self._source: Path | None = None
         self._journal: Journal | None = None
-        # The oldest episode in the store at each of the last checkpoints.
-        self._oldest: list[int] = []
         # A state that was loaded, whose episodes were not read yet.
         self._waiting: dict[str, Tensor] | None = None
 
     @property
     def env_steps(self) -> int:
         """Steps that were ever added."""
-        return self._now("steps")
+        if self._waiting is not None:
+            return int(self._waiting["place"][_PLACE.index("steps")])
+        return self.store.steps
 
     def keep_in(self, folder: Path) -> None:
         """Write the journal to this folder, and read it from there when a state is loaded."""
@@ -99,12 +101,11 @@ class Replay:
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
 
-    def saved(self, kept: int) -> None:
-        """A checkpoint was written: delete the episodes that the last `kept` of them do not need.
-        Raises OSError if the disk refuses."""
-        self._oldest = [*self._oldest, self._now("oldest")][-kept:]
-        if len(self._oldest) == kept and self._journal is not None:
-            self._journal.forget(self._oldest[0])
+    def keep_for(self, states: Sequence[dict[str, Tensor]]) -> None:
+        """See `Files.keep_for`; this is the learner's part `PART`."""
+        if states and self._journal is not None:
+            oldest = _PLACE.index("oldest")
+            self._journal.forget(min(int(state[f"{PART}.place"][oldest]) for state in states))
 
     def add(self, episodes: Episodes) -> None:
         """Add episodes in their order.
@@ -191,13 +192,6 @@ class Replay:
                 f"of {state['place'][0]}; resume with the same capacity"
             )
         self._waiting = {name: tensor.clone() for name, tensor in state.items()}
-
-    def _now(self, name: str) -> int:
-        """A number of `_PLACE`, "steps" or "oldest", of the store or of the state that it waits
-        for."""
-        if self._waiting is not None:
-            return int(self._waiting["place"][_PLACE.index(name)])
-        return getattr(self.store, name)
 
     @contextmanager
     def _refused_by_the_disk(self) -> Iterator[None]:

@@ -1,0 +1,84 @@
+"""Recurrent deep Q-learning, compared with the formula for one step after another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from flame_rl.system.errors import UsageError
+from tests.helpers import spec_of
+from tests.learner.test_off_policy import GAMMA, slow
+from tests.learners import make_learner, random_episodes
+
+OPTIONS = {
+    "algorithm": "r2d2",
+    "hidden_sizes": (8,),
+    "memory_size": 6,
+    "gamma": GAMMA,
+    "capacity": 50,
+    "max_grad_norm": 1e9,
+}
+
+
+def learner_with(memory: str, length: int, burn_in: int):
+    options = OPTIONS | {"memory": memory, "sequence_length": length, "burn_in": burn_in}
+    learner = make_learner(spec_of(3, 4, False), **options)
+    learner.algorithm.replay.add(random_episodes(False))
+    return learner
+
+
+def remembered(network, observations: np.ndarray) -> torch.Tensor:
+    """The action values after each of these observations, the memory being empty before, [T, A]."""
+    return network(torch.from_numpy(observations.astype(np.float64)))
+
+
+@pytest.mark.parametrize(("length", "burn_in"), [(3, 2), (2, 0), (4, 3), (50, 2)])
+@pytest.mark.parametrize("memory", ["gru", "lstm"])
+def test_the_gradient_is_that_of_the_formula(memory, length, burn_in):
+    learner = learner_with(memory, length, burn_in)
+    inner, episodes = learner.algorithm.inner, random_episodes(False)
+    target = learner.parts["target"]
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter.mul_(0.7)  # another network than the online one
+    online, target = slow(learner.parts["policy"]), slow(target)
+    store = learner.algorithm.replay.store
+    positions = np.arange(store.steps)[::3]
+
+    losses, errors = [], []
+    steps = [(episode, t) for episode in episodes for t in range(episode.length)]
+    for position in positions:
+        episode, t = steps[position]
+        stride, last = length, episode.length - burn_in
+        # The later one of two sequences that have the step; none has burnt-in steps alone.
+        starts = [s for s in range(0, episode.length, stride) if s == 0 or s < last]
+        start = max(s for s in starts if s <= t)
+        stop = min(start + burn_in + length, episode.length)
+        observations = episode.observations[start : stop + 1]
+        q = remembered(online, observations)
+        with torch.no_grad():
+            slower = remembered(target, observations)
+        own = []
+        for step in range(start if start == 0 else start + burn_in, stop):
+            now = step - start
+            wanted = episode.rewards[step]
+            if not (episode.terminated and step == episode.length - 1):
+                wanted += GAMMA * slower[now + 1, q[now + 1].argmax()]
+            own.append(q[now, episode.actions[step]] - wanted)
+        losses += [torch.nn.functional.huber_loss(e, 0 * e) for e in own]
+        errors.append(torch.stack(own).abs().mean())
+    mean = torch.stack(losses).mean()
+    gradients = torch.autograd.grad(mean, list(online.parameters()))
+
+    numbers = inner.step(inner.view(store, positions), np.random.default_rng(0))
+    found = learner.parts["policy_adam"].gradient
+    expected = np.concatenate([g.reshape(-1).numpy() for g in gradients])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    assert numbers["loss"].mean() == pytest.approx(mean.item(), rel=1e-4)
+    np.testing.assert_allclose(numbers["td_error"], [e.item() for e in errors], rtol=1e-4)
+
+
+def test_a_network_without_a_memory_is_refused():
+    with pytest.raises(UsageError, match="--memory: r2d2 is for networks with one"):
+        make_learner(spec_of(3, 4, False), **OPTIONS | {"memory": "none"})
