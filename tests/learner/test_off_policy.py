@@ -552,7 +552,7 @@ def test_noise_is_wide_during_the_warm_up(algorithm):
 
 def test_importance_weights_become_whole(monkeypatch):
     """Beta rises in a straight line from its first value to 1."""
-    options = {"prioritized": True, "priority_beta": 0.4, "iterations": 4, "warm_up_steps": 0}
+    options = {"prioritized": True, "priority_beta": 0.4, "warm_up_steps": 0}
     learner = make_learner(spec_of(3, 2, False), algorithm="dqn", updates_per_step=0.1, **options)
     betas, draw = [], learner.algorithm.replay.draw
 
@@ -563,8 +563,8 @@ def test_importance_weights_become_whole(monkeypatch):
         return positions, weights
 
     monkeypatch.setattr(learner.algorithm.replay, "draw", recorded)
-    for _ in range(6):
-        learner.update(random_episodes(False))
+    for progress in (0, 0.25, 0.5, 0.75, 1, 1.25):
+        learner.update(random_episodes(False), progress)
     assert sorted(set(betas)) == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0])
 
 
