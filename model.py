@@ -22,6 +22,7 @@ from flame_rl.learner.gradients import gru
 from flame_rl.learner.values import dueling
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
+from flame_rl.wire.steps import observation_dtype
 
 
 class Dense(nn.Linear):
@@ -212,12 +213,28 @@ class ObservationNormalizer(nn.Module):
         return Layer("normalize", {"mean": array_of(self.mean), "std": array_of(self.std)})
 
 
+class Scaling(nn.Module):
+    """Multiplies observations of one byte, such as pictures, by 1 / the greatest of their numbers:
+    uint8 [B, D] -> float32 [B, D], from 0 to 1."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        factor = torch.full((1,), 1 / max(1, int(space.high.max())))
+        self.register_buffer("factor", factor, persistent=False)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return observation * self.factor
+
+    def layer(self) -> Layer:
+        return Layer("scale", {"factor": array_of(self.factor)})
+
+
 class DiscretePolicy(nn.Module):
     """A categorical policy: one logit per action."""
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.normalizer = make_normalizer(spec, config)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
         self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> Categorical:
@@ -244,7 +261,7 @@ class FactoredPolicy(nn.Module):
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
         self.choices = spec.choices
-        self.normalizer = make_normalizer(spec, config)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
         self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> list[Categorical]:
@@ -277,7 +294,7 @@ class ContinuousPolicy(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.normalizer = make_normalizer(spec, config)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
         self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
         start = torch.full((spec.action_dim,), config.algorithm.initial_log_std)
         self.log_std = nn.Parameter(start)
@@ -310,7 +327,7 @@ class ValueNetwork(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.normalizer = make_normalizer(spec, config)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
         self.network = make_network(spec.observation_dim, 1, config, output_gain=1.0)
         # The size of returns, set by the learner: the layers work near 1, in any unit of reward.
         # Before the first update nothing is known, and every value is 0.
@@ -358,7 +375,7 @@ class ActionValueNetwork(nn.Module):
         self.dueling = dueling
         self.support = support
         self.atoms = quantiles if support is None else len(support)
-        self.normalizer = nn.Identity()
+        self.normalizer = make_normalizer(spec)
         outputs = (spec.action_dim + dueling) * self.atoms
         self.network = uniform_mlp((spec.observation_dim, *hidden_sizes, outputs), activation)
 
@@ -407,7 +424,7 @@ class DeterministicPolicy(nn.Module):
         self, spec: EnvironmentSpec, hidden_sizes: tuple[int, ...], activation: str = "relu"
     ) -> None:
         super().__init__()
-        self.normalizer = nn.Identity()
+        self.normalizer = make_normalizer(spec)
         layers = uniform_mlp((spec.observation_dim, *hidden_sizes, spec.action_dim), activation)
         self.network = layers.append(Activation("tanh"))
 
@@ -443,7 +460,7 @@ class SquashedGaussianPolicy(nn.Module):
         self, spec: EnvironmentSpec, hidden_sizes: tuple[int, ...], activation: str = "relu"
     ) -> None:
         super().__init__()
-        self.normalizer = nn.Identity()
+        self.normalizer = make_normalizer(spec)
         sizes = (spec.observation_dim, *hidden_sizes, 2 * spec.action_dim)
         self.network = uniform_mlp(sizes, activation)
 
@@ -471,7 +488,7 @@ class ActionCritic(nn.Module):
         """`layer_norm` bounds what the critic predicts for actions that were never taken (Ball et
         al. 2023, "Efficient Online Reinforcement Learning with Offline Data", section 4.2)."""
         super().__init__()
-        self.normalizer = nn.Identity()
+        self.normalizer = make_normalizer(spec)
         sizes = (spec.observation_dim + spec.action_dim, *hidden_sizes, 1)
         self.network = uniform_mlp(sizes, activation, layer_norm)
 
@@ -481,11 +498,12 @@ class ActionCritic(nn.Module):
         return self.network(inputs).squeeze(-1)
 
 
-def make_normalizer(spec: EnvironmentSpec, config: TrainConfig) -> nn.Module:
-    """An `ObservationNormalizer` if `--normalize-observations` is set, else the identity."""
-    if config.algorithm.normalize_observations:
-        return ObservationNormalizer(spec.observation_dim)
-    return nn.Identity()
+def make_normalizer(spec: EnvironmentSpec, normalizes: bool = False) -> nn.Module:
+    """A `Scaling` of observations of one byte; of others an `ObservationNormalizer` if
+    `--normalize-observations` is set, else the identity."""
+    if observation_dtype(spec.observation_space) == "uint8":
+        return Scaling(spec.observation_space)
+    return ObservationNormalizer(spec.observation_dim) if normalizes else nn.Identity()
 
 
 Policy = DiscretePolicy | FactoredPolicy | ContinuousPolicy

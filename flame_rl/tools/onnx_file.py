@@ -34,6 +34,10 @@ def _normalize(graph: Graph, x: str, layer: Layer) -> str:
     return graph.apply("Clip", x, *bounds)
 
 
+def _scale(graph: Graph, x: str, layer: Layer) -> str:
+    return graph.apply("Mul", x, graph.constant(layer.arrays["factor"]))
+
+
 def _dense(graph: Graph, x: str, layer: Layer) -> str:
     x = graph.apply("MatMul", x, graph.constant(layer.arrays["weight"]))
     return graph.apply("Add", x, graph.constant(layer.arrays["bias"]))
@@ -42,6 +46,7 @@ def _dense(graph: Graph, x: str, layer: Layer) -> str:
 # By kind of layer: adds its nodes, given the name of its input; returns the name of its output.
 _LAYERS: dict[str, Callable[[Graph, str, Layer], str]] = {
     "normalize": _normalize,
+    "scale": _scale,
     "dense": _dense,
     "tanh": lambda graph, x, layer: graph.apply("Tanh", x),
     "relu": lambda graph, x, layer: graph.apply("Relu", x),
@@ -52,10 +57,10 @@ _LAYERS: dict[str, Callable[[Graph, str, Layer], str]] = {
 def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
     """The policy as an ONNX model.
 
-    Its input is `observation`, float32 [batch, D], flattened as `gymnasium.spaces.flatten` does:
-    normalisation is part of the graph. Its outputs, float32 unless another type is given, depend on
-    the head; the arrays of the head are among them. Of continuous actions, -1 and 1 are the
-    environment's bounds.
+    Its input is `observation`, float32 [batch, D], flattened as `gymnasium.spaces.flatten` does,
+    pictures too: normalisation is part of the graph. Its outputs, float32 unless another type is
+    given, depend on the head; the arrays of the head are among them. Of continuous actions, -1 and
+    1 are the environment's bounds.
 
     categorical: `logits` [batch, choices].
     factored: `logits`, those of F choices concatenated, and `choices`, int32 [F], the number of

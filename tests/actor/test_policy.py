@@ -58,10 +58,11 @@ def test_numpy_equals_torch(activation, continuous, normalizes):
 
 @np.errstate(over="ignore")
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_an_activation_sees_one_number_at_a_time(name):
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_an_activation_sees_one_number_at_a_time(name, dtype):
     activation, torchs = LAYERS[name].forward, model.Activation(name)
-    x = np.random.default_rng(5).standard_normal(10_000) * 4
-    x[:6] = 0, 1e-30, -1e-30, 1e300, -1e300, 88
+    x = (np.random.default_rng(5).standard_normal(10_000) * 4).astype(dtype)
+    x[:6] = 0, 1e-30, -1e-30, np.finfo(dtype).max, np.finfo(dtype).min, 88
     expected = activation(x.copy())
     np.testing.assert_allclose(expected, torchs(torch.from_numpy(x)), rtol=1e-6, atol=1e-6)
     for first in range(40):
@@ -70,6 +71,24 @@ def test_an_activation_sees_one_number_at_a_time(name):
             assert part.tobytes() == expected[first : first + count].tobytes()
     table = activation(np.concatenate([x, x]).reshape(-1, 8, 10))
     assert table.tobytes() == 2 * expected.tobytes()
+
+
+def test_observations_of_one_byte_are_scaled_as_torch_scales_them():
+    space = spaces.Box(0, 200, (5,), np.uint8)
+    spec = EnvironmentSpec("X-v0", space, spaces.Discrete(3))
+    policy, _ = model.make_networks(spec, TrainConfig(algorithm="ppo", hidden_sizes=()))
+    observations = np.random.default_rng(0).integers(0, 201, (16, 5)).astype(np.uint8)
+    weight, bias = (p.detach().numpy() for p in policy.network.parameters())
+    expected = observations / 200 @ weight.T + bias
+    forward = ActingPolicy(policy.snapshot(0)).forward
+    np.testing.assert_allclose(forward(observations), expected, rtol=1e-5, atol=1e-7)
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            policy(torch.from_numpy(observations)).logits.exp(),
+            np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True),
+            rtol=1e-5,
+        )
+    assert_same_in_any_company(forward, np.repeat(observations, 4, axis=0))
 
 
 def test_no_hidden_layer_is_a_linear_policy():

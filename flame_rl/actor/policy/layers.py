@@ -6,10 +6,10 @@ batch. BLAS chooses its way of summing by the size of the matrices, so every pro
 bits at any position and beside any other rows; in float32, or in one product of all rows, it does
 not. Activations are elementwise, so that they may have float32's precision.
 
-A layer takes a stack of blocks, float64 [blocks, ROW_BLOCK, inputs], which it may overwrite, and
-its arrays in float64, and returns float64 [blocks, ROW_BLOCK, outputs]. A layer with a memory takes
-the state of each row's episode, float64 [blocks, ROW_BLOCK, ...], after its input, and returns the
-next one after its output; an episode begins with zeros.
+A layer takes a stack of blocks, [blocks, ROW_BLOCK, inputs], which it may overwrite, and its arrays
+in the same type, and returns [blocks, ROW_BLOCK, outputs]. The type is float64, or what the layer's
+kind says. A layer with a memory takes the state of each row's episode, [blocks, ROW_BLOCK, ...],
+after its input, and returns the next one after its output; an episode begins with zeros.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     # np.clip takes twice as long on arrays this small.
     np.minimum(x, OBSERVATION_CLIP, out=x)
     np.maximum(x, -OBSERVATION_CLIP, out=x)
+    return x
+
+
+def scale(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """Multiply by a number: what an integer of a picture is made a number near 1 with."""
+    x *= factor
     return x
 
 
@@ -132,20 +138,23 @@ class LayerKind:
         check: raises WireError for values that the arrays must not have.
         state: the shape of what the layer remembers of an episode from step to step, in sizes of
             its arrays; None: nothing.
+        dtype: the type in which it computes; None: that of the layer before.
     """
 
     forward: Callable[..., np.ndarray | tuple[np.ndarray, np.ndarray]]
     arrays: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     check: Callable[..., None] = lambda **arrays: None
     state: tuple[str | int, ...] | None = None
+    dtype: str | None = "float64"
 
 
 LAYERS: dict[str, LayerKind] = {
     "normalize": LayerKind(normalize, {"mean": ("in",), "std": ("in",)}, _check_normalize),
     "dense": LayerKind(dense, {"weight": ("in", "out"), "bias": ("out",)}),
-    "tanh": LayerKind(tanh),
-    "relu": LayerKind(relu),
-    "silu": LayerKind(silu),
+    "scale": LayerKind(scale, {"factor": (1,)}, dtype="float32"),
+    "tanh": LayerKind(tanh, dtype=None),
+    "relu": LayerKind(relu, dtype=None),
+    "silu": LayerKind(silu, dtype=None),
     "gru": LayerKind(
         gru,
         {

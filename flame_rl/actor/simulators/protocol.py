@@ -16,7 +16,8 @@ class Simulator(Protocol):
 
     Attributes:
         slots: W, a multiple of `ROW_BLOCK`.
-        observations: float32 [W, D], each slot's current observation.
+        observations: float32 [W, D], or uint8 where the space is recorded in that type
+            (`flame_rl.wire.steps.observation_dtype`): each slot's current observation.
         rewards: float64 [W], of the slot's last step.
         terminated, truncated: bool [W], after the slot's last step.
     """

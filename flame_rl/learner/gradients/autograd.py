@@ -73,6 +73,9 @@ class AutogradPass:
 
 
 def tensors_of(samples: Samples) -> dict[str, Tensor]:
-    """The columns as tensors; integers are int64."""
+    """The columns as tensors; integers are int64, but for uint8, the numbers of pictures."""
     tensors = {name: torch.from_numpy(column) for name, column in samples.items()}
-    return {n: t if t.is_floating_point() else t.long() for n, t in tensors.items()}
+    return {
+        n: t if t.is_floating_point() or t.dtype == torch.uint8 else t.long()
+        for n, t in tensors.items()
+    }
