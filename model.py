@@ -34,6 +34,39 @@ class Dense(nn.Linear):
         return Layer("dense", arrays)
 
 
+class Convolution(nn.Conv2d):
+    """Filters over pictures with channels last, as Gymnasium gives them, without padding. Pictures
+    are flat before and after: float32 [..., rows * columns * channels] -> [..., places down *
+    places across * filters].
+
+    Attributes:
+        size: rows, columns and channels of a picture.
+        output_size: the same of what comes out: places down and across, and filters.
+    """
+
+    def __init__(self, size: tuple[int, int, int], filters: int, width: int, stride: int) -> None:
+        """`filters` square filters of that width."""
+        super().__init__(size[2], filters, width, stride)
+        self.size = size
+        down, across = ((side - width) // stride + 1 for side in size[:2])
+        self.output_size = (down, across, filters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # torch counts channels before rows and columns, but takes them in any order in memory.
+        pictures = x.reshape(-1, *self.size).permute(0, 3, 1, 2)
+        y = super().forward(pictures).permute(0, 2, 3, 1)
+        return y.reshape(*x.shape[:-1], math.prod(self.output_size))
+
+    def layer(self) -> Layer:
+        arrays = {
+            "weight": array_of(self.weight.permute(2, 3, 1, 0)),
+            "bias": array_of(self.bias),
+            "size": np.array(self.size[:2], np.int32),
+            "stride": np.array(self.stride[:1], np.int32),
+        }
+        return Layer("convolution", arrays)
+
+
 class Activation(nn.Module):
     """An activation by its name, which is the same in torch.nn.functional and for the actors."""
 

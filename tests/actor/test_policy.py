@@ -17,7 +17,7 @@ from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec, Layer, PolicySna
 from flame_rl.wire.packing import WireError
 from tests.helpers import head_of, random_snapshot, spec_of
 
-ACTIVATIONS = [name for name, kind in LAYERS.items() if not kind.arrays]
+ACTIVATIONS = ["tanh", "relu", "silu"]
 MEMORIES = {"gru": model.GRU, "lstm": model.LSTM}
 
 
@@ -129,21 +129,39 @@ def test_a_row_has_the_same_bits_in_any_company(hidden, width):
     assert_same_in_any_company(acting.forward, rows)
 
 
+def picture(rows: int, columns: int, channels: int, height: int, width: int) -> dict[str, int]:
+    """Sizes of pictures, and of filters for them."""
+    filters = {"height": height, "width": width, "channels": channels, "filters": 5}
+    return {"rows": rows, "columns": columns} | filters
+
+
+# By width: what the numbers of an observation may show.
+PICTURES = {
+    1: picture(1, 1, 1, 1, 1),
+    7: picture(1, 7, 1, 1, 3),
+    64: picture(8, 4, 2, 3, 2),
+    300: picture(10, 10, 3, 4, 4),
+}
+
+
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("width", [1, 7, 64, 300])
+@pytest.mark.parametrize("width", PICTURES)
 def test_every_kind_of_layer_gives_the_same_bits_in_any_company(kind, width):
     rng = np.random.default_rng(width)
-    sizes = {"in": width, "out": 37}
+    sizes = {"in": width, "out": 37} | PICTURES[width]
     arrays = {
         # Above 0, as a standard deviation is.
         name: rng.uniform(0.1, 1, [sizes.get(size, size) for size in shape]).astype(np.float32)
         for name, shape in LAYERS[kind].arrays.items()
     }
+    integers = {"size": [sizes["rows"], sizes["columns"]], "stride": [2]}
+    arrays |= {name: np.array(integers[name], np.int32) for name in LAYERS[kind].integers}
     if LAYERS[kind].state is not None:
         # Of both signs, because the gates of a sum of many would all be 1.
         arrays = {name: (array - 0.55) / np.sqrt(width) for name, array in arrays.items()}
         arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
     output = sizes["out"] if any("out" in s for s in LAYERS[kind].arrays.values()) else width
+    output = LAYERS[kind].sizes(**arrays).get("out", output)
     weight = rng.standard_normal((width, width)).astype(np.float32)
     first = Layer("dense", {"weight": weight, "bias": np.ones(width, np.float32)})
     head = Layer("gaussian", {"log_std": np.zeros(output, np.float32)})

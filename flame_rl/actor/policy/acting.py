@@ -40,7 +40,10 @@ class ActingPolicy:
             kind = LAYERS[layer.kind]
             dtype = kind.dtype or dtype
             # C order always: BLAS sums a transposed matrix in another order.
-            arrays = {n: np.array(a, dtype, order="C") for n, a in layer.arrays.items()}
+            arrays = {
+                name: np.array(array, None if name in kind.integers else dtype, order="C")
+                for name, array in layer.arrays.items()
+            }
             before = sum(place is not None for *_, place in self._layers)
             place = None if shape is None else before
             self._layers.append((partial(kind.forward, **arrays), dtype, place))
@@ -165,9 +168,15 @@ def _checked(snapshot: PolicySnapshot) -> _Checked:
             raise WireError(f"{where}: none of {', '.join(LAYERS)}")
         kind = LAYERS[layer.kind]
         shapes = {name: ("float32", shape) for name, shape in kind.arrays.items()}
+        shapes |= {name: ("int32", shape) for name, shape in kind.integers.items()}
         sizes = _check_arrays(where, layer, shapes, width)
         try:
             kind.check(**layer.arrays)
+            for name, size in kind.sizes(**layer.arrays).items():
+                if sizes.setdefault(name, size) != size:
+                    raise WireError(
+                        f"{size} numbers where {sizes[name]} come from the layer before"
+                    )
         except WireError as error:
             raise WireError(f"{where}: {error}") from error
         observation_dim = observation_dim or sizes.get("in")

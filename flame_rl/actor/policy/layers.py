@@ -4,7 +4,8 @@ Law of this file: an observation's action must not depend on which other observa
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
 `ROW_BLOCK` rows, padded if need be. In float64 and with one BLAS thread, each row then has the same
 bits at any position and beside any other rows; in float32, or in one product of all rows, it does
-not. Activations are elementwise, so that they may have float32's precision.
+not. A convolution is a product for each observation. Activations are elementwise, so that they may
+have float32's precision.
 
 A layer takes a stack of blocks, [blocks, ROW_BLOCK, inputs], which it may overwrite, and its arrays
 in the same type, and returns [blocks, ROW_BLOCK, outputs]. The type is float64, or what the layer's
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from flame_rl.actor.policy.convolution import convolution, convolution_sizes
 from flame_rl.wire.packing import WireError
 
 ROW_BLOCK = 8
@@ -135,7 +137,10 @@ class LayerKind:
             arrays.
         arrays: the shape of each array, float32. A size is a number or a name: "in" is the width of
             the input, and "out" that of the output if it differs.
+        integers: the same of arrays of int32.
         check: raises WireError for values that the arrays must not have.
+        sizes: sizes by name that follow from what is in the arrays, "in" and "out" among them;
+            raises WireError where there are none.
         state: the shape of what the layer remembers of an episode from step to step, in sizes of
             its arrays; None: nothing.
         dtype: the type in which it computes; None: that of the layer before.
@@ -143,15 +148,24 @@ class LayerKind:
 
     forward: Callable[..., np.ndarray | tuple[np.ndarray, np.ndarray]]
     arrays: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    integers: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     check: Callable[..., None] = lambda **arrays: None
+    sizes: Callable[..., dict[str, int]] = lambda **arrays: {}
     state: tuple[str | int, ...] | None = None
     dtype: str | None = "float64"
 
 
 LAYERS: dict[str, LayerKind] = {
-    "normalize": LayerKind(normalize, {"mean": ("in",), "std": ("in",)}, _check_normalize),
+    "normalize": LayerKind(normalize, {"mean": ("in",), "std": ("in",)}, check=_check_normalize),
     "dense": LayerKind(dense, {"weight": ("in", "out"), "bias": ("out",)}),
     "scale": LayerKind(scale, {"factor": (1,)}, dtype="float32"),
+    "convolution": LayerKind(
+        convolution,
+        {"weight": ("height", "width", "channels", "filters"), "bias": ("filters",)},
+        {"size": (2,), "stride": (1,)},
+        sizes=convolution_sizes,
+        dtype="float32",
+    ),
     "tanh": LayerKind(tanh, dtype=None),
     "relu": LayerKind(relu, dtype=None),
     "silu": LayerKind(silu, dtype=None),
