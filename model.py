@@ -150,25 +150,63 @@ def _by_gate(array: Tensor, width: int) -> np.ndarray:
 MEMORIES = {"gru": GRU, "lstm": LSTM}
 
 
+# Filters of the convolutions, their width and stride: for small pictures those of Young and Tian
+# 2019, "MinAtar", and for all others those of Mnih et al. 2015, "Human-Level Control through Deep
+# Reinforcement Learning", which need 36 rows and columns.
+SMALL_PICTURES = ((16, 3, 1),)
+LARGE_PICTURES = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+_LEAST_OF_SMALL, _LEAST_OF_LARGE = 3, 36
+
+
+def picture_size(spec: EnvironmentSpec) -> tuple[int, int, int] | None:
+    """Rows, columns and channels of an observation that is a picture: a Box of one byte, [rows,
+    columns, channels] or [rows, columns]. None: it is a vector."""
+    space = spec.observation_space
+    if observation_dtype(space) != "uint8" or len(space.shape) not in (2, 3):
+        return None
+    rows, columns, *channels = space.shape
+    if min(rows, columns) < _LEAST_OF_SMALL:
+        return None
+    return rows, columns, math.prod(channels)
+
+
+def picture_layers(spec: EnvironmentSpec, activation: str) -> tuple[list[nn.Module], int]:
+    """The layers that a network begins with, and the width of their output: convolutions where
+    observations are pictures, otherwise none."""
+    size = picture_size(spec)
+    if size is None:
+        return [], spec.observation_dim
+    small = min(size[:2]) < _LEAST_OF_LARGE
+    layers: list[nn.Module] = []
+    for filters, width, stride in SMALL_PICTURES if small else LARGE_PICTURES:
+        layers += [Convolution(size, filters, width, stride), Activation(activation)]
+        size = layers[-2].output_size
+    return layers, math.prod(size)
+
+
 def make_network(
-    inputs: int, outputs: int, config: TrainConfig, output_gain: float
+    spec: EnvironmentSpec, outputs: int, config: TrainConfig, output_gain: float
 ) -> nn.Sequential:
-    """The layers of a network as `--hidden-sizes`, `--activation` and `--memory` say.
+    """The layers of a network as `--hidden-sizes`, `--activation` and `--memory` say, after
+    convolutions where observations are pictures.
 
     The memory is the last layer before the output (as in Hausknecht and Stone 2015, "Deep Recurrent
     Q-Learning for Partially Observable MDPs"): the layers before it say what there is to remember
     of an observation, and one linear layer reads what is remembered.
 
     Args:
-        inputs, outputs: widths.
+        spec: of the environment.
+        outputs: width of the output.
         config: its `experiment` has the settings.
         output_gain: as in `mlp`.
     """
     experiment = config.experiment
+    layers, inputs = picture_layers(spec, experiment.activation)
+    for layer in layers[::2]:
+        initialize(layer, math.sqrt(2))
     if experiment.memory == "none":
         sizes = (inputs, *experiment.hidden_sizes, outputs)
-        return mlp(sizes, experiment.activation, output_gain)
-    layers: list[nn.Module] = []
+        return nn.Sequential(*layers, *mlp(sizes, experiment.activation, output_gain))
     for before, width in pairwise((inputs, *experiment.hidden_sizes)):
         layers += [orthogonal(before, width, math.sqrt(2)), Activation(experiment.activation)]
     *_, features = (inputs, *experiment.hidden_sizes)
@@ -179,9 +217,14 @@ def make_network(
 def orthogonal(inputs: int, outputs: int, gain: float) -> Dense:
     """A layer whose weights are orthogonal, scaled by `gain`, and whose biases are 0."""
     layer = Dense(inputs, outputs)
+    initialize(layer, gain)
+    return layer
+
+
+def initialize(layer: Dense | Convolution, gain: float) -> None:
+    """Make the weights orthogonal, scaled by `gain`, and the biases 0."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
-    return layer
 
 
 def mlp(sizes: tuple[int, ...], activation: str, output_gain: float) -> nn.Sequential:
@@ -268,7 +311,7 @@ class DiscretePolicy(nn.Module):
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
         self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
-        self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
+        self.network = make_network(spec, spec.action_dim, config, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> Categorical:
         """The distribution over actions: observation float32 [B, D] -> logits [B, actions]. Here
@@ -295,7 +338,7 @@ class FactoredPolicy(nn.Module):
         super().__init__()
         self.choices = spec.choices
         self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
-        self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
+        self.network = make_network(spec, spec.action_dim, config, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> list[Categorical]:
         """The distribution of each factor: observation float32 [B, D] -> logits [B, choices]."""
@@ -328,7 +371,7 @@ class ContinuousPolicy(nn.Module):
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
         self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
-        self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
+        self.network = make_network(spec, spec.action_dim, config, output_gain=0.01)
         start = torch.full((spec.action_dim,), config.algorithm.initial_log_std)
         self.log_std = nn.Parameter(start)
 
@@ -361,7 +404,7 @@ class ValueNetwork(nn.Module):
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
         self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
-        self.network = make_network(spec.observation_dim, 1, config, output_gain=1.0)
+        self.network = make_network(spec, 1, config, output_gain=1.0)
         # The size of returns, set by the learner: the layers work near 1, in any unit of reward.
         # Before the first update nothing is known, and every value is 0.
         self.register_buffer("scale", torch.zeros(()))
