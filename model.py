@@ -262,6 +262,14 @@ def uniform_mlp(sizes: tuple[int, ...], activation: str, layer_norm: bool = Fals
     return nn.Sequential(*layers, Dense(*sizes[-2:]))
 
 
+def uniform_network(
+    spec: EnvironmentSpec, outputs: int, hidden_sizes: tuple[int, ...], activation: str
+) -> nn.Sequential:
+    """As `uniform_mlp`, after convolutions where observations are pictures."""
+    layers, inputs = picture_layers(spec, activation)
+    return nn.Sequential(*layers, *uniform_mlp((inputs, *hidden_sizes, outputs), activation))
+
+
 class ObservationNormalizer(nn.Module):
     """Brings observations to mean 0 and standard deviation 1, clipped at ±10.
 
@@ -453,7 +461,7 @@ class ActionValueNetwork(nn.Module):
         self.atoms = quantiles if support is None else len(support)
         self.normalizer = make_normalizer(spec)
         outputs = (spec.action_dim + dueling) * self.atoms
-        self.network = uniform_mlp((spec.observation_dim, *hidden_sizes, outputs), activation)
+        self.network = uniform_network(spec, outputs, hidden_sizes, activation)
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [B, D] -> [B, A * Z], action by action; of a duelling network
@@ -501,7 +509,7 @@ class DeterministicPolicy(nn.Module):
     ) -> None:
         super().__init__()
         self.normalizer = make_normalizer(spec)
-        layers = uniform_mlp((spec.observation_dim, *hidden_sizes, spec.action_dim), activation)
+        layers = uniform_network(spec, spec.action_dim, hidden_sizes, activation)
         self.network = layers.append(Activation("tanh"))
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -537,8 +545,7 @@ class SquashedGaussianPolicy(nn.Module):
     ) -> None:
         super().__init__()
         self.normalizer = make_normalizer(spec)
-        sizes = (spec.observation_dim, *hidden_sizes, 2 * spec.action_dim)
-        self.network = uniform_mlp(sizes, activation)
+        self.network = uniform_network(spec, 2 * spec.action_dim, hidden_sizes, activation)
 
     def forward(self, observation: Tensor) -> Tensor:
         """The means, and after them the logarithms of the standard deviations: float32 [B, D] ->
@@ -565,12 +572,14 @@ class ActionCritic(nn.Module):
         al. 2023, "Efficient Online Reinforcement Learning with Offline Data", section 4.2)."""
         super().__init__()
         self.normalizer = make_normalizer(spec)
-        sizes = (spec.observation_dim + spec.action_dim, *hidden_sizes, 1)
+        layers, features = picture_layers(spec, activation)
+        self.features = nn.Sequential(*layers)
+        sizes = (features + spec.action_dim, *hidden_sizes, 1)
         self.network = uniform_mlp(sizes, activation, layer_norm)
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         """float32 [B, D] and [B, A] -> [B]."""
-        inputs = torch.cat([self.normalizer(observation), action], dim=-1)
+        inputs = torch.cat([self.features(self.normalizer(observation)), action], dim=-1)
         return self.network(inputs).squeeze(-1)
 
 

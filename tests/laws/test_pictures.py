@@ -25,6 +25,7 @@ OPTIONS = {
 RUNS = [
     pytest.param({"algorithm": "ppo"}, id="ppo"),
     pytest.param({"algorithm": "ppo", "overlap": True, "memory": "gru"}, id="ppo with memory"),
+    pytest.param({"algorithm": "dqn", "n_step": 3, "prioritized": True}, id="dqn"),
 ]
 
 

@@ -10,13 +10,15 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.actor.policy.acting import ActingPolicy, check_snapshot
 from flame_rl.learner import slices
 from flame_rl.learner.gradients.autograd import AutogradNetwork
-from flame_rl.learner.gradients.choose import policy_network, value_network
+from flame_rl.learner.gradients.choose import critic_network, policy_network, value_network
 from flame_rl.learner.on_policy import policy_gradient_loss
+from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import EnvironmentSpec
-from tests.learners import make_config
+from tests.helpers import episode_of, together
+from tests.learners import OF_CONTINUOUS_ACTIONS, make_config, make_learner
 
 ACTIONS = {
     "categorical": spaces.Discrete(5),
@@ -168,6 +170,70 @@ def test_the_gradient_is_that_of_finite_differences():
         numbers[inner] = before
         slope = (values[0] - values[1]) / 2e-5
         assert slope == pytest.approx(gradient[place], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_learns_from_pictures(algorithm):
+    """The first convolution of every network changes, and the actors get what was learned."""
+    spec = spec_of((7, 6, 2), "gaussian" if algorithm in OF_CONTINUOUS_ACTIONS else "categorical")
+    options = {
+        "hidden_sizes": (8,),
+        "warm_up_steps": 0,
+        "batch_size": 8,
+        "updates_per_step": 0.2,
+        "sequence_length": 4,
+        "capacity": 100,
+        "max_kl": 1e9,
+    }
+    learner = make_learner(spec, algorithm=algorithm, **options)
+    before = learner.weights()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    for seed in range(2):
+        metrics = learner.update(random_episodes(spec, seed))
+        assert np.isfinite(list(metrics.values())).all()
+    changed = [
+        not torch.equal(before[name], tensor)
+        for name, tensor in learner.weights().items()
+        if tensor.ndim == 4
+    ]
+    assert len(changed) >= 2 and all(changed)
+    snapshot = learner.snapshot()
+    assert [layer.kind for layer in snapshot.layers[:2]] == ["scale", "convolution"]
+    check_snapshot(snapshot)
+
+
+def random_episodes(spec: EnvironmentSpec, seed: int):
+    rng, episodes = np.random.default_rng(seed), []
+    for index, length in enumerate([9, 4, 12]):
+        actions = rng.integers(0, 5, length).astype(np.int32)
+        if spec.continuous:
+            actions = rng.standard_normal((length, 3)).astype(np.float32)
+        pictures = rng.integers(0, 256, (length + 1, spec.observation_dim)).astype(np.uint8)
+        rewards = rng.standard_normal(length)
+        episodes.append(episode_of(index, pictures, actions, rewards, index != 1, index == 1))
+    return together(episodes)
+
+
+def test_a_critic_sees_the_picture_and_the_action():
+    """The slope for the actions is that of finite differences."""
+    spec = spec_of((6, 5, 2), "gaussian")
+    torch.manual_seed(0)
+    critic = model.ActionCritic(spec, (12,), "tanh").double()
+    network = critic_network(critic, spec.observation_dim)
+    rng = np.random.default_rng(0)
+    pictures, actions = rng.integers(0, 256, (4, 60)), rng.standard_normal((4, 3))
+
+    def values(actions: np.ndarray) -> np.ndarray:
+        return network.outputs({"inputs": np.concatenate([pictures, actions], axis=1)})[0][:, 0]
+
+    forward = network.forward({"inputs": np.concatenate([pictures, actions], axis=1)})
+    slopes = forward.to_inputs((np.ones((4, 1)),))[:, 60:]
+    for place in range(3):
+        change = 1e-5 * np.eye(3)[place]
+        expected = (values(actions + change) - values(actions - change)) / 2e-5
+        np.testing.assert_allclose(slopes[:, place], expected, rtol=1e-5, atol=1e-8)
+    assert values(actions).std() > 1e-3
+    assert np.ptp(values(actions * 0)) > 1e-3  # of the pictures alone
 
 
 def test_memory_is_bounded_by_the_size_of_pictures():
