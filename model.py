@@ -22,6 +22,7 @@ from flame_rl.learner.gradients import gru
 from flame_rl.learner.values import dueling
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
+from flame_rl.wire.steps import observation_dtype
 
 
 class Dense(nn.Linear):
@@ -31,6 +32,39 @@ class Dense(nn.Linear):
         # torch keeps [outputs, inputs]; the actors multiply from the left.
         arrays = {"weight": array_of(self.weight.T), "bias": array_of(self.bias)}
         return Layer("dense", arrays)
+
+
+class Convolution(nn.Conv2d):
+    """Filters over pictures with channels last, as Gymnasium gives them, without padding. Pictures
+    are flat before and after: float32 [..., rows * columns * channels] -> [..., places down *
+    places across * filters].
+
+    Attributes:
+        size: rows, columns and channels of a picture.
+        output_size: the same of what comes out: places down and across, and filters.
+    """
+
+    def __init__(self, size: tuple[int, int, int], filters: int, width: int, stride: int) -> None:
+        """`filters` square filters of that width."""
+        super().__init__(size[2], filters, width, stride)
+        self.size = size
+        down, across = ((side - width) // stride + 1 for side in size[:2])
+        self.output_size = (down, across, filters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # torch counts channels before rows and columns, but takes them in any order in memory.
+        pictures = x.reshape(-1, *self.size).permute(0, 3, 1, 2)
+        y = super().forward(pictures).permute(0, 2, 3, 1)
+        return y.reshape(*x.shape[:-1], math.prod(self.output_size))
+
+    def layer(self) -> Layer:
+        arrays = {
+            "weight": array_of(self.weight.permute(2, 3, 1, 0)),
+            "bias": array_of(self.bias),
+            "size": np.array(self.size[:2], np.int32),
+            "stride": np.array(self.stride[:1], np.int32),
+        }
+        return Layer("convolution", arrays)
 
 
 class Activation(nn.Module):
@@ -116,25 +150,63 @@ def _by_gate(array: Tensor, width: int) -> np.ndarray:
 MEMORIES = {"gru": GRU, "lstm": LSTM}
 
 
+# Filters of the convolutions, their width and stride: for small pictures those of Young and Tian
+# 2019, "MinAtar", and for all others those of Mnih et al. 2015, "Human-Level Control through Deep
+# Reinforcement Learning", which need 36 rows and columns.
+SMALL_PICTURES = ((16, 3, 1),)
+LARGE_PICTURES = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+_LEAST_OF_SMALL, _LEAST_OF_LARGE = 3, 36
+
+
+def picture_size(spec: EnvironmentSpec) -> tuple[int, int, int] | None:
+    """Rows, columns and channels of an observation that is a picture: a Box of one byte, [rows,
+    columns, channels] or [rows, columns]. None: it is a vector."""
+    space = spec.observation_space
+    if observation_dtype(space) != "uint8" or len(space.shape) not in (2, 3):
+        return None
+    rows, columns, *channels = space.shape
+    if min(rows, columns) < _LEAST_OF_SMALL:
+        return None
+    return rows, columns, math.prod(channels)
+
+
+def picture_layers(spec: EnvironmentSpec, activation: str) -> tuple[list[nn.Module], int]:
+    """The layers that a network begins with, and the width of their output: convolutions where
+    observations are pictures, otherwise none."""
+    size = picture_size(spec)
+    if size is None:
+        return [], spec.observation_dim
+    small = min(size[:2]) < _LEAST_OF_LARGE
+    layers: list[nn.Module] = []
+    for filters, width, stride in SMALL_PICTURES if small else LARGE_PICTURES:
+        layers += [Convolution(size, filters, width, stride), Activation(activation)]
+        size = layers[-2].output_size
+    return layers, math.prod(size)
+
+
 def make_network(
-    inputs: int, outputs: int, config: TrainConfig, output_gain: float
+    spec: EnvironmentSpec, outputs: int, config: TrainConfig, output_gain: float
 ) -> nn.Sequential:
-    """The layers of a network as `--hidden-sizes`, `--activation` and `--memory` say.
+    """The layers of a network as `--hidden-sizes`, `--activation` and `--memory` say, after
+    convolutions where observations are pictures.
 
     The memory is the last layer before the output (as in Hausknecht and Stone 2015, "Deep Recurrent
     Q-Learning for Partially Observable MDPs"): the layers before it say what there is to remember
     of an observation, and one linear layer reads what is remembered.
 
     Args:
-        inputs, outputs: widths.
+        spec: of the environment.
+        outputs: width of the output.
         config: its `experiment` has the settings.
         output_gain: as in `mlp`.
     """
     experiment = config.experiment
+    layers, inputs = picture_layers(spec, experiment.activation)
+    for layer in layers[::2]:
+        initialize(layer, math.sqrt(2))
     if experiment.memory == "none":
         sizes = (inputs, *experiment.hidden_sizes, outputs)
-        return mlp(sizes, experiment.activation, output_gain)
-    layers: list[nn.Module] = []
+        return nn.Sequential(*layers, *mlp(sizes, experiment.activation, output_gain))
     for before, width in pairwise((inputs, *experiment.hidden_sizes)):
         layers += [orthogonal(before, width, math.sqrt(2)), Activation(experiment.activation)]
     *_, features = (inputs, *experiment.hidden_sizes)
@@ -145,9 +217,14 @@ def make_network(
 def orthogonal(inputs: int, outputs: int, gain: float) -> Dense:
     """A layer whose weights are orthogonal, scaled by `gain`, and whose biases are 0."""
     layer = Dense(inputs, outputs)
+    initialize(layer, gain)
+    return layer
+
+
+def initialize(layer: Dense | Convolution, gain: float) -> None:
+    """Make the weights orthogonal, scaled by `gain`, and the biases 0."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
-    return layer
 
 
 def mlp(sizes: tuple[int, ...], activation: str, output_gain: float) -> nn.Sequential:
@@ -185,6 +262,14 @@ def uniform_mlp(sizes: tuple[int, ...], activation: str, layer_norm: bool = Fals
     return nn.Sequential(*layers, Dense(*sizes[-2:]))
 
 
+def uniform_network(
+    spec: EnvironmentSpec, outputs: int, hidden_sizes: tuple[int, ...], activation: str
+) -> nn.Sequential:
+    """As `uniform_mlp`, after convolutions where observations are pictures."""
+    layers, inputs = picture_layers(spec, activation)
+    return nn.Sequential(*layers, *uniform_mlp((inputs, *hidden_sizes, outputs), activation))
+
+
 class ObservationNormalizer(nn.Module):
     """Brings observations to mean 0 and standard deviation 1, clipped at ±10.
 
@@ -212,13 +297,29 @@ class ObservationNormalizer(nn.Module):
         return Layer("normalize", {"mean": array_of(self.mean), "std": array_of(self.std)})
 
 
+class Scaling(nn.Module):
+    """Multiplies observations of one byte, such as pictures, by 1 / the greatest of their numbers:
+    uint8 [B, D] -> float32 [B, D], from 0 to 1."""
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        factor = torch.full((1,), 1 / max(1, int(space.high.max())))
+        self.register_buffer("factor", factor, persistent=False)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return observation * self.factor
+
+    def layer(self) -> Layer:
+        return Layer("scale", {"factor": array_of(self.factor)})
+
+
 class DiscretePolicy(nn.Module):
     """A categorical policy: one logit per action."""
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.normalizer = make_normalizer(spec, config)
-        self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
+        self.network = make_network(spec, spec.action_dim, config, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> Categorical:
         """The distribution over actions: observation float32 [B, D] -> logits [B, actions]. Here
@@ -244,8 +345,8 @@ class FactoredPolicy(nn.Module):
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
         self.choices = spec.choices
-        self.normalizer = make_normalizer(spec, config)
-        self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
+        self.network = make_network(spec, spec.action_dim, config, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> list[Categorical]:
         """The distribution of each factor: observation float32 [B, D] -> logits [B, choices]."""
@@ -277,8 +378,8 @@ class ContinuousPolicy(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.normalizer = make_normalizer(spec, config)
-        self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.01)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
+        self.network = make_network(spec, spec.action_dim, config, output_gain=0.01)
         start = torch.full((spec.action_dim,), config.algorithm.initial_log_std)
         self.log_std = nn.Parameter(start)
 
@@ -310,8 +411,8 @@ class ValueNetwork(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.normalizer = make_normalizer(spec, config)
-        self.network = make_network(spec.observation_dim, 1, config, output_gain=1.0)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
+        self.network = make_network(spec, 1, config, output_gain=1.0)
         # The size of returns, set by the learner: the layers work near 1, in any unit of reward.
         # Before the first update nothing is known, and every value is 0.
         self.register_buffer("scale", torch.zeros(()))
@@ -358,9 +459,9 @@ class ActionValueNetwork(nn.Module):
         self.dueling = dueling
         self.support = support
         self.atoms = quantiles if support is None else len(support)
-        self.normalizer = nn.Identity()
+        self.normalizer = make_normalizer(spec)
         outputs = (spec.action_dim + dueling) * self.atoms
-        self.network = uniform_mlp((spec.observation_dim, *hidden_sizes, outputs), activation)
+        self.network = uniform_network(spec, outputs, hidden_sizes, activation)
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [B, D] -> [B, A * Z], action by action; of a duelling network
@@ -404,8 +505,8 @@ class RecurrentValueNetwork(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.normalizer = nn.Identity()
-        self.network = make_network(spec.observation_dim, spec.action_dim, config, output_gain=0.1)
+        self.normalizer = make_normalizer(spec)
+        self.network = make_network(spec, spec.action_dim, config, output_gain=0.1)
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [T, D] or, of S sequences side by side, [T, S, D] -> [T, A] or [T, S, A]."""
@@ -425,9 +526,8 @@ class SuccessorNetwork(nn.Module):
         self, spec: EnvironmentSpec, hidden_sizes: tuple[int, ...], activation: str, parts: int
     ) -> None:
         super().__init__()
-        self.normalizer = nn.Identity()
-        sizes = (spec.observation_dim, *hidden_sizes, spec.action_dim * parts)
-        self.network = uniform_mlp(sizes, activation)
+        self.normalizer = make_normalizer(spec)
+        self.network = uniform_network(spec, spec.action_dim * parts, hidden_sizes, activation)
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [B, D] -> [B, A * P], action by action."""
@@ -458,8 +558,8 @@ class DeterministicPolicy(nn.Module):
         self, spec: EnvironmentSpec, hidden_sizes: tuple[int, ...], activation: str = "relu"
     ) -> None:
         super().__init__()
-        self.normalizer = nn.Identity()
-        layers = uniform_mlp((spec.observation_dim, *hidden_sizes, spec.action_dim), activation)
+        self.normalizer = make_normalizer(spec)
+        layers = uniform_network(spec, spec.action_dim, hidden_sizes, activation)
         self.network = layers.append(Activation("tanh"))
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -494,9 +594,8 @@ class SquashedGaussianPolicy(nn.Module):
         self, spec: EnvironmentSpec, hidden_sizes: tuple[int, ...], activation: str = "relu"
     ) -> None:
         super().__init__()
-        self.normalizer = nn.Identity()
-        sizes = (spec.observation_dim, *hidden_sizes, 2 * spec.action_dim)
-        self.network = uniform_mlp(sizes, activation)
+        self.normalizer = make_normalizer(spec)
+        self.network = uniform_network(spec, 2 * spec.action_dim, hidden_sizes, activation)
 
     def forward(self, observation: Tensor) -> Tensor:
         """The means, and after them the logarithms of the standard deviations: float32 [B, D] ->
@@ -522,13 +621,15 @@ class ActionCritic(nn.Module):
         """`layer_norm` bounds what the critic predicts for actions that were never taken (Ball et
         al. 2023, "Efficient Online Reinforcement Learning with Offline Data", section 4.2)."""
         super().__init__()
-        self.normalizer = nn.Identity()
-        sizes = (spec.observation_dim + spec.action_dim, *hidden_sizes, 1)
+        self.normalizer = make_normalizer(spec)
+        layers, features = picture_layers(spec, activation)
+        self.features = nn.Sequential(*layers)
+        sizes = (features + spec.action_dim, *hidden_sizes, 1)
         self.network = uniform_mlp(sizes, activation, layer_norm)
 
     def forward(self, observation: Tensor, action: Tensor) -> Tensor:
         """float32 [B, D] and [B, A] -> [B]."""
-        inputs = torch.cat([self.normalizer(observation), action], dim=-1)
+        inputs = torch.cat([self.features(self.normalizer(observation)), action], dim=-1)
         return self.network(inputs).squeeze(-1)
 
 
@@ -538,11 +639,12 @@ def epsilon_greedy(epsilon: float, repeat: float = 0.0) -> Layer:
     return Layer("epsilon_greedy", {n: np.array([x], np.float32) for n, x in numbers.items()})
 
 
-def make_normalizer(spec: EnvironmentSpec, config: TrainConfig) -> nn.Module:
-    """An `ObservationNormalizer` if `--normalize-observations` is set, else the identity."""
-    if config.algorithm.normalize_observations:
-        return ObservationNormalizer(spec.observation_dim)
-    return nn.Identity()
+def make_normalizer(spec: EnvironmentSpec, normalizes: bool = False) -> nn.Module:
+    """A `Scaling` of observations of one byte; of others an `ObservationNormalizer` if
+    `--normalize-observations` is set, else the identity."""
+    if observation_dtype(spec.observation_space) == "uint8":
+        return Scaling(spec.observation_space)
+    return ObservationNormalizer(spec.observation_dim) if normalizes else nn.Identity()
 
 
 Policy = DiscretePolicy | FactoredPolicy | ContinuousPolicy

@@ -174,6 +174,67 @@ class Recall30(Recall):
     horizon = 30
 
 
+class Catch(Base):
+    """A ball falls straight down a picture of 10 x 5, and a paddle in the lowest row can be moved
+    left, not at all, or right: 1 if it is under the ball in the end, else -1."""
+
+    observation_space = spaces.Box(0, 255, (10, 5), np.uint8)
+    action_space = spaces.Discrete(3)
+    horizon = 9
+
+    def first_observation(self):
+        self.ball, self.paddle = int(self.np_random.integers(5)), 2
+        return self.picture(0)
+
+    def next_observation(self):
+        return self.picture(self.t)
+
+    def reward(self, action) -> float:
+        self.paddle = min(max(self.paddle + int(action) - 1, 0), 4)
+        if self.t + 1 < self.horizon:
+            return 0.0
+        return 1.0 if self.paddle == self.ball else -1.0
+
+    def picture(self, row: int) -> np.ndarray:
+        picture = np.zeros((10, 5), np.uint8)
+        picture[row, self.ball] = picture[9, self.paddle] = 255
+        return picture
+
+
+class BooleanCatch(Catch):
+    """The same as bool with a channel for the ball and one for the paddle."""
+
+    observation_space = spaces.Box(0, 1, (10, 5, 2), bool)
+
+    def picture(self, row: int) -> np.ndarray:
+        picture = np.zeros((10, 5, 2), bool)
+        picture[row, self.ball, 0] = picture[9, self.paddle, 1] = True
+        return picture
+
+
+class WholeNumbers(Catch):
+    """Promises uint8 and returns float64, of which some are no such numbers."""
+
+    wrong = 7.0
+
+    def picture(self, row: int) -> np.ndarray:
+        picture = super().picture(row).astype(float)
+        picture[4, 4] = self.wrong if row == 3 else 7
+        return picture
+
+
+class Fractions(WholeNumbers):
+    wrong = 7.5
+
+
+class Beyond(WholeNumbers):
+    wrong = 256.0
+
+
+class NotANumber(WholeNumbers):
+    wrong = np.nan
+
+
 class Wandering(Base):
     """Random numbers are observed; an episode ends by chance, after 10 steps on average."""
 

@@ -258,7 +258,7 @@ class _Play:
             self._acting = np.resize(slots, padded)
 
     def _check_finite(self, name: str, values: np.ndarray, source: str, slots: np.ndarray) -> None:
-        if np.isfinite(values).all():
+        if values.dtype.kind != "f" or np.isfinite(values).all():
             return
         finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
         first = int(np.argmin(finite))
@@ -289,7 +289,7 @@ def _why_not_recorded(
         )
     # Type and shape of a row, and whether there is a row per observation.
     known = {
-        "observations": ("float32", (policy.observation_dim,), True),
+        "observations": (str(simulator.observations.dtype), (policy.observation_dim,), True),
         "actions": (policy.head.dtype, policy.head.shape, False),
         "rewards": ("float64", simulator.rewards.shape[1:], False),
         "reward_parts": ("float64", simulator.reward_parts.shape[1:], False),

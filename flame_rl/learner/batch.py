@@ -47,7 +47,7 @@ class Batch:
 
     @property
     def observations(self) -> np.ndarray:
-        """float32 [N + E, D]."""
+        """float32 or uint8 [N + E, D]."""
         return self.columns["observations"]
 
     @property

@@ -44,11 +44,11 @@ class ActorCritic:
         value_process: trains the value network beside the policy; None where one of them remembers,
             or the value network is not one by hand.
         returns: mean and variance of all returns so far, which the value network's scale follows.
-        observations: those of all observations so far; None: they are not normalised.
+        observations: those of all observations so far; None where the policy does not normalise by
+            them.
     """
 
-    def __init__(self, policy: nn.Module, value: nn.Module, normalizes: bool) -> None:
-        """`normalizes` says whether observations are normalised."""
+    def __init__(self, policy: nn.Module, value: nn.Module) -> None:
         self.policy = TrainedNetwork(policy, policy_network)
         self.value = TrainedNetwork(value, value_network)
         self.remembers = self.policy.network.remembers or self.value.network.remembers
@@ -56,7 +56,7 @@ class ActorCritic:
         self.value_process = ValueProcess(self.value.network) if by_hand else None
         self.returns = RunningMoments(1)
         self.observations = None
-        if normalizes:
+        if hasattr(policy.normalizer, "set"):
             self.observations = RunningMoments(len(policy.normalizer.mean))
         # Before the first update nothing is known of returns, whatever their unit.
         value.scale.zero_()
@@ -195,13 +195,12 @@ def on_policy(
     improve: Improve,
     metrics: tuple[str, ...],
 ) -> OnPolicy:
-    """An algorithm over a policy and a value network as in model.py; `config.algorithm` has
-    normalize_observations, and what `OnPolicy` says."""
+    """An algorithm over a policy and a value network as in model.py."""
     collector = None
     if config.overlap:
         module = copy.deepcopy(networks[0])
         collector = Collector(module, policy_network(module))
-    both = ActorCritic(*networks, config.algorithm.normalize_observations)
+    both = ActorCritic(*networks)
     return OnPolicy(both, config, improve, (*metrics, *GUARDED), collector)
 
 

@@ -9,6 +9,7 @@ from flame_rl.actor.environments.observations import parts_of, write_observation
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.policy.layers import ROW_BLOCK
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.steps import observation_dtype
 
 
 class Agent:
@@ -19,6 +20,7 @@ class Agent:
         self.version = snapshot.version
         self._policy = ActingPolicy(snapshot)
         self._parts = parts_of(spec.observation_space)
+        self._dtype = observation_dtype(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         self._states = self._policy.states(ROW_BLOCK)
         self._begun = False
@@ -55,7 +57,7 @@ class Agent:
                 "episode: none has begun, and this policy remembers what it observed in one; "
                 "say that one begins whenever the environment was reset"
             )
-        rows = np.zeros((ROW_BLOCK, policy.observation_dim), np.float32)
+        rows = np.zeros((ROW_BLOCK, policy.observation_dim), self._dtype)
         write_observation(self._parts, observation, rows[0])
         if not np.isfinite(rows[0]).all():
             raise ValueError(f"observation: not finite: {observation!s:.200}")

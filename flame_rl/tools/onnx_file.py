@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.actor.policy.convolution import convolution_sizes
 from flame_rl.actor.policy.layers import LAYERS, OBSERVATION_CLIP, ROW_BLOCK
 from flame_rl.system.errors import RunError
 from flame_rl.system.optional import require
@@ -34,14 +35,35 @@ def _normalize(graph: Graph, x: str, layer: Layer) -> str:
     return graph.apply("Clip", x, *bounds)
 
 
+def _scale(graph: Graph, x: str, layer: Layer) -> str:
+    return graph.apply("Mul", x, graph.constant(layer.arrays["factor"]))
+
+
 def _dense(graph: Graph, x: str, layer: Layer) -> str:
     x = graph.apply("MatMul", x, graph.constant(layer.arrays["weight"]))
     return graph.apply("Add", x, graph.constant(layer.arrays["bias"]))
 
 
+def _convolution(graph: Graph, x: str, layer: Layer) -> str:
+    arrays = layer.arrays
+    rows, columns = arrays["size"].tolist()
+    channels = arrays["weight"].shape[2]
+    places = convolution_sizes(**arrays)["out"]
+    shape = np.array([-1, rows, columns, channels], np.int64)
+    x = graph.apply("Reshape", x, graph.constant(shape))
+    x = graph.apply("Transpose", x, perm=[0, 3, 1, 2])
+    weight = graph.constant(arrays["weight"].transpose(3, 2, 0, 1))
+    strides = [int(arrays["stride"][0])] * 2
+    x = graph.apply("Conv", x, weight, graph.constant(arrays["bias"]), strides=strides)
+    x = graph.apply("Transpose", x, perm=[0, 2, 3, 1])
+    return graph.apply("Reshape", x, graph.constant(np.array([-1, places], np.int64)))
+
+
 # By kind of layer: adds its nodes, given the name of its input; returns the name of its output.
 _LAYERS: dict[str, Callable[[Graph, str, Layer], str]] = {
     "normalize": _normalize,
+    "scale": _scale,
+    "convolution": _convolution,
     "dense": _dense,
     "tanh": lambda graph, x, layer: graph.apply("Tanh", x),
     "relu": lambda graph, x, layer: graph.apply("Relu", x),
@@ -52,10 +74,10 @@ _LAYERS: dict[str, Callable[[Graph, str, Layer], str]] = {
 def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
     """The policy as an ONNX model.
 
-    Its input is `observation`, float32 [batch, D], flattened as `gymnasium.spaces.flatten` does:
-    normalisation is part of the graph. Its outputs, float32 unless another type is given, depend on
-    the head; the arrays of the head are among them. Of continuous actions, -1 and 1 are the
-    environment's bounds.
+    Its input is `observation`, float32 [batch, D], flattened as `gymnasium.spaces.flatten` does,
+    pictures too: normalisation is part of the graph. Its outputs, float32 unless another type is
+    given, depend on the head; the arrays of the head are among them. Of continuous actions, -1 and
+    1 are the environment's bounds.
 
     categorical: `logits` [batch, choices].
     factored: `logits`, those of F choices concatenated, and `choices`, int32 [F], the number of

@@ -25,7 +25,7 @@ class Graph:
         return name
 
     def apply(
-        self, operation: str, *inputs: str, output: str | None = None, **attributes: int
+        self, operation: str, *inputs: str, output: str | None = None, **attributes: int | list[int]
     ) -> str:
         """Add a node; returns the name of its output."""
         output = output or f"value_{len(self.nodes)}"

@@ -195,7 +195,8 @@ class Episode:
 
     @property
     def observations(self) -> np.ndarray:
-        """float32 [T+1, D], flattened, as the policy saw them; the last one was not acted on."""
+        """float32 or uint8 [T+1, D], flattened, as the policy saw them; the last one was not acted
+        on."""
         return self.columns["observations"]
 
     @property
@@ -242,7 +243,7 @@ class Episodes:
 
     @property
     def observations(self) -> np.ndarray:
-        """float32 [N+E, D]: T+1 rows for each episode."""
+        """float32 or uint8 [N+E, D]: T+1 rows for each episode."""
         return self.columns["observations"]
 
     @property

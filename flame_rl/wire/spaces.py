@@ -131,7 +131,7 @@ class _Reader:
         if kind == "multibinary":
             return spaces.MultiBinary(shape[0] if flat else list(shape))
         if kind == "box":
-            dtype = _dtype(data, "fiu")
+            dtype = np.dtype(bool) if data.get("dtype") == "bool" else _dtype(data, "fiu")
             low, high = (_array(data[name], shape, dtype) for name in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
         dtype = _dtype(data, "iu")
@@ -152,7 +152,9 @@ def _runs(array: np.ndarray) -> Any:
 
 
 def _number(value: float) -> float | str:
-    return value if isinstance(value, int) or math.isfinite(value) else str(value)
+    if isinstance(value, int):  # JSON has another word for a bool
+        return int(value)
+    return value if math.isfinite(value) else str(value)
 
 
 def _array(data: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import gymnasium
+from gymnasium import spaces
+
 from flame_rl.wire.messages import Column, EnvironmentSpec
+
+# Types of a Box whose numbers one byte holds.
+_OF_ONE_BYTE = ("uint8", "bool")
+
+
+def observation_dtype(space: gymnasium.Space) -> str:
+    """The type in which observations of a space are recorded, sent and kept: "uint8" of a Box of
+    uint8 or bool, such as pictures; of all others "float32"."""
+    one_byte = isinstance(space, spaces.Box) and space.dtype in _OF_ONE_BYTE
+    return "uint8" if one_byte else "float32"
 
 
 def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
@@ -21,7 +34,12 @@ def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
         choices=choices,
     )
     return (
-        Column("observations", "float32", (spec.observation_dim,), per_observation=True),
+        Column(
+            name="observations",
+            dtype=observation_dtype(spec.observation_space),
+            shape=(spec.observation_dim,),
+            per_observation=True,
+        ),
         actions,
         Column("rewards", "float64", spec.reward_shape, per_observation=False),
     )

@@ -17,7 +17,7 @@ from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec, Layer, PolicySna
 from flame_rl.wire.packing import WireError
 from tests.helpers import head_of, random_snapshot, spec_of
 
-ACTIVATIONS = [name for name, kind in LAYERS.items() if not kind.arrays]
+ACTIVATIONS = ["tanh", "relu", "silu"]
 MEMORIES = {"gru": model.GRU, "lstm": model.LSTM}
 
 
@@ -58,10 +58,11 @@ def test_numpy_equals_torch(activation, continuous, normalizes):
 
 @np.errstate(over="ignore")
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_an_activation_sees_one_number_at_a_time(name):
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_an_activation_sees_one_number_at_a_time(name, dtype):
     activation, torchs = LAYERS[name].forward, model.Activation(name)
-    x = np.random.default_rng(5).standard_normal(10_000) * 4
-    x[:6] = 0, 1e-30, -1e-30, 1e300, -1e300, 88
+    x = (np.random.default_rng(5).standard_normal(10_000) * 4).astype(dtype)
+    x[:6] = 0, 1e-30, -1e-30, np.finfo(dtype).max, np.finfo(dtype).min, 88
     expected = activation(x.copy())
     np.testing.assert_allclose(expected, torchs(torch.from_numpy(x)), rtol=1e-6, atol=1e-6)
     for first in range(40):
@@ -70,6 +71,24 @@ def test_an_activation_sees_one_number_at_a_time(name):
             assert part.tobytes() == expected[first : first + count].tobytes()
     table = activation(np.concatenate([x, x]).reshape(-1, 8, 10))
     assert table.tobytes() == 2 * expected.tobytes()
+
+
+def test_observations_of_one_byte_are_scaled_as_torch_scales_them():
+    space = spaces.Box(0, 200, (5,), np.uint8)
+    spec = EnvironmentSpec("X-v0", space, spaces.Discrete(3))
+    policy, _ = model.make_networks(spec, TrainConfig(algorithm="ppo", hidden_sizes=()))
+    observations = np.random.default_rng(0).integers(0, 201, (16, 5)).astype(np.uint8)
+    weight, bias = (p.detach().numpy() for p in policy.network.parameters())
+    expected = observations / 200 @ weight.T + bias
+    forward = ActingPolicy(policy.snapshot(0)).forward
+    np.testing.assert_allclose(forward(observations), expected, rtol=1e-5, atol=1e-7)
+    with torch.no_grad():
+        np.testing.assert_allclose(
+            policy(torch.from_numpy(observations)).logits.exp(),
+            np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True),
+            rtol=1e-5,
+        )
+    assert_same_in_any_company(forward, np.repeat(observations, 4, axis=0))
 
 
 def test_no_hidden_layer_is_a_linear_policy():
@@ -110,21 +129,39 @@ def test_a_row_has_the_same_bits_in_any_company(hidden, width):
     assert_same_in_any_company(acting.forward, rows)
 
 
+def picture(rows: int, columns: int, channels: int, height: int, width: int) -> dict[str, int]:
+    """Sizes of pictures, and of filters for them."""
+    filters = {"height": height, "width": width, "channels": channels, "filters": 5}
+    return {"rows": rows, "columns": columns} | filters
+
+
+# By width: what the numbers of an observation may show.
+PICTURES = {
+    1: picture(1, 1, 1, 1, 1),
+    7: picture(1, 7, 1, 1, 3),
+    64: picture(8, 4, 2, 3, 2),
+    300: picture(10, 10, 3, 4, 4),
+}
+
+
 @pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("width", [1, 7, 64, 300])
+@pytest.mark.parametrize("width", PICTURES)
 def test_every_kind_of_layer_gives_the_same_bits_in_any_company(kind, width):
     rng = np.random.default_rng(width)
-    sizes = {"in": width, "out": 37}
+    sizes = {"in": width, "out": 37} | PICTURES[width]
     arrays = {
         # Above 0, as a standard deviation is.
         name: rng.uniform(0.1, 1, [sizes.get(size, size) for size in shape]).astype(np.float32)
         for name, shape in LAYERS[kind].arrays.items()
     }
+    integers = {"size": [sizes["rows"], sizes["columns"]], "stride": [2]}
+    arrays |= {name: np.array(integers[name], np.int32) for name in LAYERS[kind].integers}
     if LAYERS[kind].state is not None:
         # Of both signs, because the gates of a sum of many would all be 1.
         arrays = {name: (array - 0.55) / np.sqrt(width) for name, array in arrays.items()}
         arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
     output = sizes["out"] if any("out" in s for s in LAYERS[kind].arrays.values()) else width
+    output = LAYERS[kind].sizes(**arrays).get("out", output)
     weight = rng.standard_normal((width, width)).astype(np.float32)
     first = Layer("dense", {"weight": weight, "bias": np.ones(width, np.float32)})
     head = Layer("gaussian", {"log_std": np.zeros(output, np.float32)})

@@ -146,7 +146,7 @@ def test_slices_have_whole_episodes_and_the_same_bytes_on_any_number_of_cores(me
     samples, network = samples_of("gaussian", lengths), policy_network(policy)
     gradients = {}
     for rows, cores in ((10_000, 1), (12, 1), (12, 3)):
-        monkeypatch.setattr(type(network), "slice_rows", rows)
+        monkeypatch.setattr(network, "slice_rows", rows)
         monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)
         gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
         (log_prob, _) = slices.outputs(network, samples)

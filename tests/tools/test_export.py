@@ -93,6 +93,27 @@ def test_the_file_of_several_choices_computes_what_torch_does(space):
     assert tuple(choices) == policy.choices
 
 
+@pytest.mark.parametrize("shape", [(10, 7, 2), (40, 36)])
+def test_the_file_of_pictures_computes_what_torch_does(shape):
+    spec = dataclasses.replace(
+        spec_of(5, 3, False), observation_space=spaces.Box(0, 255, shape, np.uint8)
+    )
+    torch.manual_seed(0)
+    policy, _ = make_networks(spec, TrainConfig(hidden_sizes=(8,), activation="relu"))
+    with torch.no_grad():
+        policy.network[-1].weight *= 300
+    snapshot = policy.snapshot(3)
+    model = export.to_onnx(snapshot, "Some-v0")
+    assert export.check_onnx(model, snapshot) < 1e-5
+    session = onnxruntime.InferenceSession(model)
+    observations = np.random.default_rng(0).integers(0, 256, (6, spec.observation_dim))
+    (logits,) = session.run(["logits"], {"observation": observations.astype(np.float32)})
+    with torch.no_grad():
+        expected = policy(torch.from_numpy(observations.astype(np.uint8))).logits
+    np.testing.assert_allclose(torch.from_numpy(logits).log_softmax(-1), expected, atol=1e-4)
+    assert expected.std(dim=0).min() > 1e-2
+
+
 def test_a_layer_that_has_no_node_is_named():
     snapshot = make_policy().snapshot(0)
     other = dataclasses.replace(snapshot, layers=(*snapshot.layers, Layer("mish", {})))

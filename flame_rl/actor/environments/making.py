@@ -119,7 +119,7 @@ def _why_not_observed(space: gymnasium.Space) -> str | None:
     kind = type_of(space)
     if kind is None:
         return f"a space of the kind {type(space).__name__}"
-    if kind is spaces.Box and space.dtype.kind not in "fiu":
+    if kind is spaces.Box and space.dtype.kind not in "fiub":
         return f"a Box of {space.dtype}"
     if spaces.flatdim(space) == 0:
         return f"{space} has no numbers"

@@ -56,7 +56,8 @@ def parts_of(space: gymnasium.Space) -> tuple[ObservationPart, ...]:
 def write_observation(
     parts: Sequence[ObservationPart], observation: object, row: np.ndarray
 ) -> None:
-    """Flatten an observation into `row`, a vector of real numbers, after checking it.
+    """Flatten an observation into `row`, a vector of the type in which the space is recorded
+    (`flame_rl.wire.steps.observation_dtype`), after checking it.
 
     NaN and infinity of a space that is one Box are written as they are: the caller checks all rows
     together.
@@ -108,8 +109,11 @@ def _inside(value: object, key: str | int, path: tuple[str | int, ...]) -> objec
 
 def _write_box(where: str, space: spaces.Box, array: np.ndarray, row: np.ndarray) -> None:
     # A value beyond float32 becomes infinite here and is reported as such later.
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         row[:] = array.ravel()
+    # Other types hold numbers that uint8 does not.
+    if row.dtype == np.uint8 and array.dtype != np.uint8 and (row != array.ravel()).any():
+        raise ValueError(f"{where}: {array!s:.80}: not integers from 0 to 255, in {space!s:.80}")
 
 
 def _write_choice(where: str, space: spaces.Discrete, array: np.ndarray, row: np.ndarray) -> None:

@@ -16,7 +16,7 @@ from flame_rl.wire.packing import WireError
 
 
 class ActingPolicy:
-    """A snapshot ready to act: its layers in float64.
+    """A snapshot ready to act.
 
     Attributes:
         observation_dim: D.
@@ -32,14 +32,21 @@ class ActingPolicy:
         self.head = checked.head
         self._shapes = [shape for shape in checked.states if shape is not None]
         self.remembers = len(self._shapes) > 0
-        # Each layer, and the place of its state among all states, or None.
+        # Each layer, the type in which it computes, and the place of its state among all states, or
+        # None.
         self._layers = []
+        dtype = "float64"
         for layer, shape in zip(snapshot.layers, checked.states, strict=True):
+            kind = LAYERS[layer.kind]
+            dtype = kind.dtype or dtype
             # C order always: BLAS sums a transposed matrix in another order.
-            arrays = {n: np.array(a, np.float64, order="C") for n, a in layer.arrays.items()}
-            before = sum(place is not None for _, place in self._layers)
+            arrays = {
+                name: np.array(array, None if name in kind.integers else dtype, order="C")
+                for name, array in layer.arrays.items()
+            }
+            before = sum(place is not None for *_, place in self._layers)
             place = None if shape is None else before
-            self._layers.append((partial(LAYERS[layer.kind].forward, **arrays), place))
+            self._layers.append((partial(kind.forward, **arrays), dtype, place))
 
     def states(self, slots: int) -> States:
         """What the layers remember of the episodes in so many slots: nothing yet."""
@@ -51,7 +58,7 @@ class ActingPolicy:
         """The network's output, which the head turns into actions: logits, action values, means.
 
         Args:
-            observations: float32 [B, D], B a multiple of `ROW_BLOCK`.
+            observations: float32 or uint8 [B, D], B a multiple of `ROW_BLOCK`.
             states: those of the episodes that are played, which take one step; None: the policy
                 does not remember.
             rows: the slot of each observation's episode; a slot that occurs twice must have the
@@ -64,12 +71,14 @@ class ActingPolicy:
             raise ValueError(f"observations: {len(observations)} rows, no multiple of {ROW_BLOCK}")
         if states is None and self.remembers:
             raise ValueError("states: None, and this policy remembers; give it those of `states`")
-        x = observations.astype(np.float64).reshape(-1, ROW_BLOCK, self.observation_dim)
+        # A copy, because layers may overwrite what they take.
+        x = observations.astype(self._layers[0][1]).reshape(-1, ROW_BLOCK, self.observation_dim)
         # Once for all layers: it takes as long as a small one.
         with np.errstate(over="ignore"):
-            for layer, place in self._layers:
+            for layer, dtype, place in self._layers:
+                x = x.astype(dtype, copy=False)
                 x = layer(x) if place is None else states.apply(place, layer, x, rows)
-        return x.reshape(-1, self.output_dim)
+        return x.astype(np.float64, copy=False).reshape(-1, self.output_dim)
 
     def act(
         self,
@@ -159,9 +168,15 @@ def _checked(snapshot: PolicySnapshot) -> _Checked:
             raise WireError(f"{where}: none of {', '.join(LAYERS)}")
         kind = LAYERS[layer.kind]
         shapes = {name: ("float32", shape) for name, shape in kind.arrays.items()}
+        shapes |= {name: ("int32", shape) for name, shape in kind.integers.items()}
         sizes = _check_arrays(where, layer, shapes, width)
         try:
             kind.check(**layer.arrays)
+            for name, size in kind.sizes(**layer.arrays).items():
+                if sizes.setdefault(name, size) != size:
+                    raise WireError(
+                        f"{size} numbers where {sizes[name]} come from the layer before"
+                    )
         except WireError as error:
             raise WireError(f"{where}: {error}") from error
         observation_dim = observation_dim or sizes.get("in")

@@ -4,12 +4,13 @@ Law of this file: an observation's action must not depend on which other observa
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
 `ROW_BLOCK` rows, padded if need be. In float64 and with one BLAS thread, each row then has the same
 bits at any position and beside any other rows; in float32, or in one product of all rows, it does
-not. Activations are elementwise, so that they may have float32's precision.
+not. A convolution is a product for each observation. Activations are elementwise, so that they may
+have float32's precision.
 
-A layer takes a stack of blocks, float64 [blocks, ROW_BLOCK, inputs], which it may overwrite, and
-its arrays in float64, and returns float64 [blocks, ROW_BLOCK, outputs]. A layer with a memory takes
-the state of each row's episode, float64 [blocks, ROW_BLOCK, ...], after its input, and returns the
-next one after its output; an episode begins with zeros.
+A layer takes a stack of blocks, [blocks, ROW_BLOCK, inputs], which it may overwrite, and its arrays
+in the same type, and returns [blocks, ROW_BLOCK, outputs]. The type is float64, or what the layer's
+kind says. A layer with a memory takes the state of each row's episode, [blocks, ROW_BLOCK, ...],
+after its input, and returns the next one after its output; an episode begins with zeros.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from flame_rl.actor.policy.convolution import convolution, convolution_sizes
 from flame_rl.wire.packing import WireError
 
 ROW_BLOCK = 8
@@ -33,6 +35,12 @@ def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
     # np.clip takes twice as long on arrays this small.
     np.minimum(x, OBSERVATION_CLIP, out=x)
     np.maximum(x, -OBSERVATION_CLIP, out=x)
+    return x
+
+
+def scale(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """Multiply by a number: what an integer of a picture is made a number near 1 with."""
+    x *= factor
     return x
 
 
@@ -129,23 +137,38 @@ class LayerKind:
             arrays.
         arrays: the shape of each array, float32. A size is a number or a name: "in" is the width of
             the input, and "out" that of the output if it differs.
+        integers: the same of arrays of int32.
         check: raises WireError for values that the arrays must not have.
+        sizes: sizes by name that follow from what is in the arrays, "in" and "out" among them;
+            raises WireError where there are none.
         state: the shape of what the layer remembers of an episode from step to step, in sizes of
             its arrays; None: nothing.
+        dtype: the type in which it computes; None: that of the layer before.
     """
 
     forward: Callable[..., np.ndarray | tuple[np.ndarray, np.ndarray]]
     arrays: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+    integers: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
     check: Callable[..., None] = lambda **arrays: None
+    sizes: Callable[..., dict[str, int]] = lambda **arrays: {}
     state: tuple[str | int, ...] | None = None
+    dtype: str | None = "float64"
 
 
 LAYERS: dict[str, LayerKind] = {
-    "normalize": LayerKind(normalize, {"mean": ("in",), "std": ("in",)}, _check_normalize),
+    "normalize": LayerKind(normalize, {"mean": ("in",), "std": ("in",)}, check=_check_normalize),
     "dense": LayerKind(dense, {"weight": ("in", "out"), "bias": ("out",)}),
-    "tanh": LayerKind(tanh),
-    "relu": LayerKind(relu),
-    "silu": LayerKind(silu),
+    "scale": LayerKind(scale, {"factor": (1,)}, dtype="float32"),
+    "convolution": LayerKind(
+        convolution,
+        {"weight": ("height", "width", "channels", "filters"), "bias": ("filters",)},
+        {"size": (2,), "stride": (1,)},
+        sizes=convolution_sizes,
+        dtype="float32",
+    ),
+    "tanh": LayerKind(tanh, dtype=None),
+    "relu": LayerKind(relu, dtype=None),
+    "silu": LayerKind(silu, dtype=None),
     "gru": LayerKind(
         gru,
         {

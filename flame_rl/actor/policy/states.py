@@ -45,14 +45,14 @@ class States:
         Args:
             place: of its state in `arrays`.
             layer: see `flame_rl.actor.policy.layers`.
-            x: its input, float64 [blocks, ROW_BLOCK, inputs].
+            x: its input, [blocks, ROW_BLOCK, inputs].
             rows: the slot of each of these rows. A slot that occurs twice must have the same input
                 twice.
 
         Returns:
-            Its output, float64 [blocks, ROW_BLOCK, outputs].
+            Its output, [blocks, ROW_BLOCK, outputs].
         """
         array = self.arrays[place]
-        y, state = layer(x, array[rows].astype(np.float64).reshape(*x.shape[:2], *array.shape[1:]))
+        y, state = layer(x, array[rows].astype(x.dtype).reshape(*x.shape[:2], *array.shape[1:]))
         array[rows] = state.reshape(-1, *array.shape[1:])
         return y

@@ -14,6 +14,7 @@ from flame_rl.actor.environments.observations import parts_of, write_observation
 from flame_rl.actor.failure import SimulatorError, is_interrupt, summary, traceback_of
 from flame_rl.actor.simulators.protocol import rows_of
 from flame_rl.wire.messages import Environment
+from flame_rl.wire.steps import observation_dtype
 
 # One forward pass serves all slots; with more, the environments outgrow the processor's cache.
 PLAIN_SLOTS = 32
@@ -36,7 +37,8 @@ class PlainSimulator:
         self._observation_space = space = self._envs[0].observation_space
         self._to_environment = action_converter(self._envs[0].action_space)
         self._parts = parts_of(space)
-        self.observations = np.zeros((self.slots, self._parts[-1].stop), np.float32)
+        dtype = observation_dtype(space)
+        self.observations = np.zeros((self.slots, self._parts[-1].stop), dtype)
         self.rewards = np.zeros((self.slots, *reward_shape(self._envs[0])), np.float64)
         self._part_names = environment.reward_parts
         self.reward_parts = np.zeros((self.slots, len(self._part_names)), np.float64)

@@ -16,7 +16,8 @@ class Simulator(Protocol):
 
     Attributes:
         slots: W, a multiple of `ROW_BLOCK`.
-        observations: float32 [W, D], each slot's current observation.
+        observations: float32 [W, D], or uint8 where the space is recorded in that type
+            (`flame_rl.wire.steps.observation_dtype`): each slot's current observation.
         rewards: float64 [W], or [W, K] of a reward that is a vector, of the slot's last step.
         reward_parts: float64 [W, P], the numbers that `Environment.reward_parts` names, of the
             slot's last step.

@@ -45,7 +45,7 @@ class Impala:
         self._settings: settings_of.Impala = config.algorithm
         self._gamma = config.experiment.gamma
         networks = model.make_networks(spec, config)
-        self._networks = ActorCritic(*networks, self._settings.normalize_observations)
+        self._networks = ActorCritic(*networks)
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -8,24 +8,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flame_rl.actor.policy.layers import LAYERS
 from flame_rl.learner.gradients.network import Samples, Slope
 
 # Computes a module's outputs, [B, ...] each, from the samples as tensors.
 Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
+# Few enough rows to fit in a cache and to divide a large minibatch among cores, many enough that
+# Python costs little.
+_SLICE_ROWS = 2048
+# Convolutions have so many numbers in a row that fewer rows are fast; the bytes of all of them.
+_SLICE_BYTES = 1 << 25
 
 
 class AutogradNetwork:
     """See `Network`. Observations reach the module as they are."""
 
-    # Few enough rows to fit in a cache and to divide a large minibatch among cores, many enough
-    # that Python costs little.
-    slice_rows = 2048
     remembers = False
 
     def __init__(self, module: nn.Module, apply: Apply) -> None:
         self._module = module
         self._apply = apply
         self._parameters = list(module.parameters())
+        self.slice_rows = slice_rows(module, _SLICE_ROWS)
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         return observations
@@ -36,9 +40,7 @@ class AutogradNetwork:
 
     def forward(self, samples: Samples) -> AutogradPass:
         tensors = tensors_of(samples)
-        # A tensor of its own, because a gradient flag would stay with the caller's.
-        inputs = tensors["inputs"] = tensors["inputs"].detach()
-        inputs.requires_grad_(inputs.is_floating_point())
+        inputs = tensors["inputs"] = tracked(tensors["inputs"])
         return AutogradPass(inputs, self._apply(self._module, tensors), self._parameters)
 
 
@@ -72,7 +74,28 @@ class AutogradPass:
         return torch.autograd.grad(total, targets, materialize_grads=True)
 
 
+def tracked(inputs: Tensor) -> Tensor:
+    """The inputs so that the loss's slope for them can be asked for, unless they are integers."""
+    # A tensor of its own, because a gradient flag would stay with the caller's.
+    return inputs.detach().requires_grad_(inputs.is_floating_point())
+
+
+def slice_rows(module: nn.Module, most: int) -> int:
+    """How many rows are computed at once: `most`, or fewer where convolutions have so many numbers
+    that these would take much memory."""
+    layers = [part.layer() for part in module.modules() if hasattr(part, "layer")]
+    known = [layer for layer in layers if layer.kind in LAYERS]
+    numbers = sum(sum(LAYERS[layer.kind].sizes(**layer.arrays).values()) for layer in known)
+    return min(most, max(1, _SLICE_BYTES // (4 * numbers))) if numbers else most
+
+
 def tensors_of(samples: Samples) -> dict[str, Tensor]:
-    """The columns as tensors; integers are int64."""
+    """The columns as tensors; integers are int64, but for uint8, the numbers of pictures."""
+    # In a new thread, products would run on OpenMP's own number of threads until torch is asked for
+    # its number.
+    torch.get_num_threads()
     tensors = {name: torch.from_numpy(column) for name, column in samples.items()}
-    return {n: t if t.is_floating_point() else t.long() for n, t in tensors.items()}
+    return {
+        n: t if t.is_floating_point() or t.dtype == torch.uint8 else t.long()
+        for n, t in tensors.items()
+    }

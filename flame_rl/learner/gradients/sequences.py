@@ -8,8 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.actor.policy.layers import LAYERS
-from flame_rl.learner.gradients.autograd import Apply, AutogradPass, tensors_of
+from flame_rl.learner.gradients.autograd import Apply, AutogradPass, slice_rows, tensors_of, tracked
 from flame_rl.learner.gradients.network import Samples
+
+# A slice takes as long as its longest sequence has steps, nearly regardless of how many sequences
+# there are: as few slices as memory allows.
+_SLICE_ROWS = 16_384
 
 
 def remembers(module: nn.Module) -> bool:
@@ -25,15 +29,13 @@ class SequenceNetwork:
     at their ends; its outputs are [T, S, ...], too.
     """
 
-    # A slice takes as long as its longest sequence has steps, nearly regardless of how many
-    # sequences there are: as few slices as memory allows.
-    slice_rows = 16_384
     remembers = True
 
     def __init__(self, module: nn.Module, apply: Apply) -> None:
         self._module = module
         self._apply = apply
         self._parameters = list(module.parameters())
+        self.slice_rows = slice_rows(module, _SLICE_ROWS)
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         return observations
@@ -44,7 +46,7 @@ class SequenceNetwork:
 
     def forward(self, samples: Samples) -> AutogradPass:
         tensors = tensors_of(samples)
-        inputs = tensors["inputs"] = tensors["inputs"].detach().requires_grad_()
+        inputs = tensors["inputs"] = tracked(tensors["inputs"])
         return AutogradPass(inputs, self._unrolled(tensors), self._parameters)
 
     def _unrolled(self, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:

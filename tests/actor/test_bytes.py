@@ -1,0 +1,135 @@
+"""Observations of one byte, such as pictures, keep that type from simulator to learner."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.learner.batch import make_batch
+from flame_rl.learner.replay.store import ReplayStore
+from flame_rl.learner.replay.views import n_step
+from flame_rl.run.agent import Agent
+from flame_rl.wire import codec
+from flame_rl.wire.messages import Episodes
+from flame_rl.wire.spaces import space_from_data, space_to_data
+from flame_rl.wire.steps import observation_dtype, step_columns
+from tests.helpers import described, environment_id, plain, request_for, snapshot_for
+
+
+def played(name: str, indices=range(40)):
+    """The request, and its answer by a random policy."""
+    env_id = environment_id(name)
+    snapshot, simulator = snapshot_for(described(env_id), hidden=(8,)), plain(env_id)
+    try:
+        request = request_for(env_id, indices)
+        return request, collect_episodes(snapshot, request, simulator)
+    finally:
+        simulator.close()
+
+
+def seen_by(name: str, episode, seed: int) -> np.ndarray:
+    """What Gymnasium's environment itself shows for the episode's actions."""
+    env = gymnasium.make(environment_id(name))
+    observation, _ = env.reset(seed=seed)
+    observations = [observation]
+    for action in episode.actions:
+        observation, *_ = env.step(action)
+        observations.append(observation)
+    return np.stack(observations)
+
+
+@pytest.fixture(params=["Catch", "BooleanCatch"])
+def name(request) -> str:
+    return request.param
+
+
+def same_ball(name: str, episode) -> np.ndarray:
+    """Of the seeds that put the ball where the episode has it, one will do."""
+    for seed in range(1000):
+        seen = seen_by(name, episode, seed).reshape(len(episode.observations), -1)
+        if np.array_equal(seen[0], episode.observations[0]):
+            return seen
+    raise AssertionError("no seed begins like the episode")
+
+
+def test_pictures_are_recorded_in_one_byte(name):
+    request, episodes = played(name)
+    assert isinstance(episodes, Episodes)
+    assert request.columns[0].dtype == "uint8"
+    for episode in list(episodes)[:5]:
+        assert episode.observations.dtype == np.uint8
+        np.testing.assert_array_equal(episode.observations, same_ball(name, episode))
+
+
+def test_pictures_are_sent_in_one_byte_each(name):
+    request, episodes = played(name)
+    message = codec.encode_episodes(episodes, request)
+    numbers = episodes.observations.size
+    assert numbers < len(message) < numbers + 40 * episodes.steps + 2000
+    received = codec.decode_result(message, request)
+    assert received.observations.dtype == np.uint8
+    assert received.observations.tobytes() == episodes.observations.tobytes()
+
+
+def test_pictures_are_learned_from_in_one_byte(name):
+    _, episodes = played(name)
+    assert make_batch(episodes).observations is episodes.observations
+    columns = step_columns(described(environment_id(name)))
+    store = ReplayStore(columns, 300)
+    assert store.nbytes < 301 * (episodes.observations.shape[1] + 40)
+    store.add(episodes)
+    first = np.arange(store.first, store.first + 9)  # of the oldest episode that is kept
+    seen = n_step(store, first, 1, 0.9)
+    episode = episodes[store.oldest]
+    for column, expected in [
+        (seen["observations"], episode.observations[:-1]),
+        (seen["next_observations"], episode.observations[1:]),
+    ]:
+        assert column.dtype == np.uint8
+        np.testing.assert_array_equal(column, expected)
+
+
+def test_whole_numbers_of_another_type_are_taken():
+    _, episodes = played("WholeNumbers", [0])
+    assert (episodes.observations.reshape(-1, 10, 5)[:, 4, 4] == 7).all()
+
+
+@pytest.mark.parametrize("name", ["Fractions", "Beyond", "NotANumber"])
+def test_what_one_byte_does_not_hold_is_refused(name):
+    _, failure = played(name, [0])
+    assert (failure.kind, failure.step) == ("invalid", 2)
+    assert "observation: step returned" in failure.message
+    assert "not integers from 0 to 255" in failure.message
+
+
+def test_an_agent_takes_what_it_observes_as_it_is():
+    spec = described(environment_id("Catch"))
+    agent = Agent(snapshot_for(spec, hidden=(8,)), spec)
+    assert agent.act(np.full((10, 5), 255, np.uint8)) in range(3)
+    with pytest.raises(ValueError, match="not integers from 0 to 255"):
+        agent.act(np.full((10, 5), -1))
+
+
+def test_a_box_of_bool_as_data():
+    space = spaces.Box(0, 1, (2, 3), bool)
+    data = space_to_data(space)
+    assert data == {"type": "box", "dtype": "bool", "shape": [2, 3], "low": 0, "high": 1}
+    assert space_from_data(data) == space
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype"),
+    [
+        (spaces.Box(0, 255, (4,), np.uint8), "uint8"),
+        (spaces.Box(0, 1, (3, 3, 2), bool), "uint8"),
+        (spaces.Box(0, 255, (4,), np.int16), "float32"),
+        (spaces.Box(0, 1, (4,), np.float32), "float32"),
+        (spaces.MultiBinary(4), "float32"),
+        (spaces.Dict(a=spaces.Box(0, 255, (4,), np.uint8)), "float32"),
+    ],
+)
+def test_the_type_follows_from_the_space(space, dtype):
+    assert observation_dtype(space) == dtype

@@ -1,0 +1,145 @@
+"""Convolutions in NumPy against torch's, and pictures that have the same bits in any company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import model
+from flame_rl.actor.policy.acting import ActingPolicy, check_snapshot
+from flame_rl.actor.policy.layers import LAYERS
+from flame_rl.wire.codec import decode_snapshot, encode_snapshot
+from flame_rl.wire.messages import Layer, PolicySnapshot
+from flame_rl.wire.packing import WireError
+from tests.actor.test_policy import assert_same_in_any_company
+
+# Size of the pictures, and filters, width and stride of each layer.
+ATARI = (84, 84, 4), [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+MINATAR = (10, 10, 4), [(16, 3, 1)]
+OTHERS = {
+    "one filter": ((5, 7, 1), [(1, 3, 1)]),
+    "as large as the picture": ((4, 4, 2), [(3, 4, 1)]),
+    "places are left over": ((11, 8, 3), [(5, 4, 3), (6, 2, 1)]),
+    "of one number": ((1, 1, 1), [(2, 1, 1)]),
+}
+NETWORKS = {"atari": ATARI, "minatar": MINATAR, **OTHERS}
+
+
+def network(size, layers, outputs: int = 0) -> nn.Sequential:
+    """The convolutions, a relu after each, and a dense layer of so many outputs, if any."""
+    torch.manual_seed(3)
+    modules: list[nn.Module] = []
+    for filters, width, stride in layers:
+        modules += [model.Convolution(size, filters, width, stride), model.Activation("relu")]
+        size = modules[-2].output_size
+    if outputs:
+        modules.append(model.Dense(int(np.prod(size)), outputs))
+    for module in modules[::2]:
+        nn.init.orthogonal_(module.weight, 2.0)
+        nn.init.normal_(module.bias, std=0.1)
+    return nn.Sequential(*modules)
+
+
+def snapshot_of(*modules: nn.Module) -> PolicySnapshot:
+    layers = (Layer("scale", {"factor": np.array([1 / 255], np.float32)}),)
+    return PolicySnapshot(0, layers + model.layers_of(*modules), Layer("squashed_gaussian", {}))
+
+
+def pictures(size, count: int) -> np.ndarray:
+    rows = np.random.default_rng(0).integers(0, 256, (count, int(np.prod(size))))
+    return rows.astype(np.uint8)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_numpy_equals_torch(name):
+    size, layers = NETWORKS[name]
+    made, rows = network(size, layers, outputs=4), pictures(size, 16)
+    got = ActingPolicy(snapshot_of(made)).forward(rows)
+    # torch's own convolutions and their order of dimensions, in float64.
+    x = torch.from_numpy(rows.reshape(-1, *size) / 255).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        for module in made[:-1:2]:
+            weight, bias = module.weight.double(), module.bias.double()
+            x = torch.relu(nn.functional.conv2d(x, weight, bias, module.stride))
+        x = x.permute(0, 2, 3, 1).flatten(1)
+        expected = (x @ made[-1].weight.double().T + made[-1].bias.double()).numpy()
+        own = made(torch.from_numpy(rows) / 255).numpy()
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * scale)
+    np.testing.assert_allclose(own, expected, rtol=0, atol=1e-5 * scale)
+    assert np.abs(expected).min(axis=0).max() > 1e-3 * scale
+
+
+@pytest.mark.parametrize("name", ["atari", "minatar"])
+@pytest.mark.parametrize("outputs", [0, 6])
+def test_a_picture_has_the_same_bits_in_any_company(name, outputs):
+    """Convolutions alone, and with the dense layer behind them."""
+    size, layers = NETWORKS[name]
+    acting = ActingPolicy(snapshot_of(network(size, layers, outputs)))
+    assert_same_in_any_company(acting.forward, pictures(size, 64))
+
+
+def test_time_and_episodes_may_be_two_dimensions():
+    made = network(*MINATAR)
+    rows = torch.rand(3, 5, 400)
+    with torch.no_grad():
+        np.testing.assert_allclose(made(rows)[2, 4], made(rows[2, 4]), rtol=1e-5, atol=1e-6)
+
+
+def layer(size=(6, 5), channels: int = 2, stride: int = 1, **arrays: np.ndarray) -> Layer:
+    """Two filters of 3 x 3, whose output is [4, 3, 2]."""
+    given = {
+        "weight": np.ones((3, 3, channels, 2), np.float32),
+        "bias": np.ones(2, np.float32),
+        "size": np.array(size, np.int32),
+        "stride": np.array([stride], np.int32),
+    }
+    return Layer("convolution", given | arrays)
+
+
+def dense(inputs: int) -> Layer:
+    weight = np.ones((inputs, 2), np.float32)
+    return Layer("dense", {"weight": weight, "bias": weight[0]})
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        ([layer(stride=0)], r"layer 0 \(convolution\): stride: 0, not at least 1"),
+        ([layer(stride=-1)], "stride: -1"),
+        ([layer(size=(2, 5))], "size: pictures of 2 x 5, smaller than the filters, 3 x 3"),
+        ([layer(size=(6, -1))], "size: pictures of 6 x -1, smaller"),
+        ([layer(size=(6, 5, 2))], r"size: shape \(3,\) where \(2,\)"),
+        ([layer(weight=np.ones((3, 3, 2, 2)))], "weight: float64"),
+        ([layer(stride=1, bias=np.ones(3, np.float32))], r"bias: shape \(3,\) where \(2,\)"),
+        ([Layer("convolution", layer().arrays | {"stride": np.ones(1)})], "stride: float64"),
+        ([layer(), dense(23)], r"layer 1 \(dense\): weight: shape \(23, 2\) where \(24"),
+        ([dense(7), layer()], r"layer 1 \(convolution\): 60 numbers where 2 come from the layer"),
+        ([layer(), layer(size=(4, 4))], r"layer 1 .*: 32 numbers where 24 come"),
+    ],
+)
+def test_convolutions_that_do_not_fit_are_refused(layers, words):
+    with pytest.raises(WireError, match=words):
+        check_snapshot(PolicySnapshot(0, tuple(layers), Layer("categorical", {})))
+
+
+def test_convolutions_travel():
+    snapshot = snapshot_of(network(*MINATAR, outputs=4))
+    received = decode_snapshot(encode_snapshot(snapshot))
+    check_snapshot(received)
+    rows = pictures(MINATAR[0], 8)
+    assert (
+        ActingPolicy(received).forward(rows).tobytes()
+        == ActingPolicy(snapshot).forward(rows).tobytes()
+    )
+    assert received.layers[1].arrays["size"].dtype == np.int32
+
+
+def test_the_input_stays_as_it_is():
+    kind = LAYERS["convolution"]
+    x = np.random.default_rng(0).standard_normal((1, 8, 60)).astype(np.float32)
+    before = x.copy()
+    assert kind.forward(x, **layer().arrays).shape == (1, 8, 24)
+    np.testing.assert_array_equal(x, before)

@@ -1,0 +1,61 @@
+"""Runs that see pictures: the same bytes on any number of workers, and after a resume."""
+
+from __future__ import annotations
+
+import pytest
+
+from flame_rl import Trainer
+from tests.helpers import environment_id
+from tests.learners import make_config
+
+ITERATIONS = 4
+OPTIONS = {
+    "hidden_sizes": (6,),
+    "episodes_per_iter": 14,
+    "iterations": ITERATIONS,
+    "minibatches": 2,
+    "epochs": 2,
+    "learning_rate": 0.01,
+    "warm_up_steps": 20,
+    "batch_size": 16,
+    "updates_per_step": 0.1,
+    "capacity": 300,
+    "local": True,
+}
+RUNS = [
+    pytest.param({"algorithm": "ppo"}, id="ppo"),
+    pytest.param({"algorithm": "ppo", "overlap": True, "memory": "gru"}, id="ppo with memory"),
+    pytest.param({"algorithm": "dqn", "n_step": 3, "prioritized": True}, id="dqn"),
+]
+
+
+def config_of(**options):
+    return make_config(environment_id("Catch"), **OPTIONS | {"workers": 0} | options)
+
+
+def digests(trainer: Trainer) -> list[str]:
+    """Of the weights after each of the iterations that are left."""
+    return [trainer.learner.weights_digest() for _ in trainer]
+
+
+def whole(**options) -> list[str]:
+    with Trainer(config_of(**options)) as trainer:
+        found = digests(trainer)
+    assert len(set(found)) == ITERATIONS
+    return found
+
+
+@pytest.mark.parametrize("options", RUNS)
+def test_the_number_of_workers_changes_no_byte(options):
+    assert whole(workers=2, **options) == whole(**options)
+
+
+@pytest.mark.parametrize("options", RUNS)
+def test_a_run_that_was_saved_goes_on(options, tmp_path):
+    expected = whole(**options)
+    with Trainer(config_of(**options)) as trainer:
+        trainer.train()
+        trainer.train()
+        trainer.save(tmp_path / "half.ckpt")
+    with Trainer.load(tmp_path / "half.ckpt") as trainer:
+        assert digests(trainer) == expected[2:]
