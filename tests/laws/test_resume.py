@@ -171,19 +171,29 @@ def test_flags_that_would_make_it_another_run_are_refused(flags, difference, kil
 
 
 def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
-    """What decides the result, but the number of iterations."""
+    """What decides the result, but the number of iterations or env steps."""
+    free = ("iterations", "env_steps")
     saved = TrainConfig(algorithm="ppo")
-    others = {"max_grad_norm": 0.25, "hidden_sizes": (5,), "activation": "relu", "env": "ant"}
+    others = {
+        "max_grad_norm": 0.25,
+        "hidden_sizes": (5,),
+        "activation": "relu",
+        "env": "ant",
+        "memory": "gru",
+        "reward_parts": ("reward_ctrl",),
+        "reward_weights": (2.0,),
+        "reward": "my_env:shaped",
+    }
     for part in ("experiment", "algorithm"):
         for name, value in vars(getattr(saved, part)).items():
             usual = {bool: not value, float: 0.5}.get(type(value), 7)
             other = others.get(name, usual)
             changed = saved.changed(**{name: other})
             found = differences(saved, changed)
-            assert bool(found) == (name != "iterations"), name
-            assert name == "iterations" or "--" + name.replace("_", "-") in found
-    free = {"workers": 1, "local": True, "simulator": "plain", "plot": True, "checkpoint_every": 3}
-    assert not differences(saved, saved.changed(**free))
+            assert bool(found) == (name not in free), name
+            assert name in free or "--" + name.replace("_", "-") in found
+    more = {"workers": 1, "local": True, "simulator": "plain", "plot": True, "checkpoint_every": 3}
+    assert not differences(saved, saved.changed(**more))
 
 
 @pytest.mark.parametrize(("name", "value"), [("seed", 8), ("learning_rate", 0.5), ("gamma", 0.5)])

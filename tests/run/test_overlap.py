@@ -128,8 +128,8 @@ def test_a_failed_update_leaves_what_was_begun_usable(monkeypatch):
         first = rows([trainer.train()])
         update = trainer.learner.update
 
-        def interrupted(episodes):
-            update(episodes)
+        def interrupted(*arguments):
+            update(*arguments)
             raise KeyboardInterrupt
 
         monkeypatch.setattr(trainer.learner, "update", interrupted)
