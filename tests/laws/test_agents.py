@@ -139,6 +139,22 @@ def test_workers_and_stops_change_no_byte(flags, tmp_path):
     assert saved["agent_number"] == (flags is SAC)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "algorithm"),
+    [("pettingzoo.sisl.multiwalker_v9", "sac"), ("mpe2.simple_spread_v3", "dqn")],
+)
+def test_pettingzoos_own_environments_have_the_same_bytes(env, algorithm, tmp_path):
+    pytest.importorskip(env, reason="uv run --group agents pytest", exc_type=ImportError)
+    flags = ("--env", env, "--algorithm", algorithm, "--steps-per-iter", "300", *SMALL)
+    flags += ("--warm-up-steps", "400", "--updates-per-step", "0.1", "--agent-number")
+    flags += ("--max-episode-steps", "60", "--evaluate-every", "2", "--output", "run")
+    whole = train(tmp_path / "whole", *flags, "--workers", "0")
+    stopped = train(tmp_path / "stopped", *flags, "--workers", "3", "--iterations", "2")
+    train(tmp_path / "stopped", "--resume", "run", "--iterations", "4")
+    assert_same_run(stopped, whole)
+
+
 @pytest.mark.parametrize("workers", [slow("1"), "3"])
 def test_an_overlapped_run_and_a_killed_worker_change_no_byte(workers, tmp_path):
     """One worker dies in the midst of an environment's episode, when one agent has ended."""
