@@ -1,7 +1,9 @@
 """Collect episodes: a policy acts in a simulator, and every step is recorded.
 
 An episode is a function of the weights, the run's seed, the iteration and the episode's index, and
-of nothing else: not of its neighbours, the worker, the machine or the order of completion.
+of nothing else: not of its neighbours, the worker, the machine or the order of completion. Agents
+that play together have a slot and an episode each; they begin at once, and whoever ends early waits
+for the others.
 """
 
 from __future__ import annotations
@@ -56,6 +58,12 @@ def collect_episodes(
             f"weights of version {request.policy_version} are asked for, "
             f"but version {snapshot.version} is here",
         )
+    if request.agents != simulator.agents:
+        return _failure(
+            request,
+            "garbled",
+            f"{request.agents} agents are asked for, and this environment has {simulator.agents}",
+        )
     policy = ActingPolicy(snapshot)
     reason = _why_not_recorded(request.columns, policy, simulator)
     if reason is not None:
@@ -87,6 +95,7 @@ class _Play:
 
     In a lock step, every running slot observes, acts and steps, each in an episode of its own.
     Episodes begin and end at any lock step; when all have ended, they are cut out of the blocks.
+    Where K agents play together, every K slots are a group, and so are every K episodes.
     """
 
     def __init__(self, policy: ActingPolicy, request: CollectRequest, simulator: Simulator) -> None:
@@ -94,16 +103,18 @@ class _Play:
         self._policy = policy
         self._columns = request.columns
         self._has_parts = any(column.name == "reward_parts" for column in request.columns)
-        count = len(request.indices)
-        slots = min(simulator.slots, count)
+        self._agents = agents = request.agents
+        count = len(request.indices) * agents
+        slots = min(simulator.slots // agents * agents, count)
         width = _padded(slots)
         # For each episode: its index, reset seed, slot, first lock step, length, outcome, and the
         # last row of each column that has a row per observation.
-        self._index = np.array(request.indices, np.int64)
-        self._seeds, words = episodes_randomness(
-            request.run_seed, request.iteration, request.indices, request.stream
+        self._index = np.array(request.indices, np.int64).repeat(agents)
+        seeds, words = episodes_randomness(
+            request.run_seed, request.iteration, request.indices, request.stream, agents
         )
-        simulator.expect(self._seeds)
+        simulator.expect(seeds)
+        self._seeds = seeds.repeat(agents)
         self._slot = np.zeros(count, np.int64)
         self._first = np.zeros(count, np.int64)
         self._lengths = np.zeros(count, np.int64)
@@ -206,14 +217,27 @@ class _Play:
             last[episodes] = source[slots]
         self._terminated[episodes] = simulator.terminated[slots]
         self._truncated[episodes] = simulator.truncated[slots]
-        taken = slots[: len(self._index) - self._begun]
+        taken = self._free(slots)[: len(self._index) - self._begun]
         if len(taken):
             self._begin_episodes(taken)
-        if len(taken) < len(slots):
-            left = slots[len(taken) :]
+        left = slots[len(taken) :]
+        if self._agents > 1:
+            left = np.setdiff1d(slots, taken)
+            # Some of them have waited.
+            self._set_running(np.union1d(self._running, taken))
+            self._played = np.union1d(self._played, taken)
+        if len(left):
             if self._noise is not None:
                 self._noise.end(left)
             self._set_running(np.setdiff1d(self._running, left))
+
+    def _free(self, ended: np.ndarray) -> np.ndarray:
+        """The slots of the groups in which nobody plays any more, now that these have ended."""
+        if self._agents == 1:
+            return ended
+        playing = np.setdiff1d(self._running, ended)
+        groups = np.setdiff1d(ended // self._agents, playing // self._agents)
+        return (groups[:, None] * self._agents + np.arange(self._agents)).ravel()
 
     def _next_block(self) -> None:
         self._keep_block()

@@ -6,6 +6,7 @@ The package is a staging folder made for the run. Other files beside main.py (ru
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import gymnasium
 
+from flame_rl.actor.environments.agents import PACKAGES, has_agents
 from flame_rl.actor.remote import versions
 from flame_rl.system.errors import UsageError
 
@@ -39,8 +41,8 @@ class Package:
 def stage_package(folder: Path, env_id: str) -> Package:
     """Fill `folder` with what an executor needs to collect episodes of `env_id`.
 
-    A module named in `module:Name-v0` is copied if it is the user's own file or folder; if it
-    came with an installed package, that package becomes a dependency.
+    A module named in `module:Name-v0`, or of several agents, is copied if it is the user's own file
+    or folder; if it came with an installed package, that package becomes a dependency.
 
     Raises:
         UsageError: the module cannot be found.
@@ -54,11 +56,15 @@ def stage_package(folder: Path, env_id: str) -> Package:
         else:
             shutil.copy(source, target / name)
     pinned = {name: version for name, version in versions().items() if name != "python"}
-    module, separator, _ = env_id.rpartition(":")
+    several = has_agents(env_id)
+    module = env_id if several else env_id.rpartition(":")[0]
     # Gymnasium's MuJoCo environments import more than MuJoCo; Gymnasium's extra lists it.
     pinned[f"gymnasium[{_gymnasium_extras(env_id)}]"] = pinned.pop("gymnasium")
-    if separator:
-        pinned |= _ship_module(module.partition(".")[0], folder)
+    top = module.partition(".")[0]
+    if module and not (several and top in PACKAGES):
+        pinned |= _ship_module(top, folder)
+    if several:
+        pinned |= _packages_of_agents(env_id, folder)
     dependencies = sorted(f"{name}=={version}" for name, version in pinned.items())
     return Package(dependencies, _digest(folder, dependencies))
 
@@ -102,6 +108,44 @@ def _ship_module(name: str, folder: Path) -> dict[str, str]:
             )
     shutil.copytree(source, folder / name, ignore=_IGNORED)
     return {}
+
+
+def _packages_of_agents(env_id: str, folder: Path) -> dict[str, str]:
+    """PettingZoo with the extras that an environment of several agents needs, and what else of
+    `PACKAGES` it or the user's staged files import, with versions."""
+    named = {env_id} | {
+        name
+        for path in folder.rglob("*.py")
+        if not path.is_relative_to(folder / _PACKAGE.name)
+        for name in _imports(path)
+    }
+    try:
+        known = importlib.metadata.metadata("pettingzoo").get_all("Provides-Extra")
+        families = (name.split(".")[1] for name in named if name.startswith("pettingzoo."))
+        extras = ",".join(sorted(set(families) & set(known)))
+        needed = {"pettingzoo"} | {name.partition(".")[0] for name in named} & set(PACKAGES)
+        found = {name: importlib.metadata.version(name) for name in needed}
+    except importlib.metadata.PackageNotFoundError as error:
+        raise UsageError(
+            f"--env: {env_id} needs the package {error.name}, which is not installed; `uv run "
+            "--group agents main.py …` installs it"
+        ) from error
+    if extras:
+        found[f"pettingzoo[{extras}]"] = found.pop("pettingzoo")
+    return found
+
+
+def _imports(path: Path) -> set[str]:
+    """The dotted names of the modules that a file imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except SyntaxError:  # importing it says more
+        return set()
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    origins = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module and not n.level]
+    # `from pettingzoo import sisl` names a module, too.
+    named |= {f"{node.module}.{alias.name}" for node in origins for alias in node.names}
+    return named
 
 
 def _has_direct_url(distribution: str) -> bool:

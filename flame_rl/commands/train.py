@@ -79,9 +79,9 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         if config.output.reproduce is not None:
-            episode = trainer.reproduce()
-            reward = trainer.learner.rewards.own_return(episode)
-            say(f"Reward {reward} in {episode.length} steps; nothing failed.")
+            for episode in trainer.reproduce():
+                reward = trainer.learner.rewards.own_return(episode)
+                say(f"Reward {reward} in {episode.length} steps; nothing failed.")
             return
         if trainer.learner.algorithm.notice:
             say(f"{trainer.learner.algorithm.notice}\n")

@@ -90,10 +90,16 @@ def run(command: WatchCommand, stop: StopSignal) -> None:
             # A window shows by itself that something happens.
             on_step = (lambda: None) if command.video is None else bar.advance
             snapshot = trainer.learner.snapshot()
+            names = [f", {agent}" for agent in trainer.spec.agents] or [""]
+            lengths: list[int] = []
             for episode in show(snapshot, request, command.video, stop, on_step):
                 reward = trainer.learner.rewards.own_return(episode)
-                say(f"Episode {episode.index}: reward {reward} in {episode.length} steps")
-                bar.shorten((limit or 0) - episode.length)
+                who = f"Episode {episode.index}{names[len(lengths)]}"
+                say(f"{who}: reward {reward} in {episode.length} steps")
+                lengths.append(episode.length)
+                if len(lengths) == len(names):
+                    bar.shorten((limit or 0) - max(lengths))
+                    lengths.clear()
     if command.video is not None:
         say(f"Film: {command.video}")
 

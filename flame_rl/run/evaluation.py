@@ -17,7 +17,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The rewards of an evaluation's episodes.
+    """The rewards of an evaluation's episodes; each of several agents has one of its own.
 
     Attributes:
         episodes: their number.
@@ -51,7 +51,8 @@ def evaluate(
     `Backend.collect` and `Rewards.own_of` do."""
     episodes = rewards.own_of(backend.collect(snapshot, request).episodes)
     returns = np.array([episode.rewards.sum() for episode in episodes])
-    low, high = bootstrap_interval(returns)
+    # Agents that play together share their luck: their mean is one sample.
+    low, high = bootstrap_interval(returns.reshape(-1, request.agents).mean(axis=1))
     return Evaluation(
         episodes=len(episodes),
         reward_mean=float(returns.mean()),

@@ -92,24 +92,27 @@ def run_iteration(
         )
 
 
-def episodes_wanted(config: TrainConfig, length_mean: float) -> int:
-    """The number of episodes in the next iteration, fixed before it starts.
+def episodes_wanted(config: TrainConfig, length_mean: float, agents: int) -> int:
+    """The number of episodes in the next iteration, fixed before it starts. What several agents
+    play together counts once.
 
     Args:
         config: episodes_per_iter or steps_per_iter.
-        length_mean: mean steps per episode in the previous iteration, 0 if there was none.
+        length_mean: mean steps of an agent's episode in the previous iteration, 0 if there was
+            none.
+        agents: the number of agents that play together.
     """
     steps = config.experiment.steps_per_iter
     if steps is None:
         return config.experiment.episodes_per_iter
-    return max(1, round(steps / length_mean)) if length_mean else FIRST_EPISODES
+    return max(1, round(steps / (length_mean * agents))) if length_mean else FIRST_EPISODES
 
 
 def training_request(
     config: TrainConfig, spec: EnvironmentSpec, done: Totals, version: int
 ) -> CollectRequest:
     """The request for the next iteration's episodes, collected by the policy `version`."""
-    indices = tuple(range(episodes_wanted(config, done.length_mean)))
+    indices = tuple(range(episodes_wanted(config, done.length_mean, spec.agent_count)))
     return make_request(config, spec, done.iterations, indices, version)
 
 
@@ -128,11 +131,13 @@ def make_request(
         indices=indices,
         policy_version=version,
         columns=recorded_columns(spec, config.experiment.reward_parts),
+        agents=spec.agent_count,
     )
 
 
 def environment_of(config: TrainConfig, env_id: str) -> Environment:
-    """The environment with the configured time limit, simulator and reward parts."""
+    """The environment with the configured time limit, simulator, reward parts and agent number."""
     experiment = config.experiment
     limit, parts = experiment.max_episode_steps, experiment.reward_parts
-    return Environment(env_id, limit, config.execution.simulator, parts)
+    simulator = config.execution.simulator
+    return Environment(env_id, limit, simulator, parts, experiment.agent_number)

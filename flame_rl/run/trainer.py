@@ -31,7 +31,7 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import CALLABLE, environment_id
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.signals import unless_stopped
-from flame_rl.wire.messages import CollectRequest, Episode
+from flame_rl.wire.messages import CollectRequest, Episodes
 
 if TYPE_CHECKING:
     from flame_rl.learner.learner import Files
@@ -270,12 +270,11 @@ class Trainer:
         request = self._request(0, tuple(range(episodes)), version)
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
-    def reproduce(self) -> Episode:
+    def reproduce(self) -> Episodes:
         """Collect only the episode `config.output.reproduce` of the next iteration."""
         snapshot, indices = self.learner.collecting(), (self.config.output.reproduce,)
         request = self._request(self.totals.iterations, indices, snapshot.version)
-        (episode,) = self._backend.collect(snapshot, request).episodes
-        return episode
+        return self._backend.collect(snapshot, request).episodes
 
     def _request(self, iteration: int, indices: tuple[int, ...], version: int) -> CollectRequest:
         from flame_rl.run.iteration import make_request

@@ -24,7 +24,8 @@ class Experiment:
 
     env: EnvironmentSource = "cartpole"
     """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id (Pendulum-v1), or
-    your own as module:EnvId; in Python also a function that makes one."""
+    your own as module:EnvId; of several agents, a module of PettingZoo's kind
+    (pettingzoo.sisl.multiwalker_v9); in Python also a function that makes one."""
 
     seed: Seed = 0
     """Seed of everything random. The same seed gives the same metrics.csv."""
@@ -37,7 +38,7 @@ class Experiment:
     the last iteration is whole."""
 
     episodes_per_iter: Count = 100
-    """Complete episodes collected in each iteration."""
+    """Complete episodes collected in each iteration; what several agents play together is one."""
 
     steps_per_iter: Count | None = None
     """Approximate steps in each iteration, in place of a fixed number of episodes: the number of
@@ -45,6 +46,10 @@ class Experiment:
 
     max_episode_steps: Count | None = None
     """A time limit in steps that replaces the environment's own."""
+
+    agent_number: bool = False
+    """Let each of several agents observe its own number, too, so that the policy that they share
+    may give them different parts."""
 
     gamma: Fraction = 0.99
     """Discount of future rewards per step, 0 to 1. At 1 a return is the plain sum to the episode's

@@ -12,6 +12,8 @@ from typing import Any
 import gymnasium
 
 from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.simulators.agents import AgentsSimulator
+from flame_rl.actor.simulators.choose import plain_simulator
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.system.display import has_display
 from flame_rl.system.errors import UsageError
@@ -25,7 +27,7 @@ _OPENGL = (
 )
 
 
-def drawing_simulator(environment: Environment, mode: str) -> PlainSimulator:
+def drawing_simulator(environment: Environment, mode: str) -> PlainSimulator | AgentsSimulator:
     """A simulator whose environment draws itself.
 
     Args:
@@ -36,14 +38,14 @@ def drawing_simulator(environment: Environment, mode: str) -> PlainSimulator:
         UsageError: the environment cannot be drawn in this mode, or OpenGL or a display is missing.
     """
     try:
-        simulator = PlainSimulator(environment, mode)
+        simulator = plain_simulator(environment, mode)
     except SimulatorError as error:
         raise UsageError(
             f"{error}. An environment that can be shown has a parameter render_mode, and {mode!r} "
             "in metadata['render_modes']"
         ) from error
     env = simulator.first
-    if env.render_mode != mode:
+    if getattr(env, "render_mode", None) != mode:
         modes = ", ".join(env.metadata.get("render_modes", [])) or "nothing"
         raise UsageError(
             f"{environment.env_id} cannot be shown: metadata['render_modes'] has {modes}, "

@@ -15,7 +15,7 @@ import numpy as np
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.actor.simulators.protocol import Simulator
 from flame_rl.system.display import has_display
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.tools.drawing import cannot_draw, drawing_simulator, shrink_pictures
@@ -33,7 +33,8 @@ def show(
     stop: threading.Event,
     on_step: Callable[[], None] = lambda: None,
 ) -> Iterator[Episode]:
-    """Play the requested episodes one after another and show them; yields each when it is over.
+    """Play the requested episodes one after another and show them; yields each when it is over, of
+    several agents one for each.
 
     The collector of training plays them, so they equal an evaluation's to the bit.
 
@@ -79,10 +80,10 @@ def show(
 
 class _Watched:
     """A simulator that calls `look` after every reset and step, and `on_step` after every step. One
-    episode is played at a time, in the simulator's first slot."""
+    episode is played at a time, in the simulator's first environment."""
 
     def __init__(
-        self, simulator: PlainSimulator, look: Callable[[], None], on_step: Callable[[], None]
+        self, simulator: Simulator, look: Callable[[], None], on_step: Callable[[], None]
     ) -> None:
         self._simulator = simulator
         self._look = look

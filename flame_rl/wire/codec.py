@@ -38,6 +38,7 @@ from flame_rl.wire.packing import (
 from flame_rl.wire.spaces import space_from_data, space_to_data
 
 MAX_TEXT_CHARACTERS = 100_000
+MAX_AGENTS = 1 << 16
 # A spec shares its header with other fields.
 _MAX_SPEC_BYTES = MAX_HEADER_BYTES // 2
 _MAX_COLUMNS = 64
@@ -103,6 +104,8 @@ def encode_request(request: CollectRequest) -> bytes:
     # Not `asdict`, which copies every index.
     header = dict(vars(request))
     indices = np.array(header.pop("indices"), np.int64)
+    if request.agents == 1:
+        del header["agents"]
     header["environment"] = _environment_data(request.environment)
     header["columns"] = [vars(column) for column in request.columns]
     return pack("request", header, {"indices": indices})
@@ -123,12 +126,17 @@ def decode_request(data: Buffer) -> CollectRequest:
         columns=_read_columns(header),
         stream=_one_of(header, "stream", get_args(Stream)),
         explore=_boolean(header, "explore"),
+        agents=_integer(header, "agents", 1, MAX_AGENTS) if "agents" in header else 1,
     )
 
 
 def _environment_data(environment: Environment) -> dict[str, Any]:
     # What few environments have is left out of the messages of all others.
-    return {name: value for name, value in vars(environment).items() if value != ()}
+    return {
+        name: value
+        for name, value in vars(environment).items()
+        if value != () and value is not False
+    }
 
 
 def _read_environment(header: dict[str, Any]) -> Environment:
@@ -140,6 +148,7 @@ def _read_environment(header: dict[str, Any]) -> Environment:
         max_episode_steps=_integer_or_none(data, "max_episode_steps", 1),
         simulator=_text(data, "simulator"),
         reward_parts=_texts(data, "reward_parts"),
+        agent_number="agent_number" in data and _boolean(data, "agent_number"),
     )
 
 
@@ -228,7 +237,7 @@ def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFa
     length = _array(arrays, "length", np.int64, (count,))
     terminated = _array(arrays, "terminated", np.uint8, (count,))
     truncated = _array(arrays, "truncated", np.uint8, (count,))
-    if tuple(index.tolist()) != request.indices:
+    if not np.array_equal(index, np.repeat(request.indices, request.agents)):
         raise WireError(f"index: not the episodes that were asked for: {index.tolist()[:20]}")
     if length.min() < 1 or length.max() > 1 << 40:
         raise WireError("length: an episode has at least one step")
@@ -294,6 +303,8 @@ def spec_data(spec: EnvironmentSpec) -> dict[str, Any]:
     }
     if spec.reward_shape:
         data["reward_shape"] = list(spec.reward_shape)
+    if spec.agents:
+        data["agents"] = list(spec.agents)
     if len(json.dumps(data)) > _MAX_SPEC_BYTES:
         raise WireError(
             f"the spaces of {spec.env_id} take more than {_MAX_SPEC_BYTES} bytes to describe: give "
@@ -315,8 +326,11 @@ def read_spec(header: dict[str, Any]) -> EnvironmentSpec:
         note=_text(header, "note"),
         time_limit=_integer_or_none(header, "time_limit", 1),
         reward_shape=_integers(header, "reward_shape", 1) if "reward_shape" in header else (),
+        agents=_texts(header, "agents"),
         **spaces,
     )
+    if len(set(spec.agents)) < len(spec.agents) or len(spec.agents) > MAX_AGENTS:
+        raise WireError(f"agents: not up to {MAX_AGENTS} names, each once")
     if len(spec.reward_shape) > 1:
         raise WireError(f"reward_shape: not that of a vector: {spec.reward_shape[:9]}")
     if spec.observation_dim < 1:

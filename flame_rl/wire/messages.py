@@ -30,16 +30,19 @@ class Environment:
     """Which environment is played, and how.
 
     Attributes:
-        env_id: the Gymnasium id, `module:Name-v0` for a user's own.
+        env_id: the Gymnasium id, `module:Name-v0` for a user's own; for several agents the name of
+            PettingZoo's module, `pettingzoo.sisl.multiwalker_v9`.
         max_episode_steps: a time limit in steps that replaces the environment's own, or None.
         simulator: "plain", "fast", or "auto": the fast one where it gives the same bits.
         reward_parts: names of numbers in `info` that are recorded at every step.
+        agent_number: whether each of several agents observes its own number, too.
     """
 
     env_id: str
     max_episode_steps: int | None = None
     simulator: str = "auto"
     reward_parts: tuple[str, ...] = ()
+    agent_number: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,13 @@ class EnvironmentSpec:
     """What the learner knows about an environment.
 
     Attributes:
-        env_id: the Gymnasium id, `module:Name-v0` for a user's own.
+        env_id: as in `Environment`.
         observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
         note: one line on why the environment's fast simulator is not used; else empty.
         time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
         reward_shape: () where a reward is one number, (K,) where it is a vector.
+        agents: the names of several agents, which share the spaces; empty: there is one agent.
     """
 
     env_id: str
@@ -61,6 +65,12 @@ class EnvironmentSpec:
     note: str = ""
     time_limit: int | None = None
     reward_shape: tuple[int, ...] = ()
+    agents: tuple[str, ...] = ()
+
+    @property
+    def agent_count(self) -> int:
+        """The number of agents, each of which has an episode of its own in what they play."""
+        return max(1, len(self.agents))
 
     @property
     def observation_dim(self) -> int:
@@ -155,11 +165,13 @@ class CollectRequest:
         environment: what is played.
         run_seed: the seed of the whole run.
         iteration: the training iteration, from 0.
-        indices: which episodes of that iteration, ascending.
+        indices: which episodes of that iteration, ascending. Several agents play one together, and
+            it becomes an episode of each, under the same index, agent by agent.
         policy_version: the version of the snapshot that must act.
         columns: what is recorded at every step; see `flame_rl.wire.steps.step_columns`.
         stream: what the episodes are for; it decides their seeds.
         explore: whether actions are sampled; otherwise each is the action without noise.
+        agents: the number of agents in the environment.
     """
 
     environment: Environment
@@ -170,14 +182,15 @@ class CollectRequest:
     columns: tuple[Column, ...]
     stream: Stream = "training"
     explore: bool = True
+    agents: int = 1
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One complete episode.
+    """One complete episode, of one agent.
 
     Attributes:
-        index: its number in the iteration, from 0.
+        index: its number in the iteration, from 0; several agents that play together share it.
         columns: the recorded arrays by column name, [T+1, ...] or [T, ...].
         terminated: the environment ended it: nothing follows the last step.
         truncated: a time limit cut it: it would have gone on from `observations[-1]`.

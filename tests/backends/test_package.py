@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import subprocess
 import sys
+from email.message import Message
 
 import pytest
 
@@ -19,6 +20,7 @@ CORE = {
     "flame_rl/actor/collect.py",
     "flame_rl/actor/environments/__init__.py",
     "flame_rl/actor/environments/actions.py",
+    "flame_rl/actor/environments/agents.py",
     "flame_rl/actor/environments/making.py",
     "flame_rl/actor/environments/observations.py",
     "flame_rl/actor/failure.py",
@@ -38,11 +40,13 @@ CORE = {
     "flame_rl/actor/recording.py",
     "flame_rl/actor/remote.py",
     "flame_rl/actor/simulators/__init__.py",
+    "flame_rl/actor/simulators/agents.py",
     "flame_rl/actor/simulators/cartpole.py",
     "flame_rl/actor/simulators/choose.py",
     "flame_rl/actor/simulators/mujoco_twins.py",
     "flame_rl/actor/simulators/plain.py",
     "flame_rl/actor/simulators/protocol.py",
+    "flame_rl/actor/simulators/returned.py",
     "flame_rl/actor/worker/__init__.py",
     "flame_rl/actor/worker/child.py",
     "flame_rl/actor/worker/frames.py",
@@ -163,3 +167,50 @@ def test_what_is_shipped_is_enough(tmp_path):
         check=True,
     )
     assert done.stdout.startswith(str(tmp_path / "staging"))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "packages"),
+    [
+        ("pettingzoo.sisl.multiwalker_v9", {"pettingzoo[sisl]"}),
+        ("pettingzoo.butterfly.pistonball_v6", {"pettingzoo[butterfly]"}),
+        ("mpe2.simple_spread_v3", {"pettingzoo", "mpe2"}),
+        ("own_team_v0", {"pettingzoo"}),
+        ("own_pistons_v0", {"pettingzoo[butterfly]", "supersuit"}),
+        ("own_teams.both_v3", {"pettingzoo[butterfly,sisl]", "mpe2"}),
+    ],
+)
+def test_several_agents_ask_for_their_packages(beside, tmp_path, monkeypatch, env_id, packages):
+    versions = {"pettingzoo": "1.5", "mpe2": "1.6", "supersuit": "3.7"}
+    real, extras = importlib.metadata.version, ["atari", "butterfly", "sisl"]
+    monkeypatch.setattr(importlib.metadata, "version", lambda n: versions.get(n) or real(n))
+    about = Message()
+    for extra in extras:
+        about["Provides-Extra"] = extra
+    monkeypatch.setattr(importlib.metadata, "metadata", lambda name: about)
+    (beside / "own_team_v0.py").write_text("from pettingzoo import ParallelEnv\n")
+    (beside / "own_pistons_v0.py").write_text(
+        "import numpy, supersuit as ss\ndef parallel_env():\n"
+        "    from pettingzoo.butterfly import pistonball_v6\n"
+    )
+    (beside / "own_teams").mkdir()
+    (beside / "own_teams" / "__init__.py").write_text("from pettingzoo import butterfly\n")
+    (beside / "own_teams" / "both_v3.py").write_text(
+        "import pettingzoo.sisl.multiwalker_v9\nimport mpe2.simple_v3\nfrom . import supersuit\n"
+    )
+    package, files = staged(tmp_path, env_id)
+    asked = dict(requirement.split("==") for requirement in package.dependencies)
+    assert asked.keys() - {"gymnasium[mujoco]", "mujoco", "numpy"} == packages
+    assert all(asked[name] == versions[name.partition("[")[0]] for name in packages)
+    own = {p for p in files - CORE if p.startswith(env_id.replace(".", "/").partition("/")[0])}
+    assert bool(own) == env_id.startswith("own") and files == CORE | own
+
+
+def test_several_agents_without_their_package_are_refused(beside, tmp_path, monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    (beside / "own_team_v0.py").write_text("from pettingzoo import ParallelEnv\n")
+    monkeypatch.setattr(importlib.metadata, "metadata", version)
+    with pytest.raises(UsageError, match=r"needs the package pettingzoo.*--group agents"):
+        staged(tmp_path, "own_team_v0")

@@ -54,6 +54,9 @@ def project(tmp_path):
     return tmp_path
 
 
+# What the dependency groups of the pages' commands bring.
+GROUPS = {"agents": ("mpe2", "Box2D")}
+
 # Imports the libraries once for all commands of neighbouring blocks.
 COMMANDS = """
 import json, sys
@@ -71,6 +74,7 @@ for words in json.loads(sys.argv[1]):
         ("add-an-algorithm", False),
         ("add-a-replay-learner", False),
         ("rewards", False),
+        ("agents", False),
         pytest.param("memory", True, marks=pytest.mark.slow),
         pytest.param("add-an-algorithm", True, marks=pytest.mark.slow),
         pytest.param("add-a-replay-learner", True, marks=pytest.mark.slow),
@@ -100,9 +104,7 @@ def test_a_worked_example_works(project, name, whole):
             case "diff":
                 change(project, text)
             case "sh":
-                lines = text.splitlines()
-                assert all(line.startswith("uv run main.py ") for line in lines)
-                commands = [shlex.split(line)[3:] for line in lines]
+                commands = [words_of(line) for line in text.splitlines()]
                 waiting += commands if whole else map(shortened, commands)
             case _:
                 raise AssertionError(f"a block of {language} is not run")
@@ -111,6 +113,16 @@ def test_a_worked_example_works(project, name, whole):
         with metrics.open() as file:
             *_, last = csv.DictReader(file)
         assert last["loss"], f"{metrics.parent.name} ended before its first update"
+
+
+def words_of(line: str) -> list[str]:
+    """The words for main.py. Skips the test where the line's dependency group is not installed."""
+    command = re.fullmatch(r"uv run (?:--group (\w+) )?main\.py (.*)", line)
+    assert command, line
+    group, rest = command.groups()
+    for module in GROUPS.get(group, ()):
+        pytest.importorskip(module, reason=f"uv run --group {group} pytest")
+    return shlex.split(rest)
 
 
 def shortened(words: list[str]) -> list[str]:

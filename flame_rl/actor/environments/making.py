@@ -43,12 +43,17 @@ def make_environment(
             )
     except (Exception, SystemExit) as error:
         raise _explain(env_id, error) from error
-    _check_spaces(env_id, env)
+    check_spaces(env_id, env.observation_space, env.action_space)
     return env
 
 
 def describe_environment(environment: Environment) -> EnvironmentSpec:
     """The environment's id, spaces and time limit. Raises SimulatorError of kind "environment"."""
+    if environment.agent_number:
+        raise SimulatorError(
+            "environment",
+            f"--agent-number: {environment.env_id} is an environment of one agent, which has none",
+        )
     env = make_environment(environment.env_id, environment.max_episode_steps)
     try:
         spec = EnvironmentSpec(
@@ -92,19 +97,19 @@ def _time_limit(env: gymnasium.Env) -> int | None:
     return min(limits, default=None)
 
 
-def _check_spaces(env_id: str, env: gymnasium.Env) -> None:
-    for part in parts_of(env.observation_space) or (None,):
+def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Space) -> None:
+    """Raise SimulatorError of kind "environment" for spaces that cannot be learned."""
+    for part in parts_of(observation) or (None,):
         reason = "it is empty" if part is None else _why_not_observed(part.space)
         if reason is not None:
             where = "" if part is None or not part.name else f"observation{part.name}: "
             raise SimulatorError(
                 "environment",
                 f"the observation space of {env_id} cannot be learned from: {where}{reason}, in "
-                f"{str(env.observation_space)[:500]}. A Box of numbers, Discrete, MultiDiscrete "
+                f"{str(observation)[:500]}. A Box of numbers, Discrete, MultiDiscrete "
                 "and MultiBinary can, and Dict and Tuple of them; a wrapper of gymnasium.wrappers "
                 "(TransformObservation, FilterObservation) may make one",
             )
-    action = env.action_space
     reason = _why_not_acted(action)
     if reason is not None:
         raise SimulatorError(

@@ -44,7 +44,7 @@ class CartPoleTwin:
             max_episode_steps: the step at which an episode is truncated.
             reward_parts: none.
         """
-        self.slots = SLOTS
+        self.slots, self.agents = SLOTS, 1
         self.observations = np.zeros((SLOTS, 4), np.float32)
         self.rewards = np.ones(SLOTS, np.float64)  # every step pays 1, the last one too
         self.reward_parts = np.zeros((SLOTS, 0))

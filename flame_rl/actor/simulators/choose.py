@@ -15,8 +15,10 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.environments.actions import action_converter
+from flame_rl.actor.environments.agents import describe_agents, has_agents
 from flame_rl.actor.environments.making import describe_environment, make_environment
 from flame_rl.actor.failure import SimulatorError, summary
+from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.actor.simulators.protocol import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec
@@ -47,9 +49,12 @@ def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
     Raises:
         SimulatorError: of kind "environment"; also if "fast" is asked for and not possible.
     """
-    if environment.simulator == "plain":
-        return PlainSimulator(environment), ""
     env_id = environment.env_id
+    if environment.simulator == "plain" or has_agents(env_id):
+        if environment.simulator == "fast":
+            reason = f"{env_id} has several agents, and no fast twin"
+            raise SimulatorError("environment", f"--simulator fast is not possible: {reason}")
+        return plain_simulator(environment), ""
     env = make_environment(env_id, environment.max_episode_steps)
     try:
         reason = _why_not(environment, env)
@@ -68,9 +73,26 @@ def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
     return PlainSimulator(environment), note
 
 
+def plain_simulator(
+    environment: Environment, render_mode: str | None = None
+) -> PlainSimulator | AgentsSimulator:
+    """The simulator that works with any environment, of one agent or of several.
+
+    Args:
+        environment: its `simulator` is ignored.
+        render_mode: Gymnasium's, to show or film episodes; None: neither.
+
+    Raises:
+        SimulatorError: of kind "environment".
+    """
+    kind = AgentsSimulator if has_agents(environment.env_id) else PlainSimulator
+    return kind(environment, render_mode)
+
+
 def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     """The simulator of an environment and its spec. See `choose_simulator`."""
-    spec = describe_environment(environment)
+    several = has_agents(environment.env_id)
+    spec = describe_agents(environment) if several else describe_environment(environment)
     simulator, note = choose_simulator(environment)
     return simulator, replace(spec, note=note)
 

@@ -102,7 +102,7 @@ class MujocoTwin:
             reward_parts: names of parts of the reward, as `info` has them.
         """
         own = env.unwrapped
-        self.slots = SLOTS
+        self.slots, self.agents = SLOTS, 1
         self._robot = robot = ROBOTS[own.spec.id]
         self._limit = max_episode_steps
         self._frames = own.frame_skip

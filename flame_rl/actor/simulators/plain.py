@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.making import make_environment, reward_shape
-from flame_rl.actor.environments.observations import parts_of, write_observation
-from flame_rl.actor.failure import SimulatorError, is_interrupt, summary, traceback_of
+from flame_rl.actor.environments.observations import parts_of
+from flame_rl.actor.failure import is_interrupt
 from flame_rl.actor.simulators.protocol import rows_of
+from flame_rl.actor.simulators.returned import raised, take_observation, take_outcome, take_parts
 from flame_rl.wire.messages import Environment
 from flame_rl.wire.steps import observation_dtype
 
@@ -29,7 +28,7 @@ class PlainSimulator:
             environment: which environment to make; its `simulator` is ignored.
             render_mode: Gymnasium's, to show or film episodes; None: neither.
         """
-        self.slots = PLAIN_SLOTS
+        self.slots, self.agents = PLAIN_SLOTS, 1
         self._make = lambda: make_environment(
             environment.env_id, environment.max_episode_steps, render_mode
         )
@@ -65,10 +64,8 @@ class PlainSimulator:
             except BaseException as error:  # SystemExit, too
                 if is_interrupt(error):
                     raise
-                raise SimulatorError(
-                    "simulator", f"reset raised {summary(error)}", slot, traceback_of(error)
-                ) from error
-            self._write_observation(slot, observation, "reset")
+                raise raised("reset", error, slot) from error
+            take_observation(self._parts, observation, self._raw[slot], "reset", slot)
         self._convert(slots)
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
@@ -86,9 +83,7 @@ class PlainSimulator:
             except BaseException as error:  # SystemExit, too
                 if is_interrupt(error):
                     raise
-                raise SimulatorError(
-                    "simulator", f"step raised {summary(error)}", slot, traceback_of(error)
-                ) from error
+                raise raised("step", error, slot) from error
             if (
                 is_box
                 and type(observation) is np.ndarray
@@ -97,13 +92,13 @@ class PlainSimulator:
             ):
                 raw[slot] = observation
             else:
-                self._write_observation(slot, observation, "step")
+                take_observation(self._parts, observation, self._raw[slot], "step", slot)
             if isinstance(reward, float) and terminated is False and truncated is False:
                 rewards[slot] = reward
             else:
-                self._write_outcome(slot, reward, terminated, truncated)
+                take_outcome(self, slot, reward, terminated, truncated)
             if self._part_names:
-                self._write_parts(slot, info)
+                take_parts(self, slot, self._part_names, info)
         self._convert(slots)
 
     @property
@@ -115,46 +110,6 @@ class PlainSimulator:
         for env in self._envs:
             env.close()
 
-    def _write_observation(self, slot: int, observation: object, source: str) -> None:
-        try:
-            write_observation(self._parts, observation, self._raw[slot])
-        except ValueError as error:
-            name, _, what = str(error).partition(": ")
-            raise SimulatorError("invalid", f"{name}: {source} returned {what}", slot) from error
-
-    def _write_outcome(
-        self, slot: int, reward: object, terminated: object, truncated: object
-    ) -> None:
-        shape = self.rewards.shape[1:]
-        wanted = f"an array of shape {shape}" if shape else "a single number"
-        self.rewards[slot] = _numbers("reward", reward, shape, wanted, slot)
-        ends = {"terminated": terminated, "truncated": truncated}
-        for name, end in ends.items():
-            # Any other object would count as true: the text "False", or NaN.
-            if not isinstance(end, bool | np.bool_) and not (
-                isinstance(end, int | np.integer) and end in (0, 1)
-            ):
-                raise SimulatorError(
-                    "invalid",
-                    f"{name}: step returned {end!r:.60}, not True or False",
-                    slot,
-                )
-        self.terminated[slot], self.truncated[slot] = bool(terminated), bool(truncated)
-
-    def _write_parts(self, slot: int, info: object) -> None:
-        present = info if isinstance(info, Mapping) else {}
-        for place, name in enumerate(self._part_names):
-            if name not in present:
-                names = ", ".join(sorted(map(str, present))[:20]) or "nothing"
-                raise SimulatorError(
-                    "invalid",
-                    f"info: step returned no {name!r}, which --reward-parts names; it has {names}",
-                    slot,
-                )
-            value = present[name]
-            number = _numbers(f"info[{name!r}]", value, (), "a single number", slot)
-            self.reward_parts[slot, place] = number
-
     def _convert(self, slots: np.ndarray) -> None:
         if self._raw is self.observations:
             return
@@ -162,19 +117,3 @@ class PlainSimulator:
         # A value beyond float32 becomes infinite here and is reported as such later.
         with np.errstate(over="ignore"):
             self.observations[rows] = self._raw[rows]
-
-
-def _numbers(
-    name: str, value: object, shape: tuple[int, ...], wanted: str, slot: int
-) -> np.ndarray:
-    """The value as an array of real numbers of this shape, which an error calls `wanted`."""
-    try:
-        array = np.asarray(value)
-    except ValueError:  # rows of different lengths
-        array = np.asarray(None)
-    if array.dtype.kind not in "biuf" or array.shape != shape:
-        what = f"an array of shape {array.shape}" if array.ndim else f"{value!r:.60}"
-        raise SimulatorError(
-            "invalid", f"{name}: step returned {what} where {wanted} belongs", slot
-        )
-    return array

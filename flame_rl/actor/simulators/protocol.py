@@ -16,6 +16,8 @@ class Simulator(Protocol):
 
     Attributes:
         slots: W, a multiple of `ROW_BLOCK`.
+        agents: K, the number of agents that play together. Slots 0 to K-1 are those of one
+            environment, K to 2K-1 of the next; what remains of W is not used.
         observations: float32 [W, D], or uint8 where the space is recorded in that type
             (`flame_rl.wire.steps.observation_dtype`): each slot's current observation.
         rewards: float64 [W], or [W, K] of a reward that is a vector, of the slot's last step.
@@ -25,6 +27,7 @@ class Simulator(Protocol):
     """
 
     slots: int
+    agents: int
     observations: np.ndarray
     rewards: np.ndarray
     reward_parts: np.ndarray
@@ -32,15 +35,16 @@ class Simulator(Protocol):
     truncated: np.ndarray
 
     def expect(self, seeds: np.ndarray) -> None:
-        """Announce the seeds of all resets to come, int [n], which may be prepared together."""
+        """Announce the seeds of all resets to come, one for each environment's, int [n], which may
+        be prepared together."""
         ...
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         """Begin an episode in each of `slots`, determined by its seed.
 
         Args:
-            slots: int [n], ascending.
-            seeds: int [n].
+            slots: int [n], ascending; of an environment, those of all agents.
+            seeds: int [n]; of an environment, the same for all agents.
 
         Raises:
             SimulatorError: the environment failed, or returned invalid data; `step` raises it too.

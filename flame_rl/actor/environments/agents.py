@@ -1,0 +1,176 @@
+"""Making a PettingZoo environment, in which several agents play, and saying why it cannot be made.
+
+It is named as PettingZoo names its modules, `pettingzoo.sisl.multiwalker_v9`: a module with a
+function `parallel_env`, or, for agents that take turns, `env`. A module of the user's own is named
+alike. All agents share one policy, and therefore must have the same spaces.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import re
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium import spaces
+
+from flame_rl.actor.environments.making import check_spaces
+from flame_rl.actor.failure import SimulatorError, summary, traceback_of
+from flame_rl.wire import codec
+from flame_rl.wire.messages import Environment, EnvironmentSpec
+from flame_rl.wire.packing import WireError
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+
+# Dotted names of Python, of which the last has a version.
+_NAME = re.compile(r"([A-Za-z_]\w*\.)*[A-Za-z_]\w*_v\d+")
+# What the dependency group `agents` installs, by the names of modules.
+PACKAGES = ("pettingzoo", "mpe2", "supersuit")
+_INSTALL = "`uv run --group agents main.py …` installs it"
+
+
+def has_agents(env_id: str) -> bool:
+    """Whether the name is that of a module of PettingZoo's kind, and no Gymnasium id."""
+    if _NAME.fullmatch(env_id) is None or env_id in gymnasium.registry:
+        return False
+    # Without a dot it may also be a Gymnasium id that was mistyped.
+    return "." in env_id or importlib.util.find_spec(env_id) is not None
+
+
+def make_agents(environment: Environment, render_mode: str | None = None) -> ParallelEnv:
+    """A parallel environment whose spaces can be learned by one policy.
+
+    Args:
+        environment: `max_episode_steps` and `simulator` are not the environment's business.
+        render_mode: "human", "rgb_array", or None: the episodes are not shown.
+
+    Raises:
+        SimulatorError: of kind "environment".
+    """
+    env_id = environment.env_id
+    # A user's own environment may have no such parameter.
+    options = {} if render_mode is None else {"render_mode": render_mode}
+    try:
+        env = _made(env_id, importlib.import_module(env_id), options)
+    except SimulatorError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _explain(env_id, error) from error
+    if not getattr(env, "possible_agents", None):
+        raise SimulatorError("environment", f"{env_id}: possible_agents names nobody")
+    _check_agents(env_id, env)
+    return env
+
+
+def describe_agents(environment: Environment) -> EnvironmentSpec:
+    """The environment's id, spaces and agents. Raises SimulatorError of kind "environment"."""
+    env = make_agents(environment)
+    try:
+        # Encoded and decoded, so that every backend gives the learner the same spec.
+        return codec.read_spec(codec.spec_data(spec_of(environment, env)))
+    except WireError as error:
+        raise SimulatorError("environment", f"{environment.env_id}: {error}") from error
+    finally:
+        env.close()
+
+
+def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
+    """The spec of an environment that `make_agents` made.
+
+    The time limit is the lesser of the configured one and `max_cycles`, as PettingZoo's own
+    environments call theirs.
+    """
+    first, *_ = agents = env.possible_agents
+    space = env.observation_space(first)
+    if environment.agent_number:
+        space = spaces.Tuple((space, spaces.Discrete(len(agents))))
+    limits = environment.max_episode_steps, getattr(env.unwrapped, "max_cycles", None)
+    return EnvironmentSpec(
+        environment.env_id,
+        space,
+        env.action_space(first),
+        time_limit=min((limit for limit in limits if isinstance(limit, int)), default=None),
+        agents=tuple(map(str, agents)),
+    )
+
+
+def _made(env_id: str, module: ModuleType, options: dict[str, Any]) -> ParallelEnv:
+    make_parallel, make = (getattr(module, name, None) for name in ("parallel_env", "env"))
+    if make_parallel is not None:
+        return make_parallel(**options)
+    if make is None:
+        raise SimulatorError(
+            "environment",
+            f"module {env_id} has no function parallel_env, nor env: it is no environment of "
+            "PettingZoo's kind",
+        )
+    from pettingzoo import AECEnv
+    from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
+
+    env = make(**options)
+    if not isinstance(env, AECEnv):
+        raise SimulatorError(
+            "environment",
+            f"{env_id}: env() returned a {type(env).__name__}, which is no AECEnv of PettingZoo; "
+            "a function parallel_env must return a ParallelEnv",
+        )
+    cycles = env.metadata.get("is_parallelizable", False)
+    return aec_to_parallel(env) if cycles else turn_based_aec_to_parallel(env)
+
+
+def _check_agents(env_id: str, env: ParallelEnv) -> None:
+    first, *others = env.possible_agents
+    for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
+        for other in others:
+            if space_of(other) != space_of(first):
+                raise SimulatorError(
+                    "environment",
+                    f"the {kind} spaces of {env_id} differ between agents, which share one policy: "
+                    f"{first} has {str(space_of(first))[:300]}, {other} has "
+                    f"{str(space_of(other))[:300]}. SuperSuit's pad_observations_v0 and "
+                    "pad_action_space_v0 make them alike, in a module of your own",
+                )
+    check_spaces(env_id, env.observation_space(first), env.action_space(first))
+
+
+def _explain(env_id: str, error: BaseException) -> SimulatorError:
+    """Turn what importing and making raised into one sentence with a remedy."""
+    if not isinstance(error, ImportError):
+        return SimulatorError(
+            "environment",
+            f"environment {env_id} cannot be made: {summary(error)}",
+            cause=traceback_of(error),
+        )
+    missing = getattr(error, "name", None) or ""
+    package = missing.partition(".")[0]
+    if missing == package and missing in PACKAGES:
+        text = f"{env_id} needs the package {package}, which is not installed; {_INSTALL}"
+    elif not f"{env_id}.".startswith(f"{missing}."):
+        text = (
+            f"{env_id} needs a package that is not installed: {error}; for sisl, butterfly and "
+            f"mpe2, {_INSTALL}, and `uv add PACKAGE` any other"
+        )
+    elif missing == package:
+        text = (
+            f"module {missing!r} of environment {env_id} is not found; it must lie in the folder "
+            "of main.py, on PYTHONPATH, or be installed"
+        )
+    else:
+        text = f"unknown environment {env_id}: there is no module {missing}{_near(env_id)}"
+    return SimulatorError("environment", text)
+
+
+def _near(env_id: str) -> str:
+    """The names of environments beside one that does not exist, where some are similar."""
+    folder, _, name = env_id.rpartition(".")
+    places = getattr(sys.modules.get(folder), "__path__", [])
+    # Without versions: the same name in another version is nearest.
+    beside = {info.name.rpartition("_v")[0]: info.name for info in pkgutil.iter_modules(places)}
+    near = difflib.get_close_matches(name.rpartition("_v")[0], filter(None, beside), n=4)
+    return f"; nearest names: {', '.join(beside[stem] for stem in near)}" if near else ""

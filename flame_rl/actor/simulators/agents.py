@@ -1,0 +1,154 @@
+"""PettingZoo's parallel environments: several agents in each, with a slot for every agent."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flame_rl.actor.environments.actions import action_converter
+from flame_rl.actor.environments.agents import make_agents, spec_of
+from flame_rl.actor.environments.observations import parts_of
+from flame_rl.actor.failure import SimulatorError, is_interrupt
+from flame_rl.actor.policy.layers import ROW_BLOCK
+from flame_rl.actor.simulators.plain import PLAIN_SLOTS
+from flame_rl.actor.simulators.protocol import rows_of
+from flame_rl.actor.simulators.returned import raised, take_observation, take_outcome, take_parts
+from flame_rl.wire.messages import Environment
+from flame_rl.wire.steps import step_columns
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
+
+
+class AgentsSimulator:
+    """An environment for each group of slots, stepped one after another. See `Simulator`.
+
+    All agents begin together. One that ends early gets no more actions, and nothing is read of it
+    until the environment is reset.
+    """
+
+    def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
+        """
+        Args:
+            environment: which environment to make; its `simulator` is ignored.
+            render_mode: as in `make_agents`.
+        """
+        self._make = lambda: make_agents(environment, render_mode)
+        self._envs = [self._make()]
+        self._names = list(self._envs[0].possible_agents)
+        self.agents = len(self._names)
+        slots = self.agents * max(1, PLAIN_SLOTS // self.agents)
+        self.slots = -(-slots // ROW_BLOCK) * ROW_BLOCK
+        spec = spec_of(environment, self._envs[0])
+        self._has_numbers = environment.agent_number
+        self._parts = parts_of(spec.observation_space)
+        self._to_environment = action_converter(spec.action_space)
+        (observed,) = (column for column in step_columns(spec) if column.name == "observations")
+        self.observations = np.zeros((self.slots, *observed.shape), observed.dtype)
+        self.rewards = np.zeros(self.slots, np.float64)
+        self._part_names = environment.reward_parts
+        self.reward_parts = np.zeros((self.slots, len(self._part_names)), np.float64)
+        self.terminated = np.zeros(self.slots, bool)
+        self.truncated = np.zeros(self.slots, bool)
+        self._limit = environment.max_episode_steps
+        # Of each environment, since its reset.
+        self._steps = np.zeros(self.slots // self.agents, np.int64)
+
+    def expect(self, seeds: np.ndarray) -> None:
+        pass
+
+    def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
+        pairs = zip(slots.tolist(), seeds.tolist(), strict=True)
+        for place, group in groupby(pairs, lambda pair: pair[0] // self.agents):
+            first, seed = next(group)
+            while len(self._envs) <= place:
+                self._envs.append(self._make())
+            with _blamed("reset", first):
+                observations, _ = self._envs[place].reset(seed=seed)
+            self._steps[place] = 0
+            for slot, name in enumerate(self._names, first):
+                if name not in observations:
+                    raise SimulatorError(
+                        "invalid",
+                        f"agents: reset returned no observation of {name}: all of possible_agents "
+                        "must begin together",
+                        slot,
+                    )
+                self._observe(slot, observations[name], "reset")
+
+    def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
+        chosen = self._to_environment(actions)
+        rows = rows_of(slots)
+        self.terminated[rows] = False
+        self.truncated[rows] = False
+        for place, group in groupby(slots.tolist(), lambda slot: slot // self.agents):
+            playing = {self._names[slot % self.agents]: slot for slot in group}
+            first = next(iter(playing.values()))
+            with _blamed("step", first):
+                observations, rewards, terminations, truncations, infos = self._envs[place].step(
+                    {name: chosen[slot] for name, slot in playing.items()}
+                )
+            for name, slot in playing.items():
+                self._observe(slot, _of(name, observations, "observation", slot), "step")
+                take_outcome(
+                    self,
+                    slot,
+                    _of(name, rewards, "reward", slot),
+                    _of(name, terminations, "termination", slot),
+                    _of(name, truncations, "truncation", slot),
+                )
+                if self._part_names:
+                    take_parts(self, slot, self._part_names, _of(name, infos, "info", slot))
+            self._steps[place] += 1
+            if self._limit is not None and self._steps[place] >= self._limit:
+                self.truncated[list(playing.values())] = True
+            for name in self._envs[place].agents:
+                if name not in playing:
+                    raise SimulatorError(
+                        "invalid",
+                        f"agents: after step, {name} plays, which ended before or was not there at "
+                        "reset; agents that appear later cannot be recorded",
+                        first,
+                    )
+
+    @property
+    def first(self) -> ParallelEnv:
+        """The environment of the first slots, to render or inspect."""
+        return self._envs[0]
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    def _observe(self, slot: int, observation: object, source: str) -> None:
+        if self._has_numbers:
+            observation = observation, slot % self.agents
+        take_observation(self._parts, observation, self.observations[slot], source, slot)
+
+
+@contextmanager
+def _blamed(source: str, slot: int) -> Iterator[None]:
+    """Name `source`, "reset" or "step", and a slot in what the environment raises."""
+    try:
+        yield
+    except BaseException as error:  # SystemExit, too
+        if is_interrupt(error):
+            raise
+        raise raised(source, error, slot) from error
+
+
+def _of(name: Hashable, returned: Mapping[Hashable, object], what: str, slot: int) -> object:
+    """What step returned for an agent."""
+    try:
+        return returned[name]
+    except KeyError:
+        raise SimulatorError(
+            "invalid",
+            f"agents: step returned no {what} of {name}, which has neither terminated nor been "
+            "truncated",
+            slot,
+        ) from None

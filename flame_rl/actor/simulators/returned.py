@@ -1,0 +1,83 @@
+"""What an environment returned, checked and written into a simulator's rows.
+
+Whatever is wrong raises `SimulatorError`, of kind "invalid", with the slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from flame_rl.actor.environments.observations import ObservationPart, write_observation
+from flame_rl.actor.failure import SimulatorError, summary, traceback_of
+from flame_rl.actor.simulators.protocol import Simulator
+
+
+def raised(source: str, error: BaseException, slot: int) -> SimulatorError:
+    """The failure of an environment whose `source`, "reset" or "step", raised an exception."""
+    text = f"{source} raised {summary(error)}"
+    return SimulatorError("simulator", text, slot, traceback_of(error))
+
+
+def take_observation(
+    parts: Sequence[ObservationPart], observation: object, row: np.ndarray, source: str, slot: int
+) -> None:
+    """Flatten what `source`, "reset" or "step", returned into `row`."""
+    try:
+        write_observation(parts, observation, row)
+    except ValueError as error:
+        name, _, what = str(error).partition(": ")
+        raise SimulatorError("invalid", f"{name}: {source} returned {what}", slot) from error
+
+
+def take_outcome(
+    simulator: Simulator, slot: int, reward: object, terminated: object, truncated: object
+) -> None:
+    """Write the reward of a slot's step, and whether its episode ended."""
+    shape = simulator.rewards.shape[1:]
+    wanted = f"an array of shape {shape}" if shape else "a single number"
+    simulator.rewards[slot] = _numbers("reward", reward, shape, wanted, slot)
+    ends = {"terminated": terminated, "truncated": truncated}
+    for name, end in ends.items():
+        # Any other object would count as true: the text "False", or NaN.
+        if not isinstance(end, bool | np.bool_) and not (
+            isinstance(end, int | np.integer) and end in (0, 1)
+        ):
+            raise SimulatorError(
+                "invalid",
+                f"{name}: step returned {end!r:.60}, not True or False",
+                slot,
+            )
+    simulator.terminated[slot], simulator.truncated[slot] = bool(terminated), bool(truncated)
+
+
+def take_parts(simulator: Simulator, slot: int, names: Sequence[str], info: object) -> None:
+    """Write the numbers of these names in a step's `info`."""
+    present = info if isinstance(info, Mapping) else {}
+    for place, name in enumerate(names):
+        if name not in present:
+            listed = ", ".join(sorted(map(str, present))[:20]) or "nothing"
+            raise SimulatorError(
+                "invalid",
+                f"info: step returned no {name!r}, which --reward-parts names; it has {listed}",
+                slot,
+            )
+        number = _numbers(f"info[{name!r}]", present[name], (), "a single number", slot)
+        simulator.reward_parts[slot, place] = number
+
+
+def _numbers(
+    name: str, value: object, shape: tuple[int, ...], wanted: str, slot: int
+) -> np.ndarray:
+    """The value as an array of real numbers of this shape, which an error calls `wanted`."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf" or array.shape != shape:
+        what = f"an array of shape {array.shape}" if array.ndim else f"{value!r:.60}"
+        raise SimulatorError(
+            "invalid", f"{name}: step returned {what} where {wanted} belongs", slot
+        )
+    return array

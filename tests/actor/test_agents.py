@@ -1,0 +1,453 @@
+"""Several agents in one environment: collected against a plain loop over PettingZoo, and what is
+refused."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import sys
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
+
+from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
+from flame_rl.actor.environments.agents import has_agents
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.actor.random.seeds import episode_randomness, episodes_randomness
+from flame_rl.actor.simulators.agents import AgentsSimulator
+from flame_rl.actor.simulators.choose import choose_simulator, describe
+from flame_rl.wire import codec
+from flame_rl.wire.messages import CollectFailure, Environment, Layer
+from flame_rl.wire.packing import WireError
+from flame_rl.wire.steps import recorded_columns
+from tests.agents import ragged_v0, relay_v0, turns_v0
+from tests.helpers import assert_same_episodes, plain, random_snapshot, request_for, snapshot_for
+
+RELAY, RAGGED, TURNS = (f"tests.agents.{name}_v0" for name in ("relay", "ragged", "turns"))
+SPREAD, WALKERS = "mpe2.simple_spread_v3", "pettingzoo.sisl.multiwalker_v9"
+
+
+def game(env_id: str, limit: int | None = None, number: bool = False, **options):
+    """The environment's simulator, a policy for it, and a function that makes requests."""
+    environment = Environment(env_id, limit, "auto", options.pop("parts", ()), number)
+    simulator, spec = describe(environment)
+    columns = recorded_columns(spec, environment.reward_parts)
+    snapshot = snapshot_for(spec, **options)
+
+    def request(indices, **changes):
+        made = request_for(env_id, indices, columns=columns, **changes)
+        return replace(made, environment=environment, agents=spec.agent_count)
+
+    return simulator, snapshot, request
+
+
+def parallel(env_id: str):
+    return importlib.import_module(env_id).parallel_env()
+
+
+def plainly(env, snapshot, request, index: int):
+    """One environment, one step and one agent at a time: for each agent its observations, actions,
+    rewards and how it ended."""
+    policy = ActingPolicy(snapshot)
+    sequence = np.random.SeedSequence(request.run_seed, spawn_key=(request.iteration, index))
+    reset, *noises = sequence.spawn(1 + len(env.possible_agents))
+    generators = {
+        agent: np.random.default_rng(noise)
+        for agent, noise in zip(env.possible_agents, noises, strict=True)
+    }
+    space = env.action_space(env.possible_agents[0])
+
+    def row_of(agent, observation):
+        flat = gymnasium.spaces.flatten(env.observation_space(agent), observation)
+        if request.environment.agent_number:
+            numbers = np.zeros(len(env.possible_agents))
+            numbers[env.possible_agents.index(agent)] = 1
+            flat = np.concatenate([flat, numbers])
+        return flat.astype(np.float32)
+
+    def act(agent, observation):
+        rows = np.zeros((8, policy.observation_dim), np.float32)
+        rows[0] = observation
+        noise = np.zeros((8, policy.head.noise_width))
+        noise[0] = policy.draw_noise(generators[agent], 1, None)[0]
+        return policy.act(rows, noise)[0]
+
+    observations, _ = env.reset(seed=int(reset.generate_state(1)[0] >> 1))
+    seen = {agent: [row_of(agent, observations[agent])] for agent in env.possible_agents}
+    acted = {agent: [] for agent in env.possible_agents}
+    paid = {agent: [] for agent in env.possible_agents}
+    ends, playing, steps = {}, list(env.possible_agents), 0
+    while playing:
+        actions = {agent: act(agent, seen[agent][-1]) for agent in playing}
+        taken = actions
+        if isinstance(space, spaces.Box):
+            middle, half = (space.low + space.high) / 2.0, (space.high - space.low) / 2.0
+            taken = {
+                agent: np.clip(middle + half * a, space.low, space.high).astype(space.dtype)
+                for agent, a in actions.items()
+            }
+        observations, rewards, terminated, truncated, _ = env.step(taken)
+        steps += 1
+        for agent in list(playing):
+            seen[agent].append(row_of(agent, observations[agent]))
+            acted[agent].append(actions[agent])
+            paid[agent].append(float(rewards[agent]))
+            late = steps == request.environment.max_episode_steps
+            ends[agent] = bool(terminated[agent]), bool(truncated[agent]) or late
+            if any(ends[agent]):
+                playing.remove(agent)
+    return [
+        (np.array(seen[a]), np.array(acted[a]), np.array(paid[a]), *ends[a])
+        for a in env.possible_agents
+    ]
+
+
+def assert_played_plainly(episodes, indices, env, snapshot, request):
+    agents = len(env.possible_agents)
+    assert [e.index for e in episodes] == [i for i in indices for _ in range(agents)]
+    for place, index in enumerate(indices):
+        for agent, expected in enumerate(plainly(env, snapshot, request, index)):
+            episode = episodes[place * agents + agent]
+            assert episode.observations.tobytes() == expected[0].tobytes()
+            assert episode.actions.tobytes() == expected[1].tobytes()
+            assert episode.rewards.tobytes() == expected[2].tobytes()
+            assert (episode.terminated, episode.truncated) == expected[3:]
+
+
+@pytest.mark.parametrize(("block_steps", "number"), [(1, False), (5, True), (BLOCK_STEPS, False)])
+def test_agents_that_end_when_they_like_are_recorded_one_by_one(monkeypatch, block_steps, number):
+    """More environments than slots, in short blocks too; in one slot, episodes follow each other
+    while neighbours wait."""
+    monkeypatch.setattr("flame_rl.actor.collect.BLOCK_STEPS", block_steps)
+    simulator, snapshot, request = game(RAGGED, number=number)
+    indices = list(range(25))
+    assert len(indices) > simulator.slots // simulator.agents
+    asked = request(indices)
+    episodes = collect_episodes(snapshot, asked, simulator)
+    assert len(set(episodes.lengths)) > 8
+    assert_played_plainly(episodes, indices, parallel(RAGGED), snapshot, asked)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "limit"), [(RELAY, None), (RELAY, 3), (RAGGED, 6), (SPREAD, 7), (WALKERS, 9)]
+)
+def test_equals_the_environment_one_step_at_a_time(env_id, limit):
+    if not env_id.startswith("tests"):
+        pytest.importorskip(env_id, reason="uv run --group agents pytest", exc_type=ImportError)
+    simulator, snapshot, request = game(env_id, limit, number=env_id == SPREAD)
+    asked = request([4, 0, 9])
+    episodes = collect_episodes(snapshot, asked, simulator)
+    assert_played_plainly(episodes, [4, 0, 9], parallel(env_id), snapshot, asked)
+    simulator.close()
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_neighbours_order_and_history_change_no_bit(memory):
+    simulator, snapshot, request = game(RAGGED)
+    if memory:
+        rng = np.random.default_rng(0)
+        # As wide as the observation.
+        arrays = {
+            f"{source}_{name}": rng.standard_normal(shape).astype(np.float32)
+            for source in ("input", "state")
+            for name, shape in (("weight", (3, 3, 3)), ("bias", (3, 3)))
+        }
+        snapshot = replace(snapshot, layers=(Layer("gru", arrays), *snapshot.layers))
+    together = collect_episodes(snapshot, request(range(40)), simulator)
+    other, *_ = game(RAGGED)
+    for part in ([39], [3, 4], list(range(25, 0, -1)), list(range(39, -1, -1))):
+        again = collect_episodes(snapshot, request(part), other)
+        expected = [together[3 * i + agent] for i in part for agent in range(3)]
+        assert_same_episodes(again, expected)
+
+
+def test_whoever_ends_early_has_no_more_steps_and_a_time_limit_is_no_end():
+    simulator, snapshot, request = game(RELAY)
+    episodes = collect_episodes(snapshot, request(range(20)), simulator)
+    assert episodes.lengths.tolist() == 20 * [2, 5]
+    assert episodes.terminated.tolist() == 20 * [True, False]
+    assert episodes.truncated.tolist() == 20 * [False, True]
+    assert simulator.first.resets >= 2
+
+
+def test_parts_of_the_reward_are_each_agents_own():
+    simulator, snapshot, request = game(RAGGED, parts=("left",))
+    for episode in collect_episodes(snapshot, request(range(12)), simulator):
+        left = np.arange(episode.length)[::-1, None]
+        assert episode.reward_parts.tolist() == left.tolist()
+
+
+def test_every_agent_has_noise_of_its_own():
+    for count in (3, 40):  # few and many are drawn in two ways
+        seeds, words = episodes_randomness(11, 5, range(count), "evaluation", agents=3)
+        for index in range(count):
+            children = np.random.SeedSequence(11, spawn_key=(5, index, 3)).spawn(4)
+            assert seeds[index] == children[0].generate_state(1)[0] >> 1
+            for agent in range(3):
+                expected = children[1 + agent].generate_state(8)
+                assert words[3 * index + agent].tolist() == expected.tolist()
+        alone_seeds, alone = episodes_randomness(11, 5, range(count), "evaluation")
+        assert alone_seeds.tolist() == seeds.tolist()
+        assert alone.tolist() == words[::3].tolist()
+    seed, generator = episode_randomness(11, 5, 2, "evaluation")
+    assert seed == seeds[2]
+    assert (
+        np.random.Generator(generator.bit_generator).random()
+        == np.random.default_rng(
+            np.random.SeedSequence(11, spawn_key=(5, 2, 3)).spawn(2)[1]
+        ).random()
+    )
+
+
+def test_turns_become_steps_of_all():
+    """Out of turn, an action does nothing, and yet it is a step."""
+    simulator, snapshot, request = game(TURNS)
+    episodes = collect_episodes(snapshot, request(range(8)), simulator)
+    for index in range(8):
+        pair = episodes[2 * index], episodes[2 * index + 1]
+        env = turns_v0.Turns()
+        env.reset(seed=0)
+        for turn in range(pair[0].length):
+            mover = turn % 2
+            assert [int(np.argmax(e.observations[turn])) for e in pair] == [env.count] * 2
+            env.step(int(pair[mover].actions[turn]))
+            assert [e.rewards[turn] for e in pair] == [env.rewards["a"], env.rewards["b"]]
+        assert env.terminations == {"a": True, "b": True}
+        assert all(e.terminated and not e.truncated for e in pair)
+        assert len(pair[1].rewards) == len(pair[0].rewards)
+
+
+def test_which_names_are_of_several_agents():
+    for name in (WALKERS, SPREAD, RELAY, "pettingzoo.sisl.nothing_v1"):
+        assert has_agents(name)
+    for name in ("CartPole-v1", "cartpole", "CartPole_v1", "my_env:Mine-v0", "a.b:thing_v0", "x.y"):
+        assert not has_agents(name)
+
+
+class Altered(relay_v0.Relay):
+    """A relay that does something else."""
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 2, (2 + (agent == "second"),))
+
+
+class OtherActions(relay_v0.Relay):
+    def action_space(self, agent):
+        return spaces.Discrete(2 + (agent == "second"))
+
+
+class Latecomer(relay_v0.Relay):
+    def step(self, actions):
+        answer = super().step(actions)
+        if self.number == 3:
+            self.agents = ["first", *self.agents]
+        return answer
+
+
+class Absent(relay_v0.Relay):
+    def reset(self, seed=None, options=None):
+        observations, infos = super().reset(seed=seed)
+        return {"first": observations["first"]}, infos
+
+
+class Lost(relay_v0.Relay):
+    def step(self, actions):
+        observations, rewards, *others = super().step(actions)
+        if self.number == 4:
+            del rewards["second"]
+        return observations, rewards, *others
+
+
+class Broken(relay_v0.Relay):
+    def step(self, actions):
+        if self.number == 3:
+            raise ValueError("on purpose")
+        return super().step(actions)
+
+
+class Nan(relay_v0.Relay):
+    def step(self, actions):
+        observations, *others = super().step(actions)
+        if self.number == 4:
+            observations["second"] = np.array([1.0, np.nan])
+        return observations, *others
+
+
+class Wrong(relay_v0.Relay):
+    def step(self, actions):
+        observations, *others = super().step(actions)
+        return {agent: row[:1] for agent, row in observations.items()}, *others
+
+
+class Speaking(relay_v0.Relay):
+    def observation_space(self, agent):
+        return spaces.Text(4)
+
+
+class Nobody(relay_v0.Relay):
+    def __init__(self):
+        super().__init__()
+        self.possible_agents = []
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Altered, ["observation spaces", "first has Box(0.0, 2.0, (2,)", "second has Box", "(3,)"]),
+        (OtherActions, ["action spaces", "first has Discrete(2), second has Discrete(3)"]),
+        (Speaking, ["cannot be learned", "Text"]),
+        (Nobody, ["possible_agents names nobody"]),
+        (lambda: 1 / 0, ["cannot be made: ZeroDivisionError"]),
+    ],
+)
+def test_environments_that_cannot_be_used(monkeypatch, kind, words):
+    monkeypatch.setattr(relay_v0, "parallel_env", kind)
+    with pytest.raises(SimulatorError) as caught:
+        describe(Environment(RELAY))
+    assert caught.value.kind == "environment"
+    assert RELAY in str(caught.value) and all(w in str(caught.value) for w in words), caught.value
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "failure", "words"),
+    [
+        (Latecomer, 2, "invalid", "after step, first plays, which ended before"),
+        (Absent, 0, "invalid", "reset returned no observation of second"),
+        (Lost, 3, "invalid", "step returned no reward of second"),
+        (Broken, 3, "simulator", "step raised ValueError: on purpose"),
+        (Nan, 3, "invalid", "observation: step returned NaN or infinity"),
+        (Wrong, 0, "invalid", "observation: step returned shape (1,)"),
+    ],
+)
+def test_what_an_environment_does_wrong_is_named(monkeypatch, kind, step, failure, words):
+    monkeypatch.setattr(relay_v0, "parallel_env", kind)
+    simulator, snapshot, request = game(RELAY)
+    answer = collect_episodes(snapshot, request([6, 8]), simulator)
+    assert isinstance(answer, CollectFailure)
+    assert (answer.kind, answer.index, answer.step) == (failure, 6, step)
+    assert answer.seed == episode_randomness(3, 2, 6)[0]
+    assert words in answer.message
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        ("pettingzoo.sisl.multiwalkers_v9", "no module .*nearest names: multiwalker_v9"),
+        ("pettingzoo.sisl.multiwalker_v8", "no module .*nearest names: multiwalker_v9"),
+        ("pettingzoo.nothing.here_v1", "there is no module pettingzoo.nothing"),
+        ("no_such_module.thing_v0", "module 'no_such_module' .* is not found"),
+        ("tests.agents.empty_v0", "has no function parallel_env, nor env"),
+        ("tests.agents.single_v0", r"env\(\) returned a CartPoleEnv, which is no AECEnv"),
+    ],
+)
+def test_names_that_lead_nowhere(monkeypatch, env_id, words):
+    for name, content in (("empty", {}), ("single", {"env": _single})):
+        module = type(sys)(f"tests.agents.{name}_v0")
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(SimulatorError, match=words) as caught:
+        describe(Environment(env_id))
+    assert caught.value.kind == "environment" and env_id in str(caught.value)
+
+
+def _single():
+    return gymnasium.make("CartPole-v1").unwrapped
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("pettingzoo", "needs the package pettingzoo, which is not installed"),
+        ("pygame", "needs a package that is not installed: No module named 'pygame'"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch, missing, words):
+    real = builtins.__import__
+
+    def imported(name, *arguments, **options):
+        if name.partition(".")[0] == missing:
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+        return real(name, *arguments, **options)
+
+    monkeypatch.delitem(sys.modules, RAGGED)
+    monkeypatch.setattr(builtins, "__import__", imported)
+    if missing == "pygame":
+        monkeypatch.setattr(relay_v0, "parallel_env", lambda: __import__("pygame"))
+    with pytest.raises(SimulatorError, match=words) as caught:
+        describe(Environment(RAGGED if missing == "pettingzoo" else RELAY))
+    assert "uv run --group agents main.py" in str(caught.value)
+
+
+def test_flags_that_do_not_fit():
+    with pytest.raises(SimulatorError, match=r"--agent-number: CartPole-v1 is .* one agent"):
+        describe(Environment("CartPole-v1", agent_number=True))
+    with pytest.raises(SimulatorError, match=r"--simulator fast is not possible.*several agents"):
+        choose_simulator(Environment(RELAY, simulator="fast"))
+
+
+def test_requests_and_answers_say_how_many_agents_play():
+    simulator, snapshot, request = game(RELAY, number=True)
+    asked = request([2, 5])
+    assert codec.decode_request(codec.encode_request(asked)) == asked
+    episodes = collect_episodes(snapshot, asked, simulator)
+    answer = codec.encode_episodes(episodes, asked)
+    assert_same_episodes(codec.decode_result(answer, asked), episodes)
+    with pytest.raises(WireError, match="not the episodes that were asked for"):
+        codec.decode_result(answer, replace(asked, agents=1, indices=(2, 5)))
+    for other in (replace(asked, agents=1), replace(asked, agents=3)):
+        failure = collect_episodes(snapshot, other, simulator)
+        assert failure.kind == "garbled" and "this environment has 2" in failure.message
+    cart_pole = request_for("CartPole-v1", (0,))
+    failure = collect_episodes(
+        random_snapshot(4, 2, False), replace(cart_pole, agents=2), plain("CartPole-v1")
+    )
+    assert failure.kind == "garbled" and "2 agents are asked for" in failure.message
+
+
+def test_the_messages_of_one_agent_are_what_they_were():
+    request = request_for("CartPole-v1", (0,))
+    for message in (codec.encode_request(request), codec.encode_describe(request.environment)):
+        assert b"agent" not in message
+    _, spec = describe(Environment("CartPole-v1"))
+    assert "agents" not in codec.spec_data(spec)
+
+
+def test_a_description_names_the_agents():
+    simulator, spec = describe(Environment(RAGGED, 6, agent_number=True))
+    assert isinstance(simulator, AgentsSimulator)
+    assert spec.agents == ("7", "b", "('c', 1)") and spec.agent_count == 3
+    assert spec.observation_dim == 3 + 3 and spec.time_limit == 6
+    assert codec.decode_description(codec.encode_description(spec)) == spec
+    for agents in (("a", "a"), ("a", "b", "a")):
+        data = codec.spec_data(spec) | {"agents": list(agents)}
+        with pytest.raises(WireError, match="agents"):
+            codec.read_spec(data)
+
+
+def test_more_agents_than_slots_play_one_environment_at_a_time(monkeypatch):
+    many = list(range(70))
+
+    class Crowd(ragged_v0.Ragged):
+        def __init__(self):
+            self.possible_agents = many
+
+        def reset(self, seed=None, options=None):
+            self.random, _ = gymnasium.utils.seeding.np_random(seed)
+            self.agents = list(many)
+            self.lengths = {a: 1 + a % 4 for a in many}
+            self.terminates = {a: a % 2 for a in many}
+            self.sum, self.number = np.zeros(2), 0
+            return self._observations(), {}
+
+    monkeypatch.setattr(ragged_v0, "parallel_env", Crowd)
+    simulator, snapshot, request = game(RAGGED)
+    assert simulator.slots == 72
+    asked = request([1, 5])
+    episodes = collect_episodes(snapshot, asked, simulator)
+    assert_played_plainly(episodes, [1, 5], Crowd(), snapshot, asked)

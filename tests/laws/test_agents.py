@@ -1,0 +1,229 @@
+"""Whole runs with several agents: what is learned and reported, and the same bytes wherever they
+collect, whoever dies, and however often they stop."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
+
+from PIL import Image, ImageSequence
+
+from flame_rl import Trainer
+from flame_rl.run.evaluation import bootstrap_interval
+from flame_rl.run.iteration import training_request
+from flame_rl.run.results import Totals
+from tests.flame_fixtures import run as run_on
+from tests.helpers import ROOT, run_here
+from tests.learners import make_config
+from tests.runs import assert_same_run
+
+RELAY, RAGGED = "tests.agents.relay_v0", "tests.agents.ragged_v0"
+QUICK = {
+    "iterations": 30,
+    "steps_per_iter": None,
+    "episodes_per_iter": 20,
+    "hidden_sizes": (16,),
+    "learning_rate": 0.02,
+    "value_learning_rate": 0.02,
+    "minibatches": 2,
+    "max_kl": 1.0,
+    "gamma": 0.5,
+    "warm_up_steps": 0,
+    "batch_size": 32,
+    "updates_per_step": 0.3,
+    "epsilon_steps": 1000,
+    "epsilon_end": 0.0,
+    "capacity": 5_000,
+    "workers": 0,
+    "local": True,
+}
+
+
+def slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", slow("ppo"), "dqn"])
+@pytest.mark.parametrize(("number", "best"), [(True, 3.5), (False, 2.5)])
+def test_the_best_return_is_found_with_and_without_a_number(algorithm, number, best):
+    config = make_config(RELAY, algorithm=algorithm, agent_number=number, **QUICK)
+    with Trainer(config) as trainer:
+        *_, last = trainer
+        evaluation = trainer.evaluate(episodes=10)
+    assert evaluation.reward_mean == best and evaluation.episodes == 20
+    assert evaluation.length_mean == 3.5 and last.length_mean == 3.5
+    if number:
+        assert (evaluation.reward_min, evaluation.reward_max) == (2, 5)
+    assert last.episodes == 30 * 20 * 2 and last.env_steps == 30 * 20 * 7
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", slow("ppo")])
+def test_one_agents_end_has_no_value_and_anothers_time_limit_has(algorithm):
+    options = QUICK | {"value_epochs": 10, "iterations": 40}
+    config = make_config(RELAY, algorithm=algorithm, agent_number=True, **options)
+    with Trainer(config) as trainer:
+        for _ in trainer:
+            pass
+        # A bit, the step, and the agent's number.
+        rows = [[b, n, *who] for who, n in (((1, 0), 0), ((1, 0), 1), ((0, 1), 2)) for b in (0, 1)]
+        with torch.no_grad():
+            values = trainer.learner.parts["value"](torch.tensor(rows, dtype=torch.float32))
+    assert values.flatten().tolist() == pytest.approx([1.5, 1.5, 1, 1, 2, 2], abs=0.2)
+
+
+def test_an_iteration_has_whole_groups_of_about_so_many_steps():
+    config = make_config(RELAY, **QUICK | {"steps_per_iter": 70})
+    with Trainer(config) as trainer:
+        request = training_request(config, trainer.spec, Totals(1, 16, 56, 3.5), 0)
+        assert request.indices == tuple(range(10)) and request.agents == 2
+        assert [trainer.train().env_steps for _ in range(2)] == [8 * 7, 8 * 7 + 70]
+
+
+def test_agents_that_play_together_are_one_sample_of_an_evaluation():
+    with Trainer(make_config(RAGGED, **QUICK)) as trainer:
+        request = trainer.evaluation_request(9, False, 4)
+        evaluation = trainer.evaluate(9, seed=4)
+        episodes = trainer._backend.collect(trainer.learner.snapshot(), request).episodes
+    returns = np.array([episode.rewards.sum() for episode in episodes])
+    low, high = bootstrap_interval(np.array([returns[i : i + 3].mean() for i in range(0, 27, 3)]))
+    assert (evaluation.reward_low, evaluation.reward_high) == (low, high)
+    assert evaluation.reward_mean == pytest.approx(returns.mean())
+
+
+def train(folder: Path, *words: str, environment: dict[str, str] | None = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    done = run_here(*words, cwd=folder, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+SMALL = ("--iterations", "4", "--hidden-sizes", "8", "--checkpoint-every", "1", "--local")
+# Otherwise the first half of a run depends on its length.
+STEADY = ("--learning-rate-decay", "False")
+PPO = (
+    *("--env", RAGGED, "--algorithm", "ppo", "--steps-per-iter", "300", *STEADY),
+    *("--reward-parts", "left"),
+)
+SAC = (
+    *("--env", RAGGED, "--algorithm", "sac", "--steps-per-iter", "100", "--warm-up-steps", "150"),
+    *("--updates-per-step", "0.1", "--batch-size", "8", "--agent-number"),
+)
+DQN = (
+    *("--env", RELAY, "--algorithm", "dqn", "--steps-per-iter", "60", "--warm-up-steps", "60"),
+    *("--updates-per-step", "0.2", "--batch-size", "8", "--evaluate-every", "2"),
+)
+MEMORY = (
+    *("--env", RAGGED, "--algorithm", "a2c", "--episodes-per-iter", "13", *STEADY),
+    *("--memory", "gru"),
+)
+
+
+@pytest.mark.parametrize(
+    "flags", [PPO, slow(SAC), DQN, slow(MEMORY)], ids=["ppo", "sac", "dqn", "memory"]
+)
+def test_workers_and_stops_change_no_byte(flags, tmp_path):
+    whole = train(tmp_path / "whole", *flags, *SMALL, "--workers", "0", "--output", "run")
+    words = (*flags, *SMALL, "--workers", "2", "--output", "run")
+    stopped = train(tmp_path / "stopped", *words, "--iterations", "2")
+    train(tmp_path / "stopped", "--resume", "run", "--iterations", "4")
+    assert_same_run(stopped, whole)
+    saved = json.loads((whole / "config.json").read_text())["experiment"]
+    assert saved["agent_number"] == (flags is SAC)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "algorithm"),
+    [("pettingzoo.sisl.multiwalker_v9", "sac"), ("mpe2.simple_spread_v3", "dqn")],
+)
+def test_pettingzoos_own_environments_have_the_same_bytes(env, algorithm, tmp_path):
+    pytest.importorskip(env, reason="uv run --group agents pytest", exc_type=ImportError)
+    flags = ("--env", env, "--algorithm", algorithm, "--steps-per-iter", "300", *SMALL)
+    flags += ("--warm-up-steps", "400", "--updates-per-step", "0.1", "--agent-number")
+    flags += ("--max-episode-steps", "60", "--evaluate-every", "2", "--output", "run")
+    whole = train(tmp_path / "whole", *flags, "--workers", "0")
+    stopped = train(tmp_path / "stopped", *flags, "--workers", "3", "--iterations", "2")
+    train(tmp_path / "stopped", "--resume", "run", "--iterations", "4")
+    assert_same_run(stopped, whole)
+
+
+@pytest.mark.parametrize("workers", [slow("1"), "3"])
+def test_an_overlapped_run_and_a_killed_worker_change_no_byte(workers, tmp_path):
+    """One worker dies in the midst of an environment's episode, when one agent has ended."""
+    flags = ("--env", RELAY, "--algorithm", "ppo", "--episodes-per-iter", "11", *SMALL)
+    flags += ("--output", "run", "--overlap", "True")
+    whole = train(tmp_path / "whole", *flags, "--workers", "2")
+    marker = tmp_path / "died"
+    again = train(
+        tmp_path / "again", *flags, "--workers", workers, environment={"RELAY_DIES": str(marker)}
+    )
+    assert marker.exists()
+    assert_same_run(again, whole)
+    with (again / "timing.csv").open() as file:
+        assert sum(int(row["retries"]) for row in csv.DictReader(file)) == 1
+
+
+def test_flame_gives_the_same_bytes(memory, project, local, tmp_path):
+    """A module of the user's own, which imports PettingZoo, as its executors must."""
+    shutil.copy(ROOT / "tests" / "agents" / "relay_v0.py", project)
+    flags = ("--env", "relay_v0", "--algorithm", "dqn", "--steps-per-iter", "80", *SMALL[:4])
+    flags += ("--warm-up-steps", "80", "--updates-per-step", "0.2", "--agent-number")
+    finished = run_on(project, tmp_path, memory.environment, *flags)
+    assert finished.code == 0, finished.err
+    assert "using Flame Runner" in finished.out and finished.err == ""
+    assert "Agents: 2, with an episode and a reward each" in finished.out
+    assert finished.metrics == local(*flags)
+    assert "relay_v0.py" in memory.memory.uploaded_package()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    train(folder, "--env", RELAY, *SMALL, "--workers", "0", "--output", "run")
+    return folder
+
+
+def test_a_film_shows_each_step_once_and_each_agent_is_reported(trained):
+    done = run_here("watch", "run", "--video", "film.gif", "--episodes", "2", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    for place, (index, agent, length) in enumerate(
+        [(0, "first", 2), (0, "second", 5), (1, "first", 2), (1, "second", 5)]
+    ):
+        assert lines[place].startswith(f"Episode {index}, {agent}: reward "), lines
+        assert lines[place].endswith(f" in {length} steps")
+    with Image.open(trained / "film.gif") as film:
+        shades = [np.asarray(p.convert("RGB"))[3, 3, 0] for p in ImageSequence.Iterator(film)]
+    assert shades == 2 * [0, 50, 100, 150, 200, 250]
+
+
+def test_one_episode_can_be_evaluated_and_played_again(trained):
+    words = ("evaluate", "run", "--episodes", "3", "--json", "--local", "--workers")
+    found = [run_here(*words, workers, cwd=trained).stdout for workers in ("0", "2")]
+    assert found[0] == found[1] and json.loads(found[0])["episodes"] == 6
+    done = run_here("--resume", "run", "--iterations", "5", "--reproduce", "3", cwd=trained)
+    assert done.returncode == 0, done.stderr
+    assert [line.split(" in ")[1] for line in done.stdout.splitlines() if "Reward" in line] == [
+        *("2 steps; nothing failed.", "5 steps; nothing failed.")
+    ]
+
+
+def test_what_cannot_be_is_refused(tmp_path):
+    for words, text in (
+        (("--env", "cartpole", "--agent-number"), "--agent-number: CartPole-v1"),
+        (
+            ("--env", "tests.agents.relai_v3"),
+            "no module tests.agents.relai_v3; nearest names: relay",
+        ),
+        (("--env", RELAY, "--simulator", "fast"), "several agents, and no fast twin"),
+    ):
+        done = run_here(*words, "--local", "--workers", "1", cwd=tmp_path)
+        assert done.returncode == 2 and text in done.stderr, done.stderr
