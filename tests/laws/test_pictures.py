@@ -26,6 +26,8 @@ RUNS = [
     pytest.param({"algorithm": "ppo"}, id="ppo"),
     pytest.param({"algorithm": "ppo", "overlap": True, "memory": "gru"}, id="ppo with memory"),
     pytest.param({"algorithm": "dqn", "n_step": 3, "prioritized": True}, id="dqn"),
+    pytest.param({"algorithm": "ppo", "frame_stack": 3}, id="stacked frames"),
+    pytest.param({"algorithm": "dqn", "frame_stack": 3}, id="dqn with stacked frames"),
 ]
 
 
