@@ -67,6 +67,22 @@ class Convolution(nn.Conv2d):
         return Layer("convolution", arrays)
 
 
+class FrameStack(nn.Module):
+    """The last observations side by side, number by number: those of a picture's place become its
+    channels. [..., count, D] -> [..., D * count]. The actors' layer gets one observation at a time,
+    and keeps those before it."""
+
+    def __init__(self, observation_dim: int, count: int) -> None:
+        super().__init__()
+        self.size = observation_dim, count
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return observations.transpose(-1, -2).flatten(-2)
+
+    def layer(self) -> Layer:
+        return Layer("frames", {"size": np.array(self.size, np.int32)})
+
+
 class Activation(nn.Module):
     """An activation by its name, which is the same in torch.nn.functional and for the actors."""
 
@@ -170,12 +186,15 @@ def picture_size(spec: EnvironmentSpec) -> tuple[int, int, int] | None:
     return rows, columns, math.prod(channels)
 
 
-def picture_layers(spec: EnvironmentSpec, activation: str) -> tuple[list[nn.Module], int]:
+def picture_layers(
+    spec: EnvironmentSpec, activation: str, frames: int = 1
+) -> tuple[list[nn.Module], int]:
     """The layers that a network begins with, and the width of their output: convolutions where
-    observations are pictures, otherwise none."""
+    observations are pictures, otherwise none. `frames` is as in `make_frames`."""
     size = picture_size(spec)
     if size is None:
-        return [], spec.observation_dim
+        return [], spec.observation_dim * frames
+    size = (*size[:2], size[2] * frames)
     small = min(size[:2]) < _LEAST_OF_LARGE
     layers: list[nn.Module] = []
     for filters, width, stride in SMALL_PICTURES if small else LARGE_PICTURES:
@@ -201,7 +220,7 @@ def make_network(
         output_gain: as in `mlp`.
     """
     experiment = config.experiment
-    layers, inputs = picture_layers(spec, experiment.activation)
+    layers, inputs = picture_layers(spec, experiment.activation, experiment.frame_stack)
     for layer in layers[::2]:
         initialize(layer, math.sqrt(2))
     if experiment.memory == "none":
@@ -263,10 +282,14 @@ def uniform_mlp(sizes: tuple[int, ...], activation: str, layer_norm: bool = Fals
 
 
 def uniform_network(
-    spec: EnvironmentSpec, outputs: int, hidden_sizes: tuple[int, ...], activation: str
+    spec: EnvironmentSpec,
+    outputs: int,
+    hidden_sizes: tuple[int, ...],
+    activation: str,
+    frames: int = 1,
 ) -> nn.Sequential:
     """As `uniform_mlp`, after convolutions where observations are pictures."""
-    layers, inputs = picture_layers(spec, activation)
+    layers, inputs = picture_layers(spec, activation, frames)
     return nn.Sequential(*layers, *uniform_mlp((inputs, *hidden_sizes, outputs), activation))
 
 
@@ -275,22 +298,27 @@ class ObservationNormalizer(nn.Module):
 
     It is part of the network, so that a policy is always used with the statistics it was trained
     with. The learner sets these from all observations that it has seen.
+
+    Attributes:
+        observation_dim: D.
     """
 
     limit = OBSERVATION_CLIP
 
-    def __init__(self, observation_dim: int) -> None:
+    def __init__(self, observation_dim: int, frames: int = 1) -> None:
+        """`frames` is k, as in `make_frames`."""
         super().__init__()
-        self.register_buffer("mean", torch.zeros(observation_dim))
-        self.register_buffer("std", torch.ones(observation_dim))
+        self.observation_dim, self._frames = observation_dim, frames
+        self.register_buffer("mean", torch.zeros(observation_dim * frames))
+        self.register_buffer("std", torch.ones(observation_dim * frames))
 
     def set(self, mean: np.ndarray, std: np.ndarray) -> None:
         """Set the statistics of observations, both float64 [D]."""
-        self.mean.copy_(torch.from_numpy(mean))
-        self.std.copy_(torch.from_numpy(std))
+        self.mean.copy_(torch.from_numpy(mean.repeat(self._frames)))
+        self.std.copy_(torch.from_numpy(std.repeat(self._frames)))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """float32 [B, D] -> [B, D]."""
+        """float32 [B, D * k] -> [B, D * k]."""
         return ((observation - self.mean) / self.std).clamp(-self.limit, self.limit)
 
     def layer(self) -> Layer:
@@ -318,13 +346,17 @@ class DiscretePolicy(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
+        count = config.experiment.frame_stack
+        self.frames = make_frames(spec, count)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations, count)
         self.network = make_network(spec, spec.action_dim, config, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> Categorical:
         """The distribution over actions: observation float32 [B, D] -> logits [B, actions]. Here
         and in what follows B may be two dimensions, time steps and episodes."""
-        return Categorical(logits=self.network(self.normalizer(observation)), validate_args=False)
+        return Categorical(
+            logits=self.network(self.normalizer(self.frames(observation))), validate_args=False
+        )
 
     def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the actions, and entropies: float32 [B, D] and int64 [B] -> two of
@@ -334,7 +366,7 @@ class DiscretePolicy(nn.Module):
 
     def snapshot(self, version: int) -> PolicySnapshot:
         """The layers for the actors."""
-        layers = layers_of(self.normalizer, self.network)
+        layers = layers_of(self.frames, self.normalizer, self.network)
         return PolicySnapshot(version, layers, Layer("categorical", {}))
 
 
@@ -345,12 +377,14 @@ class FactoredPolicy(nn.Module):
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
         self.choices = spec.choices
-        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
+        count = config.experiment.frame_stack
+        self.frames = make_frames(spec, count)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations, count)
         self.network = make_network(spec, spec.action_dim, config, output_gain=0.01)
 
     def forward(self, observation: Tensor) -> list[Categorical]:
         """The distribution of each factor: observation float32 [B, D] -> logits [B, choices]."""
-        logits = self.network(self.normalizer(observation))
+        logits = self.network(self.normalizer(self.frames(observation)))
         return [
             Categorical(logits=part, validate_args=False)
             for part in logits.split(self.choices, dim=-1)
@@ -366,7 +400,7 @@ class FactoredPolicy(nn.Module):
 
     def snapshot(self, version: int) -> PolicySnapshot:
         """The layers for the actors."""
-        layers = layers_of(self.normalizer, self.network)
+        layers = layers_of(self.frames, self.normalizer, self.network)
         head = Layer("factored", {"choices": np.array(self.choices, np.int32)})
         return PolicySnapshot(version, layers, head)
 
@@ -378,21 +412,23 @@ class ContinuousPolicy(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
+        count = config.experiment.frame_stack
+        self.frames = make_frames(spec, count)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations, count)
         self.network = make_network(spec, spec.action_dim, config, output_gain=0.01)
         start = torch.full((spec.action_dim,), config.algorithm.initial_log_std)
         self.log_std = nn.Parameter(start)
 
     def forward(self, observation: Tensor) -> Normal:
         """The distribution over actions: observation float32 [B, D] -> mean [B, A]."""
-        mean = self.network(self.normalizer(observation))
+        mean = self.network(self.normalizer(self.frames(observation)))
         return Normal(mean, self.log_std.exp(), validate_args=False)
 
     def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the actions, and entropies: float32 [B, D] and [B, A] -> two of
         float32 [B]."""
         # Normal's own methods compute the same in three times as many operations.
-        mean = self.network(self.normalizer(observation))
+        mean = self.network(self.normalizer(self.frames(observation)))
         squares = ((action - mean) * torch.exp(-self.log_std)).square().sum(-1)
         normalization = self.log_std.sum() + 0.5 * math.log(2 * math.pi) * action.shape[-1]
         entropy = normalization + 0.5 * action.shape[-1]
@@ -400,7 +436,7 @@ class ContinuousPolicy(nn.Module):
 
     def snapshot(self, version: int) -> PolicySnapshot:
         """The layers for the actors."""
-        layers = layers_of(self.normalizer, self.network)
+        layers = layers_of(self.frames, self.normalizer, self.network)
         return PolicySnapshot(
             version, layers, Layer("gaussian", {"log_std": array_of(self.log_std)})
         )
@@ -411,7 +447,9 @@ class ValueNetwork(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations)
+        count = config.experiment.frame_stack
+        self.frames = make_frames(spec, count)
+        self.normalizer = make_normalizer(spec, config.algorithm.normalize_observations, count)
         self.network = make_network(spec, 1, config, output_gain=1.0)
         # The size of returns, set by the learner: the layers work near 1, in any unit of reward.
         # Before the first update nothing is known, and every value is 0.
@@ -419,7 +457,7 @@ class ValueNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [B, D] -> [B], in units of reward."""
-        return self.network(self.normalizer(observation)).squeeze(-1) * self.scale
+        return self.network(self.normalizer(self.frames(observation))).squeeze(-1) * self.scale
 
 
 class ActionValueNetwork(nn.Module):
@@ -440,6 +478,7 @@ class ActionValueNetwork(nn.Module):
         dueling: bool = False,
         quantiles: int = 1,
         support: np.ndarray | None = None,
+        frames: int = 1,
     ) -> None:
         """
         Args:
@@ -449,6 +488,7 @@ class ActionValueNetwork(nn.Module):
             quantiles: Z, the quantiles of each return; 1: the network predicts its mean.
             support: float [Z], the atoms of C51, whose logits the network gives; None: it gives
                 quantiles.
+            frames: as in `make_frames`.
 
         Raises:
             ValueError: both quantiles and a support.
@@ -461,12 +501,13 @@ class ActionValueNetwork(nn.Module):
         self.atoms = quantiles if support is None else len(support)
         self.normalizer = make_normalizer(spec)
         outputs = (spec.action_dim + dueling) * self.atoms
-        self.network = uniform_network(spec, outputs, hidden_sizes, activation)
+        self.frames = make_frames(spec, frames)
+        self.network = uniform_network(spec, outputs, hidden_sizes, activation, frames)
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [B, D] -> [B, A * Z], action by action; of a duelling network
         [B, (1 + A) * Z], the state's part first."""
-        return self.network(self.normalizer(observation))
+        return self.network(self.normalizer(self.frames(observation)))
 
     def snapshot(self, version: int, epsilon: float, repeat: float = 0.0) -> PolicySnapshot:
         """The layers for the actors. Their output is Q, [B, A], or with C51 logits, [B, A * Z]:
@@ -477,7 +518,7 @@ class ActionValueNetwork(nn.Module):
             epsilon: the probability of a uniformly random action.
             repeat: the probability that a step repeats the exploration of the step before.
         """
-        *layers, last = layers_of(self.normalizer, self.network)
+        *layers, last = layers_of(self.frames, self.normalizer, self.network)
         arrays = {
             "weight": self._of_actions(last.arrays["weight"]),
             "bias": self._of_actions(last.arrays["bias"][None])[0],
@@ -505,16 +546,17 @@ class RecurrentValueNetwork(nn.Module):
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
+        self.frames = make_frames(spec, config.experiment.frame_stack)
         self.normalizer = make_normalizer(spec)
         self.network = make_network(spec, spec.action_dim, config, output_gain=0.1)
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [T, D] or, of S sequences side by side, [T, S, D] -> [T, A] or [T, S, A]."""
-        return self.network(self.normalizer(observation))
+        return self.network(self.normalizer(self.frames(observation)))
 
     def snapshot(self, version: int, epsilon: float) -> PolicySnapshot:
         """The layers for the actors; `epsilon` is the probability of a uniformly random action."""
-        layers = layers_of(self.normalizer, self.network)
+        layers = layers_of(self.frames, self.normalizer, self.network)
         return PolicySnapshot(version, layers, epsilon_greedy(epsilon))
 
 
@@ -523,15 +565,29 @@ class SuccessorNetwork(nn.Module):
     flame_rl/learner/algorithms/successor.py."""
 
     def __init__(
-        self, spec: EnvironmentSpec, hidden_sizes: tuple[int, ...], activation: str, parts: int
+        self,
+        spec: EnvironmentSpec,
+        hidden_sizes: tuple[int, ...],
+        activation: str,
+        parts: int,
+        frames: int = 1,
     ) -> None:
+        """
+        Args:
+            spec: its actions are a Discrete.
+            hidden_sizes, activation: of the layers between observation and output.
+            parts: P.
+            frames: as in `make_frames`.
+        """
         super().__init__()
+        self.frames = make_frames(spec, frames)
         self.normalizer = make_normalizer(spec)
-        self.network = uniform_network(spec, spec.action_dim * parts, hidden_sizes, activation)
+        outputs = spec.action_dim * parts
+        self.network = uniform_network(spec, outputs, hidden_sizes, activation, frames)
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [B, D] -> [B, A * P], action by action."""
-        return self.network(self.normalizer(observation))
+        return self.network(self.normalizer(self.frames(observation)))
 
     def snapshot(self, version: int, epsilon: float, weights: np.ndarray) -> PolicySnapshot:
         """The layers for the actors. Their output is Q, [B, A]: a weighted sum is linear, so the
@@ -542,7 +598,7 @@ class SuccessorNetwork(nn.Module):
             epsilon: the probability of a uniformly random action.
             weights: of the parts, [P].
         """
-        *layers, last = layers_of(self.normalizer, self.network)
+        *layers, last = layers_of(self.frames, self.normalizer, self.network)
         arrays = {
             name: array.reshape(*array.shape[:-1], -1, len(weights)) @ weights
             for name, array in last.arrays.items()
@@ -639,12 +695,18 @@ def epsilon_greedy(epsilon: float, repeat: float = 0.0) -> Layer:
     return Layer("epsilon_greedy", {n: np.array([x], np.float32) for n, x in numbers.items()})
 
 
-def make_normalizer(spec: EnvironmentSpec, normalizes: bool = False) -> nn.Module:
+def make_frames(spec: EnvironmentSpec, frames: int) -> nn.Module:
+    """A `FrameStack` of so many observations, as `--frame-stack` says; of one the identity. With
+    it, observations of a network are [..., frames, D] and not [..., D]."""
+    return nn.Identity() if frames == 1 else FrameStack(spec.observation_dim, frames)
+
+
+def make_normalizer(spec: EnvironmentSpec, normalizes: bool = False, frames: int = 1) -> nn.Module:
     """A `Scaling` of observations of one byte; of others an `ObservationNormalizer` if
     `--normalize-observations` is set, else the identity."""
     if observation_dtype(spec.observation_space) == "uint8":
         return Scaling(spec.observation_space)
-    return ObservationNormalizer(spec.observation_dim) if normalizes else nn.Identity()
+    return ObservationNormalizer(spec.observation_dim, frames) if normalizes else nn.Identity()
 
 
 Policy = DiscretePolicy | FactoredPolicy | ContinuousPolicy

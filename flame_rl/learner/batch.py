@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flame_rl.learner.frames import Stacks
 from flame_rl.learner.returns import step_rows, time_steps
 from flame_rl.wire.messages import Episodes
 
@@ -22,6 +23,7 @@ class Batch:
         terminated: bool [E]; an episode that did not terminate was cut and would have gone on.
         time: int64 [N], the time step of each step in its episode, where a network remembers and
             episodes must stay whole; else None.
+        frames: k, how many observations are one input of the networks.
         log_probs: log-probabilities of the actions by the policy before the update, float32 [N];
             None until that policy has been asked.
         weights: float64 [N], how much each step counts, from 0 to 1, where an older policy
@@ -35,10 +37,11 @@ class Batch:
     lengths: np.ndarray
     terminated: np.ndarray
     time: np.ndarray | None = None
+    frames: int = 1
     log_probs: np.ndarray | None = None
     weights: np.ndarray | None = None
-    policy_inputs: np.ndarray | None = None
-    value_inputs: np.ndarray | None = None
+    policy_inputs: np.ndarray | Stacks | None = None
+    value_inputs: np.ndarray | Stacks | None = None
 
     @property
     def steps(self) -> int:
@@ -51,6 +54,14 @@ class Batch:
         return self.columns["observations"]
 
     @property
+    def seen(self) -> np.ndarray | Stacks:
+        """What networks see at each observation: [N + E, D], or what stands for [N + E, k, D]."""
+        if self.frames == 1:
+            return self.observations
+        rows = np.arange(len(self.observations))
+        return Stacks(self.observations, time_steps(self.lengths + 1), rows, self.frames)
+
+    @property
     def actions(self) -> np.ndarray:
         """float32 [N, A]; int32 [N] if discrete, [N, F] of F factors."""
         return self.columns["actions"]
@@ -61,8 +72,9 @@ class Batch:
         return self.columns["rewards"]
 
 
-def make_batch(episodes: Episodes, whole: bool = False) -> Batch:
-    """The episodes as one batch; nothing is copied. `whole` says whether a network remembers."""
+def make_batch(episodes: Episodes, whole: bool = False, frames: int = 1) -> Batch:
+    """The episodes as one batch; nothing is copied. `whole` says whether a network remembers, and
+    `frames` how many observations are one input."""
     return Batch(
         columns=episodes.columns,
         rows=step_rows(episodes.lengths),
@@ -70,4 +82,5 @@ def make_batch(episodes: Episodes, whole: bool = False) -> Batch:
         # An episode that terminates in the last step before its time limit counts as terminated.
         terminated=episodes.terminated,
         time=time_steps(episodes.lengths) if whole else None,
+        frames=frames,
     )

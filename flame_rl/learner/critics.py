@@ -19,6 +19,7 @@ from flame_rl.learner.slices import at_once
 from flame_rl.learner.target import TargetNetwork
 from flame_rl.learner.trained import TrainedNetwork
 from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 
 
@@ -27,8 +28,13 @@ class Critics:
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec, count: int) -> None:
         """Make `count` critics with new weights; `config.algorithm` has layer_norm and
-        value_learning_rate."""
+        value_learning_rate. Raises UsageError for stacked frames."""
         experiment = config.experiment
+        if experiment.frame_stack > 1:
+            raise UsageError(
+                f"--frame-stack: {experiment.frame_stack}, and {config.algorithm_name} learns from "
+                "one observation; leave the flag out, or choose ppo"
+            )
         self._rate = config.algorithm.value_learning_rate
         self._observation_dim = spec.observation_dim
         choose = partial(critic_network, observation_dim=spec.observation_dim)

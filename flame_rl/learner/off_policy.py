@@ -212,7 +212,8 @@ def off_policy(
         min_size_to_sample=max(1, settings.warm_up_steps),
         error_buffer=max(samples_per_insert, settings.batch_size),
     )
-    replay = Replay(spec, (*step_columns(spec), *columns), settings.capacity, alpha)
+    kept = (*step_columns(spec), *columns)
+    replay = Replay(spec, kept, settings.capacity, alpha, config.experiment.frame_stack)
     return OffPolicy(config, inner, replay, limiter, beta, record)
 
 

@@ -41,6 +41,7 @@ class ActorCritic:
     Attributes:
         policy, value: the two networks.
         remembers: whether one of them does, so that batches are of whole episodes.
+        frames: how many observations are one input.
         value_process: trains the value network beside the policy; None where one of them remembers,
             or the value network is not one by hand.
         returns: mean and variance of all returns so far, which the value network's scale follows.
@@ -52,12 +53,13 @@ class ActorCritic:
         self.policy = TrainedNetwork(policy, policy_network)
         self.value = TrainedNetwork(value, value_network)
         self.remembers = self.policy.network.remembers or self.value.network.remembers
+        self.frames = self.policy.network.frames
         by_hand = isinstance(self.value.network, NetworkByHand) and not self.remembers
         self.value_process = ValueProcess(self.value.network) if by_hand else None
         self.returns = RunningMoments(1)
         self.observations = None
         if hasattr(policy.normalizer, "set"):
-            self.observations = RunningMoments(len(policy.normalizer.mean))
+            self.observations = RunningMoments(policy.normalizer.observation_dim)
         # Before the first update nothing is known of returns, whatever their unit.
         value.scale.zero_()
 
@@ -75,9 +77,10 @@ class ActorCritic:
 
     def prepared(self, batch: Batch) -> Batch:
         """The batch with the inputs of both networks, which are one array where they are equal."""
-        of_policy = self.policy.network.prepare(batch.observations)
-        of_value = self.value.network.prepare(batch.observations)
-        if np.array_equal(of_policy, of_value):
+        seen = batch.seen
+        of_policy = self.policy.network.prepare(seen)
+        of_value = self.value.network.prepare(seen)
+        if batch.frames == 1 and np.array_equal(of_policy, of_value):
             of_value = of_policy
         return replace(batch, policy_inputs=of_policy, value_inputs=of_value)
 
@@ -172,7 +175,7 @@ class OnPolicy:
         """Improve the networks with all episodes; see `Algorithm.update`."""
         settings, networks = self.config.algorithm, self.networks
         decay = max(0.0, 1 - progress) if settings.learning_rate_decay else 1.0
-        batch = make_batch(episodes, networks.remembers)
+        batch = make_batch(episodes, networks.remembers, networks.frames)
         # With the normalisation of before, as the policy acted.
         batch = replace(batch, log_probs=log_probs(networks.policy.network, acted(batch)))
         before = copies(networks.policy.module)
@@ -205,9 +208,9 @@ def on_policy(
 
 
 def acted(batch: Batch) -> Samples:
-    """The steps' observations as "inputs", float32 [N, D], not yet prepared for a network, and
+    """What is seen at the steps as "inputs", [N, ...], not yet prepared for a network, and
     "actions"; with "time" where a network remembers."""
-    samples = {"inputs": batch.observations[batch.rows], "actions": batch.actions}
+    samples = {"inputs": batch.seen[batch.rows], "actions": batch.actions}
     return samples if batch.time is None else samples | {"time": batch.time}
 
 

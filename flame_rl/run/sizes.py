@@ -28,13 +28,15 @@ def refuse_what_cannot_fit(config: TrainConfig) -> None:
     """Raise UsageError for more layers than actors take, and for a setting that alone would need
     more memory than this machine has."""
     widths, memory = config.experiment.hidden_sizes, config.experiment.memory != "none"
-    # Each is two layers of a policy, itself and its activation, beside normalisation, memory and
-    # output.
-    most = (MAX_LAYERS - 2 - memory) // 2
+    stacked = config.experiment.frame_stack > 1
+    # Each is two layers of a policy, itself and its activation, beside normalisation, stacked
+    # frames, memory and output.
+    most = (MAX_LAYERS - 2 - stacked - memory) // 2
     if len(widths) > most:
+        beside = [flag("frame_stack")] * stacked + [flag("memory")] * memory
         raise UsageError(
             f"{flag('hidden_sizes')}: {len(widths)} hidden layers, and actors take at most {most}"
-            + (f" beside {flag('memory')}" if memory else "")
+            + (f" beside {' and '.join(beside)}" if beside else "")
         )
     weights = _NETWORKS * sum(inputs * outputs for inputs, outputs in pairwise((1, *widths, 1)))
     recurrent = _NETWORKS * _GATES * config.experiment.memory_size**2 * memory

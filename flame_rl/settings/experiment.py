@@ -73,6 +73,10 @@ class Experiment:
     activation: Literal["tanh", "relu", "silu"] = "tanh"
     """Nonlinearity between the layers."""
 
+    frame_stack: Annotated[int, Within(1, 1000, "from 1 to 1000")] = 1
+    """Observations that every network sees side by side, the latest and those before it; before an
+    episode's first there are zeros. Not for ddpg, td3 and sac."""
+
     memory: Literal["none", "gru", "lstm"] = "none"
     """Recurrent layer of every network, between the hidden layers and the output: what it should do
     may then depend on all observations of the episode so far. For reinforce, a2c and ppo."""

@@ -154,12 +154,13 @@ def test_every_kind_of_layer_gives_the_same_bits_in_any_company(kind, width):
         name: rng.uniform(0.1, 1, [sizes.get(size, size) for size in shape]).astype(np.float32)
         for name, shape in LAYERS[kind].arrays.items()
     }
-    integers = {"size": [sizes["rows"], sizes["columns"]], "stride": [2]}
-    arrays |= {name: np.array(integers[name], np.int32) for name in LAYERS[kind].integers}
     if LAYERS[kind].state is not None:
         # Of both signs, because the gates of a sum of many would all be 1.
         arrays = {name: (array - 0.55) / np.sqrt(width) for name, array in arrays.items()}
         arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    size = [width, 3] if kind == "frames" else [sizes["rows"], sizes["columns"]]
+    integers = {"size": size, "stride": [2]}
+    arrays |= {name: np.array(integers[name], np.int32) for name in LAYERS[kind].integers}
     output = sizes["out"] if any("out" in s for s in LAYERS[kind].arrays.values()) else width
     output = LAYERS[kind].sizes(**arrays).get("out", output)
     weight = rng.standard_normal((width, width)).astype(np.float32)

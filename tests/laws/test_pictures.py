@@ -26,6 +26,10 @@ RUNS = [
     pytest.param({"algorithm": "ppo"}, id="ppo"),
     pytest.param({"algorithm": "ppo", "overlap": True, "memory": "gru"}, id="ppo with memory"),
     pytest.param({"algorithm": "dqn", "n_step": 3, "prioritized": True}, id="dqn"),
+    pytest.param({"algorithm": "ppo", "frame_stack": 3}, id="stacked frames"),
+    pytest.param({"algorithm": "dqn", "frame_stack": 3}, id="dqn with stacked frames"),
+    pytest.param({"algorithm": "successor", "frame_stack": 2}, id="successor, stacked"),
+    pytest.param({"algorithm": "r2d2", "memory": "gru", "frame_stack": 2}, id="r2d2, stacked"),
 ]
 
 

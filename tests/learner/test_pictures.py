@@ -20,20 +20,12 @@ from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import episode_of, together
 from tests.learners import OF_CONTINUOUS_ACTIONS, make_config, make_learner
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 ACTIONS = {
     "categorical": spaces.Discrete(5),
     "factored": spaces.MultiDiscrete([2, 4]),
     "gaussian": spaces.Box(-1, 1, (3,)),
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """As in training; on a busy machine, torch's threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def spec_of(shape: tuple[int, ...], actions: str = "categorical", dtype=np.uint8):

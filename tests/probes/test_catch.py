@@ -44,3 +44,21 @@ def test_the_ball_is_caught(options):
     assert results[0].reward_mean < 0
     assert mean_return(results, 4) > 0.8
     assert "convolution" in {layer.kind for layer in learner.snapshot().layers}
+
+
+DIRECTION = PPO | {"iterations": 15, "episodes_per_iter": 100}
+DIRECTIONS = [
+    pytest.param(DIRECTION, id="ppo"),
+    pytest.param(DQN | {"iterations": 30, "n_step": 1, "epsilon_steps": 600}, id="dqn"),
+]
+
+
+@pytest.mark.parametrize("options", DIRECTIONS)
+def test_two_frames_show_a_direction(options):
+    results, _ = solve("Direction", frame_stack=2, **options)
+    assert mean_return(results, 3) > 0.9
+
+
+def test_one_frame_does_not():
+    results, _ = solve("Direction", **DIRECTION)
+    assert mean_return(results, 10) == pytest.approx(0.5, abs=0.1)

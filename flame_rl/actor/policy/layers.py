@@ -68,6 +68,20 @@ def silu(x: np.ndarray) -> np.ndarray:
     return 0.5 * x * (1.0 + tanh(0.5 * x))
 
 
+def frames(x: np.ndarray, state: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The latest inputs side by side, number by number: those of a picture's place become its
+    channels. The state is the inputs before, [..., inputs, frames - 1], the latest last."""
+    latest = np.concatenate([state, x[..., None]], axis=-1)
+    return latest.reshape(*x.shape[:-1], -1), latest[..., 1:]
+
+
+def _frames_sizes(size: np.ndarray) -> dict[str, int]:
+    inputs, count = size.tolist()
+    if inputs < 1 or count < 2:
+        raise WireError(f"size: {count} frames of {inputs} numbers; at least 2 of 1 are a stack")
+    return {"in": inputs, "out": inputs * count, "before": count - 1}
+
+
 def sigmoid(x: np.ndarray) -> np.ndarray:
     x *= 0.5
     x = tanh(x)
@@ -143,6 +157,8 @@ class LayerKind:
             raises WireError where there are none.
         state: the shape of what the layer remembers of an episode from step to step, in sizes of
             its arrays; None: nothing.
+        bounded: whether the state is only what entered in the last few steps: a learner looks that
+            up, and need not unroll whole episodes.
         dtype: the type in which it computes; None: that of the layer before.
     """
 
@@ -152,6 +168,7 @@ class LayerKind:
     check: Callable[..., None] = lambda **arrays: None
     sizes: Callable[..., dict[str, int]] = lambda **arrays: {}
     state: tuple[str | int, ...] | None = None
+    bounded: bool = False
     dtype: str | None = "float64"
 
 
@@ -164,6 +181,14 @@ LAYERS: dict[str, LayerKind] = {
         {"weight": ("height", "width", "channels", "filters"), "bias": ("filters",)},
         {"size": (2,), "stride": (1,)},
         sizes=convolution_sizes,
+        dtype="float32",
+    ),
+    "frames": LayerKind(
+        frames,
+        integers={"size": (2,)},
+        sizes=_frames_sizes,
+        state=("in", "before"),
+        bounded=True,
         dtype="float32",
     ),
     "tanh": LayerKind(tanh, dtype=None),

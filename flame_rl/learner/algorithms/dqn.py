@@ -59,6 +59,7 @@ class DQN:
             dueling=settings.dueling,
             quantiles=settings.atoms if settings.distribution == "quantiles" else 1,
             support=self._support,
+            frames=config.experiment.frame_stack,
         )
         self._atoms = module.atoms
         self._online = TrainedNetwork(module, raw_network)

@@ -59,7 +59,7 @@ class Impala:
     def record(self, episodes: Episodes) -> Episodes:
         """The episodes with the log-probabilities of their actions; the statistics of observations
         and returns take them in."""
-        batch = make_batch(episodes)
+        batch = make_batch(episodes, frames=self._networks.frames)
         column = log_probs(self._networks.policy.network, acted(batch))
         self._networks.follow_observations(batch.observations)
         cut = np.zeros(len(batch.lengths))

@@ -85,7 +85,7 @@ class R2D2:
         )
         # One sequence after another; what follows the last step is one of its rows.
         rows = {
-            "inputs": observations.reshape(-1, observations.shape[-1]),
+            "inputs": observations.reshape(-1, *observations.shape[2:]),
             "time": np.tile(np.arange(length + 1), count),
         }
         forward = self._online.network.forward(rows)

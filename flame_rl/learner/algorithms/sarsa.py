@@ -42,7 +42,9 @@ class Sarsa:
         experiment, settings = config.experiment, config.algorithm
         self._settings: settings_of.Sarsa = settings
         self._gamma = experiment.gamma
-        module = model.ActionValueNetwork(spec, experiment.hidden_sizes, experiment.activation)
+        module = model.ActionValueNetwork(
+            spec, experiment.hidden_sizes, experiment.activation, frames=experiment.frame_stack
+        )
         self._online = TrainedNetwork(module, raw_network)
         self._target = TargetNetwork(self._online, raw_network)
 

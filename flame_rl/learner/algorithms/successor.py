@@ -69,7 +69,11 @@ class Successor:
         self._gamma = experiment.gamma
         self.weights = np.array(experiment.reward_weights or (1.0,), np.float32)
         module = model.SuccessorNetwork(
-            spec, experiment.hidden_sizes, experiment.activation, parts=len(self.weights)
+            spec,
+            experiment.hidden_sizes,
+            experiment.activation,
+            parts=len(self.weights),
+            frames=experiment.frame_stack,
         )
         self._online = TrainedNetwork(module, raw_network)
         self._target = TargetNetwork(self._online, raw_network)

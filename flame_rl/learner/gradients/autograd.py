@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.actor.policy.layers import LAYERS
+from flame_rl.learner.frames import gathered
 from flame_rl.learner.gradients.network import Samples, Slope
+from flame_rl.wire.messages import Layer
 
 # Computes a module's outputs, [B, ...] each, from the samples as tensors.
 Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
@@ -30,6 +32,7 @@ class AutogradNetwork:
         self._apply = apply
         self._parameters = list(module.parameters())
         self.slice_rows = slice_rows(module, _SLICE_ROWS)
+        self.frames = frames_of(module)
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         return observations
@@ -83,10 +86,20 @@ def tracked(inputs: Tensor) -> Tensor:
 def slice_rows(module: nn.Module, most: int) -> int:
     """How many rows are computed at once: `most`, or fewer where convolutions have so many numbers
     that these would take much memory."""
-    layers = [part.layer() for part in module.modules() if hasattr(part, "layer")]
-    known = [layer for layer in layers if layer.kind in LAYERS]
-    numbers = sum(sum(LAYERS[layer.kind].sizes(**layer.arrays).values()) for layer in known)
+    numbers = sum(sum(LAYERS[layer.kind].sizes(**layer.arrays).values()) for layer in known(module))
     return min(most, max(1, _SLICE_BYTES // (4 * numbers))) if numbers else most
+
+
+def frames_of(module: nn.Module) -> int:
+    """How many observations are one input; see `Network`."""
+    sizes = [layer.arrays["size"] for layer in known(module) if layer.kind == "frames"]
+    return max((int(count) for _, count in sizes), default=1)
+
+
+def known(module: nn.Module) -> list[Layer]:
+    """The layers of the module that actors know."""
+    layers = [part.layer() for part in module.modules() if hasattr(part, "layer")]
+    return [layer for layer in layers if layer.kind in LAYERS]
 
 
 def tensors_of(samples: Samples) -> dict[str, Tensor]:
@@ -94,7 +107,7 @@ def tensors_of(samples: Samples) -> dict[str, Tensor]:
     # In a new thread, products would run on OpenMP's own number of threads until torch is asked for
     # its number.
     torch.get_num_threads()
-    tensors = {name: torch.from_numpy(column) for name, column in samples.items()}
+    tensors = {name: torch.from_numpy(gathered(column)) for name, column in samples.items()}
     return {
         n: t if t.is_floating_point() or t.dtype == torch.uint8 else t.long()
         for n, t in tensors.items()

@@ -34,6 +34,7 @@ class NetworkByHand:
     """
 
     remembers = False
+    frames = 1
 
     def __init__(self, layers: Sequence[Layer], head: Head, moments: Moments | None = None) -> None:
         """

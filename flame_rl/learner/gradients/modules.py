@@ -23,6 +23,8 @@ def network_by_hand(module: nn.Module, head: Head) -> NetworkByHand:
     Raises:
         UnknownLayerError: the module has other layers.
     """
+    if not isinstance(getattr(module, "frames", None), nn.Identity | None):
+        raise UnknownLayerError("stacked frames")
     starts, start = {}, 0
     for parameter in module.parameters():
         starts[parameter], start = start, start + parameter.numel()

@@ -12,9 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-# Columns by name, all of B rows: "inputs", as `Network.prepare` returns them, and what else the
-# network and the loss need. Where rows are steps of sequences, one sequence after another, "time"
-# counts the steps of each from 0; a part of such samples has whole sequences.
+# Columns by name, all of B rows: "inputs", as `Network.prepare` returns them, or `Stacks` of them
+# (flame_rl/learner/frames.py), and what else the network and the loss need. Where rows are steps of
+# sequences, one sequence after another, "time" counts the steps of each from 0; a part of such
+# samples has whole sequences.
 Samples = dict[str, np.ndarray]
 # The derivative of each sample's loss with respect to one of its outputs: an array in the output's
 # shape, or one number for all.
@@ -67,11 +68,13 @@ class Network(Protocol):
 
     Attributes:
         slice_rows: the number of rows that is computed at once for best speed.
-        remembers: whether outputs depend on the steps before, so that samples must be sequences.
+        remembers: whether outputs depend on all steps before, so that samples must be sequences.
+        frames: how many observations, the latest and those before it, are one input.
     """
 
     slice_rows: int
     remembers: bool
+    frames: int
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         """What the network needs of observations, float32 [B, D], as long as its buffers stay."""

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.actor.policy.layers import LAYERS
-from flame_rl.learner.gradients.autograd import Apply, AutogradPass, slice_rows, tensors_of, tracked
+from flame_rl.learner.gradients.autograd import (
+    Apply,
+    AutogradPass,
+    frames_of,
+    known,
+    slice_rows,
+    tensors_of,
+    tracked,
+)
 from flame_rl.learner.gradients.network import Samples
 
 # A slice takes as long as its longest sequence has steps, nearly regardless of how many sequences
@@ -17,9 +25,9 @@ _SLICE_ROWS = 16_384
 
 
 def remembers(module: nn.Module) -> bool:
-    """Whether a layer of the module has a state where it acts."""
-    kinds = [part.layer().kind for part in module.modules() if hasattr(part, "layer")]
-    return any(LAYERS[kind].state is not None for kind in kinds if kind in LAYERS)
+    """Whether a layer of the module remembers the whole episode where it acts."""
+    kinds = [LAYERS[layer.kind] for layer in known(module)]
+    return any(kind.state is not None and not kind.bounded for kind in kinds)
 
 
 class SequenceNetwork:
@@ -36,6 +44,7 @@ class SequenceNetwork:
         self._apply = apply
         self._parameters = list(module.parameters())
         self.slice_rows = slice_rows(module, _SLICE_ROWS)
+        self.frames = frames_of(module)
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         return observations

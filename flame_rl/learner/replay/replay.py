@@ -50,6 +50,7 @@ class Replay:
         columns: Sequence[Column],
         capacity: int,
         alpha: float | None = None,
+        frames: int = 1,
     ) -> None:
         """
         Args:
@@ -57,6 +58,7 @@ class Replay:
             columns: what is kept of every step.
             capacity: in steps.
             alpha: exponent of the priorities; None: steps are drawn uniformly.
+            frames: how many observations are read as one.
 
         Raises:
             UsageError: they do not fit into this machine's memory.
@@ -64,7 +66,7 @@ class Replay:
         needed = bytes_needed(columns, capacity) + (0 if alpha is None else tree_bytes(capacity))
         refuse_what_cannot_fit(spec.env_id, capacity, needed, physical_bytes())
         self.needs = in_words(spec.env_id, capacity, needed)
-        self.store = ReplayStore(columns, capacity)
+        self.store = ReplayStore(columns, capacity, frames)
         self._priorities = None if alpha is None else Prioritized(self.store, alpha)
         self._folder: Path | None = None
         self._source: Path | None = None

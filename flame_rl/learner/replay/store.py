@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flame_rl.learner.frames import stacked_rows
 from flame_rl.learner.returns import step_rows, time_steps
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, Episodes
@@ -32,15 +33,16 @@ class ReplayStore:
         capacity: the most steps of one episode. The last observation of an episode takes the place
             of a step: of episodes of T steps each, capacity * T / (T+1) steps are kept.
         columns: what is kept of every step.
+        frames: k, how many observations are read as one.
         episodes: number of episodes that were ever added.
         steps: number of their steps; the newest has position `steps - 1`.
         first: position of the oldest step that is kept.
     """
 
-    def __init__(self, columns: Sequence[Column], capacity: int) -> None:
+    def __init__(self, columns: Sequence[Column], capacity: int, frames: int = 1) -> None:
         if capacity < 1:
             raise ValueError(f"capacity: {capacity} steps; it must be at least 1")
-        self.capacity, self.columns = capacity, tuple(columns)
+        self.capacity, self.columns, self.frames = capacity, tuple(columns), frames
         self.episodes = self.steps = self.first = 0
         # Lengths of the episodes that are kept, the oldest first.
         self._lengths: deque[int] = deque()
@@ -108,9 +110,13 @@ class ReplayStore:
         """Steps of the episode from each of these on, itself included: at least 1, int32."""
         return self._left.take(positions % self.capacity)
 
-    def read(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+    def read(self, rows: np.ndarray, times: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """The columns of rows, new arrays of shape [*rows.shape, ...]; rows beyond the ring's end
         go on at its beginning.
+
+        With more than one frame, and `times`, integers [*rows.shape], how many observations of its
+        episode are before each row, "observations" are [*rows.shape, k, D], the latest last, and
+        zeros before the episode's first.
 
         Real numbers are float32. "continues", float32, is 0 for the last step of a terminated
         episode and otherwise 1. In the row of an episode's last observation it is 0, and so is all
@@ -125,7 +131,19 @@ class ReplayStore:
             stop = start + math.prod(column.shape)
             read[column.name] = numbers[..., start:stop].reshape(*rows.shape, *column.shape)
             start = stop
+        if self.frames > 1 and times is not None:
+            read["observations"] = self._stacks(rows, times)
         return read | {"continues": numbers[..., -1]}
+
+    def _stacks(self, rows: np.ndarray, times: np.ndarray) -> np.ndarray:
+        earlier, missing = stacked_rows(rows, times, self.frames)
+        apart = self._others.get("observations")
+        if apart is None:
+            stacks = self.read(earlier)["observations"]
+        else:
+            stacks = apart.take(earlier, axis=0, mode="wrap")
+        stacks[missing] = 0
+        return stacks
 
     def _write(self, episodes: Episodes, skipped: int) -> None:
         """Write all episodes but the first `skipped`, whose steps are counted already."""

@@ -3,7 +3,8 @@
 Each returns columns by name with the same first dimension B, the number of positions, and copies
 what it returns. Besides the store's own columns there are "next_observations" and "discounts": the
 factor of the next observation's value, 0 after an end. A time limit is no end: the value of the
-episode's last observation counts.
+episode's last observation counts. Of a store with k frames, observations have a dimension k before
+D.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def transitions(
     Raises:
         ValueError: a position that the store does not keep.
     """
-    rows = store.rows(positions)
-    read = store.read(rows[:, None] + np.arange(2))
+    rows, steps = store.rows(positions), np.arange(2)
+    read = store.read(rows[:, None] + steps, store.times(positions)[:, None] + steps)
     columns = {name: column[:, 0] for name, column in read.items()}
     columns["next_observations"] = read["observations"][:, 1]
     columns["discounts"] = columns.pop("continues") * np.float32(discount)
@@ -49,7 +50,8 @@ def n_step(
     """
     rows, count = store.rows(positions), np.minimum(store.left(positions), n)
     # An episode that ends before is followed by its last row, whose reward is 0.
-    read = store.read(rows[:, None] + np.minimum(np.arange(n + 1), count[:, None]))
+    steps = np.minimum(np.arange(n + 1), count[:, None])
+    read = store.read(rows[:, None] + steps, store.times(positions)[:, None] + steps)
     powers = np.power(float(discount), np.arange(n + 1))
     columns = {name: column[:, 0] for name, column in read.items()}
     columns["rewards"] = (read["rewards"][:, :n] @ powers[:n]).astype(np.float32)
@@ -92,7 +94,9 @@ def sequences(
     starts = positions - time + np.minimum(time // stride, last) * stride
     left = store.left(starts)[:, None]
     steps = np.arange(length + 1)
-    read = store.read(store.rows(starts)[:, None] + np.minimum(steps, left))
+    inside = np.minimum(steps, left)
+    times = store.times(starts)[:, None] + inside
+    read = store.read(store.rows(starts)[:, None] + inside, times)
     sequence = {name: column[:, :-1] for name, column in read.items()}
     sequence["next_observations"] = read["observations"][:, 1:]
     sequence["discounts"] = sequence.pop("continues") * np.float32(discount)

@@ -1,0 +1,187 @@
+"""Stacked frames: what acts and what learns see the same, and nothing is stored or sent twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import model
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.policy.acting import ActingPolicy, check_snapshot
+from flame_rl.learner.batch import make_batch
+from flame_rl.learner.frames import Stacks, gathered
+from flame_rl.learner.gradients.autograd import AutogradNetwork
+from flame_rl.learner.on_policy import acted, log_probs
+from flame_rl.learner.replay.store import ReplayStore
+from flame_rl.learner.replay.views import n_step, sequences, transitions
+from flame_rl.run.agent import Agent
+from flame_rl.settings.algorithms import ALGORITHMS
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import Layer, PolicySnapshot
+from flame_rl.wire.packing import WireError
+from tests.helpers import described, environment_id, plain, request_for
+from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes
+from tests.learners import OF_CONTINUOUS_ACTIONS, ON_POLICY, make_learner
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+K = 4
+LENGTHS = [3, 1, 7, 2, 5]
+TERMINATED = [True, False, False, True, True]
+
+
+def stack(observations: np.ndarray, time: int, frames: int = K) -> np.ndarray:
+    """The last observations up to `time`, one after another, in Python."""
+    zeros = np.zeros_like(observations[0])
+    steps = range(time - frames + 1, time + 1)
+    return np.stack([observations[t] if t >= 0 else zeros for t in steps])
+
+
+def test_a_batch_stands_for_the_stacks_of_its_episodes():
+    episodes = make_episodes(LENGTHS, TERMINATED)
+    batch = make_batch(episodes, frames=K)
+    expected = [stack(e.observations, t) for e in episodes for t in range(e.length + 1)]
+    assert isinstance(batch.seen, Stacks) and len(batch.seen) == len(expected)
+    np.testing.assert_array_equal(gathered(batch.seen), expected)
+    assert batch.seen.observations is episodes.observations
+    order = np.random.default_rng(0).permutation(batch.steps)
+    of_steps = np.array(expected)[batch.rows]
+    taken = batch.seen[batch.rows].take(order, axis=0)
+    np.testing.assert_array_equal(taken.gathered(), of_steps[order])
+    np.testing.assert_array_equal(taken[2:7].gathered(), of_steps[order][2:7])
+
+
+@pytest.mark.parametrize("columns", [CONTINUOUS, DISCRETE])
+@pytest.mark.parametrize("capacity", [16, 19, 40])
+def test_replay_reads_the_stacks_of_its_episodes(columns, capacity):
+    """At the ring's end, too."""
+    store = ReplayStore(columns, capacity, K)
+    assert store.nbytes == ReplayStore(columns, capacity).nbytes
+    known = []
+    for seed in range(4):
+        episodes = make_episodes(LENGTHS, TERMINATED, seed, columns)
+        store.add(episodes)
+        known += [(e.observations, t, e.length) for e in episodes for t in range(e.length)]
+        positions = np.arange(store.first, store.steps)
+        for n, view in [
+            (1, transitions(store, positions, 0.9)),
+            (1, n_step(store, positions, 1, 0.9)),
+            (3, n_step(store, positions, 3, 0.9)),
+        ]:
+            for row, position in enumerate(positions):
+                observations, t, length = known[position]
+                seen, following = view["observations"][row], view["next_observations"][row]
+                np.testing.assert_array_equal(seen, stack(observations, t))
+                np.testing.assert_array_equal(following, stack(observations, min(t + n, length)))
+        view = sequences(store, positions, 3, 0, 0.9)
+        for row, start in enumerate(view["starts"]):
+            observations, t, length = known[start]
+            for step in range(3):
+                later = stack(observations, min(t + step, length))
+                np.testing.assert_array_equal(view["observations"][row, step], later)
+                later = stack(observations, min(t + step + 1, length))
+                np.testing.assert_array_equal(view["next_observations"][row, step], later)
+
+
+def played(learner, name: str, indices=range(40)):
+    env_id = environment_id(name)
+    simulator = plain(env_id)
+    try:
+        snapshot = learner.collecting()
+        request = request_for(env_id, indices, version=snapshot.version)
+        return collect_episodes(snapshot, request, simulator)
+    finally:
+        simulator.close()
+
+
+@pytest.mark.parametrize("memory", ["none", "gru"])
+@pytest.mark.parametrize("name", ["Catch", "Wandering"])
+def test_actors_and_learner_see_the_same(name, memory):
+    """Pictures, and vectors that are normalised: the outputs of a policy that gets single
+    observations in many slots against the torch module's of whole stacks."""
+    spec = described(environment_id(name))
+    options = {"hidden_sizes": (9,), "frame_stack": K, "memory": memory, "memory_size": 5}
+    learner = make_learner(spec, algorithm="ppo", epochs=1, max_kl=1e9, **options)
+    learner.update(played(learner, name))
+    networks = learner.algorithm.networks
+    assert networks.frames == K and networks.remembers == (memory != "none")
+    acting = ActingPolicy(learner.snapshot())
+    for episode in list(played(learner, name))[:6]:
+        observations = episode.observations[:-1]
+        states, outputs = acting.states(8), []
+        for observation in observations:
+            outputs.append(acting.forward(np.tile(observation, (8, 1)), states)[0])
+        stacks = np.stack([stack(observations, t) for t in range(len(observations))])
+        module = learner.parts["policy"]
+        with torch.no_grad():
+            seen = module.normalizer(module.frames(torch.from_numpy(stacks)))
+            expected = module.network(seen).numpy()
+        np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
+    if memory == "none":
+        assert type(networks.policy.network) is AutogradNetwork
+    # All episodes at once, from the batch.
+    episodes = played(learner, name)
+    batch = make_batch(episodes, networks.remembers, K)
+    samples = acted(batch)
+    whole = log_probs(networks.policy.network, samples)
+    networks.policy.network.slice_rows = 7
+    np.testing.assert_allclose(log_probs(networks.policy.network, samples), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_an_update_from_the_policys_own_episodes_begins_without_divergence(algorithm, overlap):
+    options = {"overlap": overlap} if algorithm != "reinforce" else {}
+    learner = make_learner(
+        described(environment_id("Catch")),
+        algorithm=algorithm,
+        frame_stack=3,
+        hidden_sizes=(8,),
+        max_kl=1e-12,
+        **options,
+    )
+    metrics = learner.update(played(learner, "Catch"))
+    assert metrics["kl"] <= 1e-12 and metrics["policy_steps"] <= 1
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_who_learns_from_stacks(algorithm):
+    if algorithm in OF_CONTINUOUS_ACTIONS:
+        spec = described(environment_id("Wandering"))
+        with pytest.raises(UsageError, match=f"--frame-stack: 2, and {algorithm} learns from one"):
+            make_learner(spec, algorithm=algorithm, frame_stack=2)
+        return
+    options = {"warm_up_steps": 0, "batch_size": 16, "updates_per_step": 0.02, "capacity": 2000}
+    spec = described(environment_id("Catch"))
+    learner = make_learner(spec, algorithm=algorithm, frame_stack=3, hidden_sizes=(8,), **options)
+    episodes = played(learner, "Catch")
+    assert episodes.observations.shape == (40 * 10, 50)  # each frame once
+    assert np.isfinite(list(learner.update(episodes).values())).all()
+
+
+def test_an_agent_stacks_what_it_observes():
+    spec = described(environment_id("Catch"))
+    learner = make_learner(spec, algorithm="ppo", frame_stack=2, hidden_sizes=(8,))
+    agent = Agent(learner.snapshot(), spec)
+    with pytest.raises(ValueError, match="episode: none has begun"):
+        agent.act(np.zeros((10, 5), np.uint8))
+    agent.begin()
+    assert agent.act(np.zeros((10, 5), np.uint8)) in range(3)
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [([5, 1], "1 frames of 5 numbers"), ([0, 3], "3 frames of 0 numbers"), ([-4, 3], "of -4")],
+)
+def test_stacks_that_are_none_are_refused(size, words):
+    layers = (Layer("frames", {"size": np.array(size, np.int32)}),)
+    with pytest.raises(WireError, match=rf"layer 0 \(frames\): size: .*{words}"):
+        check_snapshot(PolicySnapshot(0, layers, Layer("categorical", {})))
+
+
+def test_a_picture_becomes_channels():
+    """The newest frame of a place is its last channel, as in a stack of NumPy's along the end."""
+    frames = torch.arange(2 * 3 * 24).reshape(2, 3, 24)  # three frames of 4 x 3 x 2
+    got = model.FrameStack(24, 3)(frames).reshape(2, 4, 3, 2, 3)
+    expected = np.stack([frames[:, i].numpy().reshape(2, 4, 3, 2) for i in range(3)], axis=-1)
+    np.testing.assert_array_equal(got, expected)
