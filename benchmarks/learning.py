@@ -71,10 +71,10 @@ REPLAY = {
 }
 # What the page says below its table.
 ELSEWHERE = (
-    "A processor of another kind rounds differently, so that the same command is another run there. "
-    "How much three seeds say of a single cell: the same commands of REINFORCE in Walker2d-v5, on "
-    "another kind of processor, had 1121, 1243, 1118 / 1160 in the last tenth, and 1315, 2326, "
-    "2000 / 1880 in 100 episodes of evaluation."
+    "A processor of another kind rounds differently, so that the same command is another run "
+    "there. How much three seeds say of a single cell: the same commands of REINFORCE in "
+    "Walker2d-v5, on another kind of processor, had 1121, 1243, 1118 / 1160 in the last tenth, and "
+    "1315, 2326, 2000 / 1880 in 100 episodes of evaluation."
 )
 # The mean return at which an environment counts as learned.
 LEARNED = {"CartPole-v1": 475}

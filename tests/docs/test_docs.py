@@ -125,6 +125,49 @@ def words_of(line: str) -> list[str]:
     return shlex.split(rest)
 
 
+# Where the group of a command is installed, its games are played, shortly.
+SHORT = {
+    "--iterations": "2",
+    "--steps-per-iter": "20",
+    "--warm-up-steps": "10",
+    "--max-episode-steps": "15",
+    "--updates-per-step": "0.05",
+}
+
+
+@pytest.mark.parametrize("group", ["own", "minatar", pytest.param("atari", marks=pytest.mark.slow)])
+def test_the_page_of_pictures_works(project, group):
+    of_group = {"own": "falling:", "minatar": "minatar_games:", "atari": "atari_games:"}[group]
+    for package in {"own": [], "minatar": ["minatar"], "atari": ["ale_py", "cv2"]}[group]:
+        pytest.importorskip(package, reason=f"uv run --group {group} pytest")
+    commands = []
+    for language, text in blocks(ROOT / "docs" / "pictures.md"):
+        if language == "python":
+            first, _, rest = text.partition("\n")
+            (project / first.removeprefix("# ")).write_text(rest)
+            continue
+        before = "uv run " if group == "own" else f"uv run --group {group} "
+        if of_group in text:
+            lines = text.splitlines()
+            assert all(line.startswith(f"{before}main.py ") for line in lines)
+            commands = [shlex.split(line.removeprefix(before))[1:] for line in lines]
+    assert commands
+    if group == "own":
+        commands = [shortened(words) for words in commands]
+    else:
+        commands = [with_values(words) for words in commands]
+    run(project, "-c", COMMANDS, json.dumps(commands))
+    assert group != "own" or (project / "runs" / "catch" / "metrics.csv").exists()
+
+
+def with_values(words: list[str]) -> list[str]:
+    """The same command, over in seconds."""
+    shown = dict(zip(words[::2], words[1::2], strict=True))
+    chosen = {name: value for name, value in SHORT.items() if name in shown}
+    chosen["--max-episode-steps"] = SHORT["--max-episode-steps"]
+    return [*(word for pair in (shown | chosen).items() for word in pair), "--workers", "0"]
+
+
 def shortened(words: list[str]) -> list[str]:
     """The same command with four iterations, which is more than a replay learner's warm-up, of at
     most a thousand steps in short episodes, and without workers."""
