@@ -182,6 +182,7 @@ def test_flame_gives_the_same_bytes(memory, project, local, tmp_path):
     assert "Agents: 2, with an episode and a reward each" in finished.out
     assert finished.metrics == local(*flags)
     assert "relay_v0.py" in memory.memory.uploaded_package()
+    memory.assert_nothing_left()
 
 
 @pytest.fixture(scope="module")
