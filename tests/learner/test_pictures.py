@@ -15,6 +15,7 @@ from flame_rl.learner import slices
 from flame_rl.learner.gradients.autograd import AutogradNetwork
 from flame_rl.learner.gradients.choose import critic_network, policy_network, value_network
 from flame_rl.learner.on_policy import policy_gradient_loss
+from flame_rl.run.trainer import one_thread
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import episode_of, together
@@ -123,12 +124,15 @@ def test_slices_are_the_whole_and_the_same_on_any_number_of_cores(actions, monke
     assert type(network) is AutogradNetwork
     gradients = {}
     monkeypatch.setattr(slices, "_LEAST_SLICES", 2)
+    # Threads keep torch's number from when they began.
+    slices._threads.cache_clear()
     for rows, cores in ((10_000, 1), (9, 1), (9, 3)):
         monkeypatch.setattr(network, "slice_rows", rows)
         monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)
         gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
-        (log_prob, _) = slices.outputs(network, samples)
-        numbers = slices.differentiate(network, samples, policy_gradient_loss(0.3), gradient)
+        with one_thread():
+            (log_prob, _) = slices.outputs(network, samples)
+            numbers = slices.differentiate(network, samples, policy_gradient_loss(0.3), gradient)
         gradients[rows, cores] = gradient, log_prob, numbers["loss"]
     assert gradients[9, 1][0].tobytes() == gradients[9, 3][0].tobytes()
     assert gradients[9, 1][1].tobytes() == gradients[9, 3][1].tobytes()

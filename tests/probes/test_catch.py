@@ -49,7 +49,11 @@ def test_the_ball_is_caught(options):
 DIRECTION = PPO | {"iterations": 15, "episodes_per_iter": 100}
 DIRECTIONS = [
     pytest.param(DIRECTION, id="ppo"),
-    pytest.param(DQN | {"iterations": 30, "n_step": 1, "epsilon_steps": 600}, id="dqn"),
+    pytest.param(
+        DQN | {"iterations": 30, "n_step": 1, "epsilon_steps": 600},
+        id="dqn",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
