@@ -70,7 +70,6 @@ for words in json.loads(sys.argv[1]):
     ("name", "whole"),
     [
         ("add-an-environment", True),
-        ("memory", False),
         ("add-an-algorithm", False),
         ("add-a-replay-learner", False),
         ("rewards", False),

@@ -149,7 +149,9 @@ def test_replayed_experience_with_v_trace_teaches_the_known_answer(name, best):
     assert results[-1].reward_mean > 0.9 * best
 
 
-@pytest.mark.parametrize("variant", [*OF_DISCRETE_ACTIONS, pytest.param(R2D2, id="r2d2")])
+@pytest.mark.parametrize(
+    "variant", [*OF_DISCRETE_ACTIONS, pytest.param(R2D2, id="r2d2", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("name", "best"), [("ActionReward", 1), ("ObservationAction", 4), ("DelayedReward", 1)]
 )
