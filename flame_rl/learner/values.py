@@ -331,6 +331,13 @@ def linear_schedule(steps: int, start: float, end: float, over: int) -> float:
     return start + (end - start) * steps / over
 
 
+def epsilon_due(settings: object, env_steps: int) -> float:
+    """The probability of a random action after `env_steps` env steps of a run; `settings` has
+    epsilon_start, epsilon_end and epsilon_steps."""
+    start, end = settings.epsilon_start, settings.epsilon_end
+    return linear_schedule(env_steps, start, end, settings.epsilon_steps)
+
+
 def _distributions(
     samples: Samples, outputs: np.ndarray, atoms: int
 ) -> tuple[np.ndarray, np.ndarray]:

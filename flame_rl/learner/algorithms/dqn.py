@@ -77,10 +77,8 @@ class DQN:
 
     def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
         """The action values, with the epsilon that is due."""
-        settings = self._settings
-        start, end = settings.epsilon_start, settings.epsilon_end
-        epsilon = values.linear_schedule(env_steps, start, end, settings.epsilon_steps)
-        return self._online.module.snapshot(version, epsilon, settings.epsilon_repeat)
+        epsilon = values.epsilon_due(self._settings, env_steps)
+        return self._online.module.snapshot(version, epsilon, self._settings.epsilon_repeat)
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """n steps as one."""

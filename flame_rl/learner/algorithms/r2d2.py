@@ -60,9 +60,7 @@ class R2D2:
 
     def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
         """The action values, with the epsilon that is due."""
-        settings = self._settings
-        start, end = settings.epsilon_start, settings.epsilon_end
-        epsilon = values.linear_schedule(env_steps, start, end, settings.epsilon_steps)
+        epsilon = values.epsilon_due(self._settings, env_steps)
         return self._online.module.snapshot(version, epsilon)
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:

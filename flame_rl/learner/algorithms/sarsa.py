@@ -59,14 +59,16 @@ class Sarsa:
 
     def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
         """The action values, with the epsilon that is due."""
-        return self._online.module.snapshot(version, self._epsilon(env_steps))
+        return self._online.module.snapshot(version, values.epsilon_due(self._settings, env_steps))
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """Single steps, with the "next_actions" and whether they were "taken", [B] each: after an
         episode's last step there is none. And "epsilon", the latest, [B]."""
         samples = transitions(store, positions, self._gamma)
         following = store.read(store.rows(positions) + 1)
-        epsilon = np.full(len(positions), self._epsilon(store.steps), np.float32)
+        epsilon = np.full(
+            len(positions), values.epsilon_due(self._settings, store.steps), np.float32
+        )
         taken = store.left(positions) > 1
         return samples | {
             "next_actions": following["actions"],
@@ -93,8 +95,3 @@ class Sarsa:
             by_action = values.sarsa_values(following, samples["next_actions"])
             values_next = np.where(samples["taken"], by_action, values_next)
         return values.td_targets(samples["rewards"], samples["discounts"], values_next)
-
-    def _epsilon(self, env_steps: int) -> float:
-        settings = self._settings
-        start, end = settings.epsilon_start, settings.epsilon_end
-        return values.linear_schedule(env_steps, start, end, settings.epsilon_steps)

@@ -89,9 +89,7 @@ class Successor:
 
     def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
         """The action values by the weights, with the epsilon that is due."""
-        settings = self._settings
-        start, end = settings.epsilon_start, settings.epsilon_end
-        epsilon = values.linear_schedule(env_steps, start, end, settings.epsilon_steps)
+        epsilon = values.epsilon_due(self._settings, env_steps)
         return self._online.module.snapshot(version, epsilon, self.weights)
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
