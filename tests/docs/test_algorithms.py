@@ -1,13 +1,16 @@
-"""docs/algorithms.md and docs/replay.md: what they say of actions and memory is so."""
+"""docs/algorithms.md and docs/replay.md: what they say that an algorithm can do is so."""
 
 from __future__ import annotations
 
 import re
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from torch import nn
 
+from flame_rl import Trainer
 from flame_rl.learner.learner import Learner, make_learner
 from flame_rl.learner.off_policy import OffPolicy
 from flame_rl.learner.on_policy import OnPolicy
@@ -16,18 +19,29 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import ROOT, described
+from tests.learners import OF_CONTINUOUS_ACTIONS, make_config
 
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 REPLAY = (ROOT / "docs" / "replay.md").read_text()
-# Name, actions, on- or off-policy, and memory.
-ROWS = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| .+ \|$", PAGE, re.MULTILINE)
+FIRST, SECOND = PAGE.split("## What each can do")
+# Name, actions, on- or off-policy, and memory for experience.
+ROWS = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| .+ \|$", FIRST, re.MULTILINE)
 TABLE = {name: row for name, *row in ROWS}
+# Name and a word for each of KINDS.
+ABILITIES = re.findall(r"^\| `(\w+)` \| (.+) \|$", SECOND, re.MULTILINE)
+KINDS = ("structure", "memory", "pictures", "frames", "agents")
 SPACES = {
     "Discrete": spaces.Discrete(3),
     "Box": spaces.Box(-1, 1, (2,), np.float32),
     "MultiDiscrete": spaces.MultiDiscrete([2, 3]),
     "MultiBinary": spaces.MultiBinary(2),
 }
+NUMBERS = spaces.Box(-1, 1, (3,), np.float32)
+OBSERVED = {
+    "structure": spaces.Dict({"place": NUMBERS, "door": spaces.Tuple([spaces.Discrete(3)])}),
+    "pictures": spaces.Box(0, 255, (10, 5), np.uint8),
+}
+FLAGS = {"memory": {"memory": "gru"}, "frames": {"frame_stack": 2}}
 NEED = r"([\d,]+) steps of (\S+) need ([\d.]+) (MB|GB)"
 
 
@@ -71,6 +85,78 @@ def test_it_takes_the_memory_that_the_table_says(algorithm):
         return
     ((capacity, *_),) = re.findall(NEED, TABLE[algorithm][2])
     assert int(capacity.replace(",", "")) == settings.capacity
+
+
+class AnyObservation(gymnasium.Env):
+    """Four observations that say nothing."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observation_space.sample(), 1.0, self.t == 4, False, {}
+
+
+def learns(algorithm: str, kind: str, **flags) -> bool:
+    """Whether an iteration trains the policy, with a convolution if it sees pictures; False where
+    the settings are refused."""
+    continuous = algorithm in OF_CONTINUOUS_ACTIONS
+    env = f"tests.agents.{'ragged' if continuous else 'relay'}_v0"
+    if kind != "agents":
+        seen = OBSERVED.get(kind, NUMBERS)
+        taken = SPACES["Box" if continuous else "Discrete"]
+
+        def env() -> gymnasium.Env:
+            return AnyObservation(seen, taken)
+
+    options = {
+        "iterations": 1,
+        "steps_per_iter": None,
+        "episodes_per_iter": 12,
+        "hidden_sizes": (6,),
+        "warm_up_steps": 10,
+        "batch_size": 8,
+        "capacity": 1_000,
+        "workers": 0,
+        "local": True,
+    }
+    try:
+        trainer = Trainer(make_config(env, algorithm=algorithm, **options | flags))
+    except UsageError:
+        return False
+    with trainer:
+        before = trainer.learner.weights_digest()
+        for _ in trainer:
+            pass
+        policy = trainer.learner.algorithm.parts["policy"]
+        assert any(isinstance(m, nn.Conv2d) for m in policy.modules()) == (kind == "pictures")
+        return trainer.learner.weights_digest() != before
+
+
+def test_every_algorithm_has_one_row_of_abilities():
+    assert [name for name, _ in ABILITIES] == list(ALGORITHMS)
+
+
+@pytest.mark.parametrize("column", range(len(KINDS)), ids=KINDS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_it_can_do_what_the_table_says(algorithm, column):
+    kind = KINDS[column]
+    if kind == "agents":
+        pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
+    words = dict(ABILITIES)[algorithm].split(" | ")
+    assert len(words) == len(KINDS)
+    if words[column] == "always":
+        assert not learns(algorithm, kind, memory="none")
+    else:
+        assert words[column] in ("yes", "no")
+    assert learns(algorithm, kind, **FLAGS.get(kind, {})) == (words[column] != "no")
 
 
 @pytest.mark.parametrize("need", sorted(set(re.findall(NEED, PAGE + REPLAY))))
