@@ -35,6 +35,10 @@ from flame_rl.wire.messages import (
 from flame_rl.wire.steps import step_columns
 from tests.environments import Base
 
+# Seconds in which a process ends that was told to, on a slow machine with other work; it takes a
+# second or two where it is alone.
+SOON = 10
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

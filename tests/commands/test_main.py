@@ -17,7 +17,7 @@ import pytest
 
 from flame_rl.run.folder import hold_folder
 from flame_rl.settings.config import TrainConfig
-from tests.helpers import ROOT, environment_id, run_here, run_main, start_main
+from tests.helpers import ROOT, SOON, environment_id, run_here, run_main, start_main
 
 QUICK = ("--env", "cartpole", "--iterations", "12", "--episodes-per-iter", "10", "--seed", "5")
 
@@ -264,7 +264,7 @@ def test_one_signal_saves_and_leaves_nothing(number, code, tmp_path):
     began = time.monotonic()
     process.send_signal(number)
     output, errors = process.communicate(timeout=10)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON
     assert process.returncode == code, errors
     assert psutil.wait_procs(children, timeout=1)[1] == []
     assert "Training Interrupted!" in output and "Final Mean Reward" in output
@@ -299,7 +299,7 @@ def test_ctrl_c_is_heard_wherever_it_comes(name, workers, sign, tmp_path):
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON
     assert process.returncode == 130 and "Traceback" not in errors
     assert psutil.wait_procs(descendants, timeout=2)[1] == []
 

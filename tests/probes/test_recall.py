@@ -35,6 +35,7 @@ def test_five_steps_are_remembered_by_other_learners(algorithm):
     assert mean_return(results, 3) > 0.95
 
 
+@pytest.mark.slow
 def test_five_steps_are_remembered_by_replayed_sequences():
     """Each sequence is a whole episode."""
     settings = {
