@@ -77,28 +77,38 @@ class LayerNorm:
     start: int
 
     def forward(self, x: np.ndarray) -> np.ndarray:
-        return self._normalized(x)[0] * self.weight + self.bias
+        y, _ = self._normalized(x)
+        y *= self.weight
+        y += self.bias
+        return y
 
     def to_parameters(
         self, x: np.ndarray, y: np.ndarray, slope: np.ndarray, gradient: np.ndarray
     ) -> None:
         size = self.weight.size
-        sum_rows(slope * self._normalized(x)[0], gradient[self.start : self.start + size])
+        normalized, _ = self._normalized(x)
+        normalized *= slope
+        sum_rows(normalized, gradient[self.start : self.start + size])
         sum_rows(slope, gradient[self.start + size : self.start + 2 * size])
 
     def to_inputs(self, x: np.ndarray, y: np.ndarray, slope: np.ndarray) -> np.ndarray:
         normalized, inverse = self._normalized(x)
-        slope = slope * self.weight
+        slope *= self.weight
         # A row's shift and its stretch change nothing, so that they have no slope.
-        stretch = np.einsum("bi,bi->b", slope, normalized)[:, None] / self.weight.size
-        return inverse * (slope - slope.mean(axis=1, keepdims=True) - normalized * stretch)
+        shift = _row_means(slope)
+        normalized *= np.einsum("bi,bi->b", slope, normalized)[:, None] / self.weight.size
+        slope -= normalized
+        slope -= shift
+        slope *= inverse
+        return slope
 
     def _normalized(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(x - mean) / std, and 1 / std, [B, 1]."""
-        centered = x - x.mean(axis=1, keepdims=True)
-        variance = np.einsum("bi,bi->b", centered, centered)[:, None] / self.weight.size
+        normalized = x - _row_means(x)
+        variance = np.einsum("bi,bi->b", normalized, normalized)[:, None] / self.weight.size
         inverse = 1 / np.sqrt(variance + np.float32(self.epsilon))
-        return centered * inverse, inverse
+        normalized *= inverse
+        return normalized, inverse
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,12 @@ def sum_rows(rows: np.ndarray, out: np.ndarray) -> None:
     """Write the sum of the rows, [B, N] -> [N]."""
     # As a product it is several times as quick as NumPy's sum.
     np.matmul(_ones(len(rows)), rows, out=out)
+
+
+def _row_means(rows: np.ndarray) -> np.ndarray:
+    """[B, N] -> [B, 1]."""
+    count = rows.shape[1]
+    return (rows @ _ones(count) / np.float32(count))[:, None]
 
 
 @lru_cache(maxsize=16)
