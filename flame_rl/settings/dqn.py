@@ -65,6 +65,10 @@ class DQN:
         },
     }
 
+    rainbow: bool = False
+    """Rainbow but for its noisy layers (Hessel et al. 2018): turns on double, dueling and
+    prioritized; n_step becomes 3 where it is 1, and distribution c51 where it is none."""
+
     learning_rate: Positive = 1e-3
     """Step size of Adam."""
 
@@ -137,6 +141,12 @@ class DQN:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.rainbow:
+            changes: dict[str, Any] = {"double": True, "dueling": True, "prioritized": True}
+            changes["n_step"] = 3 if self.n_step == 1 else self.n_step
+            changes["distribution"] = "c51" if self.distribution == "none" else self.distribution
+            for name, value in changes.items():
+                object.__setattr__(self, name, value)  # the dataclass is frozen
         if self.distribution == "c51" and self.atoms < 2:
             refuse("atoms", "at least 2 with C51", self.atoms)
         if self.lowest_return >= self.highest_return:

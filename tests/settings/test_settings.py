@@ -101,6 +101,16 @@ def test_presets_are_values_of_fields_and_reach_training(algorithm, env):
     assert other.algorithm.learning_rate == 0.125
 
 
+def test_rainbow_turns_on_what_it_consists_of():
+    config, _ = parse(("--algorithm", "dqn", "--env", "Acrobot-v1", "--rainbow"))
+    chosen = config.algorithm
+    assert chosen.double and chosen.dueling and chosen.prioritized
+    assert (chosen.n_step, chosen.distribution, chosen.learning_rate) == (3, "c51", 6.3e-4)
+    other = TrainConfig(algorithm="dqn", rainbow=True, n_step=5, distribution="quantiles")
+    assert (other.algorithm.n_step, other.algorithm.distribution) == (5, "quantiles")
+    assert not TrainConfig(algorithm="dqn").algorithm.prioritized
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_no_default_is_left_open(algorithm):
     kind = settings_class(algorithm)
