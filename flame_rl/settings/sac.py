@@ -58,6 +58,9 @@ class SAC:
     tau: Fraction = 0.005
     """How far the target networks move towards the others in each gradient step."""
 
+    n_step: Count = 1
+    """Env steps that count as one; the value after them is bootstrapped, with the entropy there."""
+
     layer_norm: bool = False
     """Normalise the layers of the critics (Ball et al. 2023): a gradient step takes about a third
     longer."""

@@ -74,11 +74,14 @@ DISCRETE = {
 }
 CONTINUOUS = {
     "ddpg": {"algorithm": "ddpg"},
+    "ddpg with n-step": {"algorithm": "ddpg", "n_step": 3},
     "ddpg with layer norm": {"algorithm": "ddpg", "layer_norm": True},
     "td3": {"algorithm": "td3"},
     "td3 with layer norm": {"algorithm": "td3", "layer_norm": True, "policy_delay": 3},
     "td3 with much noise": {"algorithm": "td3", "policy_delay": 1} | NOISY,
+    "td3 with n-step": {"algorithm": "td3", "n_step": 2},
     "sac": {"algorithm": "sac"},
+    "sac with n-step": {"algorithm": "sac", "n_step": 3},
     "sac with layer norm": {"algorithm": "sac", "layer_norm": True, "target_entropy": 0.7},
 }
 VARIANTS = DISCRETE | CONTINUOUS

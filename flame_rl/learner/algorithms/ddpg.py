@@ -18,7 +18,7 @@ from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part
 from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless_continuous
 from flame_rl.learner.replay.store import ReplayStore
-from flame_rl.learner.replay.views import transitions
+from flame_rl.learner.replay.views import n_step
 from flame_rl.learner.target import TargetNetwork
 from flame_rl.learner.trained import TrainedNetwork
 from flame_rl.learner.values import td_targets
@@ -69,8 +69,8 @@ class DDPG:
         return self._policy.module.snapshot(version, settings.noise, theta)
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
-        """Single steps."""
-        return transitions(store, positions, self._gamma)
+        """Up to `n_step` steps as one."""
+        return n_step(store, positions, self._settings.n_step, self._gamma)
 
     def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
         """One step of the critic, the policy and the target networks."""
