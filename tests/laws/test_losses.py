@@ -69,6 +69,15 @@ def test_a_run_that_was_saved_goes_on(algorithm, options, tmp_path):
         assert digests(trainer) == expected[2:]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_cartpole_is_learned_with_shared_layers(algorithm):
+    options = {"shared_torso": True, "steps_per_iter": 2000, "iterations": 25}
+    with Trainer(make_config("cartpole", algorithm=algorithm, **options, local=True)) as trainer:
+        *_, last = trainer
+    assert last.reward_mean > 400
+
+
 FLAGS = (
     *("--env", "cartpole", "--algorithm", "ppo", "--shared-torso", "--episodes-per-iter", "6"),
     *("--auxiliary", "prediction:NextObservation", "--auxiliary-weights", "0.1"),

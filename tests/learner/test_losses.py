@@ -311,8 +311,12 @@ def test_the_weight_of_an_auxiliary_loss_decides_alone_whether_it_matters():
 def test_a_policy_that_went_too_far_ends_the_update_for_the_values_too():
     """Every step of the value loss would move the policy further."""
     options = {"algorithm": "ppo", "epochs": 8, "learning_rate": 0.3, "max_kl": 0.01}
+    options |= {"auxiliary": (f"{HERE}:Watched",), "auxiliary_weights": (0.0,)}
+    Watched.seen.clear()
     metrics = shared_learner(True, **options).update(random_episodes(True))
-    assert metrics["policy_steps"] < 8 and metrics["kl"] <= 0.01
+    assert metrics["kl"] <= 0.01
+    # The minibatch that exceeded it is the last one that was looked at.
+    assert len(Watched.seen) == metrics["policy_steps"] + 1 < 8
 
 
 def broken(features: int, spec: EnvironmentSpec) -> object:
