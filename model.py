@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
 from flame_rl.actor.policy.layers import OBSERVATION_CLIP
+from flame_rl.learner.auxiliary import loss_of_steps, make_auxiliary
 from flame_rl.learner.gradients import gru
 from flame_rl.learner.values import dueling
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.losses import loss_name
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.steps import observation_dtype
 
@@ -361,7 +363,11 @@ class DiscretePolicy(nn.Module):
     def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the actions, and entropies: float32 [B, D] and int64 [B] -> two of
         float32 [B]."""
-        distribution = self(observation)
+        return self.of_output(self.network(self.normalizer(self.frames(observation))), action)
+
+    def of_output(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """As `log_prob_and_entropy`, of what the network gives, [B, actions]."""
+        distribution = Categorical(logits=logits, validate_args=False)
         return distribution.log_prob(action), distribution.entropy()
 
     def snapshot(self, version: int) -> PolicySnapshot:
@@ -384,19 +390,25 @@ class FactoredPolicy(nn.Module):
 
     def forward(self, observation: Tensor) -> list[Categorical]:
         """The distribution of each factor: observation float32 [B, D] -> logits [B, choices]."""
-        logits = self.network(self.normalizer(self.frames(observation)))
-        return [
-            Categorical(logits=part, validate_args=False)
-            for part in logits.split(self.choices, dim=-1)
-        ]
+        return self._factors(self.network(self.normalizer(self.frames(observation))))
 
     def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the actions, and entropies, both summed over the factors: float32
         [B, D] and int64 [B, F] -> two of float32 [B]."""
-        parts = self(observation)
+        return self.of_output(self.network(self.normalizer(self.frames(observation))), action)
+
+    def of_output(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """As `log_prob_and_entropy`, of what the network gives, [B, logits of all factors]."""
+        parts = self._factors(logits)
         chosen = zip(parts, action.unbind(-1), strict=True)
         log_prob = sum(part.log_prob(choice) for part, choice in chosen)
         return log_prob, sum(part.entropy() for part in parts)
+
+    def _factors(self, logits: Tensor) -> list[Categorical]:
+        return [
+            Categorical(logits=part, validate_args=False)
+            for part in logits.split(self.choices, dim=-1)
+        ]
 
     def snapshot(self, version: int) -> PolicySnapshot:
         """The layers for the actors."""
@@ -427,8 +439,11 @@ class ContinuousPolicy(nn.Module):
     def log_prob_and_entropy(self, observation: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the actions, and entropies: float32 [B, D] and [B, A] -> two of
         float32 [B]."""
+        return self.of_output(self.network(self.normalizer(self.frames(observation))), action)
+
+    def of_output(self, mean: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """As `log_prob_and_entropy`, of what the network gives, [B, A]."""
         # Normal's own methods compute the same in three times as many operations.
-        mean = self.network(self.normalizer(self.frames(observation)))
         squares = ((action - mean) * torch.exp(-self.log_std)).square().sum(-1)
         normalization = self.log_std.sum() + 0.5 * math.log(2 * math.pi) * action.shape[-1]
         entropy = normalization + 0.5 * action.shape[-1]
@@ -443,7 +458,8 @@ class ContinuousPolicy(nn.Module):
 
 
 class ValueNetwork(nn.Module):
-    """Predicts the return that follows an observation; shares no layers with the policy."""
+    """Predicts the return that follows an observation; shares no layers with the policy, other than
+    a `SharedNetwork`."""
 
     def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
         super().__init__()
@@ -458,6 +474,84 @@ class ValueNetwork(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [B, D] -> [B], in units of reward."""
         return self.network(self.normalizer(self.frames(observation))).squeeze(-1) * self.scale
+
+
+class SharedNetwork(nn.Module):
+    """A policy, a value network and what auxiliary losses predict, which share all layers but the
+    output of each.
+
+    Attributes:
+        policy: as without sharing, and all that actors get. Its layers but the last are the shared
+            ones; what they give are the features.
+        value: the output layer of the values.
+        auxiliary: a module for each auxiliary loss, by the loss's name in metrics.csv.
+    """
+
+    def __init__(self, spec: EnvironmentSpec, config: TrainConfig) -> None:
+        super().__init__()
+        self.policy = policy_class(spec)(spec, config)
+        features = self.policy.network[-1].in_features
+        self.value = orthogonal(features, 1, gain=1.0)
+        self.auxiliary = nn.ModuleDict(
+            {
+                f"{loss_name(name)}_loss": make_auxiliary(name, features, spec)
+                for name in config.algorithm.auxiliary
+            }
+        )
+        # As in `ValueNetwork`.
+        self.register_buffer("scale", torch.zeros(()))
+
+    @property
+    def normalizer(self) -> nn.Module:
+        """Of observations, the policy's."""
+        return self.policy.normalizer
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """The values: float32 [B, D] -> [B], in units of reward."""
+        return self._values(self._features(self._observed(observation)))
+
+    def every_output(self, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """Log-probabilities of the actions, entropies, values, and the losses of each auxiliary
+        module: float32 [B] each.
+
+        Args:
+            samples: "inputs" are observations; "actions", and what
+                `flame_rl.learner.auxiliary.columns_of` gives where there are auxiliary losses.
+        """
+        observed = self._observed(samples["inputs"])
+        features = self._features(observed)
+        outputs = self.policy.of_output(self.policy.network[-1](features), samples["actions"])
+        outputs += (self._values(features),)
+        if not self.auxiliary:
+            return outputs
+        following = self._observed_alone(samples["next_observations"])
+        seen = samples | {"observations": observed, "next_observations": following}
+        losses = (loss_of_steps(*item, features, seen) for item in self.auxiliary.items())
+        return (*outputs, *losses)
+
+    def snapshot(self, version: int) -> PolicySnapshot:
+        """The policy's layers for the actors."""
+        return self.policy.snapshot(version)
+
+    def _observed(self, observation: Tensor) -> Tensor:
+        return self.normalizer(self.policy.frames(observation))
+
+    def _observed_alone(self, observation: Tensor) -> Tensor:
+        """One observation, without those before it, normalised as one of them: [B, D] -> [B, D]."""
+        if isinstance(self.policy.frames, nn.Identity):
+            return self._observed(observation)
+        count = self.policy.frames.size[1]
+        # Number by number, each of the same numbers.
+        stack = observation.unsqueeze(-2).expand(*observation.shape[:-1], count, -1)
+        return self._observed(stack)[..., ::count]
+
+    def _features(self, observed: Tensor) -> Tensor:
+        for layer in list(self.policy.network)[:-1]:
+            observed = layer(observed)
+        return observed
+
+    def _values(self, features: Tensor) -> Tensor:
+        return self.value(features).squeeze(-1) * self.scale
 
 
 class ActionValueNetwork(nn.Module):
@@ -712,8 +806,13 @@ def make_normalizer(spec: EnvironmentSpec, normalizes: bool = False, frames: int
 Policy = DiscretePolicy | FactoredPolicy | ContinuousPolicy
 
 
-def make_networks(spec: EnvironmentSpec, config: TrainConfig) -> tuple[Policy, ValueNetwork]:
-    """Networks that fit the environment's spaces."""
+def make_networks(
+    spec: EnvironmentSpec, config: TrainConfig
+) -> tuple[Policy, ValueNetwork] | tuple[SharedNetwork]:
+    """Networks that fit the environment's spaces: a policy and a value network, or with
+    `--shared-torso` one that is both. Raises UsageError as `make_auxiliary` does."""
+    if getattr(config.algorithm, "shared_torso", False):
+        return (SharedNetwork(spec, config),)
     return policy_class(spec)(spec, config), ValueNetwork(spec, config)
 
 

@@ -14,19 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flame_rl.learner.auxiliary import columns_of
 from flame_rl.learner.batch import Batch, make_batch
 from flame_rl.learner.gradients.by_hand import NetworkByHand
-from flame_rl.learner.gradients.choose import policy_network, value_network
+from flame_rl.learner.gradients.choose import policy_network, shared_network, value_network
 from flame_rl.learner.gradients.network import Loss, Network, Samples, Slope
 from flame_rl.learner.learner import Part
+from flame_rl.learner.losses import Sum, Term, as_it_is, metrics_of
 from flame_rl.learner.minibatches import minibatches_of, number_of_minibatches, random_order
 from flame_rl.learner.normalize import RunningMoments
 from flame_rl.learner.returns import normalize, time_steps
 from flame_rl.learner.slices import outputs
 from flame_rl.learner.trained import TrainedNetwork
-from flame_rl.learner.value_epochs import ValueEpochs, fit
+from flame_rl.learner.value_epochs import ValueEpochs, fit, value_loss
 from flame_rl.learner.value_process import ValueProcess
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.losses import OWN, loss_name
 from flame_rl.wire.messages import Episodes, PolicySnapshot
 
 # An update whose divergence is too large after this number of halvings is undone.
@@ -35,23 +38,42 @@ _HALVINGS = 40
 GUARDED = ("policy_steps", "kl", "update_scale")
 
 
+@dataclass(frozen=True)
+class Computed:
+    """A network, and how it is computed."""
+
+    module: nn.Module
+    network: Network
+
+
 class ActorCritic:
     """A policy and a value network in training.
 
     Attributes:
-        policy, value: the two networks.
+        policy, value: the two networks; where one module is both, two ways to compute it.
+        shared: that module in training, with the outputs of `shared_network`; else None.
         remembers: whether one of them does, so that batches are of whole episodes.
         frames: how many observations are one input.
         value_process: trains the value network beside the policy; None where one of them remembers,
-            or the value network is not one by hand.
+            the value network is not one by hand, or one module is both.
         returns: mean and variance of all returns so far, which the value network's scale follows.
         observations: those of all observations so far; None where the policy does not normalise by
             them.
     """
 
-    def __init__(self, policy: nn.Module, value: nn.Module) -> None:
-        self.policy = TrainedNetwork(policy, policy_network)
-        self.value = TrainedNetwork(value, value_network)
+    def __init__(self, policy: nn.Module, value: nn.Module | None = None) -> None:
+        """`policy` and `value` are as in model.py; without `value`, `policy` is a `SharedNetwork`
+        of it."""
+        self.policy: TrainedNetwork | Computed
+        self.value: TrainedNetwork | Computed
+        if value is None:
+            self.shared = TrainedNetwork(policy, shared_network)
+            self.policy = Computed(policy, policy_network(policy.policy))
+            self.value = Computed(policy, value_network(policy))
+        else:
+            self.shared = None
+            self.policy = TrainedNetwork(policy, policy_network)
+            self.value = TrainedNetwork(value, value_network)
         self.remembers = self.policy.network.remembers or self.value.network.remembers
         self.frames = self.policy.network.frames
         by_hand = isinstance(self.value.network, NetworkByHand) and not self.remembers
@@ -61,24 +83,28 @@ class ActorCritic:
         if hasattr(policy.normalizer, "set"):
             self.observations = RunningMoments(policy.normalizer.observation_dim)
         # Before the first update nothing is known of returns, whatever their unit.
-        value.scale.zero_()
+        self.value.module.scale.zero_()
 
     @property
     def parts(self) -> dict[str, Part]:
         """See `Algorithm.parts`."""
-        parts: dict[str, Part] = {
-            "policy": self.policy.module,
-            "value": self.value.module,
-            "policy_adam": self.policy.adam,
-            "value_adam": self.value.adam,
-            "returns": self.returns,
-        }
+        parts: dict[str, Part]
+        if self.shared is None:
+            parts = {
+                "policy": self.policy.module,
+                "value": self.value.module,
+                "policy_adam": self.policy.adam,
+                "value_adam": self.value.adam,
+            }
+        else:
+            parts = {"shared": self.shared.module, "shared_adam": self.shared.adam}
+        parts["returns"] = self.returns
         return parts if self.observations is None else parts | {"observations": self.observations}
 
     def prepared(self, batch: Batch) -> Batch:
         """The batch with the inputs of both networks, which are one array where they are equal."""
         seen = batch.seen
-        of_policy = self.policy.network.prepare(seen)
+        of_policy = (self.shared or self.policy).network.prepare(seen)
         of_value = self.value.network.prepare(seen)
         if batch.frames == 1 and np.array_equal(of_policy, of_value):
             of_value = of_policy
@@ -124,14 +150,6 @@ Improve = Callable[[ActorCritic, Batch, TrainConfig, np.random.Generator, float]
 
 
 @dataclass(frozen=True)
-class Collector:
-    """A policy that collects, and how it is computed."""
-
-    module: nn.Module
-    network: Network
-
-
-@dataclass(frozen=True)
 class OnPolicy:
     """An on-policy algorithm for `flame_rl.learner.learner.Learner`.
 
@@ -148,7 +166,7 @@ class OnPolicy:
     config: TrainConfig
     improve: Improve
     metrics: tuple[str, ...]
-    collector: Collector | None
+    collector: Computed | None
 
     files = None
     notice = ""
@@ -193,17 +211,27 @@ class OnPolicy:
 
 
 def on_policy(
-    networks: tuple[nn.Module, nn.Module],
+    networks: tuple[nn.Module, nn.Module] | tuple[nn.Module],
     config: TrainConfig,
     improve: Improve,
     metrics: tuple[str, ...],
 ) -> OnPolicy:
-    """An algorithm over a policy and a value network as in model.py."""
+    """An algorithm over a policy and a value network as in model.py, or one network that is both.
+
+    Args:
+        networks: see `model.make_networks`.
+        config, improve: see `OnPolicy`.
+        metrics: names of the metrics that `improve` returns where there are two networks.
+    """
+    one = len(networks) == 1
     collector = None
     if config.overlap:
         module = copy.deepcopy(networks[0])
-        collector = Collector(module, policy_network(module))
+        collector = Computed(module, policy_network(module.policy if one else module))
     both = ActorCritic(*networks)
+    if one:
+        more = metrics_of((*OWN, *map(loss_name, config.algorithm.auxiliary)))
+        metrics += tuple(name for name in more if name not in metrics)
     return OnPolicy(both, config, improve, (*metrics, *GUARDED), collector)
 
 
@@ -262,9 +290,88 @@ def shuffled(
     return minibatches_of(inputs, batch.rows, columns, order, count)
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """What an epoch did.
+
+    Attributes:
+        steps: the numbers of each gradient step of the policy; see `TrainedNetwork.step`.
+        ended: whether max_kl was exceeded, in this epoch or before.
+        over: whether another epoch on the batch would change nothing.
+        of_value: must be called once: waits for the value network, and returns those of its metrics
+            that `steps` do not have. The value network is not used before.
+    """
+
+    steps: list[dict[str, float]]
+    ended: bool
+    over: bool
+    of_value: Callable[[], dict[str, float]]
+
+
+def epoch(
+    networks: ActorCritic,
+    batch: Batch,
+    columns: Samples,
+    loss: Loss,
+    targets: np.ndarray | None,
+    settings: object,
+    generator: np.random.Generator,
+    decay: float,
+    times: int = 1,
+    ended: bool = False,
+) -> Epoch:
+    """One epoch of the policy and, at the same time, epochs of the value network. Where one network
+    is both, one epoch of it down the sum of its losses.
+
+    Args:
+        networks: the value network's scale follows the returns already.
+        batch: N steps, prepared.
+        columns: what the policy's loss needs, [N, ...] by name.
+        loss: the policy's.
+        targets: of the values, float64 [N]; None: they are not trained.
+        settings: as in `policy_epoch` and `value_epochs`; where one network is both, with
+            value_weight, auxiliary and auxiliary_weights.
+        generator: draws the order of the steps.
+        decay: factor of the learning rates.
+        times: how many epochs of a value network of its own.
+        ended: an earlier epoch on this batch has exceeded max_kl, and the policy stays as it is.
+    """
+    trained: TrainedNetwork = networks.shared or networks.policy
+    if networks.shared is not None:
+        columns = columns | {"targets": targets.astype(np.float32)}
+        columns |= columns_of(batch) if settings.auxiliary else {}
+        loss = sum_of(loss, networks.value.module.scale.item(), settings)
+        targets = None
+    minibatches: list[Samples] = []
+    if not ended:
+        count = settings.minibatches
+        minibatches = shuffled(batch.policy_inputs, batch, columns, count, generator)
+    of_value: Callable[[], dict[str, float]] = dict
+    if targets is not None:
+        end = value_epochs(networks, batch, targets, times, settings, generator, decay)
+        of_value = lambda: {"value_loss": end()}  # noqa: E731
+    steps, exceeded = policy_epoch(trained, loss, minibatches, settings, decay)
+    ended = ended or exceeded
+    return Epoch(steps, ended, ended and targets is None, of_value)
+
+
+def sum_of(policy_loss: Loss, scale: float, settings: object) -> Sum:
+    """What a network that is both descends: the policy's loss, that of the values by
+    "targets" in units of `scale`, and the auxiliary ones."""
+    policy, value = OWN
+    terms = [
+        Term(policy, 1.0, policy_loss, outputs=(0, 1)),
+        Term(value, settings.value_weight, value_loss(scale), outputs=(2,)),
+    ]
+    weighted = zip(settings.auxiliary, settings.auxiliary_weights, strict=True)
+    for name, weight in weighted:
+        terms.append(Term(loss_name(name), weight, as_it_is, outputs=(len(terms) + 1,)))
+    return Sum(tuple(terms))
+
+
 def policy_epoch(
     policy: TrainedNetwork,
-    loss: Loss,
+    loss: Loss | Sum,
     minibatches: Sequence[Samples],
     settings: object,
     decay: float,
@@ -274,7 +381,7 @@ def policy_epoch(
 
     Args:
         policy: in training.
-        loss: see `Loss`.
+        loss: its own, or of a network that is more than a policy the sum.
         minibatches: see `shuffled`.
         settings: has learning_rate, max_grad_norm and max_kl.
         decay: factor of the learning rate.
@@ -349,27 +456,27 @@ def normalized(advantages: np.ndarray) -> np.ndarray:
 
 
 def policy_metrics(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Loss and gradient norm, means over the policy's minibatches; entropy of the last one; number
-    of gradient steps that were taken: fewer than the minibatches if max_kl ended an epoch."""
+    """Losses and gradient norms, means over the policy's minibatches; entropy of the last one;
+    number of gradient steps that were taken: fewer than the minibatches if max_kl ended an
+    epoch."""
+    means = [name for name in steps[0] if name.endswith(("loss", "gradient_norm"))]
     return {
-        "loss": float(np.mean([step["loss"] for step in steps])),
-        "gradient_norm": float(np.mean([step["gradient_norm"] for step in steps])),
+        **{name: float(np.mean([step[name] for step in steps])) for name in means},
         "policy_entropy": steps[-1]["entropy"],
         "policy_steps": sum(step["taken"] for step in steps),
     }
 
 
-def value_metrics(loss: float, predicted: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-    """The loss, and the share of the targets' variance that `predicted` explains.
+def explained_variance(predicted: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """The share of the targets' variance that `predicted` explains.
 
     Args:
-        loss: the mean value loss of the last epoch.
         predicted: values before the update, float64 [N].
         targets: float64 [N].
     """
     variance = targets.var()
     explained = 1 - (targets - predicted).var() / variance if variance > 0 else 0.0
-    return {"value_loss": loss, "explained_variance": float(explained)}
+    return {"explained_variance": float(explained)}
 
 
 def kl_terms(log_ratio: np.ndarray) -> np.ndarray:
@@ -385,7 +492,7 @@ def copies(module: nn.Module) -> dict[str, Tensor]:
 
 
 def shrink_until_close(
-    policy: TrainedNetwork, before: dict[str, Tensor], batch: Batch, max_kl: float
+    policy: TrainedNetwork | Computed, before: dict[str, Tensor], batch: Batch, max_kl: float
 ) -> dict[str, float]:
     """Shorten the update of the policy, its normalisation included, until its KL divergence from
     the policy before it is at most `max_kl`; if it never is, undo the update.
@@ -394,7 +501,7 @@ def shrink_until_close(
     steps, and before its own update.
 
     Args:
-        policy: after the update.
+        policy: after the update; where its module is a value network, too, all of it is shortened.
         before: its tensors before the update; see `copies`.
         batch: all steps that were collected.
         max_kl: in nats.

@@ -7,13 +7,13 @@ it.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from flame_rl.actor.failure import summary, traceback_of
+from flame_rl.learner.imported import imported
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Episodes
@@ -163,7 +163,7 @@ def _with_rewards(episodes: Episodes, reward: Reward) -> Episodes:
 
 def _shaped_by(name: str) -> Reward:
     """The user's function `module:function`, with its results checked."""
-    function = _imported(name)
+    function = imported("reward", name)
 
     def shaped(episode: Episode) -> np.ndarray:
         columns = {}
@@ -194,19 +194,3 @@ def _shaped_by(name: str) -> Reward:
         return made.astype(np.float64)
 
     return shaped
-
-
-def _imported(name: str) -> Callable[[Episode], object]:
-    """The function `module:function`. Raises UsageError."""
-    module, _, attribute = name.rpartition(":")
-    try:
-        function = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:
-        where = "; it must lie in the folder of main.py, on PYTHONPATH, or be installed"
-        raise UsageError(
-            f"--reward: module {module!r} cannot be imported: {summary(error)}"
-            f"{where if isinstance(error, ModuleNotFoundError) else ''}"
-        ) from error
-    if not callable(function):
-        raise UsageError(f"--reward: module {module!r} has no function {attribute!r}")
-    return function

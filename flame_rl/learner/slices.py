@@ -39,15 +39,39 @@ def differentiate(
     Returns:
         The loss's numbers by name, means over the samples.
     """
+
+    def of_part(part: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
+        return gradients.differentiate(network, part, loss, own)
+
+    return summed(of_part, network, samples, gradient)
+
+
+def summed(
+    of_part: Callable[[Samples, np.ndarray], dict[str, np.ndarray]],
+    network: Network,
+    samples: Samples,
+    gradient: np.ndarray,
+) -> dict[str, float]:
+    """Write the sum of what `of_part` writes for each slice, over the number of samples, to
+    `gradient`.
+
+    Args:
+        of_part: given some of the samples, overwrites an array like `gradient` with their sum, and
+            returns numbers by name, float32 [B] each.
+        network, samples, gradient: see `differentiate`.
+
+    Returns:
+        The numbers, means over the samples.
+    """
     slices = _slices(network, samples)
     if len(slices) == 1:
-        numbers = gradients.differentiate(network, samples, loss, gradient)
+        numbers = of_part(samples, gradient)
         totals = {name: float(np.add.reduce(values)) for name, values in numbers.items()}
     else:
 
         def share(part: Samples) -> tuple[np.ndarray, dict[str, np.ndarray]]:
             own = np.empty_like(gradient)
-            return own, gradients.differentiate(network, part, loss, own)
+            return own, of_part(part, own)
 
         gradient.fill(0)
         totals: dict[str, float] = {}

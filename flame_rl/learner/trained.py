@@ -10,6 +10,7 @@ from torch import nn
 from flame_rl.learner import slices
 from flame_rl.learner.flat import adam_of
 from flame_rl.learner.gradients.network import Loss, Network, Pass, Samples, Slope
+from flame_rl.learner.losses import Sum
 
 
 class TrainedNetwork:
@@ -31,16 +32,16 @@ class TrainedNetwork:
     def step(
         self,
         samples: Samples,
-        loss: Loss,
+        loss: Loss | Sum,
         learning_rate: float,
         max_grad_norm: float,
         unless: Callable[[dict[str, float]], bool] = lambda numbers: False,
     ) -> dict[str, float]:
-        """One step of Adam down the mean loss.
+        """One step of Adam down a mean loss.
 
         Args:
             samples: the minibatch.
-            loss: see `Loss`.
+            loss: one loss, or a sum of several.
             learning_rate: Adam's step size.
             max_grad_norm: a gradient of a greater norm is scaled down to it.
             unless: called with the result; if it returns True, the network is not changed.
@@ -49,7 +50,10 @@ class TrainedNetwork:
             The loss's numbers before the step, "gradient_norm" before clipping, and "taken", 1 or
             0: whether the network was changed.
         """
-        numbers = slices.differentiate(self.network, samples, loss, self.adam.gradient)
+        if isinstance(loss, Sum):
+            numbers = loss.differentiate(self.network, samples, self.adam.gradient)
+        else:
+            numbers = slices.differentiate(self.network, samples, loss, self.adam.gradient)
         numbers["gradient_norm"] = self.adam.clip_gradient(max_grad_norm)
         numbers["taken"] = float(not unless(numbers))
         if numbers["taken"]:

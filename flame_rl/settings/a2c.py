@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from flame_rl.settings.checks import Count, Fraction, LogStd, NonNegative, Positive, check_fields
+from flame_rl.settings.losses import check_losses
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class A2C:
     """Step size of the policy's Adam."""
 
     value_learning_rate: Positive = 1e-3
-    """Step size of the value network's Adam."""
+    """Step size of the value network's Adam; not used with --shared-torso."""
 
     learning_rate_decay: bool = True
     """Let both step sizes fall linearly to 0 at the last iteration."""
@@ -42,7 +43,8 @@ class A2C:
     episode)."""
 
     value_epochs: Count = 5
-    """Epochs of the value network over each batch; the policy makes one."""
+    """Epochs of the value network over each batch; the policy makes one, and so do both with
+    --shared-torso."""
 
     minibatches: Count = 32
     """Minibatches in each epoch; fewer where they would have fewer than 64 steps. 1: the whole
@@ -68,5 +70,20 @@ class A2C:
     """Collect the next iteration's episodes during the update, with the policy from before it. What
     that policy did is weighted by V-trace (Espeholt et al. 2018)."""
 
+    shared_torso: bool = False
+    """Let policy and values share all layers but the last one of each, the output. The network then
+    descends the sum of their losses, in one epoch over each batch, at --learning-rate."""
+
+    value_weight: Positive = 0.5
+    """With --shared-torso, weight of the loss of the values; the policy's loss has weight 1."""
+
+    auxiliary: tuple[str, ...] = ()
+    """With --shared-torso, further losses of the shared layers, module:class each, such as
+    prediction:NextObservation."""
+
+    auxiliary_weights: tuple[NonNegative, ...] = ()
+    """A weight for each of --auxiliary."""
+
     def __post_init__(self) -> None:
         check_fields(self)
+        check_losses(self)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from flame_rl.settings.checks import Count, LogStd, NonNegative, Positive, check_fields
+from flame_rl.settings.checks import Count, LogStd, NonNegative, Positive, check_fields, refuse
+from flame_rl.settings.losses import check_losses
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Reinforce:
     """Step size of the policy's Adam."""
 
     value_learning_rate: Positive = 1e-3
-    """Step size of the value network's Adam."""
+    """Step size of the value network's Adam; not used with --shared-torso."""
 
     learning_rate_decay: bool = True
     """Let both step sizes fall linearly to 0 at the last iteration."""
@@ -38,7 +39,8 @@ class Reinforce:
     same time step, or a value network."""
 
     value_epochs: Count = 5
-    """Epochs of the value network over each batch; the policy makes one."""
+    """Epochs of the value network over each batch; the policy makes one, and so do both with
+    --shared-torso."""
 
     minibatches: Count = 32
     """Minibatches in each epoch; fewer where they would have fewer than 64 steps. 1: the whole
@@ -62,5 +64,24 @@ class Reinforce:
     initial_log_std: LogStd = -0.5
     """Logarithm of the initial standard deviation of continuous actions."""
 
+    shared_torso: bool = False
+    """Let policy and values share all layers but the last one of each, the output. The network then
+    descends the sum of their losses, in one epoch over each batch, at --learning-rate."""
+
+    value_weight: Positive = 0.5
+    """With --shared-torso, weight of the loss of the values; the policy's loss has weight 1."""
+
+    auxiliary: tuple[str, ...] = ()
+    """With --shared-torso, further losses of the shared layers, module:class each, such as
+    prediction:NextObservation."""
+
+    auxiliary_weights: tuple[NonNegative, ...] = ()
+    """A weight for each of --auxiliary."""
+
     def __post_init__(self) -> None:
         check_fields(self)
+        check_losses(self)
+        if self.shared_torso and self.baseline != "value":
+            refuse(
+                "shared_torso", f"not with --baseline {self.baseline}, which has no values", True
+            )

@@ -73,6 +73,7 @@ for words in json.loads(sys.argv[1]):
         ("add-an-algorithm", False),
         ("add-a-replay-learner", False),
         ("rewards", False),
+        ("losses", False),
         ("agents", False),
         pytest.param("memory", True, marks=pytest.mark.slow),
         pytest.param("add-an-algorithm", True, marks=pytest.mark.slow),

@@ -16,14 +16,12 @@ from flame_rl.learner.on_policy import (
     ActorCritic,
     Improved,
     OnPolicy,
+    epoch,
+    explained_variance,
     normalized,
     on_policy,
-    policy_epoch,
     policy_gradient_loss,
     policy_metrics,
-    shuffled,
-    value_epochs,
-    value_metrics,
 )
 from flame_rl.learner.returns import generalized_advantages
 from flame_rl.settings.config import TrainConfig
@@ -62,12 +60,9 @@ def improve(
         "log_probs": batch.log_probs,
         "advantages": normalized(advantages),
     }
-    minibatches = shuffled(batch.policy_inputs, batch, columns, settings.minibatches, generator)
     networks.follow_returns(targets)
-    epochs = settings.value_epochs
-    value_loss = value_epochs(networks, batch, targets, epochs, settings, generator, decay)
-
     loss = policy_gradient_loss(settings.entropy_coefficient)
-    steps, _ = policy_epoch(networks.policy, loss, minibatches, settings, decay)
-    predicted = targets - advantages
-    return policy_metrics(steps), lambda: value_metrics(value_loss(), predicted, targets)
+    times = settings.value_epochs
+    done = epoch(networks, batch, columns, loss, targets, settings, generator, decay, times)
+    explained = explained_variance(targets - advantages, targets)
+    return policy_metrics(done.steps), lambda: done.of_value() | explained

@@ -19,14 +19,12 @@ from flame_rl.learner.on_policy import (
     ActorCritic,
     Improved,
     OnPolicy,
+    epoch,
+    explained_variance,
     kl_terms,
     normalized,
     on_policy,
-    policy_epoch,
     policy_metrics,
-    shuffled,
-    value_epochs,
-    value_metrics,
 )
 from flame_rl.learner.returns import generalized_advantages
 from flame_rl.settings.config import TrainConfig
@@ -52,8 +50,8 @@ def improve(
     steps: list[dict[str, float]] = []
     too_far = False
     loss = clipped_loss(settings.clip_range, settings.entropy_coefficient)
-    for epoch in range(settings.epochs):
-        if epoch == 0 or settings.recompute_advantages:
+    for number in range(settings.epochs):
+        if number == 0 or settings.recompute_advantages:
             values = networks.values(batch)
             advantages = generalized_advantages(
                 batch.rewards,
@@ -65,8 +63,8 @@ def improve(
                 batch.weights,
             )
             targets = advantages + values[batch.rows]
-        if epoch == 0:
-            predicted, wanted = targets - advantages, targets
+        if number == 0:
+            explained = explained_variance(targets - advantages, targets)
             networks.follow_returns(targets)
 
         columns = {
@@ -74,14 +72,14 @@ def improve(
             "log_probs": batch.log_probs,
             "advantages": normalized(advantages),
         }
-        inputs, count = batch.policy_inputs, settings.minibatches
-        minibatches = [] if too_far else shuffled(inputs, batch, columns, count, generator)
-        value_loss = value_epochs(networks, batch, targets, 1, settings, generator, decay)
-        more, ended = policy_epoch(networks.policy, loss, minibatches, settings, decay)
-        steps, too_far = steps + more, too_far or ended
-        if epoch + 1 < settings.epochs:
-            value_loss()
-    return policy_metrics(steps), lambda: value_metrics(value_loss(), predicted, wanted)
+        done = epoch(
+            networks, batch, columns, loss, targets, settings, generator, decay, ended=too_far
+        )
+        steps, too_far = steps + done.steps, done.ended
+        if done.over or number + 1 == settings.epochs:
+            break
+        done.of_value()
+    return policy_metrics(steps), lambda: done.of_value() | explained
 
 
 def clipped_loss(clip_range: float, c: float) -> Loss:

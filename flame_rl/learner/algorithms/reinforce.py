@@ -18,14 +18,12 @@ from flame_rl.learner.on_policy import (
     ActorCritic,
     Improved,
     OnPolicy,
+    epoch,
+    explained_variance,
     normalized,
     on_policy,
-    policy_epoch,
     policy_gradient_loss,
     policy_metrics,
-    shuffled,
-    value_epochs,
-    value_metrics,
 )
 from flame_rl.learner.returns import (
     above_baseline,
@@ -72,17 +70,14 @@ def improve(
         "log_probs": batch.log_probs,
         "advantages": normalized(advantages),
     }
-    minibatches = shuffled(batch.policy_inputs, batch, columns, settings.minibatches, generator)
+    targets, explained = None, {}
     if values is not None:
         networks.follow_returns(returns)
-        epochs = settings.value_epochs
-        value_loss = value_epochs(networks, batch, returns, epochs, settings, generator, decay)
-
+        targets, explained = returns, explained_variance(baseline, returns)
     loss = policy_gradient_loss(settings.entropy_coefficient)
-    steps, _ = policy_epoch(networks.policy, loss, minibatches, settings, decay)
-    if values is None:
-        return policy_metrics(steps), dict
-    return policy_metrics(steps), lambda: value_metrics(value_loss(), baseline, returns)
+    times = settings.value_epochs
+    done = epoch(networks, batch, columns, loss, targets, settings, generator, decay, times)
+    return policy_metrics(done.steps), lambda: done.of_value() | explained
 
 
 def returns_to_go(batch: Batch, discount: float, last: np.ndarray) -> np.ndarray:

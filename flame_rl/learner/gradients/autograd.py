@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -62,19 +62,37 @@ class AutogradPass:
         shares = self._back(slopes, self._parameters)
         np.concatenate([share.reshape(-1).numpy() for share in shares], out=gradient)
 
+    def to_parameters_of_each(
+        self, slopes: Sequence[dict[int, Slope]], gradients: np.ndarray
+    ) -> None:
+        """Write the gradients of K losses, each summed over the samples, to the rows of
+        `gradients`, float32 [K, P].
+
+        Args:
+            slopes: for each loss its slopes, by the places of the outputs that it is a loss of.
+            gradients: overwritten; a row is as in `Pass.to_parameters`.
+        """
+        for place, (own, gradient) in enumerate(zip(slopes, gradients, strict=True)):
+            every = tuple(own.get(output) for output in range(len(self._outputs)))
+            shares = self._back(every, self._parameters, again=place + 1 < len(slopes))
+            np.concatenate([share.reshape(-1).numpy() for share in shares], out=gradient)
+
     def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
         (slope,) = self._back(slopes, [self._inputs])
         return slope.numpy()
 
-    def _back(self, slopes: tuple[Slope, ...], targets: list[Tensor]) -> tuple[Tensor, ...]:
+    def _back(
+        self, slopes: tuple[Slope | None, ...], targets: list[Tensor], again: bool = False
+    ) -> tuple[Tensor, ...]:
         # A scalar with these slopes: given the slopes, torch imports sympy to check their shapes,
         # which takes half a second.
         total = sum(
             (output * torch.as_tensor(slope, dtype=output.dtype)).sum()
             for output, slope in zip(self._outputs, slopes, strict=True)
-            if output.requires_grad  # not the entropy of a fixed distribution
+            # Not the entropy of a fixed distribution.
+            if slope is not None and output.requires_grad
         )
-        return torch.autograd.grad(total, targets, materialize_grads=True)
+        return torch.autograd.grad(total, targets, retain_graph=again, materialize_grads=True)
 
 
 def tracked(inputs: Tensor) -> Tensor:
@@ -98,7 +116,8 @@ def frames_of(module: nn.Module) -> int:
 
 def known(module: nn.Module) -> list[Layer]:
     """The layers of the module that actors know."""
-    layers = [part.layer() for part in module.modules() if hasattr(part, "layer")]
+    # Of the class: a user's module may have a submodule of that name.
+    layers = [part.layer() for part in module.modules() if hasattr(type(part), "layer")]
     return [layer for layer in layers if layer.kind in LAYERS]
 
 

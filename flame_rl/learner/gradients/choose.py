@@ -54,6 +54,16 @@ def value_network(module: nn.Module) -> Network:
     return _chosen(plain, module, Value(module.scale.numpy()))
 
 
+def shared_network(module: nn.Module) -> Network:
+    """A `SharedNetwork` as in model.py: its outputs are those of a policy, then of a value network,
+    then the losses of auxiliary modules."""
+
+    def apply(m: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return m.every_output(samples)
+
+    return SequenceNetwork(module, apply) if remembers(module) else AutogradNetwork(module, apply)
+
+
 def raw_network(module: nn.Module) -> Network:
     """A module of observations alone, such as action values or a deterministic policy: its output
     as it is, [B, outputs]."""

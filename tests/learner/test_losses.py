@@ -1,0 +1,394 @@
+"""A sum of losses on one network, against torch's gradient of the plain sum, written out anew."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.learner.batch import make_batch
+from flame_rl.learner.gradients import autograd, sequences
+from flame_rl.learner.on_policy import acted, log_probs
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.losses import loss_name
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec, Episodes
+from tests.helpers import episode_of, together
+from tests.learners import ON_POLICY, learner_of, random_episodes
+
+HERE = "tests.learner.test_losses"
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class NextObservation(nn.Module):
+    """Depends on everything that an auxiliary loss may see."""
+
+    def __init__(self, features: int, spec: EnvironmentSpec) -> None:
+        super().__init__()
+        self.layer = nn.Linear(features, spec.observation_dim)  # a name that `Network` looks for
+
+    def forward(self, features, samples):
+        change = samples["next_observations"] - samples["observations"]
+        errors = (self.layer(features) - change).square().sum(dim=-1)
+        kinds = samples["rewards"] + 3 * samples["terminated"]
+        actions = samples["actions"].reshape(*kinds.shape, -1).sum(dim=-1)
+        return errors * (2 + kinds + actions)
+
+
+class Size(nn.Module):
+    """Has no parameters: the features should be small."""
+
+    def __init__(self, features: int, spec: EnvironmentSpec) -> None:
+        super().__init__()
+
+    def forward(self, features, samples):
+        return features.square().sum(dim=-1)
+
+
+AUXILIARY = {
+    "auxiliary": (f"{HERE}:NextObservation", f"{HERE}:Size"),
+    "auxiliary_weights": (0.3, 0.02),
+}
+NAMES = ("policy", "value", "next_observation", "size")
+
+
+def shared_learner(continuous: bool, **options):
+    return learner_of(continuous, **({"shared_torso": True, "epochs": 1} | options))
+
+
+def expected_losses(module, episodes: Episodes, algorithm: str) -> dict[str, torch.Tensor]:
+    """The mean losses of the first update, step by step, before which all values are 0."""
+    factor = {"reinforce": 0.9, "a2c": 0.9 * 0.8, "ppo": 0.9 * 0.8}[algorithm]
+    returns = []
+    for episode in episodes:
+        g, backwards = 0.0, []
+        for reward in episode.rewards[::-1]:
+            g = reward + factor * g
+            backwards.append(g)
+        returns += backwards[::-1]
+    mean = sum(returns) / len(returns)
+    std = math.sqrt(sum((g - mean) ** 2 for g in returns) / len(returns))
+    scale = math.sqrt(sum(g * g for g in returns) / len(returns))
+    advantages, targets = [(g - mean) / std for g in returns], returns
+
+    losses, t = {name: 0.0 for name in NAMES}, 0
+    *hidden, output = module.policy.network
+    for episode in episodes:
+        features = torch.from_numpy(episode.observations[:-1])
+        for layer in hidden:
+            features = layer(features)
+        for step in range(episode.length):
+            out, action = output(features[step]), episode.actions[step]
+            if episode.actions.dtype == np.int32:
+                log_pi = torch.log_softmax(out, dim=0)
+                log_prob, entropy = log_pi[int(action)], -(log_pi.exp() * log_pi).sum()
+            else:
+                normal = torch.distributions.Normal(out, module.policy.log_std.exp())
+                log_prob = normal.log_prob(torch.from_numpy(action)).sum()
+                entropy = normal.entropy().sum()
+            gain = log_prob if algorithm != "ppo" else (log_prob - log_prob.detach()).exp()
+            losses["policy"] = losses["policy"] - gain * advantages[t] - 0.1 * entropy
+            value = (features[step] * module.value.weight[0]).sum() + module.value.bias[0]
+            losses["value"] = losses["value"] + 0.5 * (value - targets[t] / scale) ** 2
+            predicted = nn.functional.linear(features[step], *_layer(module))
+            change = torch.from_numpy(episode.observations[step + 1] - episode.observations[step])
+            ended = episode.terminated and step + 1 == episode.length
+            factor_of_step = 2 + episode.rewards[step] + 3 * ended + float(np.sum(action))
+            error = ((predicted - change) ** 2).sum() * factor_of_step
+            losses["next_observation"] = losses["next_observation"] + error
+            losses["size"] = losses["size"] + (features[step] ** 2).sum()
+            t += 1
+    return {name: loss / t for name, loss in losses.items()}
+
+
+def _layer(module) -> list[torch.Tensor]:
+    return list(module.auxiliary["next_observation_loss"].parameters())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "memory", "continuous"),
+    [
+        ("reinforce", "none", True),
+        ("reinforce", "gru", False),
+        ("a2c", "none", False),
+        ("a2c", "gru", True),
+        ("ppo", "none", True),
+        ("ppo", "none", False),
+        ("ppo", "lstm", True),
+    ],
+)
+def test_losses_gradient_and_norms_are_those_of_the_plain_sum(
+    algorithm, memory, continuous, monkeypatch
+):
+    if algorithm == "a2c":  # several slices
+        monkeypatch.setattr(autograd, "_SLICE_ROWS", 5)
+        monkeypatch.setattr(sequences, "_SLICE_ROWS", 5)
+    learner = shared_learner(
+        continuous,
+        algorithm=algorithm,
+        memory=memory,
+        memory_size=5,
+        gamma=0.9,
+        gae_lambda=0.8,
+        entropy_coefficient=0.1,
+        value_weight=0.7,
+        **AUXILIARY,
+    )
+    module, episodes = learner.parts["shared"], random_episodes(continuous)
+    losses = expected_losses(module, episodes, algorithm)
+    weights = dict(zip(NAMES, (1.0, 0.7, 0.3, 0.02), strict=True))
+    total = sum(weights[name] * loss for name, loss in losses.items())
+    parameters = list(module.parameters())
+    gradients = {
+        name: torch.autograd.grad(
+            weights.get(name, 1.0) * loss, parameters, retain_graph=True, materialize_grads=True
+        )
+        for name, loss in {**losses, "": total}.items()
+    }
+    norms = {
+        name: math.sqrt(sum((part**2).sum().item() for part in parts))
+        for name, parts in gradients.items()
+    }
+
+    metrics = learner.update(episodes)
+    assert metrics.keys() == set(learner.algorithm.metrics)
+    assert metrics["loss"] == pytest.approx(total.item(), rel=1e-4, abs=1e-5)
+    assert metrics["gradient_norm"] == pytest.approx(norms[""], rel=1e-3)
+    for name in NAMES:
+        assert metrics[f"{name}_loss"] == pytest.approx(losses[name].item(), rel=1e-4, abs=1e-5)
+        assert metrics[f"{name}_gradient_norm"] == pytest.approx(norms[name], rel=1e-3), name
+    for ours, theirs in zip(parameters, gradients[""], strict=True):
+        torch.testing.assert_close(ours.grad, theirs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_a_shared_policy_acts_as_it_learns_and_carries_nothing_else(algorithm):
+    learner = shared_learner(True, algorithm=algorithm, normalize_observations=True, **AUXILIARY)
+    for _ in range(3):
+        learner.update(random_episodes(True))
+    module, snapshot = learner.parts["shared"], learner.snapshot()
+    assert [layer.kind for layer in snapshot.layers] == ["normalize", "dense", "tanh", "dense"]
+    observations = np.random.default_rng(3).standard_normal((16, 3)).astype(np.float32)
+    with torch.no_grad():
+        expected = module.policy(torch.from_numpy(observations)).mean.numpy()
+    np.testing.assert_allclose(
+        ActingPolicy(snapshot).forward(observations), expected, rtol=1e-4, atol=1e-5
+    )
+
+
+class Watched(nn.Module):
+    """Keeps what it has seen."""
+
+    seen: list[dict[str, torch.Tensor]] = []  # noqa: RUF012
+
+    def __init__(self, features: int, spec: EnvironmentSpec) -> None:
+        super().__init__()
+
+    def forward(self, features, samples):
+        self.seen.append(samples)
+        return features.sum(dim=-1)
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_auxiliary_losses_see_the_next_observation_normalised(frames):
+    options = {"auxiliary": (f"{HERE}:Watched",), "auxiliary_weights": (1.0,)}
+    options |= {"normalize_observations": True, "frame_stack": frames}
+    learner = shared_learner(True, algorithm="a2c", **options)
+    episodes = random_episodes(True)
+    observations = 5 + 3 * episodes.columns["observations"]
+    Watched.seen.clear()
+    learner.update(replace(episodes, columns=episodes.columns | {"observations": observations}))
+    (seen,) = Watched.seen
+    mean, std = observations.mean(axis=0), observations.std(axis=0)
+    start, row = 0, 0
+    for length in episodes.lengths:
+        for step in range(length):
+            following = (observations[start + step + 1] - mean) / std
+            np.testing.assert_allclose(seen["next_observations"][row], following, atol=1e-4)
+            latest = seen["observations"][row].detach().reshape(3, frames)[:, -1]
+            now = (observations[start + step] - mean) / std
+            np.testing.assert_allclose(latest, now, atol=1e-4)
+            row += 1
+        start += length + 1
+
+
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_the_kl_limit_holds_for_all_that_moves_the_policy(algorithm):
+    """Without rewards, an auxiliary loss does nearly alone."""
+    options = {"max_kl": 1e-3, "learning_rate": 0.1, "auxiliary": (f"{HERE}:Size",)}
+    learner = shared_learner(
+        True, algorithm=algorithm, auxiliary_weights=(100.0,), hidden_sizes=(6, 5), **options
+    )
+    episodes = random_episodes(True)
+    columns = episodes.columns | {"rewards": np.zeros(episodes.steps)}
+    episodes = replace(episodes, columns=columns)
+    samples = acted(make_batch(episodes))
+    with torch.no_grad():
+        # Large enough for the features to matter.
+        learner.parts["shared"].policy.network[-1].weight.mul_(100)
+    network = learner.algorithm.networks.policy.network
+    shortened = []
+    for _ in range(4):
+        before = log_probs(network, samples).astype(np.float64)
+        metrics = learner.update(episodes)
+        ratio = log_probs(network, samples) - before
+        kl = (np.expm1(ratio) - ratio).mean()
+        assert 0 < kl <= 1e-3 and kl == pytest.approx(metrics["kl"], rel=0.05)
+        assert metrics["policy_gradient_norm"] < 0.1 * metrics["size_gradient_norm"]
+        shortened.append(metrics["update_scale"])
+    assert min(shortened) < 1
+
+
+class Product(nn.Module):
+    """Reads the product of two numbers from the features, which have it only if they are taught."""
+
+    def __init__(self, features: int, spec: EnvironmentSpec) -> None:
+        super().__init__()
+        self.output = nn.Linear(features, 1)
+
+    def forward(self, features, samples):
+        wanted = samples["observations"][..., 0] * samples["observations"][..., 1]
+        return (self.output(features).squeeze(-1) - wanted.detach()).square()
+
+
+@pytest.mark.parametrize(("weight", "learns"), [(100.0, True), (0.0, False)])
+def test_an_auxiliary_loss_teaches_the_shared_layers(weight, learns):
+    """A linear output of the features is the product then, also for observations that were never
+    seen. The other losses do not teach it: there are no rewards."""
+    learner = shared_learner(
+        True,
+        algorithm="ppo",
+        hidden_sizes=(24,),
+        learning_rate=0.02,
+        value_weight=0.01,
+        auxiliary=(f"{HERE}:Product",),
+        auxiliary_weights=(weight,),
+    )
+    rng = np.random.default_rng(0)
+    episodes = together(
+        [
+            episode_of(
+                index=0,
+                observations=rng.uniform(-1, 1, (257, 3)).astype(np.float32),
+                actions=rng.standard_normal((256, 2)).astype(np.float32),
+                rewards=np.zeros(256),
+                terminated=True,
+                truncated=False,
+            )
+        ]
+    )
+    for _ in range(300):
+        metrics = learner.update(episodes)
+    assert (metrics["product_loss"] < 0.005) == learns
+    fresh = torch.from_numpy(rng.uniform(-1, 1, (500, 3)).astype(np.float32))
+    module = learner.parts["shared"]
+    with torch.no_grad():
+        features = torch.tanh(module.policy.network[0](fresh))
+    wanted = (fresh[:, 0] * fresh[:, 1]).numpy()
+    predicted = module.auxiliary["product_loss"].output(features).detach().numpy()[:, 0]
+    error = np.square(predicted - wanted).mean() / wanted.var()
+    assert (error < 0.1) == learns
+
+
+def test_the_weight_of_an_auxiliary_loss_decides_alone_whether_it_matters():
+    """The first weights of policy and values do not depend on which losses there are."""
+    options = {"algorithm": "ppo", "minibatches": 1}
+    without, with_none = (
+        shared_learner(True, **options, **more)
+        for more in ({}, {"auxiliary": (f"{HERE}:Product",), "auxiliary_weights": (0.0,)})
+    )
+    for learner in (without, with_none):
+        learner.update(random_episodes(True))
+    for name, tensor in without.parts["shared"].state_dict().items():
+        assert torch.equal(tensor, with_none.parts["shared"].state_dict()[name]), name
+
+
+def test_a_policy_that_went_too_far_ends_the_update_for_the_values_too():
+    """Every step of the value loss would move the policy further."""
+    options = {"algorithm": "ppo", "epochs": 8, "learning_rate": 0.3, "max_kl": 0.01}
+    options |= {"auxiliary": (f"{HERE}:Watched",), "auxiliary_weights": (0.0,)}
+    Watched.seen.clear()
+    metrics = shared_learner(True, **options).update(random_episodes(True))
+    assert metrics["kl"] <= 0.01
+    # The minibatch that exceeded it is the last one that was looked at.
+    assert len(Watched.seen) == metrics["policy_steps"] + 1 < 8
+
+
+def broken(features: int, spec: EnvironmentSpec) -> object:
+    raise ValueError("no such thing")
+
+
+def not_a_module(features: int, spec: EnvironmentSpec) -> object:
+    return 3
+
+
+class Doubles(Size):
+    def __init__(self, features: int, spec: EnvironmentSpec) -> None:
+        super().__init__(features, spec)
+        self.register_buffer("count", torch.zeros(1, dtype=torch.float64))
+
+
+class Mean(Size):
+    def forward(self, features, samples):
+        return features.mean()
+
+
+class Detached(Size):
+    def forward(self, features, samples):
+        return features.detach().sum(dim=-1)
+
+
+class Raises(Size):
+    def forward(self, features, samples):
+        return samples["colour"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", "broken raised ValueError: no such thing when it was made"),
+        ("not_a_module", "not_a_module made int; it must be a torch module"),
+        ("Doubles", "count of .*:Doubles is torch.float64"),
+        ("Absent", "has no function 'Absent'"),
+        ("Mean", "mean_loss returned torch.float32 of shape ()"),
+        ("Detached", "detached_loss returned losses that do not depend on the features"),
+        ("Raises", "raises_loss raised KeyError: 'colour'"),
+    ],
+)
+def test_what_an_auxiliary_loss_does_wrong_is_said(name, message):
+    options = {"auxiliary": (f"{HERE}:{name}",), "auxiliary_weights": (1.0,)}
+    with pytest.raises(UsageError, match="--auxiliary: .*" + message.replace("()", r"\(\)")):
+        shared_learner(True, algorithm="a2c", **options).update(random_episodes(True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"auxiliary": ("a:B",), "auxiliary_weights": (1,)}, "--auxiliary: with --shared-torso"),
+        ({"auxiliary": ("a:B",), "shared_torso": True}, "--auxiliary-weights: one for each of"),
+        ({"auxiliary_weights": (1,)}, "--auxiliary-weights: one for each of --auxiliary, so 0"),
+        ({"auxiliary": ("B",), "shared_torso": True}, "--auxiliary: a module and a class"),
+        ({"auxiliary": ("a:Value",)}, "--auxiliary: value names two losses"),
+        ({"auxiliary": ("a:B", "c:B")}, "--auxiliary: b names two losses"),
+        ({"value_weight": 0.0}, "--value-weight: above 0"),
+        ({"algorithm": "dqn", "shared_torso": True}, "shared_torso: a setting of reinforce"),
+        ({"algorithm": "impala", "shared_torso": True}, "shared_torso: a setting of reinforce"),
+        (
+            {"algorithm": "reinforce", "baseline": "none", "shared_torso": True},
+            "--shared-torso: not with --baseline none",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
+        TrainConfig(**({"algorithm": "ppo"} | settings))
+
+
+def test_a_loss_has_the_name_of_its_class():
+    assert loss_name("my.prediction:NextObservation") == "next_observation"
+    assert loss_name("prediction:reward") == "reward"
