@@ -10,6 +10,7 @@ from gymnasium import spaces
 
 import model
 from flame_rl.learner import slices
+from flame_rl.learner.device import device_of, reproducible
 from flame_rl.learner.gradients import autograd, sequences
 from flame_rl.learner.gradients.autograd import AutogradNetwork
 from flame_rl.learner.gradients.choose import (
@@ -223,3 +224,18 @@ class NoThreads:
     """A pool that computes at once."""
 
     map = map
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no graphics card")
+@kinds
+def test_a_card_gives_the_gradient_of_the_cpu(observations, memory, actions):
+    made = networks(observations, actions, memory=memory)
+    samples = samples_of(observations, actions)
+    for module, choose in zip(made, (policy_network, value_network), strict=True):
+        results = []
+        for name in ("cpu", "cuda", "cuda"):
+            with computing_on(device_of(name)), reproducible(name):
+                results.append(computed(choose(module), samples))
+        same(*results[1:])
+        for ours, theirs in zip(*results[:2], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(ours).max())
