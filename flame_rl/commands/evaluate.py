@@ -71,7 +71,12 @@ def run(command: EvaluateCommand, stop: StopSignal) -> None:
     from flame_rl.backends.select import where_collected
     from flame_rl.run.trainer import Trainer
 
-    changes: dict[str, object] = {"local": command.local, "workers": command.workers}
+    # Nothing is learned, so that no graphics card is needed.
+    changes: dict[str, object] = {
+        "local": command.local,
+        "workers": command.workers,
+        "device": "cpu",
+    }
     if command.reward_weights is not None:
         changes["reward_weights"] = command.reward_weights
     with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:

@@ -44,7 +44,8 @@ def export(arguments: Sequence[str]) -> None:
         require(package, package, GROUP)
     from flame_rl.run.trainer import Trainer
 
-    with Trainer.load(command.run, command.best, local=True, workers=0) as trainer:
+    here = {"local": True, "workers": 0, "device": "cpu"}
+    with Trainer.load(command.run, command.best, **here) as trainer:
         snapshot, spec = trainer.learner.snapshot(), trainer.spec
     for warning in trainer.warnings:
         warn(f"warning: {warning}")

@@ -108,7 +108,7 @@ def load(command: WatchCommand, stop: StopSignal) -> Trainer:
     """Make the trainer whose policy is shown."""
     from flame_rl.run.trainer import Trainer
 
-    here = {"local": True, "workers": 0}
+    here = {"local": True, "workers": 0, "device": "cpu"}
     if command.env is not None:
         return Trainer(TrainConfig(env=command.env, **here), stop=stop)
     return Trainer.load(command.run, command.best, stop=stop, **here)

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flame_rl.learner.device import device_of, resolved
+from flame_rl.learner.gradients.choose import computing_on
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
@@ -183,14 +185,16 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     """A learner with the configured algorithm; its initial weights follow from the seed.
 
     Raises:
-        UsageError: the algorithm, or `make_rewards`, refuses the settings.
+        UsageError: the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
+            card.
     """
     rewards = make_rewards(config.experiment, spec)
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
     module, _, function = config.algorithm.learner.partition(":")
     make = getattr(importlib.import_module(module), function)
-    with torch.random.fork_rng(devices=[]):
+    device = device_of(resolved(config, spec))
+    with torch.random.fork_rng(devices=[]), computing_on(device):
         torch.manual_seed(config.experiment.seed)
         return Learner(config, make(config, spec), rewards)
 

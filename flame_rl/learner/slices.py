@@ -75,7 +75,7 @@ def summed(
 
         gradient.fill(0)
         totals: dict[str, float] = {}
-        for own, numbers in _in_order(share, slices):
+        for own, numbers in _in_order(share, slices, network.parallel):
             gradient += own
             for name, values in numbers.items():
                 totals[name] = totals.get(name, 0.0) + float(np.add.reduce(values))
@@ -86,7 +86,8 @@ def summed(
 
 def outputs(network: Network, samples: Samples) -> tuple[np.ndarray, ...]:
     """The network's outputs for all samples."""
-    columns = zip(*_in_order(network.outputs, _slices(network, samples)), strict=True)
+    slices = _slices(network, samples)
+    columns = zip(*_in_order(network.outputs, slices, network.parallel), strict=True)
     return tuple(np.concatenate(column) for column in columns)
 
 
@@ -112,10 +113,12 @@ def _slices(network: Network, samples: Samples) -> list[Samples]:
     return [samples] if count <= 1 else split(samples, count)
 
 
-def _in_order(function: Callable[[Samples], Result], slices: Sequence[Samples]) -> Iterator[Result]:
-    """The function's results in the order of the slices, computed by all cores."""
+def _in_order(
+    function: Callable[[Samples], Result], slices: Sequence[Samples], parallel: bool
+) -> Iterator[Result]:
+    """The function's results in the order of the slices, computed by all cores if `parallel`."""
     cores = available_cores()
-    if cores == 1 or len(slices) < _LEAST_SLICES:
+    if not parallel or cores == 1 or len(slices) < _LEAST_SLICES:
         yield from map(function, slices)
         return
     # Only one slice per core at a time, because a finished slice's gradient takes memory.

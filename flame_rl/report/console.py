@@ -55,7 +55,7 @@ class ConsoleReporter:
             f"  Observation dim: {spec.observation_dim}\n"
             f"  Action dim: {spec.action_dim}\n"
             f"  Continuous actions: {spec.continuous}\n"
-            f"{_agents(spec)}{_amounts(config)}"
+            f"{_device(config)}{_agents(spec)}{_amounts(config)}"
             "\n"
             f"Starting {mode} training..."
         )
@@ -210,6 +210,11 @@ def _details(result: IterationResult) -> str:
 def _parts(result: IterationResult) -> list[str]:
     parts = [f"{name} {value:.1f}" for name, value in result.reward_parts.items()]
     return [f"    parts       {', '.join(parts)}"] if parts else []
+
+
+def _device(config: TrainConfig) -> str:
+    device = config.execution.device
+    return f"  Device: {device}\n" if device == "cuda" else ""
 
 
 def _agents(spec: EnvironmentSpec) -> str:

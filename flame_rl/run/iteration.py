@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from flame_rl.backends import Backend
+from flame_rl.learner.device import reproducible
 from flame_rl.learner.guard import undone_on_failure
 from flame_rl.learner.learner import Learner
 from flame_rl.run.ahead import Ahead
@@ -54,7 +55,8 @@ def run_iteration(
     with undone_on_failure(learner):
         own = learner.rewards.own_of(collected.episodes)
         learned = learner.rewards.learned_of(collected.episodes, own)
-        losses = learner.update(learned, progress(experiment, done))
+        with reproducible(config.execution.device):
+            losses = learner.update(learned, progress(experiment, done))
         updated = time.perf_counter()
         if experiment.evaluate_every and (iteration + 1) % experiment.evaluate_every == 0:
             snapshot = learner.snapshot()

@@ -84,6 +84,13 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
             f"importance weights are whole at the end of the run: with {now} in place of {before}, "
             "results differ from now on"
         )
+    then = TrainConfig.from_data(checkpoint.config).execution.device
+    device = config.execution.device
+    if then != device:
+        warnings.append(
+            f"the run learned with --device {then}, and goes on with --device {device}: results "
+            "differ from now on"
+        )
     here = versions()
     return warnings + [
         f"the run was made with {name} {version}, this is {here.get(name)}: results may differ"

@@ -52,7 +52,7 @@ class Trainer:
                 print(result.iteration, result.reward_mean)
 
     Attributes:
-        config: as given.
+        config: as given, with the device that `auto` means here.
         spec: the environment's description.
         note: why the environment's fast simulator is not used, if it has one; otherwise "".
         distributed: whether episodes are collected on a Flame cluster.
@@ -108,6 +108,7 @@ class Trainer:
             raise
 
     def _make_learner(self) -> None:
+        from flame_rl.learner.device import resolved
         from flame_rl.learner.learner import make_learner
         from flame_rl.run.iteration import environment_of
 
@@ -121,6 +122,8 @@ class Trainer:
         # The note is about the simulator, which must not make a checkpoint's environment differ.
         self.spec, self.note = replace(spec, note=""), spec.note
         self.warnings += environment_warnings(self.config, self.spec)
+        # Kept with the run, which then goes on with it wherever it is resumed.
+        self.config = self.config.changed(device=resolved(self.config, self.spec))
         with one_thread():
             self.learner = make_learner(self.config, self.spec)
         self.totals, self.tables = Totals(), {}
@@ -142,8 +145,8 @@ class Trainer:
             path: a checkpoint file or a run folder.
             best: use the run folder's best checkpoint, not its newest.
             callback, stop: as in `Trainer`.
-            changes: new values of `iterations` or of settings that change no result, such as
-                `workers`; and `env`, where a function made the environments.
+            changes: new values of `iterations` or of settings of `execution`, such as `workers`;
+                and `env`, where a function made the environments.
 
         Raises:
             UsageError: there is no sound checkpoint, it does not fit the networks in model.py, or a

@@ -34,7 +34,8 @@ class TrainConfig:
     Attributes:
         experiment: decides the result, together with `algorithm`.
         algorithm: the algorithm's settings, such as `flame_rl.settings.ppo.PPO`.
-        execution: where episodes are collected; changes no result.
+        execution: where episodes are collected and networks are computed; but for the device, it
+            changes no result.
         output: what is written and shown; changes no result.
     """
 
@@ -123,7 +124,8 @@ class TrainConfig:
     @classmethod
     def from_data(cls, data: Any) -> TrainConfig:
         """The inverse of `to_data`. A setting that an earlier version did not have, and that the
-        data lack, has its default. Raises UsageError if the data are no configuration."""
+        data lack, has its default, except that the device is the CPU. Raises UsageError if the data
+        are no configuration."""
         try:
             if unknown := set(data) - set(PARTS):
                 raise ValueError(f"{', '.join(map(str, unknown))}: no part of a configuration")
@@ -131,6 +133,8 @@ class TrainConfig:
             for part in values.values():
                 # JSON knows no tuples.
                 part |= {name: tuple(v) for name, v in part.items() if isinstance(v, list)}
+            # Where every run learned before there was a choice.
+            values["execution"].setdefault("device", "cpu")
             folder = values["output"].get("output")
             values["output"]["output"] = None if folder is None else Path(folder)
             kinds = _kinds(_known(values["algorithm"].pop("name")))

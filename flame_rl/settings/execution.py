@@ -1,4 +1,5 @@
-"""Settings that change no result: where episodes are collected, what a run writes and shows."""
+"""Settings of where a run is computed, and of what it writes and shows. Only the device changes a
+result."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from flame_rl.settings.checks import Count, CountOrZero, Positive, Within, check
 
 @dataclass(frozen=True)
 class Execution:
-    """Where episodes are collected, and the limits of workers. It changes no result."""
+    """Where networks are computed and episodes are collected, and the limits of workers. It changes
+    no result, except that each device rounds in its own way."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the learner computes its networks. cuda: on this machine's graphics card; auto: on the
+    card, if there is one, for pictures, memory and very large layers, else on the CPU. The same
+    seed gives the same metrics.csv on the same device; a resumed run stays on its own."""
 
     local: bool = False
     """Collect on this machine even where a Flame cluster is configured."""

@@ -229,7 +229,9 @@ def test_what_an_earlier_version_did_not_have_is_at_its_default(algorithm):
             data = config.to_data()
             del data[part][field.name]
             found = getattr(getattr(TrainConfig.from_data(data), part), field.name)
-            assert found == field.default, field.name
+            # Whatever there is now, those versions learned on the CPU.
+            expected = "cpu" if field.name == "device" else field.default
+            assert found == expected, field.name
 
 
 def test_every_activation_that_can_be_chosen_has_a_layer_and_the_other_way_round():

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from flame_rl.actor.policy.layers import LAYERS
 from flame_rl.learner.frames import gathered
 from flame_rl.learner.gradients.network import Samples, Slope
+from flame_rl.learner.gradients.placed import Placed, fetched
 from flame_rl.wire.messages import Layer
 
 # Computes a module's outputs, [B, ...] each, from the samples as tensors.
@@ -20,6 +21,10 @@ Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
 _SLICE_ROWS = 2048
 # Convolutions have so many numbers in a row that fewer rows are fast; the bytes of all of them.
 _SLICE_BYTES = 1 << 25
+# Another device computes a slice with all that it has, and bounded memory is all that slices are
+# for. Their size decides the bytes, so that it must not depend on the device's own memory.
+_SLICE_ROWS_ELSEWHERE = 1 << 16
+_SLICE_BYTES_ELSEWHERE = 1 << 30
 
 
 class AutogradNetwork:
@@ -27,24 +32,31 @@ class AutogradNetwork:
 
     remembers = False
 
-    def __init__(self, module: nn.Module, apply: Apply) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, apply: Apply, device: torch.device | None = None) -> None:
+        """`device` is as for `Placed`."""
+        self._placed = Placed(module, device)
         self._apply = apply
-        self._parameters = list(module.parameters())
-        self.slice_rows = slice_rows(module, _SLICE_ROWS)
+        self._parameters = list(self._placed.module.parameters())
+        self.slice_rows = slice_rows(module, _SLICE_ROWS, device)
         self.frames = frames_of(module)
+        self.parallel = device is None
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         return observations
 
     @torch.no_grad()
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
-        return tuple(output.numpy() for output in self._apply(self._module, tensors_of(samples)))
+        placed = self._placed
+        placed.follow()
+        outputs = self._apply(placed.module, tensors_of(samples, placed.device))
+        return tuple(map(fetched, outputs))
 
     def forward(self, samples: Samples) -> AutogradPass:
-        tensors = tensors_of(samples)
+        placed = self._placed
+        placed.follow()
+        tensors = tensors_of(samples, placed.device)
         inputs = tensors["inputs"] = tracked(tensors["inputs"])
-        return AutogradPass(inputs, self._apply(self._module, tensors), self._parameters)
+        return AutogradPass(inputs, self._apply(placed.module, tensors), self._parameters)
 
 
 class AutogradPass:
@@ -56,11 +68,12 @@ class AutogradPass:
         self._inputs = inputs
         self._outputs = outputs
         self._parameters = parameters
-        self.outputs = tuple(output.detach().numpy() for output in outputs)
+        self.outputs = tuple(map(fetched, outputs))
 
     def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
         shares = self._back(slopes, self._parameters)
-        np.concatenate([share.reshape(-1).numpy() for share in shares], out=gradient)
+        # One array, because each that comes from another device is waited for.
+        gradient[...] = fetched(torch.cat([share.reshape(-1) for share in shares]))
 
     def to_parameters_of_each(
         self, slopes: Sequence[dict[int, Slope]], gradients: np.ndarray
@@ -79,7 +92,7 @@ class AutogradPass:
 
     def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
         (slope,) = self._back(slopes, [self._inputs])
-        return slope.numpy()
+        return fetched(slope)
 
     def _back(
         self, slopes: tuple[Slope | None, ...], targets: list[Tensor], again: bool = False
@@ -87,7 +100,7 @@ class AutogradPass:
         # A scalar with these slopes: given the slopes, torch imports sympy to check their shapes,
         # which takes half a second.
         total = sum(
-            (output * torch.as_tensor(slope, dtype=output.dtype)).sum()
+            (output * torch.as_tensor(slope, dtype=output.dtype, device=output.device)).sum()
             for output, slope in zip(self._outputs, slopes, strict=True)
             # Not the entropy of a fixed distribution.
             if slope is not None and output.requires_grad
@@ -101,11 +114,14 @@ def tracked(inputs: Tensor) -> Tensor:
     return inputs.detach().requires_grad_(inputs.is_floating_point())
 
 
-def slice_rows(module: nn.Module, most: int) -> int:
-    """How many rows are computed at once: `most`, or fewer where convolutions have so many numbers
-    that these would take much memory."""
+def slice_rows(module: nn.Module, most: int, device: torch.device | None) -> int:
+    """How many rows are computed at once: `most`, on another device more, or fewer where
+    convolutions have so many numbers that these would take much memory."""
+    limit = _SLICE_BYTES
+    if device is not None:
+        most, limit = _SLICE_ROWS_ELSEWHERE, _SLICE_BYTES_ELSEWHERE
     numbers = sum(sum(LAYERS[layer.kind].sizes(**layer.arrays).values()) for layer in known(module))
-    return min(most, max(1, _SLICE_BYTES // (4 * numbers))) if numbers else most
+    return min(most, max(1, limit // (4 * numbers))) if numbers else most
 
 
 def frames_of(module: nn.Module) -> int:
@@ -121,12 +137,13 @@ def known(module: nn.Module) -> list[Layer]:
     return [layer for layer in layers if layer.kind in LAYERS]
 
 
-def tensors_of(samples: Samples) -> dict[str, Tensor]:
-    """The columns as tensors; integers are int64, but for uint8, the numbers of pictures."""
+def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
+    """The columns as tensors on the device; integers are int64, but for uint8, the numbers of
+    pictures."""
     # In a new thread, products would run on OpenMP's own number of threads until torch is asked for
     # its number.
     torch.get_num_threads()
-    tensors = {name: torch.from_numpy(gathered(column)) for name, column in samples.items()}
+    tensors = {n: torch.from_numpy(gathered(column)).to(device) for n, column in samples.items()}
     return {
         n: t if t.is_floating_point() or t.dtype == torch.uint8 else t.long()
         for n, t in tensors.items()

@@ -35,6 +35,7 @@ class NetworkByHand:
 
     remembers = False
     frames = 1
+    parallel = True
 
     def __init__(self, layers: Sequence[Layer], head: Head, moments: Moments | None = None) -> None:
         """

@@ -1,5 +1,5 @@
 """Choose how a network is differentiated: over whole sequences if it has a memory, otherwise by
-hand where that is sure to be the same.
+hand where that is sure to be the same; and by torch wherever the CPU does not compute it.
 
 Sure means that the module consists of layers that modules.py knows, and that a comparison with
 autograd agrees: a module that somebody changed in model.py goes through torch.
@@ -7,10 +7,15 @@ autograd agrees: a module that somebody changed in model.py goes through torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.gradients.autograd import AutogradNetwork
+from flame_rl.learner.gradients.autograd import Apply, AutogradNetwork
 from flame_rl.learner.gradients.by_hand import NetworkByHand
 from flame_rl.learner.gradients.heads import Categorical, Gaussian, Head, Raw, Value
 from flame_rl.learner.gradients.modules import UnknownLayerError, network_by_hand
@@ -20,6 +25,20 @@ from flame_rl.learner.gradients.sequences import SequenceNetwork, remembers
 _CHECK_ROWS = 64
 # Relative to the greatest number; float32 rounds at 6e-8 per operation.
 _TOLERANCE = 1e-4
+# As the seed of the first weights, it reaches the networks past the algorithms, which need not know
+# of it.
+_DEVICE: ContextVar[torch.device | None] = ContextVar("device", default=None)
+
+
+@contextmanager
+def computing_on(device: torch.device | None) -> Iterator[None]:
+    """Networks that are chosen within the block are computed on this device, and none of them by
+    hand; None: on the CPU."""
+    token = _DEVICE.set(device)
+    try:
+        yield
+    finally:
+        _DEVICE.reset(token)
 
 
 def policy_network(module: nn.Module) -> Network:
@@ -28,9 +47,9 @@ def policy_network(module: nn.Module) -> Network:
     def apply(m: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
         return m.log_prob_and_entropy(samples["inputs"], samples["actions"])
 
-    if remembers(module):
-        return SequenceNetwork(module, apply)
-    plain = AutogradNetwork(module, apply)
+    plain = _by_torch(module, apply)
+    if not _may_be_by_hand(plain):
+        return plain
     snapshot = module.snapshot(0)
     last, head = snapshot.layers[-1], snapshot.head
     if head.kind == "gaussian":
@@ -48,10 +67,7 @@ def policy_network(module: nn.Module) -> Network:
 
 def value_network(module: nn.Module) -> Network:
     """A value network as in model.py: its output is the values."""
-    if remembers(module):
-        return SequenceNetwork(module, _of_inputs)
-    plain = AutogradNetwork(module, _of_inputs)
-    return _chosen(plain, module, Value(module.scale.numpy()))
+    return _chosen(_by_torch(module, _of_inputs), module, Value(module.scale.numpy()))
 
 
 def shared_network(module: nn.Module) -> Network:
@@ -67,10 +83,7 @@ def shared_network(module: nn.Module) -> Network:
 def raw_network(module: nn.Module) -> Network:
     """A module of observations alone, such as action values or a deterministic policy: its output
     as it is, [B, outputs]."""
-    if remembers(module):
-        return SequenceNetwork(module, _of_inputs)
-    plain = AutogradNetwork(module, _of_inputs)
-    return _chosen(plain, module, Raw())
+    return _chosen(_by_torch(module, _of_inputs), module, Raw())
 
 
 def critic_network(module: nn.Module, observation_dim: int) -> Network:
@@ -81,16 +94,27 @@ def critic_network(module: nn.Module, observation_dim: int) -> Network:
         inputs = samples["inputs"]
         return (m(inputs[:, :observation_dim], inputs[:, observation_dim:])[:, None],)
 
-    return _chosen(AutogradNetwork(module, apply), module, Raw())
+    return _chosen(_by_torch(module, apply), module, Raw())
 
 
 def _of_inputs(module: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
     return (module(samples["inputs"]),)
 
 
-def _chosen(plain: AutogradNetwork, module: nn.Module, head: Head) -> Network:
+def _by_torch(module: nn.Module, apply: Apply) -> Network:
+    kind = SequenceNetwork if remembers(module) else AutogradNetwork
+    return kind(module, apply, _DEVICE.get())
+
+
+def _may_be_by_hand(plain: Network) -> bool:
+    return _DEVICE.get() is None and not plain.remembers
+
+
+def _chosen(plain: Network, module: nn.Module, head: Head) -> Network:
     """The module by hand, with that head, if that can be made and agrees with `plain`; else
     `plain`."""
+    if not _may_be_by_hand(plain):
+        return plain
     try:
         quick = network_by_hand(module, head)
     except UnknownLayerError:

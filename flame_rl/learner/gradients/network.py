@@ -70,11 +70,13 @@ class Network(Protocol):
         slice_rows: the number of rows that is computed at once for best speed.
         remembers: whether outputs depend on all steps before, so that samples must be sequences.
         frames: how many observations, the latest and those before it, are one input.
+        parallel: whether several cores may compute slices at the same time.
     """
 
     slice_rows: int
     remembers: bool
     frames: int
+    parallel: bool
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         """What the network needs of observations, float32 [B, D], as long as its buffers stay."""

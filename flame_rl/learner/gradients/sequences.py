@@ -18,6 +18,7 @@ from flame_rl.learner.gradients.autograd import (
     tracked,
 )
 from flame_rl.learner.gradients.network import Samples
+from flame_rl.learner.gradients.placed import Placed, fetched
 
 # A slice takes as long as its longest sequence has steps, nearly regardless of how many sequences
 # there are: as few slices as memory allows.
@@ -39,35 +40,43 @@ class SequenceNetwork:
 
     remembers = True
 
-    def __init__(self, module: nn.Module, apply: Apply) -> None:
-        self._module = module
+    def __init__(self, module: nn.Module, apply: Apply, device: torch.device | None = None) -> None:
+        """`device` is as for `Placed`."""
+        self._placed = Placed(module, device)
         self._apply = apply
-        self._parameters = list(module.parameters())
-        self.slice_rows = slice_rows(module, _SLICE_ROWS)
+        self._parameters = list(self._placed.module.parameters())
+        self.slice_rows = slice_rows(module, _SLICE_ROWS, device)
         self.frames = frames_of(module)
+        self.parallel = device is None
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         return observations
 
     @torch.no_grad()
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
-        return tuple(output.numpy() for output in self._unrolled(tensors_of(samples)))
+        time, tensors = self._divided(samples)
+        return tuple(map(fetched, self._unrolled(time, tensors)))
 
     def forward(self, samples: Samples) -> AutogradPass:
-        tensors = tensors_of(samples)
+        time, tensors = self._divided(samples)
         inputs = tensors["inputs"] = tracked(tensors["inputs"])
-        return AutogradPass(inputs, self._unrolled(tensors), self._parameters)
+        return AutogradPass(inputs, self._unrolled(time, tensors), self._parameters)
 
-    def _unrolled(self, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def _divided(self, samples: Samples) -> tuple[np.ndarray, dict[str, Tensor]]:
+        """The column "time", and the others on the device."""
+        others = {name: column for name, column in samples.items() if name != "time"}
+        return samples["time"], tensors_of(others, self._placed.device)
+
+    def _unrolled(self, time: np.ndarray, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """The outputs, [B, ...] each."""
-        time = samples.pop("time")
-        starts = torch.cat([torch.nonzero(time == 0)[:, 0], torch.tensor([len(time)])])
-        lengths = starts.diff()
+        self._placed.follow()
+        lengths = np.diff(np.flatnonzero(time == 0), append=len(time))
         steps, count = int(lengths.max()), len(lengths)
         # Of each row, in time steps by sequences made flat.
-        place = time * count + torch.arange(count).repeat_interleave(lengths)
+        places = time.astype(np.int64) * count + np.arange(count).repeat(lengths)
+        place = torch.from_numpy(places).to(self._placed.device)
         padded = {name: _padded(column, place, steps, count) for name, column in samples.items()}
-        outputs = self._apply(self._module, padded)
+        outputs = self._apply(self._placed.module, padded)
         return tuple(output.flatten(0, 1)[place] for output in outputs)
 
 

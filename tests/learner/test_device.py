@@ -1,0 +1,140 @@
+"""On which device a run's networks are computed, and that no algorithm learns otherwise there: a
+second copy of each network on the CPU takes the same way as one on a graphics card."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from flame_rl.learner import device
+from flame_rl.learner import learner as learners
+from flame_rl.learner.gradients.placed import Placed
+from flame_rl.settings.algorithms import ALGORITHMS
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec
+from tests.helpers import episode_of, spec_of, together
+from tests.learners import OF_CONTINUOUS_ACTIONS, make_learner
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PICTURE = spaces.Box(0, 255, (6, 5, 2), np.uint8)
+VECTOR = spaces.Box(-10, 10, (60,))
+
+
+def random_episodes(spec: EnvironmentSpec):
+    rng, episodes = np.random.default_rng(3), []
+    for index, length in enumerate([9, 4, 12]):
+        actions = rng.integers(0, 5, length).astype(np.int32)
+        if spec.continuous:
+            actions = rng.standard_normal((length, 3)).astype(np.float32)
+        pictures = rng.integers(0, 256, (length + 1, 60)).astype(np.uint8)
+        rewards = rng.standard_normal(length)
+        episodes.append(episode_of(index, pictures, actions, rewards, index != 1, index == 1))
+    return together(episodes)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_learns_the_same_with_twins(algorithm, monkeypatch):
+    """Two updates, and the second begins with what a checkpoint has of the first."""
+    continuous = algorithm in OF_CONTINUOUS_ACTIONS
+    actions = spaces.Box(-1, 1, (3,)) if continuous else spaces.Discrete(5)
+    spec = EnvironmentSpec("X-v0", PICTURE, actions)
+    options = {
+        "algorithm": algorithm,
+        "hidden_sizes": (8,),
+        "memory": "gru" if algorithm in ("r2d2", "ppo") else "none",
+        "warm_up_steps": 0,
+        "batch_size": 8,
+        "updates_per_step": 0.2,
+        "sequence_length": 4,
+        "capacity": 100,
+        "max_kl": 1e-4,  # also the way back is computed
+    }
+    used: set[Placed] = set()
+    follow = Placed.follow
+    monkeypatch.setattr(Placed, "follow", lambda self: used.add(self) or follow(self))
+    digests, metrics = [], []
+    for place in (None, torch.device("cpu")):
+        used.clear()
+        monkeypatch.setattr(learners, "device_of", lambda name, place=place: place)
+        learner = make_learner(spec, **options)
+        learner.update(random_episodes(spec))
+        state = copy.deepcopy(learner.state_dict())
+        if algorithm in ("reinforce", "a2c", "ppo"):  # the others' replay is in files
+            learner = make_learner(spec, **options)
+            learner.load_state_dict(state)
+        metrics.append(learner.update(random_episodes(spec)))
+        digests.append(learner.weights_digest())
+        assert len(used) >= 2
+        assert all((each.module is not each._trained) is (place is not None) for each in used)
+    assert digests[0] == digests[1]
+    assert metrics[0] == metrics[1]
+
+
+@pytest.mark.parametrize(
+    ("observations", "options", "there"),
+    [
+        (PICTURE, {}, True),
+        (VECTOR, {"memory": "lstm"}, True),
+        (VECTOR, {"hidden_sizes": (2048, 2048)}, True),
+        (VECTOR, {"hidden_sizes": (256, 256)}, False),
+        (spaces.Box(0, 255, (60,), np.uint8), {}, False),
+        (spaces.Dict({"a": VECTOR}), {}, False),
+    ],
+)
+def test_auto_takes_a_card_where_it_pays(observations, options, there, monkeypatch):
+    config = TrainConfig(algorithm="ppo", **options)
+    spec = EnvironmentSpec("X-v0", observations, spaces.Discrete(5))
+    for available in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        assert device.resolved(config, spec) == ("cuda" if available and there else "cpu")
+        assert device.resolved(config.changed(device="cpu"), spec) == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert device.resolved(config.changed(device="cuda"), spec) == "cuda"
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_missing_card_is_explained(built, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    with pytest.raises(UsageError) as caught:
+        make_learner(spec_of(3, 2, False), device="cuda")
+    text = str(caught.value)
+    assert text.startswith("--device: cuda, and torch finds no graphics card: ")
+    assert ("driver" in text) is built and ("build without CUDA" in text) is not built
+    assert "Leave the flag out" in text and "--device cpu" in text
+
+
+def test_a_card_computes_the_same_each_time(monkeypatch):
+    """torch's switches, which can be set without a card, too."""
+
+    def switches():
+        cudnn = torch.backends.cudnn
+        return (
+            torch.get_deterministic_debug_mode(),
+            torch.get_float32_matmul_precision(),
+            cudnn.enabled,
+            cudnn.deterministic,
+            cudnn.benchmark,
+            cudnn.allow_tf32,
+        )
+
+    before = switches()
+    with device.reproducible("cpu"):
+        assert switches() == before
+    with device.reproducible("cuda"):
+        assert switches() == (2, "highest", True, True, False, False)
+    assert switches() == before
+    with pytest.raises(ZeroDivisionError), device.reproducible("cuda"):
+        raise ZeroDivisionError
+    assert switches() == before
+
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    assert device.device_of("cpu") is None and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    assert device.device_of("cuda") == torch.device("cuda")
+    assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":16:8"

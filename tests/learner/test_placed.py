@@ -1,0 +1,241 @@
+"""Networks that another device computes. A second copy on the CPU takes the same way as one on a
+graphics card, and must give the same bits; torch's device `meta` shows that everything is moved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import model
+from flame_rl.learner import slices
+from flame_rl.learner.device import device_of, reproducible
+from flame_rl.learner.gradients import autograd, sequences
+from flame_rl.learner.gradients.autograd import AutogradNetwork
+from flame_rl.learner.gradients.choose import (
+    computing_on,
+    critic_network,
+    policy_network,
+    raw_network,
+    value_network,
+)
+from flame_rl.learner.gradients.sequences import SequenceNetwork
+from flame_rl.learner.returns import time_steps
+from flame_rl.wire.messages import EnvironmentSpec
+from tests.helpers import spec_of
+from tests.learners import make_config
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU, META = torch.device("cpu"), torch.device("meta")
+PICTURE = spaces.Box(0, 255, (6, 5, 2), np.uint8)
+VECTOR = spaces.Box(-10, 10, (60,))
+ACTIONS = {
+    "categorical": spaces.Discrete(5),
+    "factored": spaces.MultiDiscrete([2, 4]),
+    "gaussian": spaces.Box(-1, 1, (3,)),
+}
+LENGTHS = np.array([4, 1, 7, 3])
+
+
+def networks(observations: spaces.Box, actions: str = "categorical", **options):
+    """Policy and value network with weights of every size."""
+    spec = EnvironmentSpec("X-v0", observations, ACTIONS[actions])
+    torch.manual_seed(0)
+    settings = {"hidden_sizes": (8,), "memory_size": 5, "algorithm": "ppo"} | options
+    made = model.make_networks(spec, make_config("X-v0", **settings))
+    with torch.no_grad():
+        for module in made:
+            change(module)
+        made[1].scale.fill_(7.0)
+    return made
+
+
+def change(module: torch.nn.Module) -> None:
+    """Other parameters and statistics of observations, as after an update."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        if hasattr(module.normalizer, "set"):
+            module.normalizer.set(np.random.default_rng(0).normal(0, 1, 60), np.full(60, 2.0))
+
+
+def samples_of(observations: spaces.Box, actions: str) -> dict[str, np.ndarray]:
+    rng, rows = np.random.default_rng(1), int(LENGTHS.sum())
+    inputs = rng.integers(0, 256, (rows, 60)) if observations is PICTURE else rng.normal(size=60)
+    inputs = np.broadcast_to(inputs, (rows, 60)).astype(observations.dtype)
+    taken = {
+        "categorical": rng.integers(0, 5, rows).astype(np.int32),
+        "factored": rng.integers(0, [2, 4], (rows, 2)).astype(np.int32),
+        "gaussian": rng.standard_normal((rows, 3)).astype(np.float32),
+    }
+    return {"inputs": inputs, "actions": taken[actions], "time": time_steps(LENGTHS)}
+
+
+# Observations, memory and actions of a policy.
+KINDS = [
+    (PICTURE, "none", "categorical"),
+    (PICTURE, "none", "gaussian"),
+    (PICTURE, "gru", "factored"),
+    (VECTOR, "gru", "gaussian"),
+    (VECTOR, "lstm", "categorical"),
+]
+kinds = pytest.mark.parametrize(("observations", "memory", "actions"), KINDS)
+
+
+def computed(network, samples) -> list[np.ndarray]:
+    """Outputs without and with a way back, and the gradient for some slopes."""
+    outputs = network.outputs(samples)
+    forward = network.forward(samples)
+    rng = np.random.default_rng(2)
+    slopes = [rng.standard_normal(each.shape).astype(np.float32) for each in forward.outputs]
+    # As an algorithm may, before it carries the first pass back.
+    network.outputs(samples)
+    parameters = sum(p.numel() for p in network._parameters)
+    gradient = np.full(parameters, np.nan, np.float32)
+    # The last is one number for all rows, as the entropy's.
+    forward.to_parameters((*slopes[:-1], -0.1), gradient)
+    assert np.isfinite(gradient).all() and gradient.any()
+    return [*outputs, *forward.outputs, gradient]
+
+
+def same(left, right) -> None:
+    for ours, theirs in zip(left, right, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.tobytes() == theirs.tobytes()
+
+
+@kinds
+def test_a_twin_gives_the_bits_of_its_module(observations, memory, actions):
+    """Also after the module has changed."""
+    made = networks(observations, actions, memory=memory)
+    samples = samples_of(observations, actions)
+    for module, choose in zip(made, (policy_network, value_network), strict=True):
+        direct = choose(module)
+        with computing_on(CPU):
+            twin = choose(module)
+        kind = SequenceNetwork if memory != "none" else AutogradNetwork
+        assert type(direct) is type(twin) is kind
+        before = computed(twin, samples)
+        same(before, computed(direct, samples))
+        change(module)
+        if module is made[1]:
+            module.scale.fill_(3.0)
+        after = computed(twin, samples)
+        same(after, computed(direct, samples))
+        assert all((ours != theirs).any() for ours, theirs in zip(before, after, strict=True))
+
+
+def test_a_critics_twin_gives_the_slope_for_the_action():
+    spec = EnvironmentSpec("X-v0", PICTURE, ACTIONS["gaussian"])
+    torch.manual_seed(0)
+    critic = model.ActionCritic(spec, (8,), "tanh")
+    rng = np.random.default_rng(0)
+    inputs = rng.integers(0, 256, (9, 63)).astype(np.float32)
+    slopes = []
+    for place in (None, CPU):
+        with computing_on(place):
+            forward = critic_network(critic, 60).forward({"inputs": inputs})
+        slopes.append(forward.to_inputs((np.ones((9, 1), np.float32),)))
+    assert slopes[0][:, 60:].any()
+    same(slopes[:1], slopes[1:])
+
+
+def test_inputs_and_columns_are_moved_to_the_device(monkeypatch):
+    """Without computing: for that, torch would import its compiler."""
+    seen, (policy, _) = fetched_from(monkeypatch), networks(VECTOR)
+
+    def apply(module, columns):
+        here = [*module.parameters(), *module.buffers(), *columns.values()]
+        assert {tensor.device for tensor in here} == {META}
+        assert len(here) == len(list(policy.parameters())) + 2 + 3
+        return (columns["inputs"],)
+
+    network = AutogradNetwork(policy, apply, META)
+    network.outputs(samples_of(VECTOR, "gaussian"))
+    network.forward(samples_of(VECTOR, "gaussian"))
+    assert [tensor.device for tensor in seen] == [META, META]
+
+
+def fetched_from(monkeypatch) -> list[torch.Tensor]:
+    """The tensors that networks fetch from now on; on `meta` they have no numbers."""
+    seen: list[torch.Tensor] = []
+
+    def fetched(tensor: torch.Tensor) -> np.ndarray:
+        seen.append(tensor)
+        return np.zeros(tensor.shape, np.float32)
+
+    for module in (autograd, sequences):
+        monkeypatch.setattr(module, "fetched", fetched)
+    return seen
+
+
+@pytest.mark.slow  # because of that import
+@kinds
+def test_everything_is_moved_to_the_device(observations, memory, actions, monkeypatch):
+    """On `meta` nothing is computed, but torch refuses tensors of two devices."""
+    seen = fetched_from(monkeypatch)
+    made = networks(observations, actions, memory=memory)
+    samples = samples_of(observations, actions)
+    with computing_on(META):
+        chosen = policy_network(made[0]), value_network(made[1])
+    for module, network in zip(made, chosen, strict=True):
+        network.outputs(samples)
+        forward = network.forward(samples)
+        slopes = [np.ones(each.shape, np.float32) for each in forward.outputs]
+        forward.to_parameters(slopes, np.zeros(sum(p.numel() for p in module.parameters())))
+        assert {p.device for p in module.parameters()} == {CPU}
+    assert {tensor.device for tensor in seen} == {META}
+    assert len(seen) == 2 * (2 + 1) + 2
+
+
+def test_networks_by_hand_are_for_the_cpu():
+    policy, value = networks(VECTOR)
+    dense = model.ActionValueNetwork(spec_of(60, 3, False), (8,))
+    for place in (None, CPU):
+        with computing_on(place):
+            chosen = [policy_network(policy), value_network(value), raw_network(dense)]
+        assert [type(network) is AutogradNetwork for network in chosen] == [place is CPU] * 3
+        assert all(network.parallel is (place is None) for network in chosen)
+    assert type(policy_network(policy)) is not AutogradNetwork
+
+
+def test_a_card_computes_larger_slices_one_after_another(monkeypatch):
+    policy, _ = networks(PICTURE)
+    here, there = (
+        AutogradNetwork(policy, lambda m, s: (m(s["inputs"]).logits,), place)
+        for place in (None, CPU)
+    )
+    assert there.slice_rows > 8 * here.slice_rows
+    pool = []
+    monkeypatch.setattr(slices, "_threads", lambda cores: pool.append(cores) or NoThreads)
+    monkeypatch.setattr(slices, "available_cores", lambda: 2)
+    monkeypatch.setattr(slices, "_LEAST_SLICES", 2)
+    pictures = {"inputs": samples_of(PICTURE, "categorical")["inputs"]}
+    results = []
+    for network in (here, there):
+        network.slice_rows = 1
+        results += slices.outputs(network, pictures)
+        assert len(pool) == 8  # two of fifteen slices at a time, and on the card one
+    same(results[:1], results[1:])
+
+
+class NoThreads:
+    """A pool that computes at once."""
+
+    map = map
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no graphics card")
+@kinds
+def test_a_card_gives_the_gradient_of_the_cpu(observations, memory, actions):
+    made = networks(observations, actions, memory=memory)
+    samples = samples_of(observations, actions)
+    for module, choose in zip(made, (policy_network, value_network), strict=True):
+        results = []
+        for name in ("cpu", "cuda", "cuda"):
+            with computing_on(device_of(name)), reproducible(name):
+                results.append(computed(choose(module), samples))
+        same(*results[1:])
+        for ours, theirs in zip(*results[:2], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(ours).max())

@@ -1,0 +1,137 @@
+"""Runs on a graphics card, which a second copy of each network on the CPU stands for here: what is
+kept with a run, and what happens where there is no card."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from flame_rl import TrainConfig, Trainer
+from flame_rl.learner import learner as learners
+from flame_rl.learner.gradients.choose import _DEVICE
+from flame_rl.system.errors import UsageError
+from tests.helpers import environment_id, run_here
+from tests.learners import make_config
+
+CATCH = environment_id("Catch")
+OPTIONS = {
+    "algorithm": "ppo",
+    "hidden_sizes": (6,),
+    "episodes_per_iter": 5,
+    "iterations": 3,
+    "epochs": 1,
+    "local": True,
+    "workers": 0,
+}
+FLAGS = (
+    *("--env", CATCH, "--algorithm", "ppo", "--hidden-sizes", "6", "--workers", "0"),
+    *("--episodes-per-iter", "5", "--epochs", "1", "--iterations", "2", "--output", "run"),
+)
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """Switches the card on and off."""
+
+    def switch(on: bool) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: on)
+
+    monkeypatch.setattr(
+        learners, "device_of", lambda name: torch.device("cpu") if name == "cuda" else None
+    )
+    return switch
+
+
+def device_of_run(folder) -> str:
+    return json.loads((folder / "run" / "config.json").read_text())["execution"]["device"]
+
+
+def test_a_saved_run_goes_on_with_its_device(card, tmp_path, monkeypatch):
+    path = tmp_path / "half.ckpt"
+    config = TrainConfig(env=CATCH, **OPTIONS)
+    card(False)
+    with Trainer(config) as trainer:
+        assert trainer.config.execution.device == "cpu"
+        trainer.save(tmp_path / "cpu.ckpt")
+        expected = [result.weights_digest for result in trainer]
+    card(True)
+    with Trainer.load(tmp_path / "cpu.ckpt") as trainer:
+        assert trainer.config.execution.device == "cpu"
+    modes = []
+    update = learners.Learner.update
+
+    def noting(*arguments):
+        modes.append(torch.get_deterministic_debug_mode())
+        return update(*arguments)
+
+    monkeypatch.setattr(learners.Learner, "update", noting)
+    with Trainer(config) as trainer:
+        assert trainer.config.execution.device == "cuda"
+        assert trainer.train().weights_digest == expected[0]
+        trainer.save(path)
+    assert modes == [2]  # an error
+    with Trainer.load(path) as trainer:
+        assert trainer.config.execution.device == "cuda"
+        assert trainer.train().weights_digest == expected[1]
+    assert _DEVICE.get() is None
+    card(False)
+    with pytest.raises(UsageError, match="--device: cuda, and torch finds no graphics card"):
+        Trainer.load(path)
+    with Trainer.load(path, device="cpu") as trainer:
+        assert trainer.train().weights_digest == expected[1]
+
+
+def test_a_run_says_where_it_learns(card, tmp_path):
+    card(True)
+    done = run_here(*FLAGS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "  Device: cuda\n" in done.stdout and device_of_run(tmp_path) == "cuda"
+
+    card(False)
+    done = run_here("--resume", "run", "--iterations", "3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --device: cuda, and torch finds no graphics card: ")
+    done = run_here("evaluate", "run", "--episodes", "2", "--workers", "0", cwd=tmp_path)
+    assert done.returncode == 0 and "device" not in done.stderr
+    resumed = ("--resume", "run", "--iterations")
+    done = run_here(*resumed, "3", "--device", "cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "learned with --device cuda, and goes on with --device cpu: " in done.stderr
+    assert "Device" not in done.stdout and device_of_run(tmp_path) == "cpu"
+
+    card(True)
+    done = run_here(*resumed, "4", cwd=tmp_path)
+    assert done.returncode == 0 and "--device" not in done.stderr
+    assert device_of_run(tmp_path) == "cpu"
+
+
+def test_small_networks_stay_on_the_cpu(card, tmp_path):
+    card(True)
+    words = ("--episodes-per-iter", "2", "--iterations", "1", "--workers", "0", "--output", "run")
+    done = run_here(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Device" not in done.stdout and device_of_run(tmp_path) == "cpu"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a graphics card")
+def test_without_a_card_it_is_refused(tmp_path):
+    done = run_here("--device", "cuda", "--workers", "0", "--output", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--device: cuda, and torch finds no graphics card" in done.stderr
+    assert "Leave the flag out" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no graphics card")
+@pytest.mark.parametrize(
+    "options", [{}, {"memory": "gru"}, {"algorithm": "dqn", "warm_up_steps": 20}]
+)
+def test_the_same_seed_gives_the_same_bytes_on_a_card(options):
+    digests = []
+    for _ in range(2):
+        config = make_config(CATCH, **OPTIONS | {"device": "cuda"} | options)
+        with Trainer(config) as trainer:
+            digests.append([result.weights_digest for result in trainer])
+    assert digests[0] == digests[1]
