@@ -38,8 +38,10 @@ def random_episodes(spec: EnvironmentSpec):
     return together(episodes)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_learns_the_same_with_twins(algorithm, monkeypatch):
+@pytest.mark.parametrize(
+    ("algorithm", "shared"), [*((name, False) for name in ALGORITHMS), ("ppo", True), ("a2c", True)]
+)
+def test_every_algorithm_learns_the_same_with_twins(algorithm, shared, monkeypatch):
     """Two updates, and the second begins with what a checkpoint has of the first."""
     continuous = algorithm in OF_CONTINUOUS_ACTIONS
     actions = spaces.Box(-1, 1, (3,)) if continuous else spaces.Discrete(5)
@@ -55,6 +57,8 @@ def test_every_algorithm_learns_the_same_with_twins(algorithm, monkeypatch):
         "capacity": 100,
         "max_kl": 1e-4,  # also the way back is computed
     }
+    if shared:
+        options |= {"shared_torso": True}
     used: set[Placed] = set()
     follow = Placed.follow
     monkeypatch.setattr(Placed, "follow", lambda self: used.add(self) or follow(self))

@@ -71,9 +71,7 @@ class AutogradPass:
         self.outputs = tuple(map(fetched, outputs))
 
     def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
-        shares = self._back(slopes, self._parameters)
-        # One array, because each that comes from another device is waited for.
-        gradient[...] = fetched(torch.cat([share.reshape(-1) for share in shares]))
+        gradient[...] = _flat(self._back(slopes, self._parameters))
 
     def to_parameters_of_each(
         self, slopes: Sequence[dict[int, Slope]], gradients: np.ndarray
@@ -88,7 +86,7 @@ class AutogradPass:
         for place, (own, gradient) in enumerate(zip(slopes, gradients, strict=True)):
             every = tuple(own.get(output) for output in range(len(self._outputs)))
             shares = self._back(every, self._parameters, again=place + 1 < len(slopes))
-            np.concatenate([share.reshape(-1).numpy() for share in shares], out=gradient)
+            gradient[...] = _flat(shares)
 
     def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
         (slope,) = self._back(slopes, [self._inputs])
@@ -106,6 +104,11 @@ class AutogradPass:
             if slope is not None and output.requires_grad
         )
         return torch.autograd.grad(total, targets, retain_graph=again, materialize_grads=True)
+
+
+def _flat(shares: Sequence[Tensor]) -> np.ndarray:
+    # As one array, because each that comes from another device is waited for.
+    return fetched(torch.cat([share.reshape(-1) for share in shares]))
 
 
 def tracked(inputs: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def shared_network(module: nn.Module) -> Network:
     def apply(m: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
         return m.every_output(samples)
 
-    return SequenceNetwork(module, apply) if remembers(module) else AutogradNetwork(module, apply)
+    return _by_torch(module, apply)
 
 
 def raw_network(module: nn.Module) -> Network:
