@@ -66,8 +66,9 @@ REPLAY = {
     ("Pendulum-v1", "sac"): (),
     ("Acrobot-v1", "dqn"): (),
     ("Acrobot-v1", "dqn, quantiles"): ("--distribution", "quantiles"),
-    ("Hopper-v5", "sac"): (),
-    ("Walker2d-v5", "sac"): (),
+    ("HalfCheetah-v5", "sac"): ("--env-steps", "100000"),
+    ("Hopper-v5", "sac"): ("--env-steps", "100000"),
+    ("Walker2d-v5", "sac"): ("--env-steps", "100000"),
 }
 # What the page says below its table.
 ELSEWHERE = (
