@@ -83,12 +83,14 @@ class TrainConfig:
     def changed(self, **settings: Any) -> TrainConfig:
         """A copy with new values of some fields, of whichever part. Raises UsageError."""
         parts = {part: getattr(self, part) for part in PARTS}
+        # Together, because some values are refused without others.
+        changes: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
         for name, value in settings.items():
             part = next((p for p in PARTS if name in names_of(type(parts[p]))), None)
             if part is None:
                 raise UsageError(f"{name}: {no_setting(name, self.algorithm_name)}")
-            parts[part] = replace(parts[part], **{name: value})
-        return TrainConfig.of_parts(**parts)
+            changes[part][name] = value
+        return TrainConfig.of_parts(**{p: replace(parts[p], **changes[p]) for p in PARTS})
 
     @property
     def overlap(self) -> bool:

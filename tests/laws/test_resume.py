@@ -183,12 +183,15 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
         "reward_parts": ("reward_ctrl",),
         "reward_weights": (2.0,),
         "reward": "my_env:shaped",
+        "value_weight": 0.25,
     }
+    # These are refused alone.
+    auxiliary = {"shared_torso": True, "auxiliary": ("mine:Loss",), "auxiliary_weights": (2.0,)}
     for part in ("experiment", "algorithm"):
         for name, value in vars(getattr(saved, part)).items():
             usual = {bool: not value, float: 0.5}.get(type(value), 7)
             other = others.get(name, usual)
-            changed = saved.changed(**{name: other})
+            changed = saved.changed(**(auxiliary if name in auxiliary else {name: other}))
             found = differences(saved, changed)
             assert bool(found) == (name not in free), name
             assert name in free or "--" + name.replace("_", "-") in found
