@@ -27,9 +27,9 @@ from flame_rl.system.files import why_refused
 from flame_rl.system.memory import physical_bytes
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
-# What `Journal.state` returns, in the order in which a checkpoint holds it.
 # Its name among a learner's parts.
 PART = "replay"
+# What `Journal.state` returns, in the order in which a checkpoint holds it.
 _PLACE = ("capacity", "episodes", "steps", "oldest", "segment", "end")
 
 
