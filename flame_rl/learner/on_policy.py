@@ -1,4 +1,5 @@
-"""What reinforce, a2c and ppo share: policy and value network, losses, epochs and the KL limit.
+"""What reinforce, a2c and ppo share: policy and value network, the frame of an update, metrics and
+the KL limit.
 
 Their updates learn from episodes of the latest policy alone, in one or a few epochs.
 """
@@ -14,19 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.auxiliary import columns_of
 from flame_rl.learner.batch import Batch, make_batch
 from flame_rl.learner.gradients.by_hand import NetworkByHand
 from flame_rl.learner.gradients.choose import policy_network, shared_network, value_network
 from flame_rl.learner.gradients.network import Loss, Network, Samples, Slope
 from flame_rl.learner.learner import Part
-from flame_rl.learner.losses import Sum, Term, as_it_is, metrics_of
-from flame_rl.learner.minibatches import minibatches_of, number_of_minibatches, random_order
+from flame_rl.learner.losses import metrics_of
 from flame_rl.learner.normalize import RunningMoments
 from flame_rl.learner.returns import normalize, time_steps
 from flame_rl.learner.slices import outputs
 from flame_rl.learner.trained import TrainedNetwork
-from flame_rl.learner.value_epochs import ValueEpochs, fit, value_loss
 from flame_rl.learner.value_process import ValueProcess
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.losses import OWN, loss_name
@@ -266,190 +264,6 @@ def policy_gradient_loss(c: float) -> Loss:
     return loss
 
 
-def shuffled(
-    inputs: np.ndarray,
-    batch: Batch,
-    columns: Samples,
-    wanted: int,
-    generator: np.random.Generator,
-) -> list[Samples]:
-    """All steps in random order as minibatches for one epoch; a single one is in order. Where a
-    network remembers, they are of whole episodes in random order.
-
-    Args:
-        inputs: what the network takes of the batch's observations, [N + E, ...].
-        batch: N steps.
-        columns: what the loss needs, [N, ...] by name.
-        wanted: number of minibatches; see `number_of_minibatches`.
-        generator: draws the order.
-    """
-    count = number_of_minibatches(wanted, batch.steps)
-    order = random_order(batch.steps, count, generator, batch.time)
-    if batch.time is not None:
-        columns = columns | {"time": batch.time}
-    return minibatches_of(inputs, batch.rows, columns, order, count)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What an epoch did.
-
-    Attributes:
-        steps: the numbers of each gradient step of the policy; see `TrainedNetwork.step`.
-        ended: whether max_kl was exceeded, in this epoch or before.
-        over: whether another epoch on the batch would change nothing.
-        of_value: must be called once: waits for the value network, and returns those of its metrics
-            that `steps` do not have. The value network is not used before.
-    """
-
-    steps: list[dict[str, float]]
-    ended: bool
-    over: bool
-    of_value: Callable[[], dict[str, float]]
-
-
-def epoch(
-    networks: ActorCritic,
-    batch: Batch,
-    columns: Samples,
-    loss: Loss,
-    targets: np.ndarray | None,
-    settings: object,
-    generator: np.random.Generator,
-    decay: float,
-    times: int = 1,
-    ended: bool = False,
-) -> Epoch:
-    """One epoch of the policy and, at the same time, epochs of the value network. Where one network
-    is both, one epoch of it down the sum of its losses.
-
-    Args:
-        networks: the value network's scale follows the returns already.
-        batch: N steps, prepared.
-        columns: what the policy's loss needs, [N, ...] by name.
-        loss: the policy's.
-        targets: of the values, float64 [N]; None: they are not trained.
-        settings: as in `policy_epoch` and `value_epochs`; where one network is both, with
-            value_weight, auxiliary and auxiliary_weights.
-        generator: draws the order of the steps.
-        decay: factor of the learning rates.
-        times: how many epochs of a value network of its own.
-        ended: an earlier epoch on this batch has exceeded max_kl, and the policy stays as it is.
-    """
-    trained: TrainedNetwork = networks.shared or networks.policy
-    if networks.shared is not None:
-        columns = columns | {"targets": targets.astype(np.float32)}
-        columns |= columns_of(batch) if settings.auxiliary else {}
-        loss = sum_of(loss, networks.value.module.scale.item(), settings)
-        targets = None
-    minibatches: list[Samples] = []
-    if not ended:
-        count = settings.minibatches
-        minibatches = shuffled(batch.policy_inputs, batch, columns, count, generator)
-    of_value: Callable[[], dict[str, float]] = dict
-    if targets is not None:
-        end = value_epochs(networks, batch, targets, times, settings, generator, decay)
-        of_value = lambda: {"value_loss": end()}  # noqa: E731
-    steps, exceeded = policy_epoch(trained, loss, minibatches, settings, decay)
-    ended = ended or exceeded
-    return Epoch(steps, ended, ended and targets is None, of_value)
-
-
-def sum_of(policy_loss: Loss, scale: float, settings: object) -> Sum:
-    """What a network that is both descends: the policy's loss, that of the values by
-    "targets" in units of `scale`, and the auxiliary ones."""
-    policy, value = OWN
-    terms = [
-        Term(policy, 1.0, policy_loss, outputs=(0, 1)),
-        Term(value, settings.value_weight, value_loss(scale), outputs=(2,)),
-    ]
-    weighted = zip(settings.auxiliary, settings.auxiliary_weights, strict=True)
-    for name, weight in weighted:
-        terms.append(Term(loss_name(name), weight, as_it_is, outputs=(len(terms) + 1,)))
-    return Sum(tuple(terms))
-
-
-def policy_epoch(
-    policy: TrainedNetwork,
-    loss: Loss | Sum,
-    minibatches: Sequence[Samples],
-    settings: object,
-    decay: float,
-) -> tuple[list[dict[str, float]], bool]:
-    """One step down the loss for each minibatch, until the KL divergence from the policy before the
-    update exceeds max_kl.
-
-    Args:
-        policy: in training.
-        loss: its own, or of a network that is more than a policy the sum.
-        minibatches: see `shuffled`.
-        settings: has learning_rate, max_grad_norm and max_kl.
-        decay: factor of the learning rate.
-
-    Returns:
-        The numbers of each step (`TrainedNetwork.step`), and whether max_kl was exceeded.
-    """
-
-    def too_far(numbers: dict[str, float]) -> bool:
-        # Not "greater than": a KL that is not a number must not be taken for a small one.
-        return not numbers["kl"] <= settings.max_kl
-
-    rate = settings.learning_rate * decay
-    steps: list[dict[str, float]] = []
-    for minibatch in minibatches:
-        steps.append(policy.step(minibatch, loss, rate, settings.max_grad_norm, unless=too_far))
-        if too_far(steps[-1]):
-            return steps, True
-    return steps, False
-
-
-def value_epochs(
-    networks: ActorCritic,
-    batch: Batch,
-    targets: np.ndarray,
-    epochs: int,
-    settings: object,
-    generator: np.random.Generator,
-    decay: float,
-) -> Callable[[], float]:
-    """Begin epochs of steps down the value loss, on another core where that is possible.
-
-    Args:
-        networks: the value network's scale follows the returns already.
-        batch: N steps, prepared.
-        targets: float64 [N].
-        epochs: how many.
-        settings: has minibatches, value_learning_rate and max_grad_norm.
-        generator: draws the order of each epoch.
-        decay: factor of the learning rate.
-
-    Returns:
-        A function that must be called once: it ends them, and returns the last one's mean loss. The
-        value network is not used before.
-    """
-    value, process = networks.value, networks.value_process
-    count = number_of_minibatches(settings.minibatches, batch.steps)
-    orders = [random_order(batch.steps, count, generator, batch.time) for _ in range(epochs)]
-    begun = ValueEpochs(
-        inputs=batch.value_inputs,
-        rows=batch.rows,
-        targets=targets.astype(np.float32),
-        orders=np.stack(orders),
-        minibatches=count,
-        scale=value.module.scale.item(),
-        learning_rate=settings.value_learning_rate * decay,
-        max_grad_norm=settings.max_grad_norm,
-        time=batch.time,
-    )
-    elsewhere = process is not None and process.begin(value.adam, begun)
-
-    def end() -> float:
-        loss = process.finish(value.adam) if elsewhere else None
-        return fit(value.network, value.adam, begun) if loss is None else loss
-
-    return end
-
-
 def normalized(advantages: np.ndarray) -> np.ndarray:
     """Advantages with mean 0 and standard deviation 1 over the batch, float32 [N]."""
     return normalize(advantages).astype(np.float32)
@@ -497,7 +311,7 @@ def shrink_until_close(
     """Shorten the update of the policy, its normalisation included, until its KL divergence from
     the policy before it is at most `max_kl`; if it never is, undo the update.
 
-    The limit in `policy_epoch` is not enough: each minibatch estimates the divergence from its own
+    The limit in epochs.py is not enough: each minibatch estimates the divergence from its own
     steps, and before its own update.
 
     Args:

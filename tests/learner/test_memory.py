@@ -12,9 +12,10 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.learner import slices
 from flame_rl.learner.batch import make_batch
+from flame_rl.learner.epochs import shuffled
 from flame_rl.learner.gradients.choose import policy_network, value_network
 from flame_rl.learner.gradients.network import split
-from flame_rl.learner.on_policy import acted, log_probs, policy_gradient_loss, shuffled
+from flame_rl.learner.on_policy import acted, log_probs, policy_gradient_loss
 from flame_rl.learner.returns import time_steps
 from flame_rl.learner.value_epochs import value_loss
 from flame_rl.settings.algorithms import ALGORITHMS

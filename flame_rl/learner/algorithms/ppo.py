@@ -14,12 +14,12 @@ import numpy as np
 
 import model
 from flame_rl.learner.batch import Batch
+from flame_rl.learner.epochs import epoch
 from flame_rl.learner.gradients.network import Loss, Samples, Slope
 from flame_rl.learner.on_policy import (
     ActorCritic,
     Improved,
     OnPolicy,
-    epoch,
     explained_variance,
     kl_terms,
     normalized,

@@ -14,11 +14,11 @@ import numpy as np
 
 import model
 from flame_rl.learner.batch import Batch
+from flame_rl.learner.epochs import epoch
 from flame_rl.learner.on_policy import (
     ActorCritic,
     Improved,
     OnPolicy,
-    epoch,
     explained_variance,
     normalized,
     on_policy,
