@@ -74,6 +74,25 @@ class Mine(gymnasium.Env):
         ended = self.steps == self.length
         return observation, float(action == (observation[0] > 0)), ended, False, {{}}
 
+class Eye(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (12, 12, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 10
+        return self.picture(), {{}}
+
+    def step(self, action):
+        self.left -= 1
+        reward = float(action == self.bright)
+        return self.picture(), reward, self.left == 0, False, {{}}
+
+    def picture(self):
+        self.bright = int(self.np_random.integers(2))
+        return self.np_random.integers(100, size=(12, 12, 3), dtype=np.uint8) + 100 * self.bright
+
+gymnasium.register("Eye-v0", Eye)
 for fault in ("", "raises", "nan", "shape", "dies", "hangs", "slow"):
     gymnasium.register("Mine" + fault + "-v0", Mine, kwargs={{"fault": fault}})
 """

@@ -74,8 +74,13 @@ class Critics:
         each = at_once([partial(target.output, inputs) for target in self._targets])
         return np.minimum.reduce(each)[:, 0]
 
-    def learn(self, samples: Samples, targets: np.ndarray) -> dict[str, np.ndarray]:
-        """One gradient step of each critic towards the targets, float32 [B].
+    def learn(self, samples: Samples, targets: np.ndarray, decay: float) -> dict[str, np.ndarray]:
+        """One gradient step of each critic towards the targets.
+
+        Args:
+            samples: a minibatch.
+            targets: float32 [B].
+            decay: factor of the learning rate.
 
         Returns:
             "value_loss", the squared errors, and "value", [critics, B] each; "td_error", [B], the
@@ -88,7 +93,7 @@ class Critics:
             forward = critic.network.forward(inputs)
             values = forward.outputs[0][:, 0]
             slope = 2 * weights * (values - targets)
-            critic.descend(forward, (slope[:, None],), self._rate)
+            critic.descend(forward, (slope[:, None],), self._rate * decay)
             return values
 
         values = np.stack(at_once([partial(step, critic) for critic in self._critics]))

@@ -70,13 +70,16 @@ class GradientStep(Protocol):
         """What `step` needs of the steps at these positions; see replay/views.py."""
         ...
 
-    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def step(
+        self, samples: Samples, generator: np.random.Generator, decay: float
+    ) -> dict[str, np.ndarray]:
         """Take one gradient step.
 
         Args:
             samples: B samples, as `view` returns them; with "weights", float32 [B], where they were
                 not drawn uniformly.
             generator: for random numbers of the step itself.
+            decay: factor of the learning rates.
 
         Returns:
             Numbers of this step by name, of any shape; and "td_error", [B], absolute.
@@ -89,7 +92,8 @@ class OffPolicy:
     """An algorithm that learns from replayed experience, for `flame_rl.learner.learner.Learner`.
 
     Attributes:
-        config: its `algorithm` has capacity, warm_up_steps, batch_size and updates_per_step.
+        config: its `algorithm` has capacity, warm_up_steps, batch_size, updates_per_step and
+            learning_rate_decay.
         inner: the algorithm's own part.
         replay: the experience.
         limiter: how many gradient steps are due.
@@ -143,11 +147,12 @@ class OffPolicy:
         replay = self.replay
         replay.add(self.record(episodes))
         beta = self.beta + (1 - self.beta) * min(1.0, progress)
+        decay = max(0.0, 1 - progress) if self.config.algorithm.learning_rate_decay else 1.0
         due = self.limiter.gradient_steps(replay.env_steps, self.steps.count)
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
         for _ in range(due):
-            for name, values in self.gradient_step(beta, generator).items():
+            for name, values in self.gradient_step(beta, generator, decay).items():
                 sums[name] = sums.get(name, 0.0) + float(np.mean(values))
                 counts[name] = counts.get(name, 0) + 1
         self.steps.count += due
@@ -158,18 +163,21 @@ class OffPolicy:
         }
         return means | played
 
-    def gradient_step(self, beta: float, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def gradient_step(
+        self, beta: float, generator: np.random.Generator, decay: float = 1.0
+    ) -> dict[str, np.ndarray]:
         """Take one gradient step on a minibatch; returns what `GradientStep.step` does.
 
         Args:
             beta: exponent of the importance weights.
             generator: draws the minibatch, and is for the step itself.
+            decay: factor of the learning rates.
         """
         positions, weights = self.replay.draw(self.limiter.batch_size, beta, generator)
         samples = self.inner.view(self.replay.store, positions)
         if weights is not None:
             samples["weights"] = weights
-        numbers = self.inner.step(samples, generator)
+        numbers = self.inner.step(samples, generator, decay)
         # What is not finite is no priority, and further steps would be in vain.
         refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
         self.replay.prioritize(positions, numbers["td_error"])

@@ -59,9 +59,11 @@ class DQN:
             "double": True,
             "dueling": True,
             "n_step": 3,
-            "learning_rate": 6.3e-4,
+            "learning_rate": 6e-4,
+            "learning_rate_decay": True,
+            "updates_per_step": 1.0,
             "epsilon_steps": 24_000,
-            "epsilon_end": 0.05,
+            "epsilon_end": 0.02,
         },
     }
 
@@ -71,6 +73,9 @@ class DQN:
 
     learning_rate: Positive = 1e-3
     """Step size of Adam."""
+
+    learning_rate_decay: bool = False
+    """Let the step size fall linearly to 0 at the last iteration."""
 
     capacity: Count = 100_000
     """Steps of replayed experience; the oldest episodes make way for new ones."""

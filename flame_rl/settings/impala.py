@@ -35,6 +35,9 @@ class Impala:
     value_learning_rate: Positive = 1e-3
     """Step size of the value network's Adam."""
 
+    learning_rate_decay: bool = False
+    """Let the step sizes fall linearly to 0 at the last iteration."""
+
     capacity: Count = 20_000
     """Steps of replayed experience; the oldest episodes make way for new ones. V-trace gives little
     weight to what the policy would no longer do, so that much more is of little use."""

@@ -30,6 +30,9 @@ class R2D2:
     learning_rate: Positive = 1e-3
     """Step size of Adam."""
 
+    learning_rate_decay: bool = False
+    """Let the step size fall linearly to 0 at the last iteration."""
+
     capacity: Count = 100_000
     """Steps of replayed experience; the oldest episodes make way for new ones."""
 

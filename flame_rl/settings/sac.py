@@ -54,6 +54,8 @@ class SAC:
         },
         "Hopper-v5": _WALKING,
         "Walker2d-v5": _WALKING,
+        # Late in a run, single episodes fall back to where the run began.
+        "Ant-v5": _WALKING | {"learning_rate_decay": True},
         "Pendulum-v1": {
             "iterations": 19,
             "warm_up_steps": 1_000,
@@ -67,6 +69,9 @@ class SAC:
 
     value_learning_rate: Positive = 3e-4
     """Step size of the critics' Adam."""
+
+    learning_rate_decay: bool = False
+    """Let the step sizes fall linearly to 0 at the last iteration."""
 
     capacity: Count = 1_000_000
     """Steps of replayed experience; the oldest episodes make way for new ones."""

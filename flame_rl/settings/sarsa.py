@@ -34,6 +34,9 @@ class Sarsa:
     learning_rate: Positive = 1e-3
     """Step size of Adam."""
 
+    learning_rate_decay: bool = False
+    """Let the step size fall linearly to 0 at the last iteration."""
+
     capacity: Count = 10_000
     """Steps of replayed experience; the oldest episodes make way for new ones. Without `expected`,
     the next actions are those of the policies that played them: few steps are of recent ones."""

@@ -43,6 +43,9 @@ class TD3:
     value_learning_rate: Positive = 3e-4
     """Step size of the critics' Adam."""
 
+    learning_rate_decay: bool = False
+    """Let the step sizes fall linearly to 0 at the last iteration."""
+
     capacity: Count = 1_000_000
     """Steps of replayed experience; the oldest episodes make way for new ones."""
 

@@ -38,12 +38,20 @@ SMALL = ("--iterations", "3", "--episodes-per-iter", "10")
 
 
 OVERLAP = ("--algorithm", "ppo", "--overlap", "True", "--evaluate-every", "2")
+MEMORY = ("--algorithm", "ppo", "--memory", "lstm", "--shared-torso")
+PICTURES = ("--algorithm", "ppo", "--frame-stack", "2")
 
 
 @pytest.mark.parametrize(
     ("env", "flags"),
-    [("cartpole", ()), ("InvertedPendulum-v5", ()), ("cartpole", OVERLAP)],
-    ids=["cartpole", "pendulum", "overlap"],
+    [
+        ("cartpole", ()),
+        ("InvertedPendulum-v5", ()),
+        ("cartpole", OVERLAP),
+        pytest.param("cartpole", MEMORY, marks=pytest.mark.slow),
+        pytest.param("my_env:Eye-v0", PICTURES, marks=pytest.mark.slow),
+    ],
+    ids=["cartpole", "pendulum", "overlap", "memory", "pictures"],
 )
 def test_flame_gives_the_same_bytes_as_this_machine(
     env: str, flags: tuple[str, ...], flame: Flame, project: Path, local, tmp_path: Path
@@ -60,7 +68,8 @@ def test_flame_gives_the_same_bytes_as_this_machine(
     assert not (project / "dist").exists()
     flame.assert_nothing_left()
     if flame.memory is not None:
-        assert flame.memory.uploaded_package().keys() == shipped_files()
+        own = {"my_env.py"} if env.startswith("my_env") else set()
+        assert flame.memory.uploaded_package().keys() == shipped_files() | own
 
 
 @pytest.mark.parametrize(
@@ -68,6 +77,9 @@ def test_flame_gives_the_same_bytes_as_this_machine(
     [
         ("dqn", "cartpole"),
         pytest.param("sarsa", "cartpole", marks=pytest.mark.slow),
+        pytest.param("successor", "cartpole", marks=pytest.mark.slow),
+        pytest.param("r2d2", "cartpole", marks=pytest.mark.slow),
+        pytest.param("impala", "cartpole", marks=pytest.mark.slow),
         pytest.param("ddpg", "InvertedPendulum-v5", marks=pytest.mark.slow),
         pytest.param("td3", "InvertedPendulum-v5", marks=pytest.mark.slow),
         pytest.param("sac", "InvertedPendulum-v5", marks=pytest.mark.slow),

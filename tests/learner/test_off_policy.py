@@ -400,7 +400,7 @@ def compare_steps(learner: Learner, variant: str) -> None:
             weights = rng.uniform(0.1, 1, ROWS).astype(np.float32)
             samples["weights"] = weights
         before = {name: slow(part) for name, part in oracle.modules.items()}
-        numbers = inner.step(samples, np.random.default_rng(step))
+        numbers = inner.step(samples, np.random.default_rng(step), 1.0)
         batch = batch_of(continuous, positions, n)
         expected = oracle.step(
             batch, torch.from_numpy(weights).double(), np.random.default_rng(step)
@@ -507,9 +507,9 @@ def test_gradient_steps_follow_env_steps(algorithm, per_step):
     first, inner, played = learner.weights_digest(), learner.algorithm.inner, 0
     taken, step = [], inner.step
 
-    def counted(samples, generator):
+    def counted(samples, generator, decay):
         taken.append(len(samples["rewards"]))
-        return step(samples, generator)
+        return step(samples, generator, decay)
 
     object.__setattr__(learner.algorithm, "inner", Recorded(inner, counted))
     for update in range(6):
@@ -571,13 +571,41 @@ def test_importance_weights_become_whole(monkeypatch):
     assert sorted(set(betas)) == pytest.approx([0.4, 0.55, 0.7, 0.85, 1.0])
 
 
+@pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS])
+def test_the_learning_rates_fall_to_nothing(algorithm):
+    """The first step of Adam moves most parameters by the learning rate, whatever the gradient."""
+    continuous = algorithm in OF_CONTINUOUS_ACTIONS
+    moves = {}
+    for progress in (0, 0.5, 1, 1.25):
+        learner = make_learner(
+            spec_of(3, 2, continuous),
+            algorithm=algorithm,
+            learning_rate=1e-3,
+            value_learning_rate=1e-3,
+            learning_rate_decay=True,
+            warm_up_steps=0,
+            updates_per_step=0.001,
+            batch_size=5,
+            policy_delay=1,
+        )
+        adams = {name: part for name, part in learner.parts.items() if name.endswith("_adam")}
+        before = {name: adam.values() for name, adam in adams.items()}
+        assert learner.update(random_episodes(continuous), progress)["gradient_steps"] == 1
+        moves[progress] = [
+            np.abs(adam.values() - before[name]).max() for name, adam in adams.items()
+        ]
+    assert moves[0] == pytest.approx([1e-3] * len(adams), rel=0.01)
+    assert moves[0.5] == pytest.approx([5e-4] * len(adams), rel=0.01)
+    assert moves[1] == moves[1.25] == [0] * len(adams)
+
+
 def test_priorities_are_the_last_errors():
     learner = learner_of("prioritised", warm_up_steps=34, updates_per_step=0.001, batch_size=20)
     replay, errors = learner.algorithm.replay, {}
     step = learner.algorithm.inner.step
 
-    def recorded(samples, generator):
-        numbers = step(samples, generator)
+    def recorded(samples, generator, decay):
+        numbers = step(samples, generator, decay)
         errors["last"] = numbers["td_error"]
         return numbers
 

@@ -71,7 +71,7 @@ def test_the_gradient_is_that_of_the_formula(memory, length, burn_in):
     mean = torch.stack(losses).mean()
     gradients = torch.autograd.grad(mean, list(online.parameters()))
 
-    numbers = inner.step(inner.view(store, positions), np.random.default_rng(0))
+    numbers = inner.step(inner.view(store, positions), np.random.default_rng(0), 1.0)
     found = learner.parts["policy_adam"].gradient
     expected = np.concatenate([g.reshape(-1).numpy() for g in gradients])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())

@@ -72,18 +72,20 @@ class DDPG:
         """Up to `n_step` steps as one."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
-    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def step(
+        self, samples: Samples, generator: np.random.Generator, decay: float
+    ) -> dict[str, np.ndarray]:
         """One step of the critic, the policy and the target networks."""
         settings, following = self._settings, samples["next_observations"]
         actions = self._target_policy.output({"inputs": following})
         values = self._critic.target_values(following, actions)
         targets = td_targets(samples["rewards"], samples["discounts"], values)
-        numbers = self._critic.learn(samples, targets)
+        numbers = self._critic.learn(samples, targets, decay)
 
         observations = samples["observations"]
         forward = self._policy.network.forward({"inputs": observations})
         values, slopes = self._critic.slopes(observations, forward.outputs[0])
-        self._policy.descend(forward, (-slopes,), settings.learning_rate)
+        self._policy.descend(forward, (-slopes,), settings.learning_rate * decay)
         self._target_policy.follow(settings.tau)
         self._critic.follow(settings.tau)
         return numbers | {"loss": -values}

@@ -84,13 +84,17 @@ class DQN:
         """n steps as one."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
-    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def step(
+        self, samples: Samples, generator: np.random.Generator, decay: float
+    ) -> dict[str, np.ndarray]:
         """One step down the loss, and every `target_period` steps one of the target network."""
         settings = self._settings
         samples = samples | {"targets": self._targets(samples)}
         forward = self._online.network.forward({"inputs": samples["observations"]})
         numbers, slopes = self._loss(samples, *forward.outputs)
-        self._online.descend(forward, slopes, settings.learning_rate, settings.max_grad_norm)
+        self._online.descend(
+            forward, slopes, settings.learning_rate * decay, settings.max_grad_norm
+        )
         if self._online.adam.steps % settings.target_period == 0:
             self._target.follow(settings.tau)
         return numbers

@@ -72,7 +72,9 @@ class Impala:
         """The sequences that these steps lie in."""
         return sequences(store, positions, self._settings.sequence_length, 0, self._gamma)
 
-    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def step(
+        self, samples: Samples, generator: np.random.Generator, decay: float
+    ) -> dict[str, np.ndarray]:
         """One step of the policy and one of the value network."""
         settings, policy, value = self._settings, self._networks.policy, self._networks.value
         mask = samples["mask"]
@@ -106,9 +108,9 @@ class Impala:
         advantages = advantages / (np.sqrt(np.mean(share * advantages**2)) + _LEAST * scale)
         coefficient = settings.entropy_coefficient
         slopes = (-share * advantages).ravel(), (-share * coefficient).ravel()
-        policy.descend(acting, slopes, settings.learning_rate, settings.max_grad_norm)
+        policy.descend(acting, slopes, settings.learning_rate * decay, settings.max_grad_norm)
         slopes = ((-share * errors / scale).ravel(),)
-        value.descend(valuing, slopes, settings.value_learning_rate, settings.max_grad_norm)
+        value.descend(valuing, slopes, settings.value_learning_rate * decay, settings.max_grad_norm)
         return {
             "loss": share * (-advantages * log_pi - coefficient * entropy),
             "value_loss": 0.5 * share * errors * errors,

@@ -74,7 +74,9 @@ class R2D2:
         samples["learned"] = samples["mask"] * (begins[:, None] | burnt_in)
         return samples
 
-    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def step(
+        self, samples: Samples, generator: np.random.Generator, decay: float
+    ) -> dict[str, np.ndarray]:
         """One step down the Huber loss of the TD errors, and one of the target network."""
         settings = self._settings
         count, length = samples["learned"].shape
@@ -103,7 +105,9 @@ class R2D2:
         slopes = np.zeros_like(online)
         np.put_along_axis(slopes[:, :-1], actions, slope[..., None], axis=2)
         slopes = slopes.reshape(forward.outputs[0].shape)
-        self._online.descend(forward, (slopes,), settings.learning_rate, settings.max_grad_norm)
+        self._online.descend(
+            forward, (slopes,), settings.learning_rate * decay, settings.max_grad_norm
+        )
         self._target.follow(settings.tau)
         of_sequence = samples["learned"] / samples["learned"].sum(axis=1, keepdims=True)
         return {

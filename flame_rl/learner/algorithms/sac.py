@@ -84,7 +84,9 @@ class SAC:
         """Up to `n_step` steps as one."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
-    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def step(
+        self, samples: Samples, generator: np.random.Generator, decay: float
+    ) -> dict[str, np.ndarray]:
         """One step of the critics, the policy and the temperature."""
         shape = 2, len(samples["rewards"]), self._width
         noise = generator.standard_normal(shape, np.float32)
@@ -100,17 +102,17 @@ class SAC:
             ]
         )
         targets = self._targets(samples, output, alpha, noise[0])
-        numbers = self._critics.learn(samples, targets)
+        numbers = self._critics.learn(samples, targets, decay)
         actions, log_probs, backward = squashed_gaussian(forward.outputs[0], noise[1])
         values, value_slopes = self._critics.slopes(observations, actions)
         slope = backward(-value_slopes, np.full_like(log_probs, alpha))
-        self._policy.descend(forward, (slope,), settings.learning_rate)
+        self._policy.descend(forward, (slope,), settings.learning_rate * decay)
 
         adam = self._temperature_adam
         _, adam.gradient[0] = temperature_loss(
             float(adam.parameters[0]), log_probs, self._target_entropy
         )
-        adam.step(settings.learning_rate)
+        adam.step(settings.learning_rate * decay)
         self._critics.follow(settings.tau)
         return numbers | {
             "loss": alpha * log_probs - values,

@@ -96,13 +96,17 @@ class Successor:
         """Single steps."""
         return transitions(store, positions, self._gamma)
 
-    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def step(
+        self, samples: Samples, generator: np.random.Generator, decay: float
+    ) -> dict[str, np.ndarray]:
         """One step down the loss, and one of the target network."""
         settings = self._settings
         samples = samples | {"targets": self._targets(samples)}
         forward = self._online.network.forward({"inputs": samples["observations"]})
         numbers, slopes = values.successor_loss(self.weights)(samples, *forward.outputs)
-        self._online.descend(forward, slopes, settings.learning_rate, settings.max_grad_norm)
+        self._online.descend(
+            forward, slopes, settings.learning_rate * decay, settings.max_grad_norm
+        )
         self._target.follow(settings.tau)
         return numbers
 

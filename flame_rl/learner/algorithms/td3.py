@@ -71,17 +71,19 @@ class TD3:
         """Up to `n_step` steps as one."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
-    def step(self, samples: Samples, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    def step(
+        self, samples: Samples, generator: np.random.Generator, decay: float
+    ) -> dict[str, np.ndarray]:
         """One step of the critics; every `policy_delay` steps one of policy and target networks."""
         settings = self._settings
-        numbers = self._critics.learn(samples, self._targets(samples, generator))
+        numbers = self._critics.learn(samples, self._targets(samples, generator), decay)
         if self._critics.steps % settings.policy_delay:
             return numbers
 
         observations = samples["observations"]
         forward = self._policy.network.forward({"inputs": observations})
         values, slopes = self._critics.slopes(observations, forward.outputs[0], first=True)
-        self._policy.descend(forward, (-slopes,), settings.learning_rate)
+        self._policy.descend(forward, (-slopes,), settings.learning_rate * decay)
         self._target_policy.follow(settings.tau)
         self._critics.follow(settings.tau)
         return numbers | {"loss": -values}
