@@ -12,8 +12,9 @@ environments and with the same networks (work.py), env steps per second of
   1024;
 
 with `--score`, the seconds from starting a program until its policy is that good; with `--replay`,
-gradient steps per second of SAC and DQN, beside Stable-Baselines3's on one and on two threads; and
-with both, seconds to a score with DQN and SAC.
+gradient steps per second of SAC and DQN, beside Stable-Baselines3's on one and on two threads; with
+both, seconds to a score with DQN and SAC; with `--agents`, what PPO learns with several agents in
+as many steps, beside Stable-Baselines3 over SuperSuit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 
 import tyro
 
-from benchmarks.peers.work import TASKS
+from benchmarks.peers.work import AGENTS_ENV, TASKS
 from benchmarks.table import Table, compare, in_turn, write
 
 HERE = Path(__file__).resolve().parent
@@ -50,6 +51,7 @@ REPLAY_SCORES = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "HalfCheetah-v5": 5
 REPLAY_PEERS = {"ours": ("replay_ours", None), "Stable-Baselines3": ("replay_sb3", "sb3")}
 # Smaller ones served to choose how many steps an iteration of ours has.
 FIRST_SEED = 10
+AGENTS_PEERS = {"ours": ("agents_ours", None), "Stable-Baselines3": ("agents_sb3", "agents")}
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,9 @@ class Options:
 
     replay: bool = False
     """Compare learning from replay instead."""
+
+    agents: bool = False
+    """Compare what several agents learn instead, a seed a repetition; needs the group `agents`."""
 
     quick: bool = False
     """HalfCheetah, collecting alone, twice, without RLlib, which is slow to start: within a minute,
@@ -100,6 +105,9 @@ def main(options: Options) -> None:
         return
     if options.replay:
         write("replay", replay(options), options.output)
+        return
+    if options.agents:
+        several_agents(options)
         return
     pythons = {}
     for name, (_, group) in PEERS.items():
@@ -225,6 +233,19 @@ def replay(options: Options) -> list[Table]:
             peer.process.kill()
             peer.process.wait()
     return tables
+
+
+def several_agents(options: Options) -> None:
+    """Print the mean return of the agents' last episodes, and the seconds of the run."""
+    pythons = {name: install(group) for name, (_, group) in AGENTS_PEERS.items()}
+    for seed in range(FIRST_SEED, FIRST_SEED + options.repetitions):
+        for name, (peer, _) in AGENTS_PEERS.items():
+            began = time.monotonic()
+            process = start_module(peer, pythons[name], options.output, str(seed))
+            out, _ = process.communicate()
+            seconds = time.monotonic() - began
+            scored = f"{float(out):.1f} in {seconds:.0f} s" if out else "failed"
+            print(f"{AGENTS_ENV} {name} seed {seed}: {scored}", flush=True)
 
 
 def time_to_score(

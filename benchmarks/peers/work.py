@@ -29,6 +29,9 @@ TASKS = {
     "DQN, 128": ("dqn", "Acrobot-v1", 128),
 }
 
+# Several agents: the environment's module, their steps of an iteration, and of a run.
+AGENTS_ENV, AGENTS_ITERATION, AGENTS_STEPS = "mpe2.simple_spread_v3", 6_000, 300_000
+
 # The algorithm that trains up to a score, by environment.
 SCORERS = {"CartPole-v1": "dqn", "Acrobot-v1": "dqn", "HalfCheetah-v5": "sac"}
 
@@ -53,6 +56,12 @@ def serve(
         steps = tasks[name]()
         seconds = time.perf_counter() - began
         print(json.dumps({"steps": steps, "seconds": seconds}), file=answers)
+
+
+def last_returns(returns: list[float]) -> float:
+    """The mean of the last tenth of all episodes' returns, in their order."""
+    last = returns[-max(1, len(returns) // 10) :]
+    return sum(last) / len(last)
 
 
 class Score:
