@@ -47,6 +47,9 @@ class Options:
     repetitions: int = 5
     """Number of measurements of each row."""
 
+    quick: bool = False
+    """One measurement: within a minute."""
+
     output: Path = Path("runs/benchmarks")
     """Folder for the JSON file and the plot."""
 
@@ -95,7 +98,8 @@ def main(options: Options) -> None:
     rows = {"bare": bare, "wrappers and torch": lambda k: play(stacked, act), "ours": ours}
     for row in rows.values():
         row(0)
-    rates = in_turn({name: partial(rate, row) for name, row in rows.items()}, options.repetitions)
+    repetitions = 1 if options.quick else options.repetitions
+    rates = in_turn({name: partial(rate, row) for name, row in rows.items()}, repetitions)
     title = f"Pong, {EPISODES} episodes of {STEPS} steps side by side"
     pairs = [("ours", "wrappers and torch"), ("ours", "bare")]
     table = compare(title, "env steps per second", rates, pairs)
