@@ -5,7 +5,13 @@ from __future__ import annotations
 
 import sys
 
-from benchmarks.peers.work import AGENTS_ENV, AGENTS_ITERATION, AGENTS_STEPS, last_returns
+from benchmarks.peers.work import (
+    AGENTS_ENV,
+    AGENTS_ITERATION,
+    AGENTS_STEPS,
+    MINIBATCH,
+    last_returns,
+)
 from flame_rl import TrainConfig, Trainer
 
 
@@ -17,7 +23,9 @@ def main(seed: int) -> float:
         seed=seed,
         steps_per_iter=AGENTS_ITERATION,
         env_steps=AGENTS_STEPS,
-        overlap=True,
+        # As the other's.
+        minibatches=AGENTS_ITERATION // MINIBATCH,
+        learning_rate=3e-4,
     )
     returns, before = [], 0
     with Trainer(config) as trainer:
