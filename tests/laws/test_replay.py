@@ -176,12 +176,12 @@ import main
 
 step, steps = {kind}.step, 0
 
-def counted(self, samples, generator):
+def counted(self, samples, generator, decay):
     global steps
     steps += 1
     if steps == 30:
         os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, samples, generator)
+    return step(self, samples, generator, decay)
 
 {kind}.step = counted
 sys.argv[0] = "main.py"
