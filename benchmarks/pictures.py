@@ -28,7 +28,6 @@ import torch
 import tyro
 from gymnasium.wrappers import FrameStackObservation
 
-import benchmarks.pong  # noqa: F401, registers the environment
 from benchmarks.table import compare, in_turn, write
 from flame_rl import TrainConfig, Trainer
 from flame_rl.actor.collect import collect_episodes

@@ -167,6 +167,17 @@ def start_module(module: str, python: Path, output: Path, *arguments: str) -> su
         )
 
 
+def timed(module: str, python: Path, output: Path, *arguments: str) -> tuple[str, float]:
+    """What a module's program prints, and the seconds from its start to its end."""
+    began = time.monotonic()
+    process = start_module(module, python, output, *arguments)
+    try:
+        out, _ = process.communicate()
+    finally:
+        process.kill()
+    return out, time.monotonic() - began
+
+
 def speed(env_id: str, pythons: dict[str, Path], repetitions: int, options: Options) -> list[Table]:
     """One environment's tables, one for each task; peers that do it, ours first."""
     peers: dict[str, Peer] = {}
@@ -240,10 +251,7 @@ def several_agents(options: Options) -> None:
     pythons = {name: install(group) for name, (_, group) in AGENTS_PEERS.items()}
     for seed in range(FIRST_SEED, FIRST_SEED + options.repetitions):
         for name, (peer, _) in AGENTS_PEERS.items():
-            began = time.monotonic()
-            process = start_module(peer, pythons[name], options.output, str(seed))
-            out, _ = process.communicate()
-            seconds = time.monotonic() - began
+            out, seconds = timed(peer, pythons[name], options.output, str(seed))
             scored = f"{float(out):.1f} in {seconds:.0f} s" if out else "failed"
             print(f"{AGENTS_ENV} {name} seed {seed}: {scored}", flush=True)
 
@@ -256,14 +264,7 @@ def time_to_score(
 
     def per_hour(name: str, k: int) -> float:
         seed = FIRST_SEED + k
-        began = time.monotonic()
-        arguments = env_id, str(seed), str(target)
-        process = start_module(*peers[name], options.output, *arguments)
-        try:
-            out, _ = process.communicate()
-        finally:
-            process.kill()
-        seconds = time.monotonic() - began
+        out, seconds = timed(*peers[name], options.output, env_id, str(seed), str(target))
         steps = int(out or 0)
         done = f"{steps:,} steps" if steps else "not reached"
         print(f"{env_id} {name} seed {seed}: {seconds:.1f} s, {done}", flush=True)

@@ -199,6 +199,12 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
         return Learner(config, make(config, spec), rewards)
 
 
+def learning_rate_factor(decays: bool, progress: float) -> float:
+    """What learning rates are multiplied with after this share of a run: 1, or, where they decay,
+    the share that is left, 0 beyond its end."""
+    return max(0.0, 1 - progress) if decays else 1.0
+
+
 def refuse_unless_finite(metrics: dict[str, float], state: dict[str, Tensor]) -> None:
     """Raise RunError if a metric or a tensor of the state is NaN or infinite."""
     wrong = [

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from flame_rl.learner.gradients.network import Samples
-from flame_rl.learner.learner import Part, refuse_unless_finite
+from flame_rl.learner.learner import Part, learning_rate_factor, refuse_unless_finite
 from flame_rl.learner.replay.limiter import RateLimiter
 from flame_rl.learner.replay.replay import PART, Replay, refuse_longer_episodes
 from flame_rl.learner.replay.store import ReplayStore
@@ -147,7 +147,7 @@ class OffPolicy:
         replay = self.replay
         replay.add(self.record(episodes))
         beta = self.beta + (1 - self.beta) * min(1.0, progress)
-        decay = max(0.0, 1 - progress) if self.config.algorithm.learning_rate_decay else 1.0
+        decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
         due = self.limiter.gradient_steps(replay.env_steps, self.steps.count)
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}

@@ -19,7 +19,7 @@ from flame_rl.learner.batch import Batch, make_batch
 from flame_rl.learner.gradients.by_hand import NetworkByHand
 from flame_rl.learner.gradients.choose import policy_network, shared_network, value_network
 from flame_rl.learner.gradients.network import Loss, Network, Samples, Slope
-from flame_rl.learner.learner import Part
+from flame_rl.learner.learner import Part, learning_rate_factor
 from flame_rl.learner.losses import metrics_of
 from flame_rl.learner.normalize import RunningMoments
 from flame_rl.learner.returns import normalize, time_steps
@@ -190,7 +190,7 @@ class OnPolicy:
     ) -> dict[str, float]:
         """Improve the networks with all episodes; see `Algorithm.update`."""
         settings, networks = self.config.algorithm, self.networks
-        decay = max(0.0, 1 - progress) if settings.learning_rate_decay else 1.0
+        decay = learning_rate_factor(settings.learning_rate_decay, progress)
         batch = make_batch(episodes, networks.remembers, networks.frames)
         # With the normalisation of before, as the policy acted.
         batch = replace(batch, log_probs=log_probs(networks.policy.network, acted(batch)))
