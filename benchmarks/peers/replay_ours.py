@@ -30,7 +30,6 @@ def main() -> None:
             local=True,
             workers=0,
             episodes_per_iter=20,
-            steps_per_iter=None,
             **plain[algorithm],
         )
         trainers[task] = Trainer(config)

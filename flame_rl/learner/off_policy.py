@@ -16,8 +16,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+import model
 from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part, learning_rate_factor, refuse_unless_finite
+from flame_rl.learner.observations import NormalizedObservations
 from flame_rl.learner.replay.limiter import RateLimiter
 from flame_rl.learner.replay.replay import PART, Replay, refuse_longer_episodes
 from flame_rl.learner.replay.store import ReplayStore
@@ -101,6 +103,7 @@ class OffPolicy:
         beta: exponent of the importance weights at the beginning of the run; it rises to 1 at the
             end. See `flame_rl.learner.replay.samplers.Prioritized`.
         record: adds columns to episodes before they are kept.
+        observations: normalises them; None: `inner` gets them as they are.
     """
 
     config: TrainConfig
@@ -109,12 +112,14 @@ class OffPolicy:
     limiter: RateLimiter
     beta: float
     record: Callable[[Episodes], Episodes]
+    observations: NormalizedObservations | None
     steps: Counter = field(default_factory=Counter)
 
     @property
     def parts(self) -> dict[str, Part]:
         """See `Algorithm.parts`."""
-        return {**self.inner.parts, "gradient_steps": self.steps, PART: self.replay}
+        own = {} if self.observations is None else self.observations.parts
+        return {**self.inner.parts, **own, "gradient_steps": self.steps, PART: self.replay}
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -134,7 +139,8 @@ class OffPolicy:
 
     def snapshot(self, version: int) -> PolicySnapshot:
         """The policy for the actors."""
-        return self.inner.snapshot(version, self.replay.env_steps)
+        snapshot = self.inner.snapshot(version, self.replay.env_steps)
+        return snapshot if self.observations is None else self.observations.of_snapshot(snapshot)
 
     def collecting(self, version: int) -> PolicySnapshot:
         """See `Algorithm.collecting`."""
@@ -146,6 +152,8 @@ class OffPolicy:
         """Add the episodes, and take the gradient steps that are due; see `Algorithm.update`."""
         replay = self.replay
         replay.add(self.record(episodes))
+        if self.observations is not None:
+            self.observations.follow(episodes.observations)
         beta = self.beta + (1 - self.beta) * min(1.0, progress)
         decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
         due = self.limiter.gradient_steps(replay.env_steps, self.steps.count)
@@ -175,6 +183,8 @@ class OffPolicy:
         """
         positions, weights = self.replay.draw(self.limiter.batch_size, beta, generator)
         samples = self.inner.view(self.replay.store, positions)
+        if self.observations is not None:
+            samples = self.observations.of_samples(samples)
         if weights is not None:
             samples["weights"] = weights
         numbers = self.inner.step(samples, generator, decay)
@@ -193,6 +203,7 @@ def off_policy(
     columns: tuple[Column, ...] = (),
     record: Callable[[Episodes], Episodes] = lambda episodes: episodes,
     remembers: bool = False,
+    normalizes: bool = False,
 ) -> OffPolicy:
     """An algorithm over a replay memory.
 
@@ -204,6 +215,8 @@ def off_policy(
         columns: kept of every step besides what the actors record.
         record: adds these columns to episodes.
         remembers: whether the algorithm's networks may have a memory.
+        normalizes: whether observations are normalised before `inner` gets them; those of one byte
+            never are.
 
     Raises:
         UsageError: the replay memory does not fit into this machine's, or an episode that reaches
@@ -222,7 +235,9 @@ def off_policy(
     )
     kept = (*step_columns(spec), *columns)
     replay = Replay(spec, kept, settings.capacity, alpha, config.experiment.frame_stack)
-    return OffPolicy(config, inner, replay, limiter, beta, record)
+    normalizer = model.make_normalizer(spec, normalizes)
+    observations = NormalizedObservations(normalizer) if hasattr(normalizer, "set") else None
+    return OffPolicy(config, inner, replay, limiter, beta, record, observations)
 
 
 def _refuse_memory(config: TrainConfig) -> None:

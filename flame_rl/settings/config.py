@@ -48,6 +48,7 @@ class TrainConfig:
         self, env: EnvironmentSource = "cartpole", algorithm: str = "reinforce", **settings: Any
     ) -> None:
         """Take the defaults, then the algorithm's preset for the environment, then `settings`.
+        With `episodes_per_iter`, the preset's steps_per_iter has no effect.
 
         Args:
             env: an environment's name or Gymnasium id, or a function that makes one.
@@ -62,6 +63,8 @@ class TrainConfig:
         chosen = settings_class(algorithm)
         env_id = environment_id(environment_name(env))
         preset = chosen.presets.get("", {}) | chosen.presets.get(env_id, {})
+        if "episodes_per_iter" in settings:
+            preset.pop("steps_per_iter", None)
         values = preset | settings | {"env": env}
         kinds = _kinds(chosen)
         parts = {
@@ -179,7 +182,9 @@ def no_setting(name: str, algorithm: str) -> str:
     """An error text for a setting that the algorithm lacks: which algorithms have it, if any."""
     owners = [other for other in ALGORITHMS if name in names_of(settings_class(other))]
     if owners:
-        return f"a setting of {' and '.join(owners)}; {algorithm} has none of that name"
+        *others, last = owners
+        listed = f"{', '.join(others)} and {last}" if others else last
+        return f"a setting of {listed}; {algorithm} has none of that name"
     return "no such setting; print(TrainConfig()) shows them all"
 
 

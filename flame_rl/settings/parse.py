@@ -28,8 +28,8 @@ def parse(
 ) -> tuple[TrainConfig, Any]:
     """Read the flags of training.
 
-    The line is read twice: first for --env and --algorithm, which decide what flags there are and
-    what their defaults are, then as a whole.
+    The line is read twice: first for --env, --algorithm and --episodes-per-iter, which decide what
+    flags there are and what their defaults are, then as a whole.
 
     Args:
         arguments: the words of the command line.
@@ -47,6 +47,9 @@ def parse(
     if default is None:
         chosen = {"env": first.env, "algorithm": first.algorithm}
         default = TrainConfig(**{name: value for name, value in chosen.items() if value})
+        if first.episodes_per_iter is not None:
+            # A preset's steps would be taken in their place.
+            default = default.changed(steps_per_iter=None)
     algorithm = default.algorithm_name
     if first.algorithm not in (None, algorithm):
         raise UsageError(
@@ -88,17 +91,19 @@ def resumed_folder(arguments: Sequence[str]) -> Path | None:
 
 
 def _read_first(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags that decide how the others are read: --env, --algorithm, --resume."""
+    """The flags that decide how the others are read: --env, --algorithm, --episodes-per-iter,
+    --resume."""
     reader = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     reader.add_argument("--env")
     reader.add_argument("--algorithm")
+    reader.add_argument("--episodes-per-iter")
     reader.add_argument("--resume", type=Path)
     try:
         first, _ = reader.parse_known_args([_spelled(word) for word in arguments])
     except (
         argparse.ArgumentError
     ):  # a flag without its value: the second reading explains it better
-        return argparse.Namespace(env=None, algorithm=None, resume=None)
+        return argparse.Namespace(env=None, algorithm=None, episodes_per_iter=None, resume=None)
     if first.algorithm is not None and first.algorithm not in ALGORITHMS:
         refuse("algorithm", " or ".join(ALGORITHMS), first.algorithm)
     return first

@@ -45,6 +45,7 @@ class SAC:
         },
         "HalfCheetah-v5": {
             "steps_per_iter": 500,
+            "normalize_observations": True,
             "warm_up_steps": 2_000,
             "batch_size": 128,
             "learning_rate": 7e-4,
@@ -90,6 +91,9 @@ class SAC:
 
     n_step: Count = 1
     """Env steps that count as one; the value after them is bootstrapped, with the entropy there."""
+
+    normalize_observations: bool = False
+    """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
 
     layer_norm: bool = False
     """Normalise the layers of the critics (Ball et al. 2023): a gradient step takes about a third

@@ -64,6 +64,9 @@ class TD3:
     n_step: Count = 1
     """Env steps that count as one; the value after them is bootstrapped."""
 
+    normalize_observations: bool = False
+    """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
+
     layer_norm: bool = False
     """Normalise the layers of the critics (Ball et al. 2023): a gradient step takes about a third
     longer."""

@@ -55,7 +55,7 @@ RUNS = {
     # So many steps that no segment can go: a resumed run deletes them some checkpoints later.
     "impala": {"sequence_length": 4, "warm_up_steps": 160, "capacity": 300} | POLE,
     "ddpg": {"noise_process": "ornstein-uhlenbeck"} | TARGET,
-    "td3": {"layer_norm": True} | TARGET,
+    "td3": {"layer_norm": True, "normalize_observations": True} | TARGET,
     "sac": TARGET,
 }
 ALGORITHMS = list(RUNS)

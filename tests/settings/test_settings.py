@@ -101,6 +101,17 @@ def test_presets_are_values_of_fields_and_reach_training(algorithm, env):
     assert other.algorithm.learning_rate == 0.125
 
 
+@pytest.mark.parametrize(("env", "algorithm"), [("cartpole", "dqn"), ("hopper", "sac")])
+def test_episodes_that_are_asked_for_replace_the_steps_of_a_preset(algorithm, env):
+    assert TrainConfig(env=env, algorithm=algorithm).experiment.steps_per_iter
+    line, _ = parse(("--env", env, "--algorithm", algorithm, "--episodes-per-iter=3"))
+    assert line == TrainConfig(env=env, algorithm=algorithm, episodes_per_iter=3)
+    assert (line.experiment.episodes_per_iter, line.experiment.steps_per_iter) == (3, None)
+    words = ("--steps-per-iter", "700", "--episodes-per-iter", "3")
+    both, _ = parse(("--env", env, "--algorithm", algorithm, *words))
+    assert both.experiment.steps_per_iter == 700
+
+
 def test_rainbow_turns_on_what_it_consists_of():
     config, _ = parse(("--algorithm", "dqn", "--env", "Acrobot-v1", "--rainbow"))
     chosen = config.algorithm

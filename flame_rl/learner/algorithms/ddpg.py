@@ -33,7 +33,8 @@ _WARM_UP_NOISE = 1.0
 def ddpg(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     """The algorithm with new networks. Raises UsageError for actions that are not continuous."""
     refuse_unless_continuous(spec)
-    return off_policy(config, spec, DDPG(config, spec))
+    normalizes = config.algorithm.normalize_observations
+    return off_policy(config, spec, DDPG(config, spec), normalizes=normalizes)
 
 
 class DDPG:

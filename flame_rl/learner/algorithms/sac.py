@@ -38,7 +38,8 @@ from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 def sac(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     """The algorithm with new networks. Raises UsageError for actions that are not continuous."""
     refuse_unless_continuous(spec)
-    return off_policy(config, spec, SAC(config, spec))
+    normalizes = config.algorithm.normalize_observations
+    return off_policy(config, spec, SAC(config, spec), normalizes=normalizes)
 
 
 class Temperature(nn.Module):

@@ -34,7 +34,8 @@ _WARM_UP_NOISE = 1.0
 def td3(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     """The algorithm with new networks. Raises UsageError for actions that are not continuous."""
     refuse_unless_continuous(spec)
-    return off_policy(config, spec, TD3(config, spec))
+    normalizes = config.algorithm.normalize_observations
+    return off_policy(config, spec, TD3(config, spec), normalizes=normalizes)
 
 
 class TD3:

@@ -1,0 +1,110 @@
+"""Learners from replay with normalised observations: the statistics against NumPy's, and no unit
+that observations could be in matters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from flame_rl.learner.learner import Learner
+from flame_rl.wire.messages import Episodes
+from tests.helpers import spec_of
+from tests.learners import OF_CONTINUOUS_ACTIONS, make_learner, random_episodes
+
+SETTINGS = {
+    "hidden_sizes": (16,),
+    "normalize_observations": True,
+    "warm_up_steps": 10,
+    "capacity": 100,
+    "batch_size": 8,
+    "layer_norm": False,
+}
+
+
+def learned(algorithm: str, *parts: Episodes, **options) -> Learner:
+    learner = make_learner(spec_of(3, 2, True), algorithm=algorithm, **(SETTINGS | options))
+    for episodes in parts:
+        learner.update(episodes)
+    return learner
+
+
+def moved(episodes: Episodes, factor: float, shift: float = 0.0) -> Episodes:
+    observations = (episodes.observations * factor + shift).astype(np.float32)
+    return replace(episodes, columns=episodes.columns | {"observations": observations})
+
+
+@pytest.mark.parametrize("algorithm", OF_CONTINUOUS_ACTIONS)
+def test_statistics_are_those_of_all_observations(algorithm):
+    episodes = random_episodes(continuous=True)
+    parts = [moved(episodes, 3.0, 7.0), moved(episodes, 0.1, -2.0)]
+    learner = learned(algorithm, *parts)
+    layer = learner.snapshot().layers[0]
+    seen = np.concatenate([part.observations for part in parts]).astype(np.float64)
+    assert layer.kind == "normalize"
+    np.testing.assert_allclose(layer.arrays["mean"], seen.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(layer.arrays["std"], seen.std(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", OF_CONTINUOUS_ACTIONS)
+def test_the_unit_of_observations_does_not_matter(algorithm):
+    """A power of 2 is exact in floating point, so that everything is the same to the bit."""
+    episodes = random_episodes(continuous=True)
+    plain, scaled = (learned(algorithm, *2 * [moved(episodes, f)]) for f in (1.0, 1024.0))
+    for name, weights in plain.weights().items():
+        same = torch.equal(weights, scaled.weights()[name])
+        assert same == (not name.startswith("normalizer")), name
+    without = (
+        learned(algorithm, *2 * [moved(episodes, f)], normalize_observations=False)
+        for f in (1.0, 1024.0)
+    )
+    first, second = (learner.weights()["policy.network.0.weight"] for learner in without)
+    assert not torch.equal(first, second)
+
+
+def test_networks_learn_from_what_actors_see():
+    """The policy's torch module, given the normalised observations of the learner, and the actors'
+    layers, given those of the environment."""
+    episodes = moved(random_episodes(continuous=True), 40.0, -5.0)
+    learner = learned("sac", episodes)
+    algorithm = learner.algorithm
+    samples = {"observations": episodes.observations, "next_observations": episodes.observations}
+    normalized = algorithm.observations.of_samples(samples)["observations"]
+    mean = episodes.observations.mean(axis=0, dtype=np.float64)
+    std = episodes.observations.std(axis=0, dtype=np.float64)
+    np.testing.assert_allclose(normalized, (episodes.observations - mean) / std, atol=1e-5)
+    with torch.no_grad():
+        expected = algorithm.parts["policy"](torch.from_numpy(normalized)).numpy()
+    x = episodes.observations.astype(np.float64)
+    for layer in learner.snapshot().layers:
+        x = of_layer(layer, x)
+    np.testing.assert_allclose(x, expected, rtol=1e-4, atol=1e-5)
+
+
+def of_layer(layer, x):
+    if layer.kind == "normalize":
+        return (x - layer.arrays["mean"]) / layer.arrays["std"]
+    if layer.kind == "dense":
+        return x @ layer.arrays["weight"] + layer.arrays["bias"]
+    assert layer.kind == "relu"
+    return np.maximum(x, 0)
+
+
+def test_far_observations_are_clipped():
+    episodes = random_episodes(continuous=True)
+    learner = learned("td3", episodes)
+    far = np.full((1, 3), 1e6, np.float32)
+    samples = {"observations": far, "next_observations": -far}
+    clipped = learner.algorithm.observations.of_samples(samples)
+    assert (clipped["observations"] == 10).all() and (clipped["next_observations"] == -10).all()
+    assert (far == 1e6).all()
+
+
+def test_pictures_are_not_normalised():
+    spec = replace(spec_of(3, 2, True), observation_space=spaces.Box(0, 255, (3,), np.uint8))
+    learner = make_learner(spec, algorithm="sac", **SETTINGS)
+    assert learner.algorithm.observations is None
+    assert "normalizer" not in learner.parts
