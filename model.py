@@ -189,6 +189,11 @@ def picture_size(spec: EnvironmentSpec) -> tuple[int, int, int] | None:
     return rows, columns, math.prod(channels)
 
 
+def is_small(size: tuple[int, int, int]) -> bool:
+    """Whether pictures of that size are, as those of games on a small board."""
+    return min(size[:2]) < _LEAST_OF_LARGE
+
+
 def picture_layers(
     spec: EnvironmentSpec, activation: str, frames: int = 1
 ) -> tuple[list[nn.Module], int]:
@@ -198,9 +203,8 @@ def picture_layers(
     if size is None:
         return [], spec.observation_dim * frames
     size = (*size[:2], size[2] * frames)
-    small = min(size[:2]) < _LEAST_OF_LARGE
     layers: list[nn.Module] = []
-    for filters, width, stride in SMALL_PICTURES if small else LARGE_PICTURES:
+    for filters, width, stride in SMALL_PICTURES if is_small(size) else LARGE_PICTURES:
         layers += [Convolution(size, filters, width, stride), Activation(activation)]
         size = layers[-2].output_size
     return layers, math.prod(size)
@@ -300,7 +304,9 @@ class ObservationNormalizer(nn.Module):
     """Brings observations to mean 0 and standard deviation 1, clipped at ±10.
 
     It is part of the network, so that a policy is always used with the statistics it was trained
-    with. The learner sets these from all observations that it has seen.
+    with. The learner sets these from all observations that it has seen. Of pictures the mean is
+    taken away, most of which is a background that would drown what moves, and all numbers are
+    divided by the same.
 
     Attributes:
         observation_dim: D.
@@ -308,15 +314,17 @@ class ObservationNormalizer(nn.Module):
 
     limit = OBSERVATION_CLIP
 
-    def __init__(self, observation_dim: int, frames: int = 1) -> None:
-        """`frames` is k, as in `make_frames`."""
+    def __init__(self, observation_dim: int, frames: int = 1, picture: bool = False) -> None:
+        """`frames` is k, as in `make_frames`; `picture`: whether observations are."""
         super().__init__()
-        self.observation_dim, self._frames = observation_dim, frames
+        self.observation_dim, self._frames, self._picture = observation_dim, frames, picture
         self.register_buffer("mean", torch.zeros(observation_dim * frames))
         self.register_buffer("std", torch.ones(observation_dim * frames))
 
     def set(self, mean: np.ndarray, std: np.ndarray) -> None:
         """Set the statistics of observations, both float64 [D]."""
+        if self._picture:
+            std = np.full_like(std, np.sqrt(np.mean(std * std)))
         self.mean.copy_(torch.from_numpy(mean.repeat(self._frames)))
         self.std.copy_(torch.from_numpy(std.repeat(self._frames)))
 
@@ -797,9 +805,13 @@ def make_frames(spec: EnvironmentSpec, frames: int) -> nn.Module:
 
 
 def make_normalizer(spec: EnvironmentSpec, normalizes: bool = False, frames: int = 1) -> nn.Module:
-    """A `Scaling` of observations of one byte; of others an `ObservationNormalizer` if
-    `--normalize-observations` is set, else the identity."""
+    """An `ObservationNormalizer` if `--normalize-observations` is set. Without it, and for small
+    pictures and vectors of one byte, a `Scaling` of observations of one byte; of others the
+    identity."""
     if observation_dtype(spec.observation_space) == "uint8":
+        size = picture_size(spec)
+        if normalizes and size is not None and not is_small(size):
+            return ObservationNormalizer(spec.observation_dim, frames, picture=True)
         return Scaling(spec.observation_space)
     return ObservationNormalizer(spec.observation_dim, frames) if normalizes else nn.Identity()
 

@@ -201,6 +201,16 @@ class Catch(Base):
         return picture
 
 
+class BrightCatch(Catch):
+    """Catch in pictures of 40 x 40 whose background is almost as bright as ball and paddle."""
+
+    observation_space = spaces.Box(0, 255, (40, 40), np.uint8)
+
+    def picture(self, row: int) -> np.ndarray:
+        small = np.where(super().picture(row) > 0, 230, 200).astype(np.uint8)
+        return small.repeat(4, axis=0).repeat(8, axis=1)
+
+
 class Direction(Base):
     """A dot goes one place to the left or to the right around a ring of nine, drawn in a picture of
     3 x 9; at the second of two steps the action that names its direction pays. Where the dot is

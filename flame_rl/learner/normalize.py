@@ -8,8 +8,10 @@ from torch import Tensor
 
 # Least standard deviation, relative to the mean: what varies less is the rounding of float32.
 _LEAST_STD = 1e-6
-# This number of float64 rows fits in a cache.
+# This number of float64 rows fits in a cache, unless they are wide.
 _BLOCK_ROWS = 8192
+# So that the float64 rows of pictures take 64 MB at most.
+_BLOCK_NUMBERS = 1 << 23
 
 
 class RunningMoments:
@@ -35,8 +37,9 @@ class RunningMoments:
 
     def update(self, rows: np.ndarray) -> None:
         """Take in more rows, [N, D] of any float type."""
-        for start in range(0, len(rows), _BLOCK_ROWS):
-            self._take_in(rows[start : start + _BLOCK_ROWS].astype(np.float64))
+        block = max(1, min(_BLOCK_ROWS, _BLOCK_NUMBERS // max(1, len(self.mean))))
+        for start in range(0, len(rows), block):
+            self._take_in(rows[start : start + block].astype(np.float64))
 
     def _take_in(self, rows: np.ndarray) -> None:
         count = len(rows)

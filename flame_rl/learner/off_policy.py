@@ -26,7 +26,7 @@ from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, PolicySnapshot
-from flame_rl.wire.steps import step_columns
+from flame_rl.wire.steps import observation_dtype, step_columns
 
 # Metrics of every learner here, besides its own.
 REPLAYED = ("gradient_steps", "replay_steps")
@@ -235,8 +235,10 @@ def off_policy(
     )
     kept = (*step_columns(spec), *columns)
     replay = Replay(spec, kept, settings.capacity, alpha, config.experiment.frame_stack)
-    normalizer = model.make_normalizer(spec, normalizes)
-    observations = NormalizedObservations(normalizer) if hasattr(normalizer, "set") else None
+    observations = None
+    if normalizes and observation_dtype(spec.observation_space) != "uint8":
+        normalizer = model.ObservationNormalizer(spec.observation_dim)
+        observations = NormalizedObservations(normalizer)
     return OffPolicy(config, inner, replay, limiter, beta, record, observations)
 
 

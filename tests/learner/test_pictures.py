@@ -85,10 +85,30 @@ def test_the_network_follows_from_the_picture(shape, filters):
         layers = networks(spec)[0].snapshot(0).layers
         found = [layer.arrays["weight"].shape for layer in layers if layer.kind == "convolution"]
         assert found == filters
-        assert layers[0].kind == "scale"
-        assert layers[0].arrays["factor"] == pytest.approx(1 if dtype is bool else 1 / 255)
+        large = len(filters) == len(model.LARGE_PICTURES)
+        assert layers[0].kind == ("normalize" if large else "scale")
+        plain = networks(spec, normalize_observations=False)[0].snapshot(0).layers[0]
+        assert plain.kind == "scale"
+        assert plain.arrays["factor"] == pytest.approx(1 if dtype is bool else 1 / 255)
         dense = [layer.arrays["weight"].shape for layer in layers if layer.kind == "dense"]
         assert [outputs for _, outputs in dense] == [12, 5]
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_large_pictures_lose_their_mean(frames):
+    """NumPy's mean and variances over all pictures of two updates."""
+    spec = spec_of((36, 40))
+    learner = make_learner(
+        spec, algorithm="ppo", hidden_sizes=(8,), frame_stack=frames, minibatches=1, epochs=1
+    )
+    batches = [random_episodes(spec, seed) for seed in range(2)]
+    for batch in batches:
+        learner.update(batch)
+    seen = np.concatenate([batch.observations for batch in batches]).astype(np.float64)
+    layer = next(x for x in learner.snapshot().layers if x.kind == "normalize")
+    std = np.sqrt(seen.var(axis=0).mean())
+    np.testing.assert_allclose(layer.arrays["mean"], seen.mean(axis=0).repeat(frames), rtol=1e-6)
+    np.testing.assert_allclose(layer.arrays["std"], np.full(1440 * frames, std), rtol=1e-6)
 
 
 def test_numbers_of_other_types_are_no_pictures():

@@ -46,6 +46,23 @@ def test_the_ball_is_caught(options):
     assert "convolution" in {layer.kind for layer in learner.snapshot().layers}
 
 
+BRIGHT = PPO | {"learning_rate": 0.002, "value_learning_rate": 0.002, "iterations": 14}
+
+
+def test_a_bright_background_does_not_drown_the_ball():
+    results, learner = solve("BrightCatch", **BRIGHT)
+    assert mean_return(results, 4) > 0.3
+    layer = learner.snapshot().layers[0]
+    # The uppermost corner is ball in a fifth of the first pictures, and never later.
+    assert layer.kind == "normalize" and 199 < layer.arrays["mean"][0] < 203
+
+
+@pytest.mark.slow
+def test_without_normalisation_it_does():
+    results, _ = solve("BrightCatch", **BRIGHT, normalize_observations=False)
+    assert mean_return(results, 4) < 0
+
+
 DIRECTION = PPO | {"iterations": 15, "episodes_per_iter": 100}
 DIRECTIONS = [
     pytest.param(DIRECTION, id="ppo"),
