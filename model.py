@@ -304,9 +304,7 @@ class ObservationNormalizer(nn.Module):
     """Brings observations to mean 0 and standard deviation 1, clipped at ±10.
 
     It is part of the network, so that a policy is always used with the statistics it was trained
-    with. The learner sets these from all observations that it has seen. Of pictures the mean is
-    taken away, most of which is a background that would drown what moves, and all numbers are
-    divided by the same.
+    with. The learner sets these from all observations that it has seen.
 
     Attributes:
         observation_dim: D.
@@ -314,17 +312,15 @@ class ObservationNormalizer(nn.Module):
 
     limit = OBSERVATION_CLIP
 
-    def __init__(self, observation_dim: int, frames: int = 1, picture: bool = False) -> None:
-        """`frames` is k, as in `make_frames`; `picture`: whether observations are."""
+    def __init__(self, observation_dim: int, frames: int = 1) -> None:
+        """`frames` is k, as in `make_frames`."""
         super().__init__()
-        self.observation_dim, self._frames, self._picture = observation_dim, frames, picture
+        self.observation_dim, self._frames = observation_dim, frames
         self.register_buffer("mean", torch.zeros(observation_dim * frames))
         self.register_buffer("std", torch.ones(observation_dim * frames))
 
     def set(self, mean: np.ndarray, std: np.ndarray) -> None:
         """Set the statistics of observations, both float64 [D]."""
-        if self._picture:
-            std = np.full_like(std, np.sqrt(np.mean(std * std)))
         self.mean.copy_(torch.from_numpy(mean.repeat(self._frames)))
         self.std.copy_(torch.from_numpy(std.repeat(self._frames)))
 
@@ -350,6 +346,37 @@ class Scaling(nn.Module):
 
     def layer(self) -> Layer:
         return Layer("scale", {"factor": array_of(self.factor)})
+
+
+class Centering(nn.Module):
+    """Subtracts the mean picture, and divides all numbers by the same standard deviation: most of a
+    picture is a background that would drown what moves. The learner sets both from all pictures
+    that it has seen.
+
+    Attributes:
+        observation_dim: D.
+    """
+
+    def __init__(self, space: spaces.Box, frames: int = 1) -> None:
+        """`frames` is k, as in `make_frames`."""
+        super().__init__()
+        self.observation_dim, self._frames = math.prod(space.shape), frames
+        # So that numbers are 100 at most, however little changes from picture to picture.
+        self._least_std = int(space.high.max()) / 100
+        self.register_buffer("mean", torch.zeros(self.observation_dim * frames))
+        self.register_buffer("factor", torch.full((1,), 1 / int(space.high.max())))
+
+    def set(self, mean: np.ndarray, std: np.ndarray) -> None:
+        """Set the statistics of each number of the pictures, both float64 [D]."""
+        self.mean.copy_(torch.from_numpy(mean.repeat(self._frames)))
+        self.factor.fill_(1 / max(self._least_std, np.sqrt(np.mean(std * std))))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """uint8 [B, D * k] -> float32 [B, D * k]."""
+        return (observation - self.mean) * self.factor
+
+    def layer(self) -> Layer:
+        return Layer("center", {"mean": array_of(self.mean), "factor": array_of(self.factor)})
 
 
 class DiscretePolicy(nn.Module):
@@ -805,13 +832,13 @@ def make_frames(spec: EnvironmentSpec, frames: int) -> nn.Module:
 
 
 def make_normalizer(spec: EnvironmentSpec, normalizes: bool = False, frames: int = 1) -> nn.Module:
-    """An `ObservationNormalizer` if `--normalize-observations` is set. Without it, and for small
-    pictures and vectors of one byte, a `Scaling` of observations of one byte; of others the
-    identity."""
+    """What networks begin with: for observations of one byte a `Scaling`, or a `Centering` of large
+    pictures if `--normalize-observations` is set; for others an `ObservationNormalizer` if it is
+    set, else the identity."""
     if observation_dtype(spec.observation_space) == "uint8":
         size = picture_size(spec)
         if normalizes and size is not None and not is_small(size):
-            return ObservationNormalizer(spec.observation_dim, frames, picture=True)
+            return Centering(spec.observation_space, frames)
         return Scaling(spec.observation_space)
     return ObservationNormalizer(spec.observation_dim, frames) if normalizes else nn.Identity()
 

@@ -39,6 +39,10 @@ def _scale(graph: Graph, x: str, layer: Layer) -> str:
     return graph.apply("Mul", x, graph.constant(layer.arrays["factor"]))
 
 
+def _center(graph: Graph, x: str, layer: Layer) -> str:
+    return _scale(graph, graph.apply("Sub", x, graph.constant(layer.arrays["mean"])), layer)
+
+
 def _dense(graph: Graph, x: str, layer: Layer) -> str:
     x = graph.apply("MatMul", x, graph.constant(layer.arrays["weight"]))
     return graph.apply("Add", x, graph.constant(layer.arrays["bias"]))
@@ -63,6 +67,7 @@ def _convolution(graph: Graph, x: str, layer: Layer) -> str:
 _LAYERS: dict[str, Callable[[Graph, str, Layer], str]] = {
     "normalize": _normalize,
     "scale": _scale,
+    "center": _center,
     "convolution": _convolution,
     "dense": _dense,
     "tanh": lambda graph, x, layer: graph.apply("Tanh", x),

@@ -54,7 +54,7 @@ def test_a_bright_background_does_not_drown_the_ball():
     assert mean_return(results, 4) > 0.3
     layer = learner.snapshot().layers[0]
     # The uppermost corner is ball in a fifth of the first pictures, and never later.
-    assert layer.kind == "normalize" and 199 < layer.arrays["mean"][0] < 203
+    assert layer.kind == "center" and 199 < layer.arrays["mean"][0] < 203
 
 
 @pytest.mark.slow

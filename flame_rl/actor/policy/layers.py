@@ -44,6 +44,13 @@ def scale(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
     return x
 
 
+def center(x: np.ndarray, mean: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """Subtract the mean picture, and multiply by a number."""
+    x -= mean
+    x *= factor
+    return x
+
+
 def dense(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """A fully connected layer."""
     # NumPy calls BLAS for each block of the stack.
@@ -180,6 +187,7 @@ LAYERS: dict[str, LayerKind] = {
     "normalize": LayerKind(normalize, {"mean": ("in",), "std": ("in",)}, check=_check_normalize),
     "dense": LayerKind(dense, {"weight": ("in", "out"), "bias": ("out",)}),
     "scale": LayerKind(scale, {"factor": (1,)}, dtype="float32"),
+    "center": LayerKind(center, {"mean": ("in",), "factor": (1,)}, dtype="float32"),
     "convolution": LayerKind(
         convolution,
         {"weight": ("height", "width", "channels", "filters"), "bias": ("filters",)},
