@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 import model
+from flame_rl.learner.gradients.by_hand import normalized
 from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part
 from flame_rl.learner.normalize import RunningMoments
@@ -39,13 +40,9 @@ class NormalizedObservations:
 
     def of_samples(self, samples: Samples) -> Samples:
         """The samples with normalised observations."""
-        mean, std = self._normalizer.mean.numpy(), self._normalizer.std.numpy()
-        normalized = {}
-        for name in _OBSERVATIONS:
-            x = samples[name] - mean
-            x /= std
-            normalized[name] = np.clip(x, -self._normalizer.limit, self._normalizer.limit, out=x)
-        return samples | normalized
+        normalizer = self._normalizer
+        moments = normalizer.mean.numpy(), normalizer.std.numpy(), normalizer.limit
+        return samples | {name: normalized(samples[name], moments) for name in _OBSERVATIONS}
 
     def of_snapshot(self, snapshot: PolicySnapshot) -> PolicySnapshot:
         """The policy with the normalisation as its first layer."""

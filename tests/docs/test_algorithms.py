@@ -29,7 +29,7 @@ ROWS = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| .+ \|$", FIRST, re
 TABLE = {name: row for name, *row in ROWS}
 # Name and a word for each of KINDS.
 ABILITIES = re.findall(r"^\| `(\w+)` \| (.+) \|$", SECOND, re.MULTILINE)
-KINDS = ("structure", "memory", "pictures", "frames", "agents")
+KINDS = ("structure", "memory", "pictures", "frames", "agents", "losses")
 SPACES = {
     "Discrete": spaces.Discrete(3),
     "Box": spaces.Box(-1, 1, (2,), np.float32),
@@ -41,7 +41,11 @@ OBSERVED = {
     "structure": spaces.Dict({"place": NUMBERS, "door": spaces.Tuple([spaces.Discrete(3)])}),
     "pictures": spaces.Box(0, 255, (10, 5), np.uint8),
 }
-FLAGS = {"memory": {"memory": "gru"}, "frames": {"frame_stack": 2}}
+FLAGS = {
+    "memory": {"memory": "gru"},
+    "frames": {"frame_stack": 2},
+    "losses": {"shared_torso": True},
+}
 NEED = r"([\d,]+) steps of (\S+) need ([\d.]+) (MB|GB)"
 
 
@@ -128,6 +132,8 @@ def learns(algorithm: str, kind: str, **flags) -> bool:
         "local": True,
     }
     try:
+        # Not `make_config`, which leaves out what an algorithm lacks.
+        TrainConfig(env=env, algorithm=algorithm, **flags)
         trainer = Trainer(make_config(env, algorithm=algorithm, **options | flags))
     except UsageError:
         return False
@@ -135,7 +141,8 @@ def learns(algorithm: str, kind: str, **flags) -> bool:
         before = trainer.learner.weights_digest()
         for _ in trainer:
             pass
-        policy = trainer.learner.algorithm.parts["policy"]
+        parts = trainer.learner.algorithm.parts
+        policy = parts["shared" if kind == "losses" else "policy"]
         assert any(isinstance(m, nn.Conv2d) for m in policy.modules()) == (kind == "pictures")
         return trainer.learner.weights_digest() != before
 

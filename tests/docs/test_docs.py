@@ -128,6 +128,7 @@ def words_of(line: str) -> list[str]:
 # Where the group of a command is installed, its games are played, shortly.
 SHORT = {
     "--iterations": "2",
+    "--env-steps": "40",
     "--steps-per-iter": "20",
     "--warm-up-steps": "10",
     "--max-episode-steps": "15",

@@ -24,6 +24,14 @@ _LEAST_ROWS = 32
 Moments = tuple[np.ndarray, np.ndarray, float]
 
 
+def normalized(observations: np.ndarray, moments: Moments) -> np.ndarray:
+    """Observations, float32 [..., D], at mean 0 and standard deviation 1, clipped."""
+    mean, std, limit = moments
+    x = observations - mean
+    x /= std
+    return np.clip(x, -limit, limit, out=x)
+
+
 class NetworkByHand:
     """See `Network`. Dense layers, with layer norms and activations between them, and a head.
 
@@ -56,12 +64,7 @@ class NetworkByHand:
         self.slice_rows = max(_LEAST_ROWS, _SLICE_BYTES // (4 * widest))
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
-        if self._moments is None:
-            return observations
-        mean, std, limit = self._moments
-        x = observations - mean
-        x /= std
-        return np.clip(x, -limit, limit, out=x)
+        return observations if self._moments is None else normalized(observations, self._moments)
 
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         x = samples["inputs"]
