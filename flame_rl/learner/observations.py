@@ -18,7 +18,7 @@ _OBSERVATIONS = ("observations", "next_observations")
 
 class NormalizedObservations:
     """Brings observations to mean 0 and standard deviation 1, by the statistics of all that were
-    collected (as Lee et al. 2025, "SimBa", section 4.1, do before the networks of SAC).
+    collected (Lee et al. 2025, "SimBa": running statistics normalisation).
 
     The replay memory keeps observations as they came, because the statistics move on; they are
     normalised when they are drawn, and in the actors by a layer before the policy's own.

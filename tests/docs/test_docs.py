@@ -172,11 +172,12 @@ def with_values(words: list[str]) -> list[str]:
 def shortened(words: list[str]) -> list[str]:
     """The same command with four iterations, which is more than a replay learner's warm-up, of at
     most a thousand steps in short episodes, and without workers."""
-    for flag_name, most in (("--iterations", 4), ("--steps-per-iter", 1000)):
+    limits = (("--iterations", 4), ("--env-steps", 1000), ("--steps-per-iter", 1000))
+    for flag_name, most in limits:
         if flag_name in words:
             place = words.index(flag_name) + 1
             words[place] = str(min(most, int(words[place])))
-    if "--iterations" in words:
+    if {"--iterations", "--env-steps"} & set(words):
         words += ["--workers", "0", "--max-episode-steps", "100"]
     return words
 
