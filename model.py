@@ -332,14 +332,18 @@ class ObservationNormalizer(nn.Module):
         return Layer("normalize", {"mean": array_of(self.mean), "std": array_of(self.std)})
 
 
+def greatest_of(space: spaces.Box) -> int:
+    """The greatest of the numbers that observations of one byte may have; 1 if that is 0."""
+    return max(1, int(space.high.max()))
+
+
 class Scaling(nn.Module):
     """Multiplies observations of one byte, such as pictures, by 1 / the greatest of their numbers:
     uint8 [B, D] -> float32 [B, D], from 0 to 1."""
 
     def __init__(self, space: spaces.Box) -> None:
         super().__init__()
-        factor = torch.full((1,), 1 / max(1, int(space.high.max())))
-        self.register_buffer("factor", factor, persistent=False)
+        self.register_buffer("factor", torch.full((1,), 1 / greatest_of(space)), persistent=False)
 
     def forward(self, observation: Tensor) -> Tensor:
         return observation * self.factor
@@ -362,9 +366,9 @@ class Centering(nn.Module):
         super().__init__()
         self.observation_dim, self._frames = math.prod(space.shape), frames
         # So that numbers are 100 at most, however little changes from picture to picture.
-        self._least_std = int(space.high.max()) / 100
+        self._least_std = greatest_of(space) / 100
         self.register_buffer("mean", torch.zeros(self.observation_dim * frames))
-        self.register_buffer("factor", torch.full((1,), 1 / int(space.high.max())))
+        self.register_buffer("factor", torch.full((1,), 1 / greatest_of(space)))
 
     def set(self, mean: np.ndarray, std: np.ndarray) -> None:
         """Set the statistics of each number of the pictures, both float64 [D]."""
