@@ -10,6 +10,9 @@ import numpy as np
 
 from flame_rl.wire.messages import Column
 
+# Bytes of a row from which episodes are copied one after another, which needs no second array.
+_WIDE_BYTES = 1024
+
 
 @dataclass(frozen=True)
 class Block:
@@ -82,15 +85,22 @@ def cut_out(
         ramp = np.arange(here_steps.sum())
         ramp -= np.repeat(np.cumsum(here_steps) - here_steps, here_steps)
         place = np.searchsorted(block.slots, slot[here])
-        source = np.repeat((begin - block.first) * width + place, here_steps) + ramp * width
-        target = np.repeat(start[here] + begin - first[here], here_steps) + ramp
+        row, end = begin - block.first, start[here] + begin - first[here]
+        source = np.repeat(row * width + place, here_steps) + ramp * width
+        target = np.repeat(end, here_steps) + ramp
         for per_observation in (False, True):
             if per_observation:
                 target += np.repeat(here, here_steps)
+                end += here
             for column in columns:
-                if column.per_observation == per_observation:
-                    rows = _rows(block.columns[column.name], 2)
-                    _rows(whole[column.name], 1)[target] = rows[source]
+                if column.per_observation != per_observation:
+                    continue
+                array, rows = whole[column.name], block.columns[column.name]
+                if rows[0, 0].nbytes < _WIDE_BYTES:
+                    _rows(array, 1)[target] = _rows(rows, 2)[source]
+                    continue
+                for at, step, count, where in zip(end, row, here_steps, place, strict=True):
+                    array[at : at + count] = rows[step : step + count, where]
     return whole
 
 

@@ -235,7 +235,8 @@ def test_uniform_numbers_of_any_state_are_numpys(words, count):
 
 @pytest.mark.parametrize("slots", [3, 8])
 @pytest.mark.parametrize("height", [1, 4, 100])
-def test_what_is_cut_out_is_what_was_recorded(slots, height):
+@pytest.mark.parametrize("width", [3, 300])
+def test_what_is_cut_out_is_what_was_recorded(slots, height, width):
     """Numbered steps, in slots that are dropped as they end, against one copy after another."""
     rng = np.random.default_rng(slots * height)
     lengths = rng.integers(1, 12, 30)
@@ -251,16 +252,16 @@ def test_what_is_cut_out_is_what_was_recorded(slots, height):
             start,
             np.arange(slots),
             {
-                "observations": rng.standard_normal((*shape, 3), np.float32),
+                "observations": rng.standard_normal((*shape, width), np.float32),
                 "actions": rng.integers(0, 9, (*shape, 2)).astype(np.int32),
                 "rewards": rng.standard_normal(shape),
             },
         )
         blocks.append(block.of(np.flatnonzero(end > start)))
-    last = rng.standard_normal((30, 3), np.float32)
+    last = rng.standard_normal((30, width), np.float32)
     whole = list(blocks)
     columns = (
-        Column("observations", "float32", (3,), per_observation=True),
+        Column("observations", "float32", (width,), per_observation=True),
         Column("actions", "int32", (2,), per_observation=False),
         Column("rewards", "float64", (), per_observation=False),
     )

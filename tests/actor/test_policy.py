@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +20,7 @@ from flame_rl.actor.policy.layers import LAYERS, ROW_BLOCK
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
-from tests.helpers import head_of, random_snapshot, spec_of
+from tests.helpers import ROOT, head_of, random_snapshot, spec_of
 
 ACTIVATIONS = ["tanh", "relu", "silu"]
 MEMORIES = {"gru": model.GRU, "lstm": model.LSTM}
@@ -127,6 +132,39 @@ def test_a_row_has_the_same_bits_in_any_company(hidden, width):
     acting = ActingPolicy(random_snapshot(width, 3, True, hidden))
     rows = np.random.default_rng(1).standard_normal((64, width)).astype(np.float32)
     assert_same_in_any_company(acting.forward, rows)
+
+
+# Processors that OpenBLAS has products for, and what it needs to run them.
+PROCESSORS = {"Haswell": "avx2", "Sandybridge": "avx"}
+# Layers whose weights are multiplied in parts: in float64 and, from a million on, in float32.
+LARGE = [(512, 512), (1100, 33), (1024, 1040)]
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), LARGE)
+def test_a_large_layer_is_a_plain_product(inputs, outputs):
+    snapshot = random_snapshot(inputs, outputs, True, ())
+    rows = np.random.default_rng(1).standard_normal((16, inputs)).astype(np.float32)
+    arrays = {name: a.astype(np.float64) for name, a in snapshot.layers[0].arrays.items()}
+    expected = (rows.astype(np.float64)[..., None] * arrays["weight"]).sum(1) + arrays["bias"]
+    found = ActingPolicy(snapshot).forward(rows)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_a_large_layer_gives_the_same_bits_in_any_company(processor):
+    """With OpenBLAS's products for other processors, which this one must be able to run."""
+    code = f"""
+from tests.actor.test_policy import *
+for inputs, outputs in {LARGE}:
+    acting = ActingPolicy(random_snapshot(inputs, outputs, True, ()))
+    rows = np.random.default_rng(1).standard_normal((16, inputs)).astype(np.float32)
+    assert_same_in_any_company(acting.forward, rows)
+"""
+    features = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if PROCESSORS[processor] not in features:
+        pytest.skip(f"this processor has no {PROCESSORS[processor]}")
+    environment = os.environ | {"OPENBLAS_CORETYPE": processor}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True)
 
 
 def picture(rows: int, columns: int, channels: int, height: int, width: int) -> dict[str, int]:

@@ -38,7 +38,7 @@ class ActingPolicy:
         dtype = "float64"
         for layer, shape in zip(snapshot.layers, checked.states, strict=True):
             kind = LAYERS[layer.kind]
-            dtype = kind.dtype or dtype
+            dtype = kind.dtype(**layer.arrays) or dtype
             # C order always: BLAS sums a transposed matrix in another order.
             arrays = {
                 name: np.array(array, None if name in kind.integers else dtype, order="C")
@@ -46,7 +46,7 @@ class ActingPolicy:
             }
             before = sum(place is not None for *_, place in self._layers)
             place = None if shape is None else before
-            self._layers.append((partial(kind.forward, **arrays), dtype, place))
+            self._layers.append((partial(kind.forward, **kind.prepared(**arrays)), dtype, place))
 
     def states(self, slots: int) -> States:
         """What the layers remember of the episodes in so many slots: nothing yet."""

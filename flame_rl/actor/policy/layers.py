@@ -2,10 +2,10 @@
 
 Law of this file: an observation's action must not depend on which other observations share the
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
-`ROW_BLOCK` rows, padded if need be. In float64 and with one BLAS thread, each row then has the same
-bits at any position and beside any other rows; in float32, or in one product of all rows, it does
-not. A convolution is a product for each observation. Activations are elementwise, so that they may
-have float32's precision.
+`ROW_BLOCK` rows, padded if need be. With one BLAS thread, each row then has the same bits at any
+position and beside any other rows; in one product of all rows it has not, nor, in float32 and on
+some processors, where there is a single output. A convolution is a product for each observation.
+Activations are elementwise, so that they may have float32's precision.
 
 A layer takes a stack of blocks, [blocks, ROW_BLOCK, inputs], which it may overwrite, and its arrays
 in the same type, and returns [blocks, ROW_BLOCK, outputs]. The type is float64, or what the layer's
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,12 @@ from flame_rl.wire.packing import WireError
 ROW_BLOCK = 8
 # Normalised observations are clipped at plus and minus this.
 OBSERVATION_CLIP = 10.0
+# Up to this number of multiplications, OpenBLAS does not first copy the matrices to where it reads
+# them fastest; a copy takes longer than the product of so few rows.
+_MULTIPLICATIONS = 1_000_000
+# Numbers of a matrix that no longer fits a core's cache: reading it takes longest, and float32 has
+# half the bytes.
+_LARGE = 1 << 20
 
 
 def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
@@ -51,12 +58,24 @@ def center(x: np.ndarray, mean: np.ndarray, factor: np.ndarray) -> np.ndarray:
     return x
 
 
-def dense(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """A fully connected layer."""
+def dense(x: np.ndarray, parts: list[np.ndarray], bias: np.ndarray) -> np.ndarray:
+    """A fully connected layer; `parts` are columns of its weights, [inputs, columns] each."""
     # NumPy calls BLAS for each block of the stack.
-    x = x @ weight
+    products = [x @ weight for weight in parts]
+    x = products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
     x += bias
     return x
+
+
+def _dense_prepared(weight: np.ndarray, bias: np.ndarray) -> dict[str, Any]:
+    columns = _MULTIPLICATIONS // (ROW_BLOCK * len(weight)) // 16 * 16 or weight.shape[1]
+    firsts = range(0, weight.shape[1], columns)
+    parts = [np.ascontiguousarray(weight[:, first : first + columns]) for first in firsts]
+    return {"parts": parts, "bias": bias}
+
+
+def _dense_dtype(weight: np.ndarray, bias: np.ndarray) -> str:
+    return "float32" if weight.size >= _LARGE and bias.size % 16 == 0 else "float64"
 
 
 def tanh(x: np.ndarray) -> np.ndarray:
@@ -67,7 +86,7 @@ def tanh(x: np.ndarray) -> np.ndarray:
 
 
 def relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0.0)
+    return np.maximum(x, 0.0, out=x)
 
 
 def silu(x: np.ndarray) -> np.ndarray:
@@ -77,20 +96,20 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 def frames(x: np.ndarray, state: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The latest inputs side by side, number by number: those of a picture's place become its
-    channels. The state is the inputs before, [..., frames - 1, inputs], the latest last."""
-    latest = np.concatenate([state, x[..., None, :]], axis=-2)
-    y = np.empty((*x.shape, latest.shape[-2]), x.dtype)
-    # One after another, because NumPy takes four times as long to copy rows of a few numbers.
-    for frame in range(latest.shape[-2]):
-        y[..., frame] = latest[..., frame, :]
-    return y.reshape(*x.shape[:-1], -1), latest[..., 1:, :]
+    channels. The state is the last output, [..., inputs, frames], the latest input last."""
+    y = np.empty_like(state)
+    # One copy moves every number to the frame before its own; the latest frame is written over what
+    # came from the next number.
+    y.reshape(-1)[:-1] = state.reshape(-1)[1:]
+    y[..., -1] = x
+    return y.reshape(*x.shape[:-1], -1), y
 
 
 def _frames_sizes(size: np.ndarray) -> dict[str, int]:
     inputs, count = size.tolist()
     if inputs < 1 or count < 2:
         raise WireError(f"size: {count} frames of {inputs} numbers; at least 2 of 1 are a stack")
-    return {"in": inputs, "out": inputs * count, "before": count - 1}
+    return {"in": inputs, "out": inputs * count, "frames": count}
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -148,6 +167,14 @@ def lstm(
     return y, np.stack([y, cells], axis=-2)
 
 
+def _float32(**arrays: np.ndarray) -> str:
+    return "float32"
+
+
+def _unchanged(**arrays: np.ndarray) -> None:
+    return None
+
+
 def _check_normalize(mean: np.ndarray, std: np.ndarray) -> None:
     if not (std > 0).all():
         raise WireError("std: not above 0")
@@ -159,7 +186,7 @@ class LayerKind:
 
     Attributes:
         forward: the function of the layer's input, of its state if it has one, and, by name, of its
-            arrays.
+            arrays, as `prepared` makes them.
         arrays: the shape of each array, float32. A size is a number or a name: "in" is the width of
             the input, and "out" that of the output if it differs.
         integers: the same of arrays of int32.
@@ -170,7 +197,9 @@ class LayerKind:
             its arrays; None: nothing.
         bounded: whether the state is only what entered in the last few steps: a learner looks that
             up, and need not unroll whole episodes.
-        dtype: the type in which it computes; None: that of the layer before.
+        dtype: the type in which it computes, a function of the arrays by name; None: that of the
+            layer before.
+        prepared: what `forward` takes, made once of the arrays in that type.
     """
 
     forward: Callable[..., np.ndarray | tuple[np.ndarray, np.ndarray]]
@@ -180,32 +209,38 @@ class LayerKind:
     sizes: Callable[..., dict[str, int]] = lambda **arrays: {}
     state: tuple[str | int, ...] | None = None
     bounded: bool = False
-    dtype: str | None = "float64"
+    dtype: Callable[..., str | None] = lambda **arrays: "float64"
+    prepared: Callable[..., dict[str, Any]] = dict
 
 
 LAYERS: dict[str, LayerKind] = {
     "normalize": LayerKind(normalize, {"mean": ("in",), "std": ("in",)}, check=_check_normalize),
-    "dense": LayerKind(dense, {"weight": ("in", "out"), "bias": ("out",)}),
-    "scale": LayerKind(scale, {"factor": (1,)}, dtype="float32"),
-    "center": LayerKind(center, {"mean": ("in",), "factor": (1,)}, dtype="float32"),
+    "dense": LayerKind(
+        dense,
+        {"weight": ("in", "out"), "bias": ("out",)},
+        dtype=_dense_dtype,
+        prepared=_dense_prepared,
+    ),
+    "scale": LayerKind(scale, {"factor": (1,)}, dtype=_float32),
+    "center": LayerKind(center, {"mean": ("in",), "factor": (1,)}, dtype=_float32),
     "convolution": LayerKind(
         convolution,
         {"weight": ("height", "width", "channels", "filters"), "bias": ("filters",)},
         {"size": (2,), "stride": (1,)},
         sizes=convolution_sizes,
-        dtype="float32",
+        dtype=_float32,
     ),
     "frames": LayerKind(
         frames,
         integers={"size": (2,)},
         sizes=_frames_sizes,
-        state=("before", "in"),
+        state=("in", "frames"),
         bounded=True,
-        dtype="float32",
+        dtype=_float32,
     ),
-    "tanh": LayerKind(tanh, dtype=None),
-    "relu": LayerKind(relu, dtype=None),
-    "silu": LayerKind(silu, dtype=None),
+    "tanh": LayerKind(tanh, dtype=_unchanged),
+    "relu": LayerKind(relu, dtype=_unchanged),
+    "silu": LayerKind(silu, dtype=_unchanged),
     "gru": LayerKind(
         gru,
         {

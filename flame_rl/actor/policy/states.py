@@ -53,6 +53,7 @@ class States:
             Its output, [blocks, ROW_BLOCK, outputs].
         """
         array = self.arrays[place]
-        y, state = layer(x, array[rows].astype(x.dtype).reshape(*x.shape[:2], *array.shape[1:]))
+        before = array[rows].astype(x.dtype, copy=False)
+        y, state = layer(x, before.reshape(*x.shape[:2], *array.shape[1:]))
         array[rows] = state.reshape(-1, *array.shape[1:])
         return y
