@@ -10,7 +10,8 @@ import numpy as np
 
 from flame_rl.wire.messages import Column
 
-# Bytes of a row from which episodes are copied one after another, which needs no second array.
+# Rows of at least this many bytes are copied episode by episode, which needs no temporary array;
+# smaller ones are gathered all at once.
 _WIDE_BYTES = 1024
 
 
@@ -85,13 +86,14 @@ def cut_out(
         ramp = np.arange(here_steps.sum())
         ramp -= np.repeat(np.cumsum(here_steps) - here_steps, here_steps)
         place = np.searchsorted(block.slots, slot[here])
-        row, end = begin - block.first, start[here] + begin - first[here]
-        source = np.repeat(row * width + place, here_steps) + ramp * width
-        target = np.repeat(end, here_steps) + ramp
+        # Where the first of an episode's steps is in the block, and where it goes.
+        from_row, to_row = begin - block.first, start[here] + begin - first[here]
+        source = np.repeat(from_row * width + place, here_steps) + ramp * width
+        target = np.repeat(to_row, here_steps) + ramp
         for per_observation in (False, True):
             if per_observation:
                 target += np.repeat(here, here_steps)
-                end += here
+                to_row += here
             for column in columns:
                 if column.per_observation != per_observation:
                     continue
@@ -99,8 +101,10 @@ def cut_out(
                 if rows[0, 0].nbytes < _WIDE_BYTES:
                     _rows(array, 1)[target] = _rows(rows, 2)[source]
                     continue
-                for at, step, count, where in zip(end, row, here_steps, place, strict=True):
-                    array[at : at + count] = rows[step : step + count, where]
+                parts = zip(to_row, from_row, here_steps, place, strict=True)
+                for to, begin_row, length_here, slot_place in parts:
+                    part = rows[begin_row : begin_row + length_here, slot_place]
+                    array[to : to + length_here] = part
     return whole
 
 

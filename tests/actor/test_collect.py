@@ -253,7 +253,7 @@ def test_what_is_cut_out_is_what_was_recorded(slots, height, width):
             np.arange(slots),
             {
                 "observations": rng.standard_normal((*shape, width), np.float32),
-                "actions": rng.integers(0, 9, (*shape, 2)).astype(np.int32),
+                "actions": rng.integers(0, 9, (*shape, width)).astype(np.int32),
                 "rewards": rng.standard_normal(shape),
             },
         )
@@ -262,7 +262,7 @@ def test_what_is_cut_out_is_what_was_recorded(slots, height, width):
     whole = list(blocks)
     columns = (
         Column("observations", "float32", (width,), per_observation=True),
-        Column("actions", "int32", (2,), per_observation=False),
+        Column("actions", "int32", (width,), per_observation=False),
         Column("rewards", "float64", (), per_observation=False),
     )
     ends = {"observations": last}

@@ -75,6 +75,7 @@ for words in json.loads(sys.argv[1]):
         ("rewards", False),
         ("losses", False),
         ("agents", False),
+        ("memory", False),
         pytest.param("memory", True, marks=pytest.mark.slow),
         pytest.param("add-an-algorithm", True, marks=pytest.mark.slow),
         pytest.param("add-a-replay-learner", True, marks=pytest.mark.slow),
@@ -106,6 +107,8 @@ def test_a_worked_example_works(project, name, whole):
             case "sh":
                 commands = [words_of(line) for line in text.splitlines()]
                 waiting += commands if whole else map(shortened, commands)
+                if whole:  # a limit of time for each block
+                    catch_up()
             case _:
                 raise AssertionError(f"a block of {language} is not run")
     catch_up()

@@ -3,14 +3,16 @@
 Law of this file: an observation's action must not depend on which other observations share the
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
 `ROW_BLOCK` rows, padded if need be. With one BLAS thread, each row then has the same bits at any
-position and beside any other rows; in one product of all rows it has not, nor, in float32 and on
-some processors, where there is a single output. A convolution is a product for each observation.
-Activations are elementwise, so that they may have float32's precision.
+position and beside any other rows, as it would not have in one product of all rows. In float32,
+that fails on some processors where there is a single output; so only dense layers whose outputs are
+a multiple of 16, the width of BLAS's kernels, compute in float32. A convolution is a product for
+each observation. Activations are elementwise, so that they may have float32's precision.
 
 A layer takes a stack of blocks, [blocks, ROW_BLOCK, inputs], which it may overwrite, and its arrays
 in the same type, and returns [blocks, ROW_BLOCK, outputs]. The type is float64, or what the layer's
 kind says. A layer with a memory takes the state of each row's episode, [blocks, ROW_BLOCK, ...],
-after its input, and returns the next one after its output; an episode begins with zeros.
+after its input, and returns the next one after its output; it must neither write into the state nor
+return it. An episode begins with zeros.
 """
 
 from __future__ import annotations
@@ -29,10 +31,12 @@ ROW_BLOCK = 8
 OBSERVATION_CLIP = 10.0
 # Up to this number of multiplications, OpenBLAS does not first copy the matrices to where it reads
 # them fastest; a copy takes longer than the product of so few rows.
-_MULTIPLICATIONS = 1_000_000
-# Numbers of a matrix that no longer fits a core's cache: reading it takes longest, and float32 has
-# half the bytes.
-_LARGE = 1 << 20
+_SMALL_PRODUCT = 1_000_000
+# A matrix of this many numbers does not fit a core's cache, so that reading it takes most of the
+# time; in float32 it has half the bytes.
+_LARGE_WEIGHT = 1 << 20
+# Outputs that BLAS computes at once.
+_KERNEL = 16
 
 
 def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
@@ -68,14 +72,15 @@ def dense(x: np.ndarray, parts: list[np.ndarray], bias: np.ndarray) -> np.ndarra
 
 
 def _dense_prepared(weight: np.ndarray, bias: np.ndarray) -> dict[str, Any]:
-    columns = _MULTIPLICATIONS // (ROW_BLOCK * len(weight)) // 16 * 16 or weight.shape[1]
+    columns = _SMALL_PRODUCT // (ROW_BLOCK * len(weight)) // _KERNEL * _KERNEL or weight.shape[1]
     firsts = range(0, weight.shape[1], columns)
     parts = [np.ascontiguousarray(weight[:, first : first + columns]) for first in firsts]
     return {"parts": parts, "bias": bias}
 
 
 def _dense_dtype(weight: np.ndarray, bias: np.ndarray) -> str:
-    return "float32" if weight.size >= _LARGE and bias.size % 16 == 0 else "float64"
+    large = weight.size >= _LARGE_WEIGHT and bias.size % _KERNEL == 0
+    return "float32" if large else "float64"
 
 
 def tanh(x: np.ndarray) -> np.ndarray:
@@ -171,7 +176,7 @@ def _float32(**arrays: np.ndarray) -> str:
     return "float32"
 
 
-def _unchanged(**arrays: np.ndarray) -> None:
+def _dtype_of_input(**arrays: np.ndarray) -> None:
     return None
 
 
@@ -238,9 +243,9 @@ LAYERS: dict[str, LayerKind] = {
         bounded=True,
         dtype=_float32,
     ),
-    "tanh": LayerKind(tanh, dtype=_unchanged),
-    "relu": LayerKind(relu, dtype=_unchanged),
-    "silu": LayerKind(silu, dtype=_unchanged),
+    "tanh": LayerKind(tanh, dtype=_dtype_of_input),
+    "relu": LayerKind(relu, dtype=_dtype_of_input),
+    "silu": LayerKind(silu, dtype=_dtype_of_input),
     "gru": LayerKind(
         gru,
         {

@@ -44,7 +44,8 @@ class States:
 
         Args:
             place: of its state in `arrays`.
-            layer: see `flame_rl.actor.policy.layers`.
+            layer: see `flame_rl.actor.policy.layers`; it must neither write into the state nor
+                return it.
             x: its input, [blocks, ROW_BLOCK, inputs].
             rows: the slot of each of these rows. A slot that occurs twice must have the same input
                 twice.
