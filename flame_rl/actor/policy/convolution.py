@@ -1,8 +1,8 @@
 """A convolution in NumPy, as a layer of a policy; see layers.py.
 
-It is one float32 product for each picture: of the picture's windows, a row for each place, with the
-weights, a column for each filter. The product's sizes are the same whichever pictures share the
-batch, and so are its bits.
+It is a float32 product for each picture: of the picture's windows, a row for each place, with the
+weights, a column for each filter. Large products are cut into parts by rows. The parts have the
+same sizes whichever pictures share the batch, and so the same bits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import numpy as np
 
 from flame_rl.wire.packing import WireError
 
+# Up to this number of multiplications, OpenBLAS does not first copy the matrices to where it reads
+# them fastest; for products of few rows or columns, copying takes longer than it gains.
+SMALL_PRODUCT = 1_000_000
 # Windows of several pictures are copied at once while they fit in a cache.
 _WINDOW_BYTES = 1 << 20
 
@@ -43,15 +46,20 @@ def convolution(
     strides = picture, step * row, step * column, row, column, channel
     windows = np.lib.stride_tricks.as_strided(pictures, shape, strides, writeable=False)
     matrix = weight.reshape(-1, filters)
-    y = np.empty((len(pictures), down * across, filters), x.dtype)
-    count = max(1, _WINDOW_BYTES // (math.prod(shape[1:]) * x.itemsize))
-    copied = np.empty((min(count, len(pictures)), *shape[1:]), x.dtype)
-    for first in range(0, len(pictures), count):
-        part = windows[first : first + count]
-        here = copied[: len(part)]
-        here[...] = part
-        # NumPy calls BLAS for each picture.
-        np.matmul(here.reshape(len(part), down * across, -1), matrix, out=y[first : first + count])
+    places = down * across
+    y = np.empty((len(pictures), places, filters), x.dtype)
+    at_once = max(1, _WINDOW_BYTES // (places * len(matrix) * x.itemsize))
+    copied = np.empty((min(at_once, len(pictures)), *shape[1:]), x.dtype)
+    products = math.ceil(places * matrix.size / SMALL_PRODUCT)
+    part = math.ceil(places / products)
+    for first in range(0, len(pictures), at_once):
+        some = windows[first : first + at_once]
+        copied[: len(some)] = some
+        of_some = copied[: len(some)].reshape(len(some), places, -1)
+        for top in range(0, places, part):
+            # NumPy calls BLAS for each picture.
+            product = y[first : first + at_once, top : top + part]
+            np.matmul(of_some[:, top : top + part], matrix, out=product)
     y += bias
     return y.reshape(*x.shape[:2], -1)
 

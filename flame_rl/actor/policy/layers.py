@@ -23,15 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from flame_rl.actor.policy.convolution import convolution, convolution_sizes
+from flame_rl.actor.policy.convolution import SMALL_PRODUCT, convolution, convolution_sizes
 from flame_rl.wire.packing import WireError
 
 ROW_BLOCK = 8
 # Normalised observations are clipped at plus and minus this.
 OBSERVATION_CLIP = 10.0
-# Up to this number of multiplications, OpenBLAS does not first copy the matrices to where it reads
-# them fastest; a copy takes longer than the product of so few rows.
-_SMALL_PRODUCT = 1_000_000
 # A matrix of this many numbers does not fit a core's cache, so that reading it takes most of the
 # time; in float32 it has half the bytes.
 _LARGE_WEIGHT = 1 << 20
@@ -72,7 +69,7 @@ def dense(x: np.ndarray, parts: list[np.ndarray], bias: np.ndarray) -> np.ndarra
 
 
 def _dense_prepared(weight: np.ndarray, bias: np.ndarray) -> dict[str, Any]:
-    columns = _SMALL_PRODUCT // (ROW_BLOCK * len(weight)) // _KERNEL * _KERNEL or weight.shape[1]
+    columns = SMALL_PRODUCT // (ROW_BLOCK * len(weight)) // _KERNEL * _KERNEL or weight.shape[1]
     firsts = range(0, weight.shape[1], columns)
     parts = [np.ascontiguousarray(weight[:, first : first + columns]) for first in firsts]
     return {"parts": parts, "bias": bias}
