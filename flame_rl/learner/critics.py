@@ -1,8 +1,10 @@
 """One or two critics of continuous actions, with their target networks.
 
 Of two, the smaller value counts: a single critic's errors are what the policy exploits (Fujimoto et
-al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods", section 4.2). Both are
-computed at the same time, by a core each.
+al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods", section 4.2). Or their
+mean does, which is less cautious: which is better depends on the task (Moskovitz et al. 2021,
+"Tactical Optimism and Pessimism for Deep Reinforcement Learning"). Both are computed at the same
+time, by a core each.
 """
 
 from __future__ import annotations
@@ -26,15 +28,27 @@ from flame_rl.wire.messages import EnvironmentSpec
 class Critics:
     """The networks of Q(s, a), in training, each with its Adam and its target network."""
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, count: int) -> None:
-        """Make `count` critics with new weights; `config.algorithm` has layer_norm and
-        value_learning_rate. Raises UsageError for stacked frames."""
+    def __init__(
+        self, config: TrainConfig, spec: EnvironmentSpec, count: int, average: bool = False
+    ) -> None:
+        """Make critics with new weights.
+
+        Args:
+            config: whose `algorithm` has layer_norm and value_learning_rate.
+            spec: of the environment.
+            count: the number of critics, 1 or 2.
+            average: whether the mean of two critics counts, and not the smaller value.
+
+        Raises:
+            UsageError: stacked frames.
+        """
         experiment = config.experiment
         if experiment.frame_stack > 1:
             raise UsageError(
                 f"--frame-stack: {experiment.frame_stack}, and {config.algorithm_name} learns from "
                 "one observation; leave the flag out, or choose ppo"
             )
+        self._average = average
         self._rate = config.algorithm.value_learning_rate
         self._observation_dim = spec.observation_dim
         choose = partial(critic_network, observation_dim=spec.observation_dim)
@@ -68,11 +82,11 @@ class Critics:
         return self._critics[0].adam.steps
 
     def target_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """The least of the target networks' values, float32 [B], of observations [B, D] and actions
-        [B, A]."""
+        """The least of the target networks' values, or their mean, float32 [B], of observations
+        [B, D] and actions [B, A]."""
         inputs = _inputs(observations, actions)
         each = at_once([partial(target.output, inputs) for target in self._targets])
-        return np.minimum.reduce(each)[:, 0]
+        return (np.mean(each, axis=0) if self._average else np.minimum.reduce(each))[:, 0]
 
     def learn(self, samples: Samples, targets: np.ndarray, decay: float) -> dict[str, np.ndarray]:
         """One gradient step of each critic towards the targets.
@@ -109,10 +123,10 @@ class Critics:
         Args:
             observations: float32 [B, D].
             actions: float32 [B, A].
-            first: by the first critic alone; else by that of the smaller value.
+            first: by the first critic alone; else by that of the smaller value, or by both.
 
         Returns:
-            min Q(s, a), float32 [B]; dQ/da, float32 [B, A].
+            Q(s, a), the least or the mean, float32 [B]; dQ/da, float32 [B, A].
         """
         inputs = _inputs(observations, actions)
         ones = np.ones((len(actions), 1), np.float32)
@@ -124,8 +138,12 @@ class Critics:
         critics = self._critics[:1] if first else self._critics
         (values, slopes), *others = at_once([partial(of, critic) for critic in critics])
         for other_values, other_slopes in others:
-            slopes = np.where(values <= other_values, slopes, other_slopes)
-            values = np.minimum(values, other_values)
+            if self._average:
+                slopes = (slopes + other_slopes) / 2
+                values = (values + other_values) / 2
+            else:
+                slopes = np.where(values <= other_values, slopes, other_slopes)
+                values = np.minimum(values, other_values)
         return values[:, 0], slopes
 
     def follow(self, tau: float) -> None:

@@ -82,6 +82,7 @@ CONTINUOUS = {
     "td3 with n-step": {"algorithm": "td3", "n_step": 2},
     "sac": {"algorithm": "sac"},
     "sac with n-step": {"algorithm": "sac", "n_step": 3},
+    "sac with the mean of the critics": {"algorithm": "sac", "average_critics": True},
     "sac with layer norm": {"algorithm": "sac", "layer_norm": True, "target_entropy": 0.7},
 }
 VARIANTS = DISCRETE | CONTINUOUS
@@ -347,8 +348,8 @@ class SlowCritics:
             else:
                 actions, log_probs = self.drawn(after, noises[0])
                 bonus = -alpha * log_probs
-            least = torch.stack([q(after, actions) for q in self.targets]).min(0).values
-            targets = batch["rewards"] + batch["discounts"] * (least + bonus)
+            value = self.of_both([q(after, actions) for q in self.targets])
+            targets = batch["rewards"] + batch["discounts"] * (value + bonus)
         values = []
         for critic, adam in zip(self.critics, self.adams, strict=True):
             value = critic(s, batch["actions"])
@@ -361,8 +362,8 @@ class SlowCritics:
             if self.kind == "sac":
                 actions, log_probs = self.drawn(s, noises[1])
                 numbers |= {"policy_entropy": -log_probs, "temperature": alpha}
-                least = torch.stack([q(s, actions) for q in self.critics]).min(0).values
-                numbers["loss"] = alpha * log_probs - least
+                value = self.of_both([q(s, actions) for q in self.critics])
+                numbers["loss"] = alpha * log_probs - value
                 entropy = self.settings.target_entropy * 2
                 of_temperature = -self.temperature.log_alpha * (log_probs + entropy).detach()
             else:
@@ -375,6 +376,11 @@ class SlowCritics:
             for target, critic in zip(self.targets, self.critics, strict=True):
                 follow(target, critic, self.settings.tau)
         return {name: tensor.detach().numpy() for name, tensor in numbers.items()}
+
+    def of_both(self, values: list[Tensor]) -> Tensor:
+        if getattr(self.settings, "average_critics", False):
+            return sum(values) / len(values)
+        return torch.stack(values).min(0).values
 
     def drawn(self, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.policy(observations).chunk(2, dim=-1)

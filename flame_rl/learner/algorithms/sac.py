@@ -4,8 +4,8 @@
     maximise  mean [ min Q(s_t, a) - alpha log pi(a | s_t) ]
 
 a' and a are drawn by the current policy, a Gaussian that tanh brings within the bounds; the minimum
-is over two critics, and Q' are their target networks. The temperature alpha keeps the policy's
-entropy at a target.
+is over two critics, or with --average-critics the mean, and Q' are their target networks. The
+temperature alpha keeps the policy's entropy at a target.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SAC:
         self._gamma, self._width = experiment.gamma, spec.action_dim
         policy = model.SquashedGaussianPolicy(spec, experiment.hidden_sizes, experiment.activation)
         self._policy = TrainedNetwork(policy, raw_network)
-        self._critics = Critics(config, spec, count=2)
+        self._critics = Critics(config, spec, count=2, average=settings.average_critics)
         self._temperature = Temperature(settings.initial_temperature)
         self._temperature_adam = adam_of(self._temperature)
         self._target_entropy = settings.target_entropy * self._width
