@@ -69,7 +69,7 @@ class NetworkByHand:
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         x = samples["inputs"]
         for layer in self.layers:
-            x = layer.forward(x)
+            x, _ = layer.forward(x)
         return self._head(x, samples)[0]
 
     def forward(self, samples: Samples) -> PassByHand:
@@ -81,23 +81,24 @@ class PassByHand:
 
     def __init__(self, layers: Sequence[Layer], head: Head, samples: Samples) -> None:
         self._layers = layers
-        # What enters each layer, and what leaves the last one.
-        self._trace = [samples["inputs"]]
+        # Of each layer, what it keeps for the way back.
+        self._kept = []
+        x = samples["inputs"]
         for layer in layers:
-            self._trace.append(layer.forward(self._trace[-1]))
-        self.outputs, self._of_output = head(self._trace[-1], samples)
+            x, kept = layer.forward(x)
+            self._kept.append(kept)
+        self.outputs, self._of_output = head(x, samples)
 
     def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
         slope = self._of_output(slopes, gradient)
         for place in reversed(range(len(self._layers))):
-            layer, x, y = self._layers[place], self._trace[place], self._trace[place + 1]
-            layer.to_parameters(x, y, slope, gradient)
+            layer, kept = self._layers[place], self._kept[place]
+            layer.to_parameters(kept, slope, gradient)
             if place:
-                slope = layer.to_inputs(x, y, slope)
+                slope = layer.to_inputs(kept, slope)
 
     def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
         slope = self._of_output(slopes, None)
-        for place in reversed(range(len(self._layers))):
-            x, y = self._trace[place], self._trace[place + 1]
-            slope = self._layers[place].to_inputs(x, y, slope)
+        for layer, kept in zip(reversed(self._layers), reversed(self._kept), strict=True):
+            slope = layer.to_inputs(kept, slope)
         return slope

@@ -12,19 +12,22 @@ from typing import Protocol
 
 import numpy as np
 
+# What a layer computed on the way forward and needs on the way back.
+Kept = tuple[np.ndarray, ...]
+
 
 class Layer(Protocol):
     """A layer y = f(x), float32 [B, inputs] -> [B, outputs]."""
 
-    def forward(self, x: np.ndarray) -> np.ndarray: ...
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        """y, and what the way back needs, which it leaves as it is."""
+        ...
 
-    def to_parameters(
-        self, x: np.ndarray, y: np.ndarray, slope: np.ndarray, gradient: np.ndarray
-    ) -> None:
+    def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
         """Write its parameters' part of the flat gradient, given dL/dy."""
         ...
 
-    def to_inputs(self, x: np.ndarray, y: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
         """dL/dx, given dL/dy, which may be overwritten."""
         ...
 
@@ -43,19 +46,18 @@ class Dense:
     bias: np.ndarray
     start: int
 
-    def forward(self, x: np.ndarray) -> np.ndarray:
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
         y = x @ self.weight.T
         y += self.bias
-        return y
+        return y, (x,)
 
-    def to_parameters(
-        self, x: np.ndarray, y: np.ndarray, slope: np.ndarray, gradient: np.ndarray
-    ) -> None:
+    def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
+        (x,) = kept
         middle = self.start + self.weight.size
         np.matmul(slope.T, x, out=gradient[self.start : middle].reshape(self.weight.shape))
         sum_rows(slope, gradient[middle : middle + self.bias.size])
 
-    def to_inputs(self, x: np.ndarray, y: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
         # The same numbers; BLAS takes three times as long with a single column.
         return slope * self.weight if slope.shape[1] == 1 else slope @ self.weight
 
@@ -76,39 +78,31 @@ class LayerNorm:
     epsilon: float
     start: int
 
-    def forward(self, x: np.ndarray) -> np.ndarray:
-        y, _ = self._normalized(x)
-        y *= self.weight
-        y += self.bias
-        return y
-
-    def to_parameters(
-        self, x: np.ndarray, y: np.ndarray, slope: np.ndarray, gradient: np.ndarray
-    ) -> None:
-        size = self.weight.size
-        normalized, _ = self._normalized(x)
-        normalized *= slope
-        sum_rows(normalized, gradient[self.start : self.start + size])
-        sum_rows(slope, gradient[self.start + size : self.start + 2 * size])
-
-    def to_inputs(self, x: np.ndarray, y: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        normalized, inverse = self._normalized(x)
-        slope *= self.weight
-        # A row's shift and its stretch change nothing, so that they have no slope.
-        shift = _row_means(slope)
-        normalized *= np.einsum("bi,bi->b", slope, normalized)[:, None] / self.weight.size
-        slope -= normalized
-        slope -= shift
-        slope *= inverse
-        return slope
-
-    def _normalized(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(x - mean) / std, and 1 / std, [B, 1]."""
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
         normalized = x - _row_means(x)
         variance = np.einsum("bi,bi->b", normalized, normalized)[:, None] / self.weight.size
         inverse = 1 / np.sqrt(variance + np.float32(self.epsilon))
         normalized *= inverse
-        return normalized, inverse
+        y = normalized * self.weight
+        y += self.bias
+        return y, (normalized, inverse)
+
+    def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
+        size = self.weight.size
+        normalized, _ = kept
+        sum_rows(normalized * slope, gradient[self.start : self.start + size])
+        sum_rows(slope, gradient[self.start + size : self.start + 2 * size])
+
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        normalized, inverse = kept
+        slope *= self.weight
+        # A row's shift and its stretch change nothing, so that they have no slope.
+        shift = _row_means(slope)
+        stretch = np.einsum("bi,bi->b", slope, normalized)[:, None] / self.weight.size
+        slope -= normalized * stretch
+        slope -= shift
+        slope *= inverse
+        return slope
 
 
 @dataclass(frozen=True)
@@ -123,16 +117,15 @@ class Activation:
     function: Callable[[np.ndarray], np.ndarray]
     slope: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
-    def forward(self, x: np.ndarray) -> np.ndarray:
-        return self.function(x)
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        y = self.function(x)
+        return y, (x, y)
 
-    def to_parameters(
-        self, x: np.ndarray, y: np.ndarray, slope: np.ndarray, gradient: np.ndarray
-    ) -> None:
+    def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
         pass
 
-    def to_inputs(self, x: np.ndarray, y: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        slope *= self.slope(x, y)
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        slope *= self.slope(*kept)
         return slope
 
 
