@@ -25,6 +25,7 @@ class TargetNetwork:
         """`choose` is as for `trained`."""
         self.module = copy.deepcopy(trained.module)
         self._parameters = flat_parameters(self.module)
+        self._change = np.empty_like(self._parameters)
         self._network = choose(self.module)
         self._trained = trained
 
@@ -39,4 +40,6 @@ class TargetNetwork:
         if tau == 1:
             self._parameters[:] = self._trained.adam.parameters
         else:
-            self._parameters += np.float32(tau) * (self._trained.adam.parameters - self._parameters)
+            change = np.subtract(self._trained.adam.parameters, self._parameters, out=self._change)
+            change *= np.float32(tau)
+            self._parameters += change
