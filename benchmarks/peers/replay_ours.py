@@ -14,8 +14,9 @@ from flame_rl.run.trainer import one_thread
 
 
 def main() -> None:
-    # No work that the other does not have.
-    plain = {"sac": {}, "dqn": {"double": False}}
+    # No work that the other does not have, whatever the presets say.
+    bare = {"layer_norm": False, "normalize_observations": False, "average_critics": False}
+    plain = {"sac": bare, "dqn": {"double": False}}
     trainers = {}
     for task, (algorithm, env_id, batch_size) in TASKS.items():
         config = TrainConfig(
