@@ -16,7 +16,7 @@ from flame_rl.run.trainer import one_thread
 def main() -> None:
     # No work that the other does not have, whatever the presets say.
     bare = {"layer_norm": False, "normalize_observations": False, "average_critics": False}
-    plain = {"sac": bare, "dqn": {"double": False}}
+    plain = {"sac": bare, "dqn": {"double": False, "target_period": 10_000, "tau": 1.0}}
     trainers = {}
     for task, (algorithm, env_id, batch_size) in TASKS.items():
         config = TrainConfig(

@@ -48,6 +48,8 @@ def n_step(
     gamma^(k-1) r_{t+k-1}, "next_observations" those of step t+k, and "discounts" gamma^k, or 0
     where the episode terminated within the k steps. Otherwise as `transitions`.
     """
+    if n == 1:
+        return transitions(store, positions, discount)
     rows, count = store.rows(positions), np.minimum(store.left(positions), n)
     # An episode that ends before is followed by its last row, whose reward is 0.
     steps = np.minimum(np.arange(n + 1), count[:, None])
