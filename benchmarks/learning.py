@@ -3,7 +3,7 @@
 Every run is a command of main.py; the same command by hand gives the same metrics.csv. Results go
 to docs/learning: README.md, results.csv with a row per run, and a picture per environment. With
 `--replay`, the runs are those that learn from replay, with their presets, and results go to
-docs/learning/replay.
+docs/learning/replay. Results of environments that are not run, `--envs`, stay as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -88,8 +88,8 @@ class Options:
     seeds: tuple[int, ...] = (10, 11, 12)
     """Seeds of each cell."""
 
-    envs: tuple[str, ...] = tuple(STEPS)
-    """Environments of the table."""
+    envs: tuple[str, ...] = ()
+    """Environments that are run; default: all of the table."""
 
     algorithms: tuple[str, ...] = ALGORITHMS
     """Algorithms of the table."""
@@ -139,18 +139,20 @@ def table(options: Options) -> Iterator[Run]:
     if options.replay:
         for seed in options.seeds:
             for (env, name), more in REPLAY.items():
+                if options.envs and env not in options.envs:
+                    continue
                 algorithm = name.partition(",")[0]
                 yield Run(env, name, seed, ("--env", env, "--algorithm", algorithm, *more))
         return
     for seed in options.seeds:
-        for env in options.envs:
+        for env in options.envs or STEPS:
             for algorithm in options.algorithms:
                 per_iteration = steps_per_iteration(env, algorithm)
                 iterations = max(1, round(options.scale * STEPS[env] / per_iteration))
                 flags = ("--env", env, "--algorithm", algorithm, "--iterations", str(iterations))
                 flags += ("--steps-per-iter", str(per_iteration))
                 yield Run(env, algorithm, seed, flags + FLAGS.get((env, algorithm), ()))
-        if options.scale == 1 and "Ant-v5" in options.envs:
+        if options.scale == 1 and "Ant-v5" in (options.envs or STEPS):
             yield Run("Ant-v5, defaults", "reinforce", seed, DEFAULT)
 
 
@@ -211,6 +213,7 @@ def write_results(rows: list[dict[str, object]], options: Options) -> None:
     """Write results.csv, the pictures and README.md."""
     output = output_of(options)
     output.mkdir(parents=True, exist_ok=True)
+    rows = with_earlier(rows, output / "results.csv", options)
     with (output / "results.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
@@ -221,6 +224,20 @@ def write_results(rows: list[dict[str, object]], options: Options) -> None:
     for picture, shown in folders.items():
         main("plot", *shown, "--output", str(output / file_name(picture)))
     (output / "README.md").write_text(markdown(rows, options))
+
+
+def with_earlier(
+    rows: list[dict[str, object]], results: Path, options: Options
+) -> list[dict[str, object]]:
+    """The rows, and those of runs that were not run again, in the order of the whole table."""
+    named = {(row["picture"], row["name"], row["seed"]): row for row in rows}
+    if results.exists():
+        with results.open(newline="") as file:
+            for row in csv.DictReader(file):
+                named.setdefault((row["picture"], row["name"], int(row["seed"])), row)
+    whole = table(replace(options, envs=(), algorithms=ALGORITHMS))
+    places = [(run.picture, run.name, run.seed) for run in whole]
+    return [named[place] for place in places if place in named]
 
 
 def output_of(options: Options) -> Path:
