@@ -54,6 +54,8 @@ class SAC:
             "layer_norm": True,
             # With the smaller value, some seeds stayed in a slow gait.
             "average_critics": True,
+            # From 1, the temperature takes thousands of steps to fall to the size of the rewards.
+            "initial_temperature": 0.1,
         },
         "Hopper-v5": _WALKING,
         "Walker2d-v5": _WALKING,

@@ -20,7 +20,7 @@ class Layer(Protocol):
     """A layer y = f(x), float32 [B, inputs] -> [B, outputs]."""
 
     def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
-        """y, and what the way back needs, which it leaves as it is."""
+        """y, which may lie where x was, and what the way back needs, which it leaves as it is."""
         ...
 
     def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
@@ -107,56 +107,64 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise function.
+    """An elementwise function that overwrites its input.
 
     Attributes:
-        function: y of x.
-        slope: dy/dx from x and y.
+        function: writes y to where x is, and returns what the way back needs.
+        slope: multiplies dL/dy by dy/dx, in place.
     """
 
-    function: Callable[[np.ndarray], np.ndarray]
-    slope: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    function: Callable[[np.ndarray], Kept]
+    slope: Callable[[np.ndarray, Kept], None]
 
     def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
-        y = self.function(x)
-        return y, (x, y)
+        return x, self.function(x)
 
     def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
         pass
 
     def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
-        slope *= self.slope(*kept)
+        self.slope(slope, kept)
         return slope
 
 
-def tanh_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    slope = y * y
-    return np.subtract(1.0, slope, out=slope)
+def tanh(x: np.ndarray) -> Kept:
+    np.tanh(x, out=x)
+    return (x,)
 
 
-def relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0.0)
+def tanh_slope(slope: np.ndarray, kept: Kept) -> None:
+    (y,) = kept
+    own = y * y
+    np.subtract(1.0, own, out=own)
+    slope *= own
 
 
-def relu_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return (x > 0).astype(np.float32)
+def relu(x: np.ndarray) -> Kept:
+    np.maximum(x, 0.0, out=x)
+    return (x,)
 
 
-def silu(x: np.ndarray) -> np.ndarray:
-    return x * _sigmoid(x)
+def relu_slope(slope: np.ndarray, kept: Kept) -> None:
+    (y,) = kept
+    slope *= y > 0
 
 
-def silu_slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return _sigmoid(x) * (1.0 + x - y)
-
-
-def _sigmoid(x: np.ndarray) -> np.ndarray:
+def silu(x: np.ndarray) -> Kept:
     # tanh form: no overflow for large negative x, unlike 1 / (1 + exp(-x)).
-    return 0.5 + 0.5 * np.tanh(0.5 * x)
+    sigmoid = 0.5 + 0.5 * np.tanh(0.5 * x)
+    own = x.copy()
+    x *= sigmoid
+    return own, x, sigmoid
+
+
+def silu_slope(slope: np.ndarray, kept: Kept) -> None:
+    x, y, sigmoid = kept
+    slope *= sigmoid * (1.0 + x - y)
 
 
 ACTIVATIONS = {
-    "tanh": Activation(np.tanh, tanh_slope),
+    "tanh": Activation(tanh, tanh_slope),
     "relu": Activation(relu, relu_slope),
     "silu": Activation(silu, silu_slope),
 }
