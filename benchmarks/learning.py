@@ -265,7 +265,7 @@ def markdown(rows: list[dict[str, object]], options: Options) -> str:
     ]
     cells = by_cell(rows)
     for (picture, name), cell in cells.items():
-        steps = f"{statistics.fmean(row['env_steps'] for row in cell):,.0f}"
+        steps = f"{statistics.fmean(float(row['env_steps']) for row in cell):,.0f}"
         columns = (each(cell, column) for column in ("first", "last_tenth", "evaluation"))
         lines.append(f"| {picture} | {name} | {steps} | {' | '.join(columns)} |")
     if not options.replay:
