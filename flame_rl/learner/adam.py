@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 # Smaller sums of gradients, and of their squares, change no parameter any more, and become 0. Left
 # alone, those of a unit that never fires fall until they are subnormal, and some processors take
-# fifty times as long for such numbers.
+# many times as long for such numbers.
 _VANISHED = 1e-20, 1e-36
 # Steps from one look at them to the next: within so many, none falls from there to 1e-38, where
 # subnormal numbers begin.
