@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
-from functools import cache
+from functools import cache, partial
+from itertools import chain, pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +24,8 @@ from flame_rl.system.cores import available_cores
 Result = TypeVar("Result")
 # Fewer slices are computed one after another: threads would wait for Python's lock.
 _LEAST_SLICES = 16
+# Without gradients a thread has one piece of work, not one for each slice, and waits less.
+_LEAST_SLICES_FORWARD = 4
 
 
 def differentiate(
@@ -87,14 +90,22 @@ def summed(
 def outputs(network: Network, samples: Samples) -> tuple[np.ndarray, ...]:
     """The network's outputs for all samples."""
     slices = _slices(network, samples)
-    columns = zip(*_in_order(network.outputs, slices, network.parallel), strict=True)
+
+    def of_share(first: int, end: int) -> list[tuple[np.ndarray, ...]]:
+        return [network.outputs(part) for part in slices[first:end]]
+
+    alone = not network.parallel or len(slices) < _LEAST_SLICES_FORWARD
+    shares = 1 if alone else min(available_cores(), len(slices))
+    ends = [len(slices) * share // shares for share in range(shares + 1)]
+    each = at_once([partial(of_share, first, end) for first, end in pairwise(ends)])
+    columns = zip(*chain.from_iterable(each), strict=True)
     return tuple(np.concatenate(column) for column in columns)
 
 
 def at_once(functions: Sequence[Callable[[], Result]]) -> list[Result]:
     """The functions' results, each computed by a core of its own where there are enough. Worth it
     for products of matrices of a few hundred rows and columns."""
-    if available_cores() == 1:
+    if len(functions) == 1 or available_cores() == 1:
         return [function() for function in functions]
     first, *others = functions
     threads = _threads(available_cores())
