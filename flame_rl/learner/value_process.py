@@ -8,6 +8,7 @@ where it was computed; where the process cannot be had, it is computed here.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import subprocess
@@ -29,6 +30,8 @@ from flame_rl.wire import packing
 # A smaller batch is learned from before the other process has it.
 _LEAST_STEPS = 1000
 _KEPT_BYTES = 1 << 24
+# What the pipe holds, so that a batch goes out before the other process has read all of it.
+_PIPE_BYTES = 1 << 20
 
 
 class ValueProcess:
@@ -100,6 +103,9 @@ class ValueProcess:
                 start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
             )
             weakref.finalize(self, _end, self._child)
+            # Only Linux has it, and may refuse: then a batch goes out in smaller pieces.
+            with contextlib.suppress(OSError, AttributeError):
+                fcntl.fcntl(self._child.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             self._write("network", {"layers": self._layers, "parameters": self._parameters}, {})
         if not self._ready and ready(self._child.stdout, select.POLLIN, 0):
             read_frame(self._child.stdout)
@@ -115,7 +121,8 @@ class ValueProcess:
         return packing.unpack(answer, "trained")
 
     def _give_up(self) -> None:
-        _end(self._child)
+        if self._child is not None:
+            _end(self._child)
         self._gone = True
 
 

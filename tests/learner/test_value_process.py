@@ -129,6 +129,17 @@ def test_a_killed_process_is_done_without():
     assert not process.begin(there.adam, epochs)
 
 
+def test_a_process_that_cannot_start_is_done_without(monkeypatch):
+    def no_process(*_, **__):
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", no_process)
+    trained = trained_network()
+    process = ValueProcess(trained.network)
+    assert not process.begin(trained.adam, epochs_of(0))
+    assert not process.begin(trained.adam, epochs_of(0))
+
+
 def test_what_was_given_up_is_not_taken_for_an_answer():
     here, there = trained_network(), trained_network()
     process = ValueProcess(there.network)
