@@ -69,6 +69,7 @@ REPLAY = {
     ("HalfCheetah-v5", "sac"): ("--env-steps", "100000"),
     ("Hopper-v5", "sac"): ("--env-steps", "100000"),
     ("Walker2d-v5", "sac"): ("--env-steps", "100000"),
+    ("Ant-v5", "sac"): ("--env-steps", "100000"),
 }
 # What the page says below its table.
 ELSEWHERE = (
