@@ -8,7 +8,6 @@ where it was computed; where the process cannot be had, it is computed here.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import subprocess
@@ -17,7 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from flame_rl.actor.worker.frames import read_frame, ready, write_frame
+from flame_rl.actor.worker.frames import enlarge, read_frame, ready, write_frame
 from flame_rl.actor.worker.program import ONE_THREAD, python_program
 from flame_rl.learner.adam import Adam
 from flame_rl.learner.gradients.by_hand import NetworkByHand
@@ -103,9 +102,7 @@ class ValueProcess:
                 start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
             )
             weakref.finalize(self, _end, self._child)
-            # Only Linux has it, and may refuse: then a batch goes out in smaller pieces.
-            with contextlib.suppress(OSError, AttributeError):
-                fcntl.fcntl(self._child.stdin, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            enlarge(self._child.stdin, _PIPE_BYTES)
             self._write("network", {"layers": self._layers, "parameters": self._parameters}, {})
         if not self._ready and ready(self._child.stdout, select.POLLIN, 0):
             read_frame(self._child.stdout)

@@ -8,25 +8,22 @@ the child's standard input and output (frames.py).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
-from flame_rl.actor.worker.frames import read_frame, ready, write_frame
+from flame_rl.actor.worker.frames import enlarge, read_frame, ready, write_frame
 from flame_rl.actor.worker.program import ONE_THREAD, python_program
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, FailureKind
 from flame_rl.wire.packing import Buffer
 
-# Through Linux's default of 64 KiB, an answer of megabytes comes in a hundred pieces, and both
-# sides wait at each. A user's pipes share a limit, so this is no larger than helps.
+# What the pipe holds; an answer may have megabytes.
 _PIPE_BYTES = 1 << 18
 
 
@@ -91,9 +88,7 @@ class Worker:
             os.close(lifeline)
             for pipe in (self._child.stdin, self._child.stdout):
                 os.set_blocking(pipe.fileno(), False)
-            if sys.platform == "linux":
-                with contextlib.suppress(OSError):  # at that limit it is only slower
-                    fcntl.fcntl(self._child.stdout, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            enlarge(self._child.stdout, _PIPE_BYTES)
             if self._closed:  # while the child was being started
                 _kill(self._child)
 
