@@ -375,6 +375,11 @@ class RealFlame:
         self._ending.close()
 
     def start(self, name: str) -> None:
+        if name == "object-cache":
+            # It does not start again with a file that it had only begun to write.
+            for path in (self._folder / "objects").rglob("*.arrow"):
+                if path.stat().st_size == 0:
+                    path.unlink()
         with (self._folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [str(self._home / "bin" / f"flame-{name}"), "--config", str(self._config)],
