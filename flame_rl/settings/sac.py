@@ -62,13 +62,26 @@ class SAC:
         "Hopper-v5": _WALKING,
         "Walker2d-v5": _WALKING,
         # Late in a run, single episodes fall back to where the run began, hence the decay. 0.5
-        # learns as early as 1, in half the time; see docs/replay.md.
-        "Ant-v5": _WALKING | {"updates_per_step": 0.5, "learning_rate_decay": True},
+        # learns as early as 1, in half the time; see docs/replay.md. With the default temperature
+        # and entropy, the last policies of seeds 0 and 1 reached 1,391 and 1,120; with these, 2,207
+        # and 2,025.
+        "Ant-v5": _WALKING
+        | {
+            "updates_per_step": 0.5,
+            "learning_rate_decay": True,
+            "initial_temperature": 0.1,
+            "target_entropy": -0.5,
+        },
+        # An episode in each iteration. With the default entropy, the policy of the last iteration
+        # does not yet hold the pendulum quite still.
         "Pendulum-v1": {
-            "iterations": 19,
+            "iterations": 93,
+            "steps_per_iter": 200,
             "warm_up_steps": 1_000,
-            "learning_rate": 1e-3,
             "value_learning_rate": 1e-3,
+            "learning_rate_decay": True,
+            "updates_per_step": 2.0,
+            "target_entropy": -2.0,
         },
     }
 
