@@ -3,7 +3,6 @@ steps; `ENV_ID SEED TARGET`, to train up to a score."""
 
 from __future__ import annotations
 
-import os
 import sys
 
 import torch
@@ -12,6 +11,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from benchmarks.peers.sb3 import Until
 from benchmarks.peers.work import GRADIENT_STEPS, REPLAY_NETWORK, SCORERS, TASKS, serve
+from flame_rl.system.cores import available_cores
 
 # The settings that its authors tuned, as RL Baselines3 Zoo publishes them: steps of the whole run,
 # which the exploration is a fraction of, and arguments of the algorithm. The steps are four times
@@ -79,9 +79,9 @@ def main(threads: int) -> None:
 
 def score(env_id: str, seed: int, target: float) -> int:
     """Env steps until then with the tuned settings; 0 if it is not within their steps. SAC's larger
-    batches are quicker on all cores."""
+    batches are quicker on all cores that it may use."""
     if SCORERS[env_id] == "sac":
-        torch.set_num_threads(os.cpu_count())
+        torch.set_num_threads(available_cores())
     algorithm = {"sac": SAC, "dqn": DQN}[SCORERS[env_id]]
     steps, settings = TUNED[env_id]
     model = algorithm("MlpPolicy", env_id, seed=seed, device="cpu", **settings)
