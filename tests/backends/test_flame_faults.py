@@ -167,7 +167,8 @@ def test_executor_with_a_dead_worker_is_left_for_a_new_session(
     fragile.assert_nothing_left()
 
 
-@pytest.mark.parametrize("fault", ["none works", pytest.param("one works", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["none works", "one works"])
 def test_executors_that_cannot_start_again_end_no_run(
     fault: str, project: Path, no_torch: Path, local, tmp_path: Path
 ) -> None:

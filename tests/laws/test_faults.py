@@ -95,7 +95,10 @@ def wait_until(condition, seconds: float = 60) -> None:
 OVERLAP = ("--algorithm", "ppo", "--overlap", "True")
 
 
-@pytest.mark.parametrize("flags", [(), OVERLAP], ids=["", "overlap"])
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param((), id=""), pytest.param(OVERLAP, id="overlap", marks=pytest.mark.slow)],
+)
 def test_ten_workers_killed_in_a_run(flags, tmp_path):
     arguments = (*RUN, "--iterations", "26", *flags)
     (tmp_path / "clean").mkdir()
