@@ -147,10 +147,12 @@ class Checkpointer:
 
 
 def with_collector(state: State) -> State:
-    """The state with the policy that collects next in place of the latest one."""
+    """The state with the policy that collects next in place of the latest one, which is the part
+    `policy`, or `shared` where one network is policy and value."""
     prefix = "collector."
+    shared = any(name.startswith("shared.") for name in state.learner)
     collector = {
-        f"policy.{name.removeprefix(prefix)}": tensor
+        f"{'shared' if shared else 'policy'}.{name.removeprefix(prefix)}": tensor
         for name, tensor in state.learner.items()
         if name.startswith(prefix)
     }

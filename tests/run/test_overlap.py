@@ -14,6 +14,8 @@ from flame_rl import Trainer
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.backends.dispatch import Collected
 from flame_rl.run.ahead import Ahead, EitherEvent
+from flame_rl.run.folder import CHECKPOINTS_NAME
+from flame_rl.run.retention import BEST_NAME, Checkpointer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from tests.learners import make_config
@@ -119,6 +121,28 @@ def test_a_resumed_run_collects_again_what_was_being_collected(algorithm, tmp_pa
             trainer.save(tmp_path / "cut.ckpt")
         with Trainer.load(tmp_path / "cut.ckpt", workers=1) as trainer:
             assert first + rows(trainer) == whole
+
+
+@pytest.mark.parametrize("options", [{}, {"shared_torso": True}], ids=["separate", "shared"])
+def test_the_best_checkpoint_has_the_policy_that_collected_the_best_rewards(options, tmp_path):
+    scores, collecting = [], []
+    with Trainer(config_of("ppo", 0, **options)) as trainer:
+        keeper = Checkpointer(
+            tmp_path, trainer.config, trainer.spec, trainer.learner, trainer.totals
+        )
+        for _ in range(5):
+            collecting.append(trainer.learner.collecting())
+            result = trainer.train()
+            keeper.report(result)
+            scores.append(result.reward_mean)
+        keeper.save()
+    best = int(np.argmax(scores))
+    assert best >= 2  # so the policy that collected was no longer the first one
+    with Trainer.load(tmp_path / CHECKPOINTS_NAME / BEST_NAME) as trainer:
+        kept = trainer.learner.snapshot()
+    for ours, theirs in zip(kept.layers, collecting[best].layers, strict=True):
+        for name, array in theirs.arrays.items():
+            np.testing.assert_array_equal(ours.arrays[name], array)
 
 
 def test_a_failed_update_leaves_what_was_begun_usable(monkeypatch):
