@@ -72,7 +72,7 @@ def unless_stopped(stop: threading.Event, function: Callable[[], Result]) -> Res
 
     Raises:
         Interrupted: the thread was abandoned, or `stop` was set before.
-        Exception: whatever the function raised.
+        BaseException: whatever the function raised.
     """
     if stop.is_set():
         raise Interrupted
@@ -93,7 +93,8 @@ def in_thread(function: Callable[[], Result]) -> Future[Result]:
     def call() -> None:
         try:
             future.set_result(function())
-        except Exception as error:
+        # SystemExit, too: of a future that nobody sets, the result is waited for without end.
+        except BaseException as error:
             future.set_exception(error)
 
     threading.Thread(target=call, daemon=True).start()

@@ -19,6 +19,7 @@ from gymnasium import spaces
 from flame_rl import TrainConfig, Trainer
 from flame_rl.settings.environments import CALLABLE, ENVIRONMENTS
 from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.signals import unless_stopped
 from tests.environments import Base
 from tests.helpers import clean_environment, environment_id, run_here
 
@@ -153,6 +154,13 @@ def test_stop_from_elsewhere_ends_the_iteration():
         with pytest.raises(Interrupted):
             list(trainer)
         assert list(trainer) == []
+
+
+def test_a_model_that_ends_the_program_is_not_waited_for():
+    stop = threading.Event()
+    threading.Timer(5, stop.set).start()  # a failure, not a test without end
+    with pytest.raises(SystemExit):
+        unless_stopped(stop, lambda: sys.exit(3))
 
 
 def test_an_iteration_that_failed_is_tried_again_as_if_nothing_had_been(monkeypatch):
