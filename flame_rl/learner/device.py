@@ -11,10 +11,10 @@ from typing import Literal
 
 import torch
 
+import model
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
-from flame_rl.wire.steps import observation_dtype
 
 # Weights of the hidden layers from which on they count as very large: two of 2,048 units.
 _VERY_LARGE = 1 << 22
@@ -48,8 +48,8 @@ def pays(config: TrainConfig, spec: EnvironmentSpec) -> bool:
     """Whether `auto` takes a graphics card where there is one: for convolutions, for recurrent
     layers, and for very large dense ones. With small dense layers a minibatch is computed before a
     card has got it."""
-    experiment, space = config.experiment, spec.observation_space
-    if observation_dtype(space) == "uint8" and len(space.shape) in (2, 3):
+    experiment = config.experiment
+    if model.picture_size(spec) is not None:
         return True
     inputs = spec.observation_dim * experiment.frame_stack
     weights = sum(map(math.prod, pairwise((inputs, *experiment.hidden_sizes))))

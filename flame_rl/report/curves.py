@@ -12,6 +12,7 @@ import numpy as np
 from flame_rl.report.tables import METRICS_NAME, TIMING_NAME, read_metrics, read_timing
 from flame_rl.run.folder import CONFIG_NAME
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.environments import environment_id
 from flame_rl.system.errors import UsageError
 
 # The horizontal axis of a curve: an attribute of `Run`.
@@ -54,7 +55,8 @@ class Setting:
 
     @property
     def env(self) -> str:
-        return self.runs[0].config.experiment.env
+        """The environment's Gymnasium id."""
+        return environment_id(self.runs[0].config.experiment.env_name)
 
 
 def read_run(folder: Path) -> Run:
@@ -191,8 +193,9 @@ def _setting_values(config: TrainConfig) -> dict[str, object]:
         "algorithm": config.algorithm_name,
         **vars(config.experiment),
         **vars(config.algorithm),
+        "device": config.execution.device,
     }
-    values["env"] = config.experiment.env_name
+    values["env"] = environment_id(config.experiment.env_name)
     del values["seed"]
     return values
 

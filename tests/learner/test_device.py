@@ -88,6 +88,7 @@ def test_every_algorithm_learns_the_same_with_twins(algorithm, shared, monkeypat
         (VECTOR, {"hidden_sizes": (2048, 2048)}, True),
         (VECTOR, {"hidden_sizes": (256, 256)}, False),
         (spaces.Box(0, 255, (60,), np.uint8), {}, False),
+        (spaces.Box(0, 255, (2, 30), np.uint8), {}, False),
         (spaces.Dict({"a": VECTOR}), {}, False),
     ],
 )

@@ -91,6 +91,25 @@ def test_the_same_seed_twice_is_refused(make_run):
         group_runs(runs)
 
 
+def test_a_short_name_is_the_same_environment_and_another_device_another_setting(make_run):
+    configs = {
+        "short": config_of(env="cartpole"),
+        "whole": config_of(env="CartPole-v1", seed=1),
+        "card": config_of(env="cartpole", device="cuda"),
+    }
+    runs = [read_run(make_run(name, config, range(20))) for name, config in configs.items()]
+    settings = group_runs(runs)
+    assert [[run.folder.name for run in setting.runs] for setting in settings] == [
+        ["short", "whole"],
+        ["card"],
+    ]
+    assert [setting.name for setting in settings] == [
+        "reinforce, device auto",
+        "reinforce, device cuda",
+    ]
+    assert {setting.env for setting in settings} == {"CartPole-v1"}
+
+
 def test_the_mean_of_seeds_is_taken_at_equal_steps_not_at_equal_iterations(make_run):
     # 9 iterations are not smoothed. Both lines are y = x / 100, in steps of different lengths.
     config = config_of(iterations=9)
@@ -143,7 +162,7 @@ def test_the_command_draws_many_settings(make_run, tmp_path, capsys, suffix):
         assert data.startswith(b"\x89PNG") and len(data) > 50_000
     else:
         text = data.decode()
-        for words in ("hopper", "ppo (2 seeds)", "environment steps", "mean of the seeds"):
+        for words in ("Hopper-v5", "ppo (2 seeds)", "environment steps", "mean of the seeds"):
             assert words in text
     done = capsys.readouterr()
     assert done.out == f"Curves: {picture}\n" and done.err == ""
