@@ -19,10 +19,10 @@ class Within(NamedTuple):
     text: str
 
 
-Count = Annotated[int, Within(1, 1 << 40, "at least 1")]
-CountOrZero = Annotated[int, Within(0, 1 << 40, "0 or more")]
+Count = Annotated[int, Within(1, 1 << 40, "at least 1, at most 2**40")]
+CountOrZero = Annotated[int, Within(0, 1 << 40, "0 or more, at most 2**40")]
 Positive = Annotated[float, Within(sys.float_info.min, sys.float_info.max, "above 0, and finite")]
-NonNegative = Annotated[float, Within(0, sys.float_info.max, "0 or more")]
+NonNegative = Annotated[float, Within(0, sys.float_info.max, "0 or more, and finite")]
 Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
 Fraction = Annotated[float, Within(0, 1, "from 0 to 1")]
 UpdatesPerStep = Annotated[float, Within(0.001, 1000, "from 0.001 to 1000")]

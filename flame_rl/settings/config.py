@@ -84,7 +84,10 @@ class TrainConfig:
         return config
 
     def changed(self, **settings: Any) -> TrainConfig:
-        """A copy with new values of some fields, of whichever part. Raises UsageError."""
+        """A copy with new values of some fields, of whichever part. With `episodes_per_iter` alone,
+        steps_per_iter has no effect any more. Raises UsageError."""
+        if "episodes_per_iter" in settings:
+            settings = {"steps_per_iter": None} | settings
         parts = {part: getattr(self, part) for part in PARTS}
         # Together, because some values are refused without others.
         changes: dict[str, dict[str, Any]] = {part: {} for part in PARTS}

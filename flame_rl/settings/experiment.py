@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from flame_rl.settings.checks import Count, Fraction, Number, Seed, Within, check_fields, refuse
 from flame_rl.settings.environments import environment_name
+from flame_rl.system.errors import UsageError
 
 if TYPE_CHECKING:
     import gymnasium
@@ -67,7 +68,7 @@ class Experiment:
     """Learn from what your function makes of an episode's rewards, module:function. Evaluations
     report the environment's own reward."""
 
-    hidden_sizes: tuple[Annotated[int, Within(1, 1 << 40, "widths of at least 1")], ...] = (64, 64)
+    hidden_sizes: tuple[Annotated[int, Within(1, 1 << 40, "from 1 to 2**40")], ...] = (64, 64)
     """Widths of the hidden layers of every network."""
 
     activation: Literal["tanh", "relu", "silu"] = "tanh"
@@ -79,7 +80,7 @@ class Experiment:
 
     memory: Literal["none", "gru", "lstm"] = "none"
     """Recurrent layer of every network, between the hidden layers and the output: what it should do
-    may then depend on all observations of the episode so far. For reinforce, a2c and ppo."""
+    may then depend on all observations of the episode so far. For reinforce, a2c, ppo and r2d2."""
 
     memory_size: Count = 64
     """Width of the recurrent layer."""
@@ -103,7 +104,7 @@ class Experiment:
         if self.reward is not None and not all(self.reward.rpartition(":")[::2]):
             refuse("reward", "a module and a function, as in my_env:shaped", self.reward)
         if self.reward is not None and self.reward_weights:
-            refuse("reward_weights", "not with --reward, which replaces them", self.reward_weights)
+            raise UsageError("--reward-weights: --reward replaces them; leave one of the two out")
 
     @property
     def env_name(self) -> str:

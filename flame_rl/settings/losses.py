@@ -6,6 +6,7 @@ import re
 from typing import Protocol
 
 from flame_rl.settings.checks import refuse
+from flame_rl.system.errors import UsageError
 
 # The losses that every shared network has.
 OWN = ("policy", "value")
@@ -29,12 +30,16 @@ def check_losses(settings: WithLosses) -> None:
     names = [*OWN, *map(loss_name, given)]
     for name in names:
         if names.count(name) > 1:
-            refuse("auxiliary", f"{name} names two losses; rename a class, in", " ".join(given))
+            raise UsageError(f"--auxiliary: two losses have the name {name}; rename a class")
     if given and not settings.shared_torso:
-        refuse("auxiliary", "with --shared-torso, whose layers they are losses of", " ".join(given))
+        raise UsageError(
+            "--auxiliary: these are losses of the shared layers; add --shared-torso True"
+        )
     if len(weights) != len(given):
-        expected = f"one for each of --auxiliary, so {len(given)}"
-        refuse("auxiliary_weights", expected, f"{len(weights)}: {' '.join(map(str, weights))}")
+        raise UsageError(
+            f"--auxiliary-weights: {len(weights)} weights for {len(given)} losses; give one for "
+            "each of --auxiliary"
+        )
 
 
 def loss_name(function: str) -> str:

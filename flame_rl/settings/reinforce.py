@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from flame_rl.settings.checks import Count, LogStd, NonNegative, Positive, check_fields, refuse
+from flame_rl.settings.checks import Count, LogStd, NonNegative, Positive, check_fields
 from flame_rl.settings.losses import check_losses
+from flame_rl.system.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Reinforce:
         check_fields(self)
         check_losses(self)
         if self.shared_torso and self.baseline != "value":
-            refuse(
-                "shared_torso", f"not with --baseline {self.baseline}, which has no values", True
+            raise UsageError(
+                f"--shared-torso: --baseline {self.baseline} has no value network to share layers "
+                "with; add --baseline value"
             )

@@ -158,7 +158,7 @@ def test_the_default_folder_names_environment_and_algorithm(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--iterations", "0"], "--iterations: at least 1, not 0"),
+        (["--iterations", "0"], "--iterations: at least 1, at most 2**40, not 0"),
         (["--episodes-per-iter", "-5"], "--episodes-per-iter: at least 1"),
         (["--workers", "-1"], "--workers: 0 or more"),
         (["--gamma", "1.01"], "--gamma: from 0 to 1"),

@@ -50,7 +50,7 @@ def run(tmp_path_factory):
         (("--output=",), "--output: name a folder"),
         (("--hidden-sizes", "100000", "100000"), "--hidden-sizes: (100000, 100000) would take"),
         (("--episodes-per-iter", "1000000000"), "--episodes-per-iter: 1000000000 would take"),
-        (("--episodes-per-iter", "1" + 30 * "0"), "--episodes-per-iter: at least 1, not 10"),
+        (("--episodes-per-iter", "1" + 30 * "0"), "--episodes-per-iter: at least 1, at most"),
         (("--workers", "9999"), "--workers: 9999 would take"),
     ],
 )

@@ -369,18 +369,21 @@ def test_what_an_auxiliary_loss_does_wrong_is_said(name, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"auxiliary": ("a:B",), "auxiliary_weights": (1,)}, "--auxiliary: with --shared-torso"),
-        ({"auxiliary": ("a:B",), "shared_torso": True}, "--auxiliary-weights: one for each of"),
-        ({"auxiliary_weights": (1,)}, "--auxiliary-weights: one for each of --auxiliary, so 0"),
+        ({"auxiliary": ("a:B",), "auxiliary_weights": (1,)}, "--auxiliary: .* add --shared-torso"),
+        (
+            {"auxiliary": ("a:B",), "shared_torso": True},
+            "--auxiliary-weights: 0 weights for 1 losses",
+        ),
+        ({"auxiliary_weights": (1,)}, "--auxiliary-weights: 1 weights for 0 losses"),
         ({"auxiliary": ("B",), "shared_torso": True}, "--auxiliary: a module and a class"),
-        ({"auxiliary": ("a:Value",)}, "--auxiliary: value names two losses"),
-        ({"auxiliary": ("a:B", "c:B")}, "--auxiliary: b names two losses"),
+        ({"auxiliary": ("a:Value",)}, "--auxiliary: two losses have the name value"),
+        ({"auxiliary": ("a:B", "c:B")}, "--auxiliary: two losses have the name b"),
         ({"value_weight": 0.0}, "--value-weight: above 0"),
         ({"algorithm": "dqn", "shared_torso": True}, "shared_torso: a setting of reinforce"),
         ({"algorithm": "impala", "shared_torso": True}, "shared_torso: a setting of reinforce"),
         (
             {"algorithm": "reinforce", "baseline": "none", "shared_torso": True},
-            "--shared-torso: not with --baseline none",
+            "--shared-torso: --baseline none has no value network",
         ),
     ],
 )

@@ -151,21 +151,24 @@ WRONG = [
     ({"local": 1}, "--local: True or False, not 1"),
     ({"iterations": True}, "--iterations: an integer, not True"),
     ({"hidden_sizes": [64, 64]}, "--hidden-sizes: a tuple of an integer, not"),
-    ({"hidden_sizes": (64, 0)}, "--hidden-sizes: widths of at least 1"),
-    ({"algorithm": "dqn", "capacity": 0}, "--capacity: at least 1, not 0"),
-    ({"algorithm": "sarsa", "batch_size": 0}, "--batch-size: at least 1, not 0"),
-    ({"algorithm": "sac", "warm_up_steps": -1}, "--warm-up-steps: 0 or more, not -1"),
+    ({"hidden_sizes": (64, 0)}, "--hidden-sizes: from 1 to 2**40, not (64, 0)"),
+    ({"algorithm": "dqn", "capacity": 0}, "--capacity: at least 1, at most 2**40, not 0"),
+    ({"algorithm": "sarsa", "batch_size": 0}, "--batch-size: at least 1, at most 2**40, not 0"),
+    (
+        {"algorithm": "sac", "warm_up_steps": -1},
+        "--warm-up-steps: 0 or more, at most 2**40, not -1",
+    ),
     ({"algorithm": "td3", "updates_per_step": 0.0}, "--updates-per-step: from 0.001 to 1000"),
     ({"algorithm": "ddpg", "updates_per_step": 1e300}, "--updates-per-step: from 0.001 to 1000"),
     ({"algorithm": "impala", "updates_per_step": 1e300}, "--updates-per-step: from 0.001 to 1000"),
-    ({"algorithm": "dqn", "n_step": 0}, "--n-step: at least 1, not 0"),
+    ({"algorithm": "dqn", "n_step": 0}, "--n-step: at least 1, at most 2**40, not 0"),
     ({"algorithm": "dqn", "tau": 1.1}, "--tau: from 0 to 1, not 1.1"),
     ({"algorithm": "sarsa", "epsilon_end": -0.1}, "--epsilon-end: from 0 to 1, not -0.1"),
     ({"algorithm": "dqn", "priority_alpha": 30.0}, "--priority-alpha: from 0 to 1, not 30"),
     ({"algorithm": "dqn", "distribution": "c51", "atoms": 1}, "--atoms: at least 2 with C51"),
     ({"algorithm": "dqn", "lowest_return": 100.0}, "--lowest-return: less than 100"),
     ({"algorithm": "ddpg", "noise_process": "pink"}, "--noise-process: gaussian, ornstein"),
-    ({"algorithm": "td3", "policy_delay": 0}, "--policy-delay: at least 1, not 0"),
+    ({"algorithm": "td3", "policy_delay": 0}, "--policy-delay: at least 1, at most 2**40, not 0"),
     ({"algorithm": "sac", "initial_temperature": 0}, "--initial-temperature: above 0"),
     ({"algorithm": "sac", "expected": True}, "expected: a setting of sarsa; sac has none"),
     ({"gamma": 1.5}, "--gamma: from 0 to 1, not 1.5"),
@@ -182,7 +185,7 @@ WRONG = [
     ({"reward": ":shaped"}, "--reward: a module and a function"),
     (
         {"reward": "a:b", "reward_parts": ("c",), "reward_weights": (1,)},
-        "--reward-weights: not with --reward",
+        "--reward-weights: --reward replaces them",
     ),
     ({"clip_range": 0.1}, "clip_range: a setting of ppo; reinforce has none of that name"),
     ({"epoch": 3}, "epoch: no such setting"),
@@ -197,6 +200,14 @@ def test_what_a_setting_cannot_be_is_refused(settings, words):
     if settings.keys() <= set(names_of(type(TrainConfig().experiment))) - {"env"}:
         with pytest.raises(UsageError):
             TrainConfig().changed(**settings)
+
+
+def test_episodes_take_the_place_of_a_presets_steps():
+    config = TrainConfig(algorithm="ppo", steps_per_iter=500)
+    changed = config.changed(episodes_per_iter=5).experiment
+    assert (changed.episodes_per_iter, changed.steps_per_iter) == (5, None)
+    both = config.changed(episodes_per_iter=5, steps_per_iter=70).experiment
+    assert (both.episodes_per_iter, both.steps_per_iter) == (5, 70)
 
 
 def test_an_integer_is_a_number():
