@@ -70,9 +70,9 @@ class Convolution(nn.Conv2d):
 
 
 class FrameStack(nn.Module):
-    """The last observations side by side, number by number: those of a picture's place become its
-    channels. [..., count, D] -> [..., D * count]. The actors' layer gets one observation at a time,
-    and keeps those before it."""
+    """The last observations, interleaved: [..., count, D] -> [..., D * count], where the `count`
+    values of each number follow each other. Of pictures, they become further channels. The actors'
+    layer gets one observation at a time, and keeps those before it."""
 
     def __init__(self, observation_dim: int, count: int) -> None:
         super().__init__()
@@ -543,7 +543,7 @@ class SharedNetwork(nn.Module):
 
     @property
     def normalizer(self) -> nn.Module:
-        """Of observations, the policy's."""
+        """The policy's normaliser of observations."""
         return self.policy.normalizer
 
     def forward(self, observation: Tensor) -> Tensor:
@@ -581,7 +581,7 @@ class SharedNetwork(nn.Module):
         if isinstance(self.policy.frames, nn.Identity):
             return self._observed(observation)
         count = self.policy.frames.size[1]
-        # Number by number, each of the same numbers.
+        # The normaliser takes stacks: one of equal observations, of which one is kept.
         stack = observation.unsqueeze(-2).expand(*observation.shape[:-1], count, -1)
         return self._observed(stack)[..., ::count]
 
@@ -830,7 +830,7 @@ def epsilon_greedy(epsilon: float, repeat: float = 0.0) -> Layer:
 
 
 def make_frames(spec: EnvironmentSpec, frames: int) -> nn.Module:
-    """A `FrameStack` of so many observations, as `--frame-stack` says; of one the identity. With
+    """A `FrameStack` of `frames` observations, as `--frame-stack` says; of one the identity. With
     it, observations of a network are [..., frames, D] and not [..., D]."""
     return nn.Identity() if frames == 1 else FrameStack(spec.observation_dim, frames)
 

@@ -277,8 +277,7 @@ class _Play:
         padded = _padded(len(slots))
         self._acting: slice | np.ndarray = slice(0, padded)
         if padded < self._width:
-            # Padded with slots that play, whose actions and states are computed and written twice,
-            # alike.
+            # Padded with slots that play: computed twice, with the same result.
             self._acting = np.resize(slots, padded)
 
     def _check_finite(self, name: str, values: np.ndarray, source: str, slots: np.ndarray) -> None:

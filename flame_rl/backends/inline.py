@@ -24,6 +24,8 @@ from flame_rl.wire.messages import (
 
 
 class InlineBackend:
+    """Plays all episodes in this process, with one simulator."""
+
     def __init__(self, stop: threading.Event) -> None:
         self.listener = None
         self._stop = stop

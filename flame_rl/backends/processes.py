@@ -45,11 +45,6 @@ class ProcessBackend:
             ) from error
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
 
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers that run."""
-        return [worker.pid for worker in self._workers if worker.pid is not None]
-
     def describe(self, environment: Environment) -> EnvironmentSpec:
         deadline = self._patience.limits().deadline
         answer = self._workers[0].describe(environment, deadline, self._stop.is_set)

@@ -30,7 +30,8 @@ class EvaluateCommand:
     """Number of complete episodes."""
 
     explore: bool = False
-    """Sample the actions, as in training; otherwise take the policy's mean or likeliest action."""
+    """Sample the actions, as in training; otherwise take the policy's mean, or the action that is
+    likeliest or worth most."""
 
     best: bool = False
     """Take the best checkpoint of the run folder, not the newest."""

@@ -22,7 +22,7 @@ _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 # alone, those of a unit that never fires fall until they are subnormal, and some processors take
 # many times as long for such numbers.
 _VANISHED = 1e-20, 1e-36
-# Steps from one look at them to the next: within so many, none falls from there to 1e-38, where
+# Steps between two such checks: in 200 steps, no sum falls from these bounds to 1e-38, where
 # subnormal numbers begin.
 _STEPS_BETWEEN = 200
 

@@ -1,4 +1,4 @@
-"""Auxiliary losses: what else the layers that policy and values share should be good for.
+"""Auxiliary losses of the layers that policy and values share.
 
 Each is a torch module of the user's, with an output layer of its own, or several. It is trained and
 saved with the network, and never sent to actors.

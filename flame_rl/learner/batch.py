@@ -55,7 +55,7 @@ class Batch:
 
     @property
     def seen(self) -> np.ndarray | Stacks:
-        """What networks see at each observation: [N + E, D], or what stands for [N + E, k, D]."""
+        """The inputs of networks at each observation: [N + E, D], or `Stacks` of [N + E, k, D]."""
         if self.frames == 1:
             return self.observations
         rows = np.arange(len(self.observations))

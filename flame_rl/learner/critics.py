@@ -123,7 +123,8 @@ class Critics:
         Args:
             observations: float32 [B, D].
             actions: float32 [B, A].
-            first: by the first critic alone; else by that of the smaller value, or by both.
+            first: whether the first critic alone counts; otherwise the smaller value does, or the
+                mean.
 
         Returns:
             Q(s, a), the least or the mean, float32 [B]; dQ/da, float32 [B, A].

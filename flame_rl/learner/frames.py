@@ -36,11 +36,11 @@ class Stacks:
         return replace(self, rows=self.rows[places])
 
     def take(self, places: np.ndarray, axis: int = 0) -> Stacks:
-        """As an array's, of the first axis."""
+        """Like `np.ndarray.take` along the first axis, the only one."""
         return self[places]
 
     def gathered(self) -> np.ndarray:
-        """The array."""
+        """The stacks as an array, [B, k, D]."""
         rows, missing = stacked_rows(self.rows, self.time[self.rows], self.frames)
         stacks = self.observations.take(rows, axis=0, mode="clip")
         stacks[missing] = 0

@@ -148,7 +148,8 @@ class Learner:
             RunError: a metric or a part of the state became NaN or infinite. The state is then
                 that of a broken update; see `undone_on_failure`.
         """
-        # An episode's spawn key has two numbers, (iteration, index), so the streams never meet.
+        # Spawn keys of episodes have three numbers or more, (iteration, index, …), so no stream of
+        # theirs is this one; see `flame_rl.actor.random.seeds`.
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self._updates,))
         generator = np.random.default_rng(sequence)
         # NumPy need not warn of what `refuse_unless_finite` refuses.

@@ -1,5 +1,4 @@
-"""What dqn, sarsa, impala, ddpg, td3 and sac share: replayed experience, and how often it is
-learned from.
+"""What the algorithms with a replay memory share: the experience, and how often it is learned from.
 
 An iteration's episodes go into the replay memory; then as many gradient steps are taken as are due,
 each on a minibatch that is drawn from it.

@@ -78,10 +78,9 @@ class ActorCritic:
         self.value_process = ValueProcess(self.value.network) if by_hand else None
         self.returns = RunningMoments(1)
         self.observations = None
-        if hasattr(policy.normalizer, "set"):
-            self.observations = RunningMoments(policy.normalizer.observation_dim)
-        # Before the first update nothing is known of returns, whatever their unit.
-        self.value.module.scale.zero_()
+        normalizer = getattr(policy, "normalizer", None)
+        if hasattr(normalizer, "set"):
+            self.observations = RunningMoments(normalizer.observation_dim)
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -335,7 +334,7 @@ def shrink_until_close(
         kl = float(kl_terms(log_probs(policy.network, samples) - batch.log_probs).mean())
         if kl <= max_kl:
             return {"kl": kl, "update_scale": scale}
-    if not math.isfinite(kl):  # undone it would look sound: the learner refuses it
+    if not math.isfinite(kl):  # not undone in silence: the learner must refuse the update
         return {"kl": kl, "update_scale": scale}
     policy.module.load_state_dict(before)
     return {"kl": 0.0, "update_scale": 0.0}

@@ -64,20 +64,14 @@ def squashed_gaussian(
     return actions, log_probs, backward
 
 
-def temperature_loss(
-    log_temperature: float, log_probs: np.ndarray, target_entropy: float
-) -> tuple[float, float]:
-    """mean -log alpha * (log pi(a | s) + target entropy), which raises the temperature alpha while
-    the policy's entropy is below its target (Haarnoja et al. 2018, eq. 18, but with log alpha in
-    alpha's place, as in the authors' code: the step does not shrink with alpha).
+def temperature_slope(log_probs: np.ndarray, target_entropy: float) -> float:
+    """The slope for log alpha of the loss mean -log alpha * (log pi(a | s) + target entropy), which
+    raises the temperature alpha while the policy's entropy is below its target (Haarnoja et al.
+    2018, eq. 18, but with log alpha in alpha's place, as in the authors' code: the step does not
+    shrink with alpha).
 
     Args:
-        log_temperature: log alpha.
         log_probs: of actions by the current policy, [B].
         target_entropy: in nats; usually -A.
-
-    Returns:
-        The loss, and its slope for log alpha.
     """
-    slope = -float(log_probs.mean()) - target_entropy
-    return log_temperature * slope, slope
+    return -float(log_probs.mean()) - target_entropy

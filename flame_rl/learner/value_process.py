@@ -26,7 +26,7 @@ from flame_rl.learner.value_epochs import ValueEpochs, fit
 from flame_rl.system.cores import available_cores
 from flame_rl.wire import packing
 
-# A smaller batch is learned from before the other process has it.
+# To send a smaller batch takes longer than to learn from it here.
 _LEAST_STEPS = 1000
 _KEPT_BYTES = 1 << 24
 # What the pipe holds, so that a batch goes out before the other process has read all of it.

@@ -81,8 +81,8 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
         )
     if getattr(config.algorithm, "prioritized", False) and before != now:
         warnings.append(
-            f"importance weights are whole at the end of the run: with {now} in place of {before}, "
-            "results differ from now on"
+            "the exponent of the importance weights rises to 1 at the end of the run: with "
+            f"{now} in place of {before}, results differ from now on"
         )
     then = TrainConfig.from_data(checkpoint.config).execution.device
     device = config.execution.device

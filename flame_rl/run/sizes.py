@@ -20,7 +20,7 @@ _GATES = 3
 _BYTES_OF_A_WORKER = 60_000_000
 # An index, a seed, a generator's state, a step or two.
 _BYTES_OF_AN_EPISODE = 200
-# A place in the replay memory, of each step that is drawn for a gradient step.
+# The position, an int64, of each step that is drawn for a gradient step.
 _BYTES_OF_A_STEP = 8
 
 
@@ -29,8 +29,8 @@ def refuse_what_cannot_fit(config: TrainConfig) -> None:
     more memory than this machine has."""
     widths, memory = config.experiment.hidden_sizes, config.experiment.memory != "none"
     stacked = config.experiment.frame_stack > 1
-    # Each is two layers of a policy, itself and its activation, beside normalisation, stacked
-    # frames, memory and output.
+    # A hidden layer is two layers of a policy, dense and activation; normalisation, stacked frames,
+    # memory and output are further ones.
     most = (MAX_LAYERS - 2 - stacked - memory) // 2
     if len(widths) > most:
         beside = [flag("frame_stack")] * stacked + [flag("memory")] * memory

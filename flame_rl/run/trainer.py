@@ -252,7 +252,7 @@ class Trainer:
         Args:
             episodes: their number.
             explore: whether to sample actions as in training; otherwise each action is the policy's
-                mean, or its likeliest choice.
+                mean, or the choice that is likeliest or worth most.
             seed: decides the episodes, which are the same for every policy and differ from all
                 training episodes.
 
@@ -294,7 +294,8 @@ class Trainer:
 
         Args:
             observation: as the environment returns it.
-            explore: whether to sample; otherwise the policy's mean, or its likeliest choice.
+            explore: whether to sample; otherwise the policy's mean, or the choice that is likeliest
+                or worth most.
 
         Raises:
             ValueError: the observation is not of the environment's space, or is not finite; or the

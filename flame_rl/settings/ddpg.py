@@ -59,10 +59,10 @@ class DDPG:
     """Gradient steps for each env step."""
 
     tau: Fraction = 0.005
-    """How far the target networks move towards the others in each gradient step."""
+    """Share by which the target networks move towards the trained ones in each gradient step."""
 
     n_step: Count = 1
-    """Env steps that count as one; the value after them is bootstrapped."""
+    """The n of n-step returns: the number of rewards in a target before the bootstrapped value."""
 
     normalize_observations: bool = False
     """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""

@@ -99,17 +99,17 @@ class DQN:
     """Env steps in which epsilon falls linearly from its start to its end."""
 
     epsilon_repeat: Fraction = 0.0
-    """Probability that a step repeats the exploration of the step before: its random action, or
-    none. Where single actions undo each other, it leads further (Dabney et al. 2021)."""
+    """Probability that a step keeps the choice of the step before: its random action, or to act
+    greedily. Where single actions undo each other, it leads further (Dabney et al. 2021)."""
 
     target_period: Count = 1
-    """Gradient steps between two moves of the target network."""
+    """The target network moves after every N gradient steps."""
 
     tau: Fraction = 0.005
-    """How far the target network moves towards the other one each time; 1 copies it."""
+    """Share by which the target network moves towards the trained one each time; 1 copies it."""
 
     n_step: Count = 1
-    """Env steps that count as one; the value after them is bootstrapped."""
+    """The n of n-step returns: the number of rewards in a target before the bootstrapped value."""
 
     double: bool = True
     """The online network selects the action that the target network values (van Hasselt et al.

@@ -62,7 +62,7 @@ class R2D2:
     """Env steps in which epsilon falls linearly from its start to its end."""
 
     tau: Fraction = 0.02
-    """How far the target network moves towards the other one in each gradient step."""
+    """Share by which the target network moves towards the trained one in each gradient step."""
 
     max_grad_norm: Positive = 10.0
     """Greatest norm of a gradient; longer ones are scaled down to it."""

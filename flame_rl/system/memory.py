@@ -6,5 +6,5 @@ import os
 
 
 def physical_bytes() -> int:
-    """All of it, whoever uses it now."""
+    """The size of physical memory, free or not."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -281,20 +281,6 @@ class Episodes:
         starts, parts = np.cumsum(self.lengths) - self.lengths, self._parts()
         return (self._at(place, start, parts) for place, start in enumerate(starts.tolist()))
 
-    def first(self, count: int) -> Episodes:
-        """The first `count` episodes."""
-        steps = int(self.lengths[:count].sum())
-        return Episodes(
-            index=self.index[:count],
-            lengths=self.lengths[:count],
-            terminated=self.terminated[:count],
-            truncated=self.truncated[:count],
-            columns={
-                name: array[: steps + count if per_observation else steps]
-                for name, array, per_observation in self._parts()
-            },
-        )
-
     def _parts(self) -> list[tuple[str, np.ndarray, bool]]:
         """The name and the array of each column, and whether it has a row per observation."""
         steps = self.steps

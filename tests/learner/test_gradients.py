@@ -27,7 +27,7 @@ from flame_rl.learner.gradients.network import differentiate
 from flame_rl.learner.on_policy import log_probs, policy_gradient_loss
 from flame_rl.learner.trained import TrainedNetwork
 from flame_rl.learner.value_epochs import value_loss
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 from tests.learners import ON_POLICY, learner_of, make_config, random_episodes
 
 ACTIONS = {
@@ -302,6 +302,33 @@ class Residual(nn.Module):
 
     def layer(self):
         return replace(self.dense.layer(), kind="residual")
+
+
+class TwoMethods(nn.Module):
+    """A policy with what model.py's first lines ask for, and nothing more."""
+
+    def __init__(self, spec, config):
+        super().__init__()
+        self.layers = model.mlp((spec.observation_dim, 8, spec.action_dim), "tanh", 0.01)
+
+    def log_prob_and_entropy(self, observation, action):
+        distribution = torch.distributions.Normal(self.layers(observation), 0.5)
+        return distribution.log_prob(action).sum(-1), distribution.entropy().sum(-1)
+
+    def snapshot(self, version):
+        log_std = np.full(self.layers[-1].out_features, np.log(0.5), np.float32)
+        head = Layer("gaussian", {"log_std": log_std})
+        return PolicySnapshot(version, model.layers_of(self.layers), head)
+
+
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_two_methods_are_enough_for_a_policy(algorithm, monkeypatch):
+    monkeypatch.setattr(model, "policy_class", lambda spec: TwoMethods)
+    learner = learner_of(True, algorithm=algorithm, overlap=algorithm != "reinforce")
+    before = learner.weights_digest()
+    metrics = learner.update(random_episodes(True))
+    assert learner.weights_digest() != before and np.isfinite(metrics["loss"])
+    assert learner.collecting().version == (1 if algorithm == "reinforce" else 0)
 
 
 @pytest.mark.parametrize("change", ["another function", "another layer", "another parameter"])

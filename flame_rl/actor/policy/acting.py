@@ -49,7 +49,7 @@ class ActingPolicy:
             self._layers.append((partial(kind.forward, **kind.prepared(**arrays)), dtype, place))
 
     def states(self, slots: int) -> States:
-        """What the layers remember of the episodes in so many slots: nothing yet."""
+        """What the layers remember of the episodes in `slots` slots: nothing yet."""
         return States(self._shapes, slots)
 
     def forward(

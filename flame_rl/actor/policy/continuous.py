@@ -58,7 +58,7 @@ class SquashedGaussian:
         self.shape = (self.noise_width,)
 
     def mean_and_log_std(self, output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the Gaussian: float64 [B, 2 * A] -> twice [B, A]."""
+        """Mean and log standard deviation of the Gaussian: float64 [B, 2 * A] -> two of [B, A]."""
         # Contiguous copies, because NumPy may compute exp and tanh another way on a slice.
         mean = np.ascontiguousarray(output[:, : self.noise_width])
         log_std = np.ascontiguousarray(output[:, self.noise_width :])

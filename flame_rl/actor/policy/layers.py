@@ -97,8 +97,9 @@ def silu(x: np.ndarray) -> np.ndarray:
 
 
 def frames(x: np.ndarray, state: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The latest inputs side by side, number by number: those of a picture's place become its
-    channels. The state is the last output, [..., inputs, frames], the latest input last."""
+    """The latest inputs, interleaved: the `frames` values of each number follow each other. Of
+    pictures, they become further channels. The state is the last output, [..., inputs, frames], the
+    latest input last."""
     y = np.empty_like(state)
     # One copy moves every number to the frame before its own; the latest frame is written over what
     # came from the next number.

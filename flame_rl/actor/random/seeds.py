@@ -33,7 +33,7 @@ def episode_randomness(
 def _sequences(
     run_seed: int, iteration: int, index: int, stream: Stream, agents: int
 ) -> list[np.random.SeedSequence]:
-    """Of the environment's reset, then of each agent's noise."""
+    """Seed sequences: of the environment's reset, then one for the noise of each agent."""
     key = (iteration, index, *_STREAM_KEYS[stream])
     return np.random.SeedSequence(run_seed, spawn_key=key).spawn(1 + agents)
 
@@ -50,7 +50,7 @@ def episodes_randomness(
     stream: Stream = "training",
     agents: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`episode_randomness` of many episodes, each played by so many agents.
+    """`episode_randomness` of many episodes, each played by `agents` agents.
 
     Returns:
         Their reset seeds, int64 [n], and the words from which `generator_of` makes the generators

@@ -6,6 +6,8 @@
 
 with delta_t = rho_t (r_t + gamma V(s_{t+1}) - V(s_t)), rho_t = min(1, pi / mu) and c_t = lambda
 rho_t, where mu is the policy that acted. Its log-probabilities are recorded when an episode comes.
+Advantages are divided by their root mean square in the minibatch, and value errors by the scale of
+returns, so that both losses are near 1 in any unit of reward.
 """
 
 from __future__ import annotations
@@ -103,7 +105,6 @@ class Impala:
         )
         # The mean is over the steps that there are.
         share = mask * np.float32(mask.size / mask.sum())
-        # So that both losses are near 1 in any unit of reward.
         errors = errors / scale
         advantages = advantages / (np.sqrt(np.mean(share * advantages**2)) + _LEAST * scale)
         coefficient = settings.entropy_coefficient

@@ -27,7 +27,7 @@ from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless_con
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import n_step
 from flame_rl.learner.slices import at_once
-from flame_rl.learner.squashed import squashed_gaussian, temperature_loss
+from flame_rl.learner.squashed import squashed_gaussian, temperature_slope
 from flame_rl.learner.trained import TrainedNetwork
 from flame_rl.learner.values import td_targets
 from flame_rl.settings import sac as settings_of
@@ -110,9 +110,7 @@ class SAC:
         self._policy.descend(forward, (slope,), settings.learning_rate * decay)
 
         adam = self._temperature_adam
-        _, adam.gradient[0] = temperature_loss(
-            float(adam.parameters[0]), log_probs, self._target_entropy
-        )
+        adam.gradient[0] = temperature_slope(log_probs, self._target_entropy)
         adam.step(settings.learning_rate * decay)
         self._critics.follow(settings.tau)
         return numbers | {

@@ -25,8 +25,7 @@ from flame_rl.learner.gradients.sequences import SequenceNetwork, remembers
 _CHECK_ROWS = 64
 # Relative to the greatest number; float32 rounds at 6e-8 per operation.
 _TOLERANCE = 1e-4
-# As the seed of the first weights, it reaches the networks past the algorithms, which need not know
-# of it.
+# A context variable, so that algorithms need not pass the device on to their networks.
 _DEVICE: ContextVar[torch.device | None] = ContextVar("device", default=None)
 
 
@@ -52,7 +51,8 @@ def policy_network(module: nn.Module) -> Network:
         return plain
     snapshot = module.snapshot(0)
     last, head = snapshot.layers[-1], snapshot.head
-    if head.kind == "gaussian":
+    # A Gaussian whose standard deviation is something else goes through torch.
+    if head.kind == "gaussian" and hasattr(module, "log_std"):
         # torch lists a module's own parameters before those of its layers.
         first = next(module.parameters()) is module.log_std
         rest = sum(p.numel() for p in module.parameters()) - module.log_std.numel()

@@ -16,12 +16,14 @@ import numpy as np
 
 from flame_rl.learner.gradients.network import Samples, Slope
 
-# Of the slopes and the flat gradient, which is None where only the slope for the output is wanted.
+# From the outputs' slopes to the slope of the network's last layer. The flat gradient is None where
+# that of the head's own parameters is not wanted.
 Backward = Callable[[tuple[Slope, ...], np.ndarray | None], np.ndarray]
 
 
 class Head(Protocol):
-    """
+    """What makes a network's outputs of its last layer's, and carries their slopes back.
+
     Attributes:
         parameters: how many numbers of the flat gradient belong to the head.
     """

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-# Columns by name, all of B rows: "inputs", as `Network.prepare` returns them, or `Stacks` of them
-# (flame_rl/learner/frames.py), and what else the network and the loss need. Where rows are steps of
-# sequences, one sequence after another, "time" counts the steps of each from 0; a part of such
-# samples has whole sequences.
+# Columns by name, all of B rows: "inputs", as `Network.prepare` returns them, and what else the
+# network and the loss need. Inputs may be `Stacks` (flame_rl/learner/frames.py) in place of an
+# array. Where rows are steps of sequences, one sequence after another, "time" counts the steps of
+# each from 0; a part of such samples has whole sequences.
 Samples = dict[str, np.ndarray]
 # The derivative of each sample's loss with respect to one of its outputs: an array in the output's
 # shape, or one number for all.
@@ -79,7 +79,8 @@ class Network(Protocol):
     parallel: bool
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
-        """What the network needs of observations, float32 [B, D], as long as its buffers stay."""
+        """Observations, float32 or uint8 [B, D] or `Stacks` of them, as the network takes them:
+        normalised, for example. Stale once the module's buffers change."""
         ...
 
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:

@@ -222,7 +222,7 @@ class Replay:
 
 
 def refuse_longer_episodes(steps: int, capacity: int) -> None:
-    """Raise UsageError if an episode of so many steps does not fit into the replay memory."""
+    """Raise UsageError if an episode of `steps` steps does not fit into the replay memory."""
     if steps > capacity:
         raise UsageError(
             f"--capacity: {capacity} steps, and an episode of {steps} is kept whole or not at all; "

@@ -30,8 +30,8 @@ class ReplayStore:
     other columns have arrays of their own, of their own type.
 
     Attributes:
-        capacity: the most steps of one episode. The last observation of an episode takes the place
-            of a step: of episodes of T steps each, capacity * T / (T+1) steps are kept.
+        capacity: rows of the ring less one, which is also the most steps of one episode. An episode
+            of T steps takes T+1 rows, so of such episodes capacity * T / (T+1) steps are kept.
         columns: what is kept of every step.
         frames: k, how many observations are read as one.
         episodes: number of episodes that were ever added.
@@ -205,7 +205,8 @@ def bytes_needed(columns: Sequence[Column], capacity: int) -> int:
 
 
 def refuse_what_cannot_fit(env_id: str, capacity: int, needed: int, there: int) -> None:
-    """Raise UsageError for so many steps that need more than the `there` bytes of this machine."""
+    """Raise UsageError if the `needed` bytes of that capacity are more than the `there` bytes of
+    this machine."""
     if needed > there:
         raise UsageError(
             f"--capacity: {in_words(env_id, capacity, needed)}, and this machine has "
@@ -214,7 +215,7 @@ def refuse_what_cannot_fit(env_id: str, capacity: int, needed: int, there: int) 
 
 
 def in_words(env_id: str, capacity: int, needed: int) -> str:
-    """What so many steps need: "1,000,000 steps of Ant-v5 need 0.5 GB"."""
+    """What a capacity needs, in words: "1,000,000 steps of Ant-v5 need 0.5 GB"."""
     # Of a small store, GB would say 0.0.
     size = f"{needed / 1e9:.1f} GB" if needed >= 1e8 else f"{needed / 1e6:.1f} MB"
     return f"{capacity:,} steps of {env_id} need {size}"
