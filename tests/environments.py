@@ -545,6 +545,48 @@ class IntegerActions(Base):
     action_space = spaces.Box(0, 5, (2,), np.int64)
 
 
+class ScalarAction(Base):
+    """A Box of one number and no axis."""
+
+    action_space = spaces.Box(-2, 2, (), np.float32)
+
+    def reward(self, action) -> float:
+        assert np.shape(action) == () and -2 <= action <= 2
+        return float(action)
+
+
+class WithoutBounds(Base):
+    """Actions in float16, in which a million is infinite."""
+
+    action_space = spaces.Box(-np.inf, np.inf, (2,), np.float16)
+
+
+class WithoutSpaces(gymnasium.Env):
+    """What a first environment may forget."""
+
+    action_space = spaces.Discrete(2)
+
+
+class RaisingClose(Base):
+    def close(self) -> None:
+        raise RuntimeError("no such window")
+
+
+class FailingLate(Base):
+    """NaN from the 41st step of all its objects on."""
+
+    steps: ClassVar[int] = 0
+
+    def reward(self, action) -> float:
+        FailingLate.steps += 1
+        return float("nan") if FailingLate.steps > 40 else 1.0
+
+
+def only_one() -> Base:
+    """The same object at every call."""
+    return _ONLY
+
+
 class Outside(Base):
     """A Discrete of which -1 is observed."""
 
@@ -842,7 +884,12 @@ class TableOfRewards(TwoRewards):
     reward_space: spaces.Space = spaces.Box(-1, 1, (2, 2), np.float64)
 
 
+_ONLY = Base()
+
+
 def _register() -> None:
+    gymnasium.register("OnlyOne-v0", entry_point=only_one)
+    gymnasium.register("WithoutSpaces-v0", entry_point=WithoutSpaces)
     classes = {
         cls.__name__: cls
         for cls in globals().values()

@@ -156,6 +156,9 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
         except RunError as another:
             if str(another) != str(error):
                 error.add_note(f"error: {another}")
+        if isinstance(error, UsageError) and trainer.totals.iterations > done.iterations:
+            # It began, and was saved: no mistake in the command, but the end of a run.
+            raise RunError("\n".join([str(error), *getattr(error, "__notes__", [])])) from error
         raise
     save()
     return console

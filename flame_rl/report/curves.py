@@ -142,12 +142,19 @@ def _with_column(run: Run, column: str) -> Run:
             f"{', '.join(values)}"
         )
     numbers = np.array(values[column][: len(run.rewards)])
-    if not np.isfinite(numbers).all():
+    # Iterations of a warm-up have no loss, for example.
+    there = np.isfinite(numbers)
+    if not there.any():
         raise UsageError(
-            f"--columns: {run.folder / METRICS_NAME}: the column {column} has gaps, iterations "
-            "without a value; draw another"
+            f"--columns: {run.folder / METRICS_NAME}: the column {column} has no values; draw "
+            "another"
         )
-    return replace(run, rewards=numbers)
+    return replace(
+        run,
+        rewards=numbers[there],
+        env_steps=run.env_steps[there],
+        seconds=run.seconds[there],
+    )
 
 
 def mean_curve(runs: tuple[Run, ...], axis: Axis) -> tuple[np.ndarray, np.ndarray]:

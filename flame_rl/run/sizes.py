@@ -20,6 +20,8 @@ _GATES = 3
 _BYTES_OF_A_WORKER = 60_000_000
 # An index, a seed, a generator's state, a step or two.
 _BYTES_OF_AN_EPISODE = 200
+# A reward, a number of an observation, and an action.
+_BYTES_OF_A_RECORDED_STEP = 16
 # The position, an int64, of each step that is drawn for a gradient step.
 _BYTES_OF_A_STEP = 8
 
@@ -45,19 +47,30 @@ def refuse_what_cannot_fit(config: TrainConfig) -> None:
     needs = {
         "hidden_sizes": weights * _BYTES_OF_A_WEIGHT,
         "memory_size": recurrent * _BYTES_OF_A_WEIGHT,
+        "steps_per_iter": (config.experiment.steps_per_iter or 0) * _BYTES_OF_A_RECORDED_STEP,
         "episodes_per_iter": config.experiment.episodes_per_iter * _BYTES_OF_AN_EPISODE,
         "evaluate_episodes": config.experiment.evaluate_episodes * _BYTES_OF_AN_EPISODE,
         "workers": (config.execution.workers or 0) * _BYTES_OF_A_WORKER,
         "batch_size": drawn,
         "n_step": drawn * algorithm.get("n_step", 0),
         "sequence_length": drawn * algorithm.get("sequence_length", 0),
+        "burn_in": drawn * algorithm.get("burn_in", 0),
         "atoms": algorithm.get("atoms", 0) * _BYTES_OF_A_WEIGHT,
     }
-    there = physical_bytes()
+    values = vars(config.experiment) | vars(config.execution) | algorithm
     for name, needed in needs.items():
-        if needed > there:
-            values = vars(config.experiment) | vars(config.execution) | algorithm
-            raise UsageError(
-                f"{flag(name)}: {values[name]} would take at least {needed / 1e9:.1f} GB, and this "
-                f"machine has {there / 1e9:.1f} GB; choose less"
-            )
+        _refuse_beyond_memory(name, values.get(name), needed)
+
+
+def refuse_many_episodes(episodes: int) -> None:
+    """Raise UsageError for an evaluation of more episodes than fit into this machine's memory."""
+    _refuse_beyond_memory("episodes", episodes, episodes * _BYTES_OF_AN_EPISODE)
+
+
+def _refuse_beyond_memory(name: str, value: object, needed: float) -> None:
+    there = physical_bytes()
+    if needed > there:
+        raise UsageError(
+            f"{flag(name)}: {value} would take at least {needed / 1e9:.1f} GB, and this machine "
+            f"has {there / 1e9:.1f} GB; choose less"
+        )

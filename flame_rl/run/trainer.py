@@ -6,6 +6,7 @@ Imports nothing heavy: torch is loaded when a `Trainer` is made.
 from __future__ import annotations
 
 import importlib
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from flame_rl.run.evaluation import Evaluation, evaluate
 from flame_rl.run.folder import files_beside, files_of
 from flame_rl.run.own_environment import register, unregister
 from flame_rl.run.results import IterationResult, Totals, progress
-from flame_rl.run.sizes import refuse_what_cannot_fit
+from flame_rl.run.sizes import refuse_many_episodes, refuse_what_cannot_fit
 from flame_rl.run.warnings import environment_warnings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import CALLABLE, environment_id
@@ -257,15 +258,20 @@ class Trainer:
                 training episodes.
 
         Raises:
-            UsageError, RunError, Interrupted: as in `train`.
+            UsageError, RunError, Interrupted: as in `train`; UsageError also for a number of
+                episodes that does not fit into memory.
+            TypeError: `episodes` or `seed` is no integer.
         """
         request = self.evaluation_request(episodes, explore, seed)
         return evaluate(self._backend, self.learner.snapshot(), request, self.learner.rewards)
 
     def evaluation_request(self, episodes: int, explore: bool, seed: int) -> CollectRequest:
         """The request for an evaluation's episodes; see `evaluate`."""
+        # Also NumPy's integers. Raises TypeError for anything else.
+        episodes, seed = operator.index(episodes), operator.index(seed)
         if episodes < 1:
             raise UsageError(f"--episodes: at least 1, not {episodes}")
+        refuse_many_episodes(episodes)
         if not 0 <= seed < 1 << 63:
             raise UsageError(f"--seed: an integer from 0 to 2**63 - 1, not {seed}")
         self._refuse_if_closed()
@@ -274,7 +280,13 @@ class Trainer:
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episodes:
-        """Collect only the episode `config.output.reproduce` of the next iteration."""
+        """Collect only the episode `config.output.reproduce` of the next iteration.
+
+        Raises:
+            UsageError: there is no such number; else as in `train`.
+        """
+        if self.config.output.reproduce is None:
+            raise UsageError("--reproduce: name an episode of the next iteration")
         snapshot, indices = self.learner.collecting(), (self.config.output.reproduce,)
         request = self._request(self.totals.iterations, indices, snapshot.version)
         return self._backend.collect(snapshot, request).episodes

@@ -97,6 +97,7 @@ def _read_first(arguments: Sequence[str]) -> argparse.Namespace:
     reader.add_argument("--env")
     reader.add_argument("--algorithm")
     reader.add_argument("--episodes-per-iter")
+    reader.add_argument("--steps-per-iter")
     reader.add_argument("--resume", type=Path)
     try:
         first, _ = reader.parse_known_args([_spelled(word) for word in arguments])
@@ -106,6 +107,10 @@ def _read_first(arguments: Sequence[str]) -> argparse.Namespace:
         return argparse.Namespace(env=None, algorithm=None, episodes_per_iter=None, resume=None)
     if first.algorithm is not None and first.algorithm not in ALGORITHMS:
         refuse("algorithm", " or ".join(ALGORITHMS), first.algorithm)
+    if None not in (first.episodes_per_iter, first.steps_per_iter):
+        raise UsageError(
+            "--episodes-per-iter: --steps-per-iter takes its place; leave one of the two out"
+        )
     return first
 
 

@@ -50,12 +50,15 @@ class Profile:
 def profile(config: TrainConfig, stop: threading.Event) -> Profile:
     """Run some iterations as training would, on this machine or on the cluster, and measure.
 
-    Nothing is written. With `resume`, the policy is that of the run; otherwise it is untrained.
+    Nothing is written. With `resume`, the policy is that of the run; otherwise it is untrained, and
+    an algorithm that learns from replay has no warm-up, in which it would take no gradient step.
 
     Raises:
         UsageError, RunError: as in training.
         Interrupted: `stop` was set.
     """
+    if config.output.resume is None and hasattr(config.algorithm, "warm_up_steps"):
+        config = config.changed(warm_up_steps=0)
     with ExitStack() as ending:
         # First, so that workers start while torch is imported.
         backend = ending.enter_context(closing(make_backend(config, stop)))

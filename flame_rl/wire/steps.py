@@ -25,7 +25,7 @@ def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
     clipping, choices counted from 0. Rewards are as the environment returns them.
     """
     choices = spec.choices
-    scalar = len(spec.action_space.shape) == 0
+    scalar = isinstance(spec.action_space, spaces.Discrete)
     actions = Column(
         name="actions",
         dtype="float32" if spec.continuous else "int32",

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
+from flame_rl.actor.environments.actions import has_bounds
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.policy.heads import HEADS
@@ -425,6 +426,8 @@ def test_other_weights_than_asked_for_are_refused():
         (environment_id("GraphObservation"), r"observation\[1\]: .*Graph, in Tuple"),
         (environment_id("EmptyObservation"), r"observation space.*it is empty"),
         (environment_id("DictActions"), r"action space.*Dict\(.*TransformAction"),
+        (environment_id("WithoutSpaces"), "has no observation_space; set it in __init__"),
+        (environment_id("RaisingClose"), "close raised RuntimeError: no such window"),
         (environment_id("IntegerActions"), r"action space.*Box.*int64.*MultiDiscrete has integers"),
     ],
 )
@@ -432,6 +435,26 @@ def test_environments_that_cannot_be_used(env_id, words):
     with pytest.raises(SimulatorError, match=words) as caught:
         described(env_id)
     assert caught.value.kind == "environment"
+
+
+def test_one_environment_does_not_play_two_episodes_at_a_time():
+    alone = collect(environment_id("OnlyOne"), [0])
+    assert len(alone) == 1
+    failure = collect(environment_id("OnlyOne"), [0, 1])
+    assert failure.kind == "environment"
+    assert "returned the same environment twice" in failure.message
+
+
+def test_an_action_of_no_axis_reaches_the_environment_as_a_number():
+    episodes = collect(environment_id("ScalarAction"), range(9))
+    actions, rewards = episodes.columns["actions"], episodes.columns["rewards"]
+    assert actions.shape == (9, 1)
+    np.testing.assert_allclose(rewards, np.clip(2 * actions[:, 0], -2, 2), rtol=1e-6)
+
+
+def test_float16_has_no_bounds_of_a_million():
+    assert not has_bounds(described(environment_id("WithoutBounds")).action_space).any()
+    assert has_bounds(gymnasium.spaces.Box(-2, 2, (2,), np.float16)).all()
 
 
 def test_collects_where_torch_cannot_be_imported():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -20,6 +21,8 @@ from gymnasium import spaces
 from flame_rl import TrainConfig, Trainer
 from flame_rl.backends.select import is_distributed
 from flame_rl.run import checkpoint
+from flame_rl.run.resumed_config import resumed_config
+from flame_rl.run.sizes import refuse_what_cannot_fit
 from flame_rl.run.warnings import environment_warnings
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import names_of
@@ -28,7 +31,7 @@ from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
 from tests.flame_fixtures import run as run_in
 from tests.flame_fixtures import start as start_in
-from tests.helpers import ROOT, clean_environment, run_here
+from tests.helpers import ROOT, clean_environment, environment_id, run_here, spec_of
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -52,6 +55,11 @@ def run(tmp_path_factory):
         (("--episodes-per-iter", "1000000000"), "--episodes-per-iter: 1000000000 would take"),
         (("--episodes-per-iter", "1" + 30 * "0"), "--episodes-per-iter: at least 1, at most"),
         (("--workers", "9999"), "--workers: 9999 would take"),
+        (
+            ("--algorithm", "r2d2", "--burn-in", "1" + 12 * "0"),
+            "--burn-in: 1000000000000 would take",
+        ),
+        (("--steps-per-iter", "9"), "--episodes-per-iter: --steps-per-iter takes its place"),
     ],
 )
 def test_a_mistake_is_one_sentence(flags, words, tmp_path):
@@ -73,6 +81,42 @@ def test_a_resume_that_cannot_be_changes_nothing(flags, words, run):
     done = run_here("--resume", str(run), *flags, cwd=run.parent)
     assert done.returncode == 2 and words in done.stderr
     assert before == {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+
+
+def test_more_steps_than_fit_into_memory_are_refused():
+    with pytest.raises(UsageError, match="--steps-per-iter: 1000000000000 would take"):
+        refuse_what_cannot_fit(TrainConfig(steps_per_iter=10**12))
+
+
+def test_more_episodes_than_fit_into_memory_are_refused(run):
+    flags = ("--local", "--workers", "0", "--episodes", "1" + 12 * "0")
+    done = run_here("evaluate", str(run), *flags, cwd=run.parent)
+    assert done.returncode == 2 and "--episodes: 1000000000000 would take" in done.stderr
+
+
+def test_a_run_of_env_steps_is_not_lengthened_by_iterations(tmp_path):
+    config = TrainConfig(env_steps=20, local=True, workers=0)
+    (tmp_path / "config.json").write_text(config.to_json())
+    with pytest.raises(UsageError, match="--iterations: the run trains until 20 env steps"):
+        resumed_config(tmp_path, ["--resume", str(tmp_path), "--iterations", "500"])
+    for words in (["--env-steps", "30"], ["--env-steps", "None", "--iterations", "500"]):
+        resumed_config(tmp_path, ["--resume", str(tmp_path), *words])
+
+
+def test_what_ends_a_run_that_has_learned_is_no_mistake_in_the_command(tmp_path):
+    """Exit code 1, after which it can be resumed."""
+    flags = ("--local", "--workers", "0", "--episodes-per-iter", "10", "--output", "run")
+    done = run_here("--env", environment_id("FailingLate"), *flags, cwd=tmp_path)
+    assert done.returncode == 1 and "reward: step returned NaN" in done.stderr
+    assert (tmp_path / "run" / "checkpoints" / "00000004.ckpt").exists()
+
+
+def test_an_evaluation_that_never_comes_is_said():
+    spec = spec_of(3, 2, continuous=False)
+    for every, told in ((5, True), (2, False)):
+        config = TrainConfig(iterations=2, evaluate_every=every, max_episode_steps=9)
+        warnings = environment_warnings(config, replace(spec, time_limit=9))
+        assert any("no evaluation takes place" in text for text in warnings) is told
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])

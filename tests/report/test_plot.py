@@ -302,12 +302,22 @@ def test_of_several_settings_a_column_names_the_setting_too(make_run):
     ]
 
 
+def test_iterations_without_a_value_are_left_out(make_run):
+    """A warm-up has no loss."""
+    folder = make_run("a", TINY, range(3), steps=100.0, seconds=2.0)
+    add_column(folder, "loss", ["", 1.5, 2.5])
+    (setting,) = columns_of(group_runs([read_run(folder)]), ("loss",))
+    (run,) = setting.runs
+    assert run.rewards.tolist() == [1.5, 2.5] and run.env_steps.tolist() == [200, 300]
+    assert run.seconds.tolist() == [4, 6]
+
+
 def test_a_column_that_cannot_be_drawn_is_named(make_run):
     folder = make_run("a", TINY, range(3))
-    add_column(folder, "loss", ["", 1.5, 2.5])
+    add_column(folder, "loss", ["", "", ""])
     with pytest.raises(UsageError, match=r"no column .los.; it has iteration, .*, loss"):
         plot([str(folder), "--columns", "los"])
-    with pytest.raises(UsageError, match="the column loss has gaps"):
+    with pytest.raises(UsageError, match="the column loss has no values"):
         plot([str(folder), "--columns", "reward_mean", "loss"])
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from flame_rl import TrainConfig, Trainer
 from flame_rl.commands.profile import advice, as_text, predictions
 from flame_rl.run.results import Timing
+from flame_rl.tools import profiling
 from flame_rl.tools.profiling import Profile, profile
 from flame_rl.tools.scaling import Costs, busiest_worker, collecting_seconds
 from flame_rl.tools.scaling import iteration_seconds as predict
@@ -109,6 +110,22 @@ def test_a_profile_tells_waiting_from_computing(waiting):
     assert found.costs.lengths == (2,) * 32
     assert found.costs.step >= 0.02
     assert predict(found.costs, 1) >= 32 * 2 * 0.02
+
+
+def test_a_profile_with_replay_has_an_update_that_learns(monkeypatch):
+    """Its warm-up, in which no gradient step is taken, would last for thousands of env steps."""
+    options = {"hidden_sizes": (8,), "steps_per_iter": 20, "updates_per_step": 0.1}
+    config = TrainConfig(env="cartpole", algorithm="dqn", local=True, workers=0, **options)
+    results, measure = [], profiling.fastest_iteration
+
+    def measured(*arguments):
+        results.append(measure(*arguments))
+        return results[-1]
+
+    monkeypatch.setattr(profiling, "fastest_iteration", measured)
+    profile(config, threading.Event())
+    ((_, result),) = results
+    assert result.losses["gradient_steps"] >= 1 and "loss" in result.losses
 
 
 @pytest.mark.slow

@@ -35,7 +35,8 @@ def action_converter(space: gymnasium.Space) -> ToEnvironment:
 
 def has_bounds(space: spaces.Box) -> np.ndarray:
     """Which numbers of the space are scaled to their bounds, bool [A]."""
-    low, high = space.low.ravel(), space.high.ravel()
+    # Float64, because MAX_BOUND is infinite in float16.
+    low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64)
     return np.maximum(np.abs(low), np.abs(high)) <= MAX_BOUND
 
 

@@ -6,7 +6,8 @@ import contextlib
 import difflib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import gymnasium
 from gymnasium import spaces
@@ -17,6 +18,9 @@ from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
+
+# A Gymnasium environment, or PettingZoo's.
+Made = TypeVar("Made", bound=Any)
 
 
 def make_environment(
@@ -43,7 +47,25 @@ def make_environment(
             )
     except (Exception, SystemExit) as error:
         raise _explain(env_id, error) from error
+    for name in ("observation_space", "action_space"):
+        if getattr(env, name, None) is None:
+            raise SimulatorError(
+                "environment", f"{env_id} has no {name}; set it in __init__, or in the class"
+            )
     check_spaces(env_id, env.observation_space, env.action_space)
+    return env
+
+
+def another(make: Callable[[], Made], first: Made) -> Made:
+    """An environment besides `first`. Raises SimulatorError of kind "environment" if it is the
+    same object, which can only play one episode at a time."""
+    env = make()
+    if env.unwrapped is first.unwrapped:
+        raise SimulatorError(
+            "environment",
+            f"{type(first.unwrapped).__name__}: its function returned the same environment twice. "
+            "Several episodes are played side by side: make a new environment at every call",
+        )
     return env
 
 
@@ -68,7 +90,16 @@ def describe_environment(environment: Environment) -> EnvironmentSpec:
     except WireError as error:
         raise SimulatorError("environment", f"{environment.env_id}: {error}") from error
     finally:
+        _close(environment.env_id, env)
+
+
+def _close(env_id: str, env: gymnasium.Env) -> None:
+    try:
         env.close()
+    except Exception as error:
+        raise SimulatorError(
+            "environment", f"{env_id}: close raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def reward_shape(env: gymnasium.Env) -> tuple[int, ...]:

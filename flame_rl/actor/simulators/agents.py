@@ -11,6 +11,7 @@ import numpy as np
 
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.agents import make_agents, spec_of
+from flame_rl.actor.environments.making import another
 from flame_rl.actor.environments.observations import parts_of
 from flame_rl.actor.failure import SimulatorError, is_interrupt
 from flame_rl.actor.policy.layers import ROW_BLOCK
@@ -66,7 +67,7 @@ class AgentsSimulator:
         for place, group in groupby(pairs, lambda pair: pair[0] // self.agents):
             first, seed = next(group)
             while len(self._envs) <= place:
-                self._envs.append(self._make())
+                self._envs.append(another(self._make, self._envs[0]))
             with _blamed("reset", first):
                 observations, _ = self._envs[place].reset(seed=seed)
             self._steps[place] = 0

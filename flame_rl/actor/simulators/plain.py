@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.making import make_environment, reward_shape
+from flame_rl.actor.environments.making import another, make_environment, reward_shape
 from flame_rl.actor.environments.observations import parts_of
 from flame_rl.actor.failure import is_interrupt
 from flame_rl.actor.simulators.protocol import rows_of
@@ -58,7 +58,7 @@ class PlainSimulator:
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):
             while len(self._envs) <= slot:
-                self._envs.append(self._make())
+                self._envs.append(another(self._make, self._envs[0]))
             try:
                 observation, _ = self._envs[slot].reset(seed=seed)
             except BaseException as error:  # SystemExit, too
