@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
 from flame_rl.system.errors import UsageError
 from flame_rl.system.output import say, warn
+
+if TYPE_CHECKING:
+    from flame_rl.report.curves import Run
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,21 @@ def plot(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is nothing to draw."""
     command = tyro.cli(PlotCommand, args=arguments, prog="main.py plot")
     # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl.report.curves import columns_of, group_runs, read_run
+    from flame_rl.report.curves import columns_of, group_runs, without_repetitions
     from flame_rl.report.figures import SUFFIXES, plot_settings
 
     if not command.runs:
         raise UsageError("plot: name one run folder or more, such as runs/*")
     if command.output.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--output: {command.output} must end in {' or '.join(SUFFIXES)}")
-    runs = [read_run(folder) for folder in dict.fromkeys(command.runs)]
+    found = _readable(list(dict.fromkeys(command.runs)))
+    runs = without_repetitions(found)
+    for run in found:
+        if not any(run is each for each in runs):
+            warn(
+                f"warning: {run.folder} is left out: another of these runs has its configuration "
+                "and seed"
+            )
     for run in runs:
         done, wanted = len(run.rewards), run.config.experiment.iterations
         if done < wanted and run.config.experiment.env_steps is None:
@@ -53,3 +64,20 @@ def plot(arguments: Sequence[str]) -> None:
     settings = columns_of(group_runs(runs), command.columns)
     plot_settings(settings, command.output, command.columns)
     say(f"Curves: {command.output}")
+
+
+def _readable(folders: list[Path]) -> list[Run]:
+    """The runs in these folders; of several, those that cannot be read are left out."""
+    from flame_rl.report.curves import read_run
+
+    runs: list[Run] = []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except UsageError as error:
+            if len(folders) == 1:
+                raise
+            warn(f"warning: {error}; it is left out")
+    if not runs:
+        raise UsageError("plot: none of these folders holds a run with an iteration to draw")
+    return runs

@@ -93,23 +93,22 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def group_runs(runs: list[Run]) -> list[Setting]:
-    """Group runs by setting, in the order in which the settings first appear.
+def without_repetitions(runs: list[Run]) -> list[Run]:
+    """One run of each setting and seed, that with the most iterations: the others have the same
+    rewards, and would count double in a mean."""
+    kept: dict[tuple[str, int], Run] = {}
+    for run in runs:
+        key = repr(_setting_values(run.config)), run.config.experiment.seed
+        if key not in kept or len(run.rewards) > len(kept[key].rewards):
+            kept[key] = run
+    return [run for run in runs if any(run is each for each in kept.values())]
 
-    Raises:
-        UsageError: two runs of a setting have the same seed, which would count double.
-    """
+
+def group_runs(runs: list[Run]) -> list[Setting]:
+    """Group runs by setting, in the order in which the settings first appear."""
     groups: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        values = _setting_values(run.config)
-        same = groups[repr(values)]
-        for other in same:
-            if other.config.experiment.seed == run.config.experiment.seed:
-                raise UsageError(
-                    f"{other.folder} and {run.folder} have the same configuration and seed; name "
-                    "one of them"
-                )
-        same.append(run)
+        groups[repr(_setting_values(run.config))].append(run)
     settings = [tuple(group) for group in groups.values()]
     return [
         Setting(_name(group[0].config, [g[0].config for g in settings]), group)

@@ -9,7 +9,14 @@ import pytest
 
 from flame_rl.commands.plot import plot
 from flame_rl.report import figures
-from flame_rl.report.curves import columns_of, group_runs, mean_curve, read_run, smooth
+from flame_rl.report.curves import (
+    columns_of,
+    group_runs,
+    mean_curve,
+    read_run,
+    smooth,
+    without_repetitions,
+)
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 
@@ -85,10 +92,22 @@ def test_seeds_of_one_setting_are_grouped_and_named_by_what_differs(make_run):
     ]
 
 
-def test_the_same_seed_twice_is_refused(make_run):
-    runs = [read_run(make_run(name, TINY, range(20))) for name in ("a", "b")]
-    with pytest.raises(UsageError, match=r"a and .*b have the same configuration and seed"):
-        group_runs(runs)
+def test_the_same_seed_twice_counts_once(make_run, monkeypatch, capsys):
+    """The run with more iterations; folders without a run do not keep the others from a curve."""
+    folders = [make_run("a", TINY, range(5)), make_run("b", TINY, range(20))]
+    other = make_run("c", config_of(seed=1), range(20))
+    kept = without_repetitions([read_run(folder) for folder in (*folders, other)])
+    assert [run.folder.name for run in kept] == ["b", "c"]
+    empty = make_run("empty", config_of(seed=2), [])
+    drawn = []
+    monkeypatch.setattr(figures, "plot_settings", lambda settings, *_: drawn.extend(settings))
+    plot([str(folder) for folder in (*folders, other, empty)])
+    assert [run.folder.name for setting in drawn for run in setting.runs] == ["b", "c"]
+    told = capsys.readouterr().err
+    assert "empty: no iteration was finished" in told and "it is left out" in told
+    assert "a is left out: another of these runs has its configuration and seed" in told
+    with pytest.raises(UsageError, match="none of these folders holds a run"):
+        plot([str(empty), str(empty.parent)])
 
 
 def test_a_short_name_is_the_same_environment_and_another_device_another_setting(make_run):
