@@ -111,8 +111,15 @@ def workers_of(measured: Profile) -> str:
 
 def where(measured: Profile) -> str:
     """The workers that collected, and where."""
-    who, cores = f"{measured.workers} {workers_of(measured)}", measured.costs.cores
-    return f"{who} of the cluster" if cores is None else f"{who} on this machine ({cores} cores)"
+    who, cores = counted(measured.workers, workers_of(measured)), measured.costs.cores
+    if cores is None:
+        return f"{who} of the cluster"
+    return f"{who} on this machine ({counted(cores, 'cores')})"
+
+
+def counted(number: int, plural: str) -> str:
+    """1 core, 2 cores."""
+    return f"{number} {plural.removesuffix('s') if number == 1 else plural}"
 
 
 def duration(seconds: float) -> str:

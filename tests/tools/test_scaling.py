@@ -76,6 +76,10 @@ def test_the_table_shows_phases_and_predictions():
     ("costs", "text"),
     [
         ({"workers": 1}, "Advice: --workers 2, 2.5 s an iteration."),
+        (
+            {"workers": 1, "cores": 1},
+            "Advice: keep 1 worker on this machine (1 core), 5 s an iteration.",
+        ),
         ({"computing": 0.01}, "Advice: --workers 64, 100 ms an iteration."),
         ({"cores": None}, "Advice: --executors 64, 100 ms an iteration."),
         (
