@@ -30,6 +30,10 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, PolicySnapshot
 
 _LOG_PROBS = Column("log_probs", "float32", (), per_observation=False)
+# What `Impala.step` needs of each step by itself.
+_FLAT = ("observations", "actions", "next_observations")
+# Advantages that are this small, relative to returns, are rounding.
+_LEAST = np.float32(1e-6)
 
 
 def impala(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
@@ -119,12 +123,6 @@ class Impala:
             "importance": share * rho,
             "td_error": (mask * np.abs(errors)).mean(axis=1),
         }
-
-
-# Advantages that are this small, relative to returns, are rounding.
-_LEAST = np.float32(1e-6)
-# What `Impala.step` needs of each step by itself.
-_FLAT = ("observations", "actions", "next_observations")
 
 
 def v_trace(

@@ -31,6 +31,9 @@ from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 PART = "replay"
 # What `Journal.state` returns, in the order in which a checkpoint holds it.
 _PLACE = ("capacity", "episodes", "steps", "oldest", "segment", "end")
+# Added to a TD error, so that no step is drawn with probability 0 (Schaul et al. 2016, section
+# 3.3).
+_LEAST_PRIORITY = 1e-6
 
 
 class Replay:
@@ -237,8 +240,3 @@ def _refuse_beyond_float32(rewards: np.ndarray) -> None:
             f"the update was refused: a reward of size {greatest:.3g} is beyond float32, in which "
             "steps are kept for replay. Scale rewards in the environment"
         )
-
-
-# Added to a TD error, so that no step is drawn with probability 0 (Schaul et al. 2016, section
-# 3.3).
-_LEAST_PRIORITY = 1e-6

@@ -11,6 +11,9 @@ import numpy as np
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.tree import SumTree
 
+# The greatest p^alpha: a sum of a billion of them is finite.
+_GREATEST_POWER = 1e290
+
 
 def uniform(store: ReplayStore, count: int, generator: np.random.Generator) -> np.ndarray:
     """Positions of any steps, each as likely as any other, with replacement, int64 [count].
@@ -180,10 +183,6 @@ class Prioritized:
             self._tree.set_range(start, start + split, values[:split])
         if last - first > split:
             self._tree.set_range(0, last - first - split, values[split:])
-
-
-# Of p^alpha: a sum of a billion of them is finite.
-_GREATEST_POWER = 1e290
 
 
 def _refuse_if_empty(store: ReplayStore) -> None:
