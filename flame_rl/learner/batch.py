@@ -54,7 +54,7 @@ class Batch:
         return self.columns["observations"]
 
     @property
-    def seen(self) -> np.ndarray | Stacks:
+    def network_inputs(self) -> np.ndarray | Stacks:
         """The inputs of networks at each observation: [N + E, D], or `Stacks` of [N + E, k, D]."""
         if self.frames == 1:
             return self.observations

@@ -29,15 +29,15 @@ class Epoch:
     Attributes:
         steps: the numbers of each gradient step of the policy; see `TrainedNetwork.step`.
         ended: whether max_kl was exceeded, in this epoch or before.
-        over: whether another epoch on the batch would change nothing.
-        of_value: must be called once: waits for the value network, and returns those of its metrics
-            that `steps` do not have. The value network is not used before.
+        exhausted: whether another epoch on the batch would change nothing.
+        wait_for_values: must be called once, and before the value network is used again; returns
+            those of its metrics that `steps` do not have.
     """
 
     steps: list[dict[str, float]]
     ended: bool
-    over: bool
-    of_value: Callable[[], dict[str, float]]
+    exhausted: bool
+    wait_for_values: Callable[[], dict[str, float]]
 
 
 def epoch(
@@ -78,12 +78,12 @@ def epoch(
     if not ended:
         count = settings.minibatches
         minibatches = shuffled(batch.policy_inputs, batch, columns, count, generator)
-    of_value: Callable[[], dict[str, float]] = dict
+    wait_for_values: Callable[[], dict[str, float]] = dict
     if targets is not None:
-        of_value = value_epochs(networks, batch, targets, times, settings, generator, decay)
+        wait_for_values = value_epochs(networks, batch, targets, times, settings, generator, decay)
     steps, exceeded = policy_epoch(trained, loss, minibatches, settings, decay)
     ended = ended or exceeded
-    return Epoch(steps, ended, ended and targets is None, of_value)
+    return Epoch(steps, ended, ended and targets is None, wait_for_values)
 
 
 def shuffled(

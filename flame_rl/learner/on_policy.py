@@ -100,9 +100,9 @@ class ActorCritic:
 
     def prepared(self, batch: Batch) -> Batch:
         """The batch with the inputs of both networks, which are one array where they are equal."""
-        seen = batch.seen
-        of_policy = (self.shared or self.policy).network.prepare(seen)
-        of_value = self.value.network.prepare(seen)
+        inputs = batch.network_inputs
+        of_policy = (self.shared or self.policy).network.prepare(inputs)
+        of_value = self.value.network.prepare(inputs)
         if batch.frames == 1 and np.array_equal(of_policy, of_value):
             of_value = of_policy
         return replace(batch, policy_inputs=of_policy, value_inputs=of_value)
@@ -192,19 +192,19 @@ class OnPolicy:
         decay = learning_rate_factor(settings.learning_rate_decay, progress)
         batch = make_batch(episodes, networks.remembers, networks.frames)
         # With the normalisation of before, as the policy acted.
-        batch = replace(batch, log_probs=log_probs(networks.policy.network, acted(batch)))
+        batch = replace(batch, log_probs=log_probs(networks.policy.network, policy_samples(batch)))
         before = copies(networks.policy.module)
         if self.collector is not None:
-            log_ratio = batch.log_probs - log_probs(self.collector.network, acted(batch))
+            log_ratio = batch.log_probs - log_probs(self.collector.network, policy_samples(batch))
             weights = np.exp(np.minimum(log_ratio, 0), dtype=np.float64)
             batch = replace(batch, weights=weights)
             self.collector.module.load_state_dict(before)
         networks.follow_observations(batch.observations)
         batch = networks.prepared(batch)
-        metrics, of_value = self.improve(networks, batch, self.config, generator, decay)
+        metrics, wait_for_values = self.improve(networks, batch, self.config, generator, decay)
         # The value network may still train on another core.
         metrics |= shrink_until_close(networks.policy, before, batch, settings.max_kl)
-        return metrics | of_value()
+        return metrics | wait_for_values()
 
 
 def on_policy(
@@ -232,15 +232,15 @@ def on_policy(
     return OnPolicy(both, config, improve, (*metrics, *GUARDED), collector)
 
 
-def acted(batch: Batch) -> Samples:
-    """What is seen at the steps as "inputs", [N, ...], not yet prepared for a network, and
+def policy_samples(batch: Batch) -> Samples:
+    """The steps as samples for a policy: "inputs", [N, ...], not yet prepared for a network, and
     "actions"; with "time" where a network remembers."""
-    samples = {"inputs": batch.seen[batch.rows], "actions": batch.actions}
+    samples = {"inputs": batch.network_inputs[batch.rows], "actions": batch.actions}
     return samples if batch.time is None else samples | {"time": batch.time}
 
 
 def log_probs(policy: Network, samples: Samples) -> np.ndarray:
-    """Log-probabilities of the actions of `acted` under any policy, float32 [N]."""
+    """Log-probabilities of the actions of `policy_samples` under any policy, float32 [N]."""
     result, _ = outputs(policy, samples | {"inputs": policy.prepare(samples["inputs"])})
     return result
 
@@ -322,7 +322,7 @@ def shrink_until_close(
     Returns:
         "kl", and "update_scale": 1 for the whole update, 0 if it was undone.
     """
-    samples = acted(batch)
+    samples = policy_samples(batch)
     after = copies(policy.module)
     for halvings in range(_HALVINGS + 1):
         # The divergence grows with the square of the update.

@@ -12,7 +12,7 @@ from flame_rl.actor.policy.acting import ActingPolicy, check_snapshot
 from flame_rl.learner.batch import make_batch
 from flame_rl.learner.frames import Stacks, gathered
 from flame_rl.learner.gradients.autograd import AutogradNetwork
-from flame_rl.learner.on_policy import acted, log_probs
+from flame_rl.learner.on_policy import log_probs, policy_samples
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import n_step, sequences, transitions
 from flame_rl.run.agent import Agent
@@ -41,12 +41,12 @@ def test_a_batch_stands_for_the_stacks_of_its_episodes():
     episodes = make_episodes(LENGTHS, TERMINATED)
     batch = make_batch(episodes, frames=K)
     expected = [stack(e.observations, t) for e in episodes for t in range(e.length + 1)]
-    assert isinstance(batch.seen, Stacks) and len(batch.seen) == len(expected)
-    np.testing.assert_array_equal(gathered(batch.seen), expected)
-    assert batch.seen.observations is episodes.observations
+    assert isinstance(batch.network_inputs, Stacks) and len(batch.network_inputs) == len(expected)
+    np.testing.assert_array_equal(gathered(batch.network_inputs), expected)
+    assert batch.network_inputs.observations is episodes.observations
     order = np.random.default_rng(0).permutation(batch.steps)
     of_steps = np.array(expected)[batch.rows]
-    taken = batch.seen[batch.rows].take(order, axis=0)
+    taken = batch.network_inputs[batch.rows].take(order, axis=0)
     np.testing.assert_array_equal(taken.gathered(), of_steps[order])
     np.testing.assert_array_equal(taken[2:7].gathered(), of_steps[order][2:7])
 
@@ -122,7 +122,7 @@ def test_actors_and_learner_see_the_same(name, memory):
     # All episodes at once, from the batch.
     episodes = played(learner, name)
     batch = make_batch(episodes, networks.remembers, K)
-    samples = acted(batch)
+    samples = policy_samples(batch)
     whole = log_probs(networks.policy.network, samples)
     networks.policy.network.slice_rows = 7
     np.testing.assert_allclose(log_probs(networks.policy.network, samples), whole, atol=1e-5)

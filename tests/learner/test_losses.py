@@ -13,7 +13,7 @@ from torch import nn
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.learner.batch import make_batch
 from flame_rl.learner.gradients import autograd, sequences
-from flame_rl.learner.on_policy import acted, log_probs
+from flame_rl.learner.on_policy import log_probs, policy_samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.losses import loss_name
 from flame_rl.system.errors import UsageError
@@ -227,7 +227,7 @@ def test_the_kl_limit_holds_for_all_that_moves_the_policy(algorithm):
     episodes = random_episodes(True)
     columns = episodes.columns | {"rewards": np.zeros(episodes.steps)}
     episodes = replace(episodes, columns=columns)
-    samples = acted(make_batch(episodes))
+    samples = policy_samples(make_batch(episodes))
     with torch.no_grad():
         # Large enough for the features to matter.
         learner.parts["shared"].policy.network[-1].weight.mul_(100)

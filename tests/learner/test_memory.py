@@ -15,7 +15,7 @@ from flame_rl.learner.batch import make_batch
 from flame_rl.learner.epochs import shuffled
 from flame_rl.learner.gradients.choose import policy_network, value_network
 from flame_rl.learner.gradients.network import split
-from flame_rl.learner.on_policy import acted, log_probs, policy_gradient_loss
+from flame_rl.learner.on_policy import log_probs, policy_gradient_loss, policy_samples
 from flame_rl.learner.returns import time_steps
 from flame_rl.learner.value_epochs import value_loss
 from flame_rl.settings.algorithms import ALGORITHMS
@@ -213,7 +213,7 @@ def test_the_learner_remembers_what_the_policy_remembered_when_it_acted(memory):
             parameter.add_(0.3 * torch.randn_like(parameter))
     snapshot = learner.snapshot()
     episodes = played(snapshot, range(30))
-    got = log_probs(policy_network(policy), acted(make_batch(episodes, whole=True)))
+    got = log_probs(policy_network(policy), policy_samples(make_batch(episodes, whole=True)))
     std = np.exp(snapshot.head.arrays["log_std"][0])
     acting, expected = ActingPolicy(snapshot), []
     for episode in episodes:

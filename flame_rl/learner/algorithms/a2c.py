@@ -65,4 +65,4 @@ def improve(
     times = settings.value_epochs
     done = epoch(networks, batch, columns, loss, targets, settings, generator, decay, times)
     explained = explained_variance(targets - advantages, targets)
-    return policy_metrics(done.steps), lambda: done.of_value() | explained
+    return policy_metrics(done.steps), lambda: done.wait_for_values() | explained

@@ -21,7 +21,7 @@ from flame_rl.learner.batch import make_batch
 from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part
 from flame_rl.learner.off_policy import OffPolicy, off_policy
-from flame_rl.learner.on_policy import ActorCritic, acted, log_probs
+from flame_rl.learner.on_policy import ActorCritic, log_probs, policy_samples
 from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import sequences
 from flame_rl.learner.returns import discounted_returns
@@ -66,7 +66,7 @@ class Impala:
         """The episodes with the log-probabilities of their actions; the statistics of observations
         and returns take them in."""
         batch = make_batch(episodes, frames=self._networks.frames)
-        column = log_probs(self._networks.policy.network, acted(batch))
+        column = log_probs(self._networks.policy.network, policy_samples(batch))
         self._networks.follow_observations(batch.observations)
         cut = np.zeros(len(batch.lengths))
         self._networks.follow_returns(
@@ -89,11 +89,11 @@ class Impala:
         scale = np.float32(value.module.scale)
 
         inputs = policy.network.prepare(flat["observations"])
-        acting = policy.network.forward({"inputs": inputs, "actions": flat["actions"]})
-        log_pi, entropy = (output.reshape(mask.shape) for output in acting.outputs)
+        policy_pass = policy.network.forward({"inputs": inputs, "actions": flat["actions"]})
+        log_pi, entropy = (output.reshape(mask.shape) for output in policy_pass.outputs)
         inputs = value.network.prepare(flat["observations"])
-        valuing = value.network.forward({"inputs": inputs})
-        values = valuing.outputs[0].reshape(mask.shape)
+        value_pass = value.network.forward({"inputs": inputs})
+        values = value_pass.outputs[0].reshape(mask.shape)
         inputs = value.network.prepare(flat["next_observations"])
         (following,) = value.network.outputs({"inputs": inputs})
 
@@ -113,9 +113,11 @@ class Impala:
         advantages = advantages / (np.sqrt(np.mean(share * advantages**2)) + _LEAST * scale)
         coefficient = settings.entropy_coefficient
         slopes = (-share * advantages).ravel(), (-share * coefficient).ravel()
-        policy.descend(acting, slopes, settings.learning_rate * decay, settings.max_grad_norm)
+        policy.descend(policy_pass, slopes, settings.learning_rate * decay, settings.max_grad_norm)
         slopes = ((-share * errors / scale).ravel(),)
-        value.descend(valuing, slopes, settings.value_learning_rate * decay, settings.max_grad_norm)
+        value.descend(
+            value_pass, slopes, settings.value_learning_rate * decay, settings.max_grad_norm
+        )
         return {
             "loss": share * (-advantages * log_pi - coefficient * entropy),
             "value_loss": 0.5 * share * errors * errors,

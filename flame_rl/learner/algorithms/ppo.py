@@ -76,10 +76,10 @@ def improve(
             networks, batch, columns, loss, targets, settings, generator, decay, ended=too_far
         )
         steps, too_far = steps + done.steps, done.ended
-        if done.over or number + 1 == settings.epochs:
+        if done.exhausted or number + 1 == settings.epochs:
             break
-        done.of_value()
-    return policy_metrics(steps), lambda: done.of_value() | explained
+        done.wait_for_values()
+    return policy_metrics(steps), lambda: done.wait_for_values() | explained
 
 
 def clipped_loss(clip_range: float, c: float) -> Loss:

@@ -77,7 +77,7 @@ def improve(
     loss = policy_gradient_loss(settings.entropy_coefficient)
     times = settings.value_epochs
     done = epoch(networks, batch, columns, loss, targets, settings, generator, decay, times)
-    return policy_metrics(done.steps), lambda: done.of_value() | explained
+    return policy_metrics(done.steps), lambda: done.wait_for_values() | explained
 
 
 def returns_to_go(batch: Batch, discount: float, last: np.ndarray) -> np.ndarray:
