@@ -22,6 +22,8 @@ from flame_rl.system.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SHIPPED = ("__init__.py", "wire", "actor")
+# Folders that flamepy leaves out of what it sends; `dist` only where it is not within another one.
+_LEFT_OUT = ("venv", "node_modules")
 _IGNORED = shutil.ignore_patterns("__pycache__", ".*", "*.pyc")
 
 
@@ -106,8 +108,18 @@ def _ship_module(name: str, folder: Path) -> dict[str, str]:
                 f"--env: {path} is a symbolic link; it could lead to files that must not leave "
                 "this machine, so a package that holds one is not sent to the cluster"
             )
+        if path.name in _LEFT_OUT and (path / "__init__.py").exists():
+            _refuse_name(path)
+    if name in (*_LEFT_OUT, "dist"):
+        _refuse_name(source)
     shutil.copytree(source, folder / name, ignore=_IGNORED)
     return {}
+
+
+def _refuse_name(path: Path) -> None:
+    raise UsageError(
+        f"--env: {path}: Flame's client never sends a folder of the name {path.name}; rename it"
+    )
 
 
 def _packages_of_agents(env_id: str, folder: Path) -> dict[str, str]:

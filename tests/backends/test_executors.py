@@ -188,6 +188,20 @@ def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster) -> N
     assert len(heard.waits) == told
 
 
+def test_a_cluster_that_another_run_has_is_no_broken_one(cluster) -> None:
+    heard = Heard()
+    watch = watch_with(heard)
+    cluster.executors = [executor("a", "Bound", "theirs"), executor("b", "Bound", "theirs")]
+    watch.ask("ours")
+    watch.tell(20.0, 300.0)
+    assert heard.waits[-1].endswith("giving up in 280 s. " + watch.hint)
+    assert watch.hint.startswith("Another run has all of them")
+    cluster.executors[0] = executor("a", "Unbinding")
+    cluster.now += 5
+    watch.ask("ours")
+    assert watch.hint.startswith("`docker compose ps -a`")
+
+
 def test_a_listener_that_fails_ends_no_run(cluster) -> None:
     def fails(text: str) -> None:
         raise OSError("the terminal is gone")

@@ -401,3 +401,16 @@ def test_a_task_is_heard_of_while_many_others_still_run(memory_here: MemoryFlame
     memory_here.manager.finish(last, types_pb2.TaskState.Succeed, "done", b"answer")
     assert futures[-1].result(timeout=5) == b"answer"
     assert not any(future.done() for future in futures[:-1])
+
+
+def test_a_file_that_stayed_here_is_missed_on_an_executor(project, memory, tmp_path) -> None:
+    """The environment can be made on this machine, so the error must say where it cannot."""
+    (project / "helper_of_two.py").write_text("LIMIT = 5\n")
+    (project / "of_two_files.py").write_text(
+        "import gymnasium\nfrom helper_of_two import LIMIT\n"
+        "gymnasium.register('Two-v0', 'gymnasium.envs.classic_control:CartPoleEnv',"
+        " max_episode_steps=LIMIT)\n"
+    )
+    finished = run(project, tmp_path, memory.environment, "--env", "of_two_files:Two-v0", *SMALL)
+    assert finished.code == 2 and "No module named 'helper_of_two'" in finished.err
+    assert "happened on an executor, which has of your files only the module" in finished.err

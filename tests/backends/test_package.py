@@ -137,6 +137,17 @@ def test_a_link_in_the_users_package_is_refused(beside, tmp_path):
         staged(tmp_path, "my_envs:Mine-v0")
 
 
+@pytest.mark.parametrize(
+    ("env_id", "named"), [("dist:X-v0", "dist"), ("mine:X-v0", "mine/inner/venv")]
+)
+def test_a_folder_that_flamepy_leaves_out_is_refused(beside, tmp_path, env_id, named):
+    for name in ("dist", "mine", "mine/inner", "mine/inner/venv"):
+        (beside / name).mkdir(exist_ok=True)
+        (beside / name / "__init__.py").touch()
+    with pytest.raises(UsageError, match=f"{named}: Flame's client never sends a folder"):
+        stage_package(tmp_path, env_id)
+
+
 def test_a_module_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(UsageError, match="module 'nowhere'"):
         staged(tmp_path, "nowhere:Mine-v0")

@@ -158,16 +158,24 @@ class FlameBackend:
             self._session.publish(self._encoded)
         except Exception as error:
             self._reopen(f"the weights could not be published: {error}")
-        collected = gather(
-            snapshot,
-            request,
-            lambda data: self._session.collect(data, self._patience),
-            task_sizes=sizes,
-            in_flight=self._room.in_flight,
-            stop=self._stop,
-            check=self._check,
-            transport_failed=self._transport_failed,
-        )
+        try:
+            collected = gather(
+                snapshot,
+                request,
+                lambda data: self._session.collect(data, self._patience),
+                task_sizes=sizes,
+                in_flight=self._room.in_flight,
+                stop=self._stop,
+                check=self._check,
+                transport_failed=self._transport_failed,
+            )
+        except UsageError as error:
+            if "cannot be made" in str(error):  # and `describe` has made it on this machine
+                error.add_note(
+                    "This happened on an executor, which has of your files only the module that "
+                    "--env names; docs/cluster.md says how to send more"
+                )
+            raise
         self.shares.took(len(request.indices), time.monotonic() - self._began)
         dropped, self._tally.dropped = self._tally.dropped, 0
         return replace(
@@ -195,7 +203,7 @@ class FlameBackend:
 
     def _compare_versions(self, future: Future[memoryview]) -> None:
         """Wait for an executor's versions, which must equal this machine's."""
-        began = time.monotonic()
+        began, limit = time.monotonic(), max(STARTUP_SECONDS, self._silence)
         while not future.done():
             wait([future], timeout=STOP_POLL_SECONDS)
             if self._stop.is_set():
@@ -204,11 +212,12 @@ class FlameBackend:
                 self._watch.ask(self._session.id)
                 self._check_executors_can_start()
             seconds = time.monotonic() - began
-            self._watch.tell(seconds, STARTUP_SECONDS)
-            if seconds > STARTUP_SECONDS:
+            self._watch.tell(seconds, limit)
+            if seconds > limit:
                 raise RunError(
-                    f"no executor of the cluster became ready within {STARTUP_SECONDS:.0f} s: "
-                    f"{self._watch.words}. {self._session.events()}. {HINT}"
+                    f"no executor of the cluster became ready within {limit:.0f} s: "
+                    f"{self._watch.words}. {self._session.events()}. {self._watch.hint}; "
+                    "a greater --cluster-patience waits longer"
                 )
         try:
             theirs = json.loads(bytes(future.result()))

@@ -19,6 +19,7 @@ ASK_SECONDS = 5.0
 # A silence of this length is told.
 QUIET_SECONDS = 10.0
 HINT = "`docker compose ps -a` shows which of its servers run"
+TAKEN_HINT = "Another run has all of them: this one begins when that one ends or is stopped"
 
 _WORDS = {
     pb.ExecutorVoid: "starting",
@@ -51,6 +52,11 @@ class Executors:
     others: Counter[str]
     gone: frozenset[str]
     nodes_away: tuple[str, ...]
+
+    @property
+    def taken(self) -> bool:
+        """Whether other runs have all executors."""
+        return self.working == 0 and set(self.others) == {_WORDS[pb.ExecutorBound]}
 
     def __str__(self) -> str:
         details = [f"{count} {what}" for what, count in sorted(self.others.items())]
@@ -90,6 +96,7 @@ class Watch:
     Attributes:
         listener: is told; None: nobody is.
         words: what Flame said last, for a person.
+        hint: what that person may do about it.
         answers: whether it did answer.
         working: the number of executors that worked for the session then.
     """
@@ -98,6 +105,7 @@ class Watch:
         """`wanted` is the number of executors that the run can have."""
         self.listener: Listener | None = None
         self.words = f"none of {wanted} executors has been seen"
+        self.hint = HINT
         self.answers = True
         self.working = 0
         self._wanted = wanted
@@ -120,11 +128,11 @@ class Watch:
             executors = flamepy.core.client.list_executors()
         except FlameError:
             self.answers = False
-            self.words = "its session manager does not answer"
+            self.words, self.hint = "its session manager does not answer", HINT
             return
         self.answers = True
         seen = count(executors, nodes, session, self._wanted)
-        self.words = str(seen)
+        self.words, self.hint = str(seen), TAKEN_HINT if seen.taken else HINT
         self.working = seen.working
         if seen.alive:
             self._alive_at = now
@@ -165,7 +173,7 @@ class Watch:
             self._telling = True
             self._waiting(
                 f"Waiting for the cluster for {seconds:.0f} s: {words or self.words}; giving up in "
-                f"{max(0.0, limit - seconds):.0f} s. {HINT}"
+                f"{max(0.0, limit - seconds):.0f} s. {self.hint}"
             )
 
     def over(self) -> None:
