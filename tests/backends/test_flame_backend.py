@@ -314,6 +314,7 @@ def test_executor_with_other_versions_is_refused(name: str) -> None:
     answer: Future[bytes] = Future()
     answer.set_result(json.dumps(theirs).encode())
     backend = FlameBackend.__new__(FlameBackend)
+    backend._silence = 120.0
     with pytest.raises(UsageError, match=f"{name} {versions()[name]} here, 3.99 there"):
         backend._compare_versions(answer)
 
@@ -321,6 +322,7 @@ def test_executor_with_other_versions_is_refused(name: str) -> None:
 def test_the_session_is_asked_now_and_then_while_the_first_executor_starts() -> None:
     backend = FlameBackend.__new__(FlameBackend)
     backend._checked_at, backend._stop, backend._watch = 0.0, threading.Event(), Mock()
+    backend._silence = 120.0
     backend._session = SimpleNamespace(id="ours", event_codes=Mock(return_value=set()))
     answer: Future[bytes] = Future()
     threading.Timer(1.0, answer.set_result, [json.dumps(versions()).encode()]).start()

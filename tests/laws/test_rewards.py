@@ -99,7 +99,7 @@ WEIGHTED = (
 )
 SHAPED = (
     *("--algorithm", "sac", "--warm-up-steps", "100", "--updates-per-step", "0.05"),
-    *("--steps-per-iter", "100", "--batch-size", "8", *PARTS, "--reward", f"{HERE}:shaped"),
+    *("--batch-size", "8", *PARTS, "--reward", f"{HERE}:shaped"),
 )
 
 
