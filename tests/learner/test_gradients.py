@@ -290,6 +290,27 @@ class Doubled(model.ContinuousPolicy):
         return 2 * log_probs, entropies
 
 
+class Squashed(model.ContinuousPolicy):
+    """Differs from its layers in means that are not small; those of a new policy are."""
+
+    def of_output(self, mean, action):
+        return super().of_output(torch.tanh(mean), action)
+
+
+class SquaredValues(model.ValueNetwork):
+    """Differs from its layers in values that are not 0; those of a new network are."""
+
+    def forward(self, observation):
+        return super().forward(observation).square()
+
+
+class SquaredCritic(model.ActionCritic):
+    """The same layers, and another function."""
+
+    def forward(self, observation, action):
+        return super().forward(observation, action).square()
+
+
 class Residual(nn.Module):
     """No layer that is known by hand."""
 
@@ -350,6 +371,31 @@ def test_a_changed_network_goes_through_autograd(change, monkeypatch):
     before = trained.adam.values()
     trained.step(samples, LOSSES["clipped"], 0.01, 1e9)
     assert (trained.adam.values() != before).any()
+
+
+def test_a_new_network_of_another_function_goes_through_autograd():
+    spec = EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS["gaussian"])
+    config = make_config("X-v0")
+    policy, value = Squashed(spec, config), SquaredValues(spec, config)
+    critic = SquaredCritic(spec, (64, 64), "tanh", False)
+    before = [copy.deepcopy(module.state_dict()) for module in (policy, value, critic)]
+    assert type(policy_network(policy)) is AutogradNetwork
+    assert type(value_network(value)) is AutogradNetwork
+    assert type(critic_network(critic, 4)) is AutogradNetwork
+    for module, state in zip((policy, value, critic), before, strict=True):
+        for name, tensor in module.state_dict().items():
+            assert torch.equal(tensor, state[name])
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
+@pytest.mark.parametrize("sizes", [(), (8,), (64, 64), (256, 256)])
+@pytest.mark.parametrize("actions", ACTIONS)
+def test_new_networks_are_by_hand(actions, sizes, activation):
+    spec = EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS[actions])
+    config = make_config("X-v0", hidden_sizes=sizes, activation=activation)
+    policy, value = model.make_networks(spec, config)
+    assert type(policy_network(policy)) is NetworkByHand
+    assert type(value_network(value)) is NetworkByHand
 
 
 def test_by_hand_reads_the_module_itself():

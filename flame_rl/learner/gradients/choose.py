@@ -2,11 +2,13 @@
 hand where that is sure to be the same; and by torch wherever the CPU does not compute it.
 
 Sure means that the module consists of layers that modules.py knows, and that a comparison with
-autograd agrees: a module that somebody changed in model.py goes through torch.
+autograd agrees, with weights that are far from those of a new network, whose outputs are near 0: a
+module that somebody changed in model.py goes through torch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -122,7 +124,32 @@ def _chosen(plain: Network, module: nn.Module, head: Head) -> Network:
     rng = np.random.default_rng(0)
     observations = rng.standard_normal((_CHECK_ROWS, quick.input_dim)).astype(np.float32)
     columns = head.random_columns(rng, _CHECK_ROWS)
-    return quick if _agree(plain, quick, observations, columns) else plain
+    with _far_from_new(module):
+        agree = _agree(plain, quick, observations, columns)
+    return quick if agree else plain
+
+
+@contextmanager
+def _far_from_new(module: nn.Module) -> Iterator[None]:
+    """Within the block, random numbers are added to the module's parameters and buffers."""
+    parameters = list(module.parameters())
+    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+    before = [number.detach().clone() for number in (*parameters, *buffers)]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in parameters:
+            # Less for more inputs, so that outputs stay moderate.
+            inputs = parameter.shape[-1] if parameter.ndim > 1 else 1
+            parameter += torch.randn(parameter.shape, generator=generator) / (2 * math.sqrt(inputs))
+        for buffer in buffers:
+            # Scales are positive.
+            buffer += 0.5 + torch.rand(buffer.shape, generator=generator)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for number, old in zip((*parameters, *buffers), before, strict=True):
+                number.copy_(old)
 
 
 def _agree(
