@@ -313,6 +313,16 @@ class Forger(Base):
         return 1.0
 
 
+class Babbler(Base):
+    """Writes a message that is none where the worker's answers travel."""
+
+    def reward(self, action) -> float:
+        for descriptor in range(3, 20):
+            with contextlib.suppress(OSError):
+                os.write(descriptor, struct.pack("<QQ", 7, 0) + b"garbage")
+        return 1.0
+
+
 class Misbehaving(Base):
     """Does what the `fault` says, at step 2."""
 
@@ -876,6 +886,13 @@ class ThreeRewards(TwoRewards):
 
     def reward(self, action) -> np.ndarray:
         return np.ones(3)
+
+
+class OneRewardAtFirst(TwoRewards):
+    """A number where two are promised, but not in the last step."""
+
+    def reward(self, action):
+        return 0.5 if self.t < self.horizon else np.ones(2)
 
 
 class TableOfRewards(TwoRewards):

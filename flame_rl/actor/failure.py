@@ -32,7 +32,12 @@ class SimulatorError(Exception):
 
 def summary(error: BaseException) -> str:
     """The exception's type and text."""
-    return legible(f"{type(error).__name__}: {error}", _TEXT_CHARACTERS)
+    name = type(error).__name__
+    try:
+        text = f"{name}: {error}"
+    except Exception:  # of a simulator's own exception
+        text = name
+    return legible(text, _TEXT_CHARACTERS)
 
 
 def traceback_of(error: BaseException) -> str:

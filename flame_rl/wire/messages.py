@@ -168,7 +168,7 @@ class CollectRequest:
         indices: which episodes of that iteration, ascending. Several agents play one together, and
             it becomes an episode of each, under the same index, agent by agent.
         policy_version: the version of the snapshot that must act.
-        columns: what is recorded at every step; see `flame_rl.wire.steps.step_columns`.
+        columns: what is recorded at every step; see `flame_rl.wire.steps.recorded_columns`.
         stream: what the episodes are for; it decides their seeds.
         explore: whether actions are sampled; otherwise each is the action without noise.
         agents: the number of agents in the environment.

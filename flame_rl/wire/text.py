@@ -6,7 +6,7 @@ It may have any length, and may hold control characters that a terminal obeys.
 from __future__ import annotations
 
 _CUT = " … {} characters … "
-# The most characters of that with a number in it.
+# At least the length of `_CUT` with a number in it.
 _CUT_LENGTH = 40
 
 

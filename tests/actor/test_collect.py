@@ -11,13 +11,15 @@ from dataclasses import replace
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
 from flame_rl.actor.environments.actions import has_bounds
-from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.environments.observations import parts_of, write_observation
+from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.policy.heads import HEADS
 from flame_rl.actor.random.generators import generator_of, uniforms
@@ -365,12 +367,12 @@ def test_what_is_no_observation_is_refused_at_its_step(name, words):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("Missing", r"observation: step returned 'goal' is missing; there is \['arm'\]"),
+        ("Missing", r"observation: step returned 'goal' is missing; it has \['arm'\]"),
         ("Below", r"observation\['goal'\]: step returned -2 is outside of Discrete"),
         ("Above", r"observation\['goal'\]: step returned 2 is outside"),
         ("Float", r"observation\['goal'\]: step returned 0.5: float64 instead of integers"),
         ("List", r"observation: step returned \[1, 2\] where a dictionary with 'arm'"),
-        ("Short", r"observation\['arm'\]: step returned 2 is missing; there is 2"),
+        ("Short", r"observation\['arm'\]: step returned 2 is missing; it has 2 entries"),
         ("Nan", r"observation\['arm'\]\[0\]: step returned NaN or infinity"),
         ("Shape", r"observation\['arm'\]\[0\]: step returned shape \(4,\).*\(2, 2\)"),
         ("Bits", r"observation\['arm'\]\[1\]: step returned \[1, 2, 1\] is not of 0 and 1"),
@@ -488,3 +490,23 @@ def test_mujoco_leaves_no_log_and_no_warning(tmp_path):
     )
     assert (done.stdout, done.stderr) == ("", "")
     assert list(tmp_path.iterdir()) == []
+
+
+class WithoutWordsError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_exception_whose_text_raises_is_named_by_its_type():
+    assert summary(WithoutWordsError()) == "WithoutWordsError"
+    assert "WithoutWordsError" in traceback_of(WithoutWordsError())
+
+
+def test_what_numpy_cannot_convert_is_no_observation():
+    class Refuses:
+        def __array__(self, *arguments, **options):
+            raise RuntimeError("it has a gradient")
+
+    parts = parts_of(spaces.Box(-1, 1, (2,)))
+    with pytest.raises(ValueError, match=r"observation: .*it has a gradient"):
+        write_observation(parts, Refuses(), np.zeros(2, np.float32))

@@ -105,6 +105,12 @@ def test_a_vector_of_another_length_is_refused():
     assert said in failure.message and failure.kind == "invalid"
 
 
+def test_a_number_where_a_vector_is_promised_is_refused():
+    failure, _ = collect(environment_id("OneRewardAtFirst"))
+    assert "reward: step returned" in failure.message and failure.kind == "invalid"
+    assert failure.step == 0
+
+
 def test_a_reward_space_of_more_axes_is_refused():
     with pytest.raises(SimulatorError, match=r"reward space of .*TableOfRewards.* shape \(K,\)"):
         described(environment_id("TableOfRewards"))

@@ -140,6 +140,42 @@ def test_a_frame_of_gigabytes_is_not_waited_for(worker):
     )
 
 
+def test_an_answer_that_is_no_message_is_a_failure(worker):
+    failure = collect(worker, request_for(environment_id("Babbler")), deadline=30.0)
+    assert failure.kind == "garbled" and "an answer that cannot be read" in failure.message
+    assert not isinstance(
+        collect(worker, request_for(environment_id("ActionReward"))), CollectFailure
+    )
+
+
+def test_a_child_that_dies_just_before_a_request_gets_the_weights_again(worker, monkeypatch):
+    """Whichever moment it dies in: here after it was seen to hold the weights."""
+    request = request_for(environment_id("ActionReward"))
+    collect(worker, request)
+    start = worker.start
+
+    def start_another() -> None:
+        worker._child.kill()
+        worker._child.wait()
+        start()
+
+    monkeypatch.setattr(worker, "start", start_another)
+    assert not isinstance(collect(worker, request), CollectFailure)
+
+
+def test_a_child_that_cannot_be_started_leaves_no_descriptor_open(worker, monkeypatch):
+    def refused(*arguments, **options):
+        raise OSError("no memory")
+
+    request = request_for(environment_id("ActionReward"))
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    collect(worker, request)
+    before = psutil.Process().num_fds()
+    failure = collect(worker, request)
+    assert failure.kind == "start" and "no memory" in failure.message
+    assert psutil.Process().num_fds() == before
+
+
 def test_a_child_that_does_not_read_is_killed_at_the_deadline(worker):
     """The weights are larger than what a pipe takes."""
     request, large = (

@@ -97,9 +97,7 @@ def _close(env_id: str, env: gymnasium.Env) -> None:
     try:
         env.close()
     except Exception as error:
-        raise SimulatorError(
-            "environment", f"{env_id}: close raised {type(error).__name__}: {error}"
-        ) from error
+        raise SimulatorError("environment", f"{env_id}: close raised {summary(error)}") from error
 
 
 def reward_shape(env: gymnasium.Env) -> tuple[int, ...]:

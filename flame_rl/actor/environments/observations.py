@@ -72,7 +72,7 @@ def write_observation(
         where = f"observation{part.name}"
         try:
             array = np.asarray(value)
-        except ValueError as error:  # rows of different lengths
+        except Exception as error:  # rows of different lengths, a tensor with a gradient, …
             raise ValueError(f"{where}: {value!r:.80}: {error}") from error
         expected = part.space.shape
         if array.shape != expected:
@@ -103,8 +103,9 @@ def _inside(value: object, key: str | int, path: tuple[str | int, ...]) -> objec
     try:
         return value[key]
     except (KeyError, IndexError):
-        present = sorted(map(str, value))[:20] if isinstance(value, Mapping) else len(value)
-        raise ValueError(f"{where}: {key!r} is missing; there is {present}") from None
+        has_keys = isinstance(value, Mapping)
+        present = sorted(map(str, value))[:20] if has_keys else f"{len(value)} entries"
+        raise ValueError(f"{where}: {key!r} is missing; it has {present}") from None
 
 
 def _write_box(where: str, space: spaces.Box, array: np.ndarray, row: np.ndarray) -> None:

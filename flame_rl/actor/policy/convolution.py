@@ -1,8 +1,8 @@
 """A convolution in NumPy, as a layer of a policy; see layers.py.
 
-It is a float32 product for each picture: of the picture's windows, a row for each place, with the
-weights, a column for each filter. Large products are cut into parts by rows. The parts have the
-same sizes whichever pictures share the batch, and so the same bits.
+It is one float32 product for each picture: a matrix of the picture's windows, a row for each place
+of the filters, times the weights, a column for each filter. Large products are cut into parts by
+rows. The parts have the same sizes whichever pictures share the batch, and so the same bits.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
 
 
 def scale(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """Multiply by a number: what an integer of a picture is made a number near 1 with."""
+    """Multiply by a number, which brings a picture's integers near 1."""
     x *= factor
     return x
 

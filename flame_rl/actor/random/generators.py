@@ -17,6 +17,15 @@ _MIX_LEFT, _MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
 _SHIFT = np.uint32(16)
 WORD = 0xFFFFFFFF
 
+# 128-bit numbers as two arrays: the upper and the lower 64 bits.
+_Wide = tuple[np.ndarray, np.ndarray]
+
+_FACTOR = 0x2360ED051FC65DA44385DF649FCCF645
+_WIDE_WORD = (1 << 128) - 1
+_ONE, _HALF, _LOW_HALF = np.uint64(1), np.uint64(32), np.uint64(WORD)
+# How many generators are advanced together: their states fit the processor's cache.
+_TOGETHER = 1024
+
 
 def _powers(first: int, factor: int, count: int) -> np.ndarray:
     """first, first * factor, … modulo 2**32, uint32 [count]."""
@@ -147,16 +156,6 @@ def _uniforms(words: np.ndarray, count: int) -> np.ndarray:
     mixed, turn = high ^ low, high >> np.uint64(58)
     turned = (mixed >> turn) | (mixed << (-turn & np.uint64(63)))
     return (turned >> np.uint64(11)) * 2.0**-53
-
-
-# 128-bit numbers as two arrays: the upper and the lower 64 bits.
-_Wide = tuple[np.ndarray, np.ndarray]
-
-_FACTOR = 0x2360ED051FC65DA44385DF649FCCF645
-_WIDE_WORD = (1 << 128) - 1
-_ONE, _HALF, _LOW_HALF = np.uint64(1), np.uint64(32), np.uint64(WORD)
-# How many generators are advanced together: their states fit the processor's cache.
-_TOGETHER = 1024
 
 
 def _sum(left: _Wide, right: _Wide) -> _Wide:

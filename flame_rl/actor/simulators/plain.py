@@ -76,6 +76,7 @@ class PlainSimulator:
         promised, raw, rewards = self._observation_space, self._raw_by_shape, self.rewards
         dtype, shape = promised.dtype, promised.shape
         is_box = raw is not None
+        is_number = rewards.ndim == 1
         envs = self._envs
         for slot in slots.tolist():
             try:
@@ -93,7 +94,12 @@ class PlainSimulator:
                 raw[slot] = observation
             else:
                 take_observation(self._parts, observation, self._raw[slot], "step", slot)
-            if isinstance(reward, float) and terminated is False and truncated is False:
+            if (
+                is_number
+                and isinstance(reward, float)
+                and terminated is False
+                and truncated is False
+            ):
                 rewards[slot] = reward
             else:
                 take_outcome(self, slot, reward, terminated, truncated)

@@ -16,8 +16,8 @@ class Simulator(Protocol):
 
     Attributes:
         slots: W, a multiple of `ROW_BLOCK`.
-        agents: K, the number of agents that play together. Slots 0 to K-1 are those of one
-            environment, K to 2K-1 of the next; what remains of W is not used.
+        agents: the number of agents that play together. The slots of an environment's agents are
+            neighbours, those of the first environment first; what remains of W is not used.
         observations: float32 [W, D], or uint8 where the space is recorded in that type
             (`flame_rl.wire.steps.observation_dtype`): each slot's current observation.
         rewards: float64 [W], or [W, K] of a reward that is a vector, of the slot's last step.

@@ -76,16 +76,18 @@ class Worker:
             command, environment = python_program(
                 "flame_rl.actor.worker.child", *map(str, descriptors)
             )
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment | ONE_THREAD,
-                pass_fds=descriptors,
-                bufsize=0,
-                start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
-            )
-            os.close(lifeline)
+            try:
+                self._child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=environment | ONE_THREAD,
+                    pass_fds=descriptors,
+                    bufsize=0,
+                    start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
+                )
+            finally:
+                os.close(lifeline)
             for pipe in (self._child.stdin, self._child.stdout):
                 os.set_blocking(pipe.fileno(), False)
             enlarge(self._child.stdout, _PIPE_BYTES)
@@ -98,14 +100,19 @@ class Worker:
         deadline: float,
         withdrawn: Callable[[], bool] = lambda: False,
     ) -> Buffer:
-        """Let the child describe an environment; arguments are as in `collect`.
+        """Let the child describe an environment.
+
+        Args:
+            environment: it is made, and closed again.
+            deadline: seconds that the answer may take.
+            withdrawn: as in `collect`.
 
         Returns:
             An encoded `EnvironmentSpec` or `CollectFailure`.
         """
         question = codec.encode_describe(environment)
         with self._calling:
-            return self._call([question], environment.env_id, deadline, withdrawn)
+            return self._call(lambda: [question], environment.env_id, deadline, withdrawn)
 
     def collect(
         self,
@@ -127,10 +134,11 @@ class Worker:
             Encoded episodes, or an encoded `CollectFailure` whatever the child does.
         """
         decoded = codec.decode_request(request)
+
+        def frames() -> list[bytes]:
+            return [request] if self._sent == snapshot else [snapshot, request]
+
         with self._calling:
-            alive = self._child is not None and self._child.poll() is None
-            holds_it = alive and self._sent == snapshot
-            frames = [request] if holds_it else [snapshot, request]
             env_id = decoded.environment.env_id
             answer = self._call(frames, env_id, limits.deadline, withdrawn)
             if self._child is not None:
@@ -155,8 +163,14 @@ class Worker:
             self._end_child()
 
     def _call(
-        self, frames: list[bytes], env_id: str, deadline: float, withdrawn: Callable[[], bool]
+        self,
+        frames: Callable[[], list[bytes]],
+        env_id: str,
+        deadline: float,
+        withdrawn: Callable[[], bool],
     ) -> Buffer:
+        """Ask the child; `frames` is called once it runs. Returns its answer, or an encoded
+        `CollectFailure`."""
         # Whatever happens before the child says that it plays is not the episodes' doing.
         kind: FailureKind = "start"
         limit = time.monotonic() + deadline
@@ -173,13 +187,17 @@ class Worker:
 
         try:
             self.start()
-            for frame in frames:
+            for frame in frames():
                 write_frame(self._child.stdin, frame, wait)
             answer, self._memory_bytes = read_frame(self._child.stdout, wait)
             if not answer:
                 kind = "crash"
                 answer, self._memory_bytes = read_frame(self._child.stdout, wait)
+            packing.message_type(answer)
             return answer
+        except packing.WireError as error:
+            kind = "garbled"
+            message = f"the worker process gave an answer that cannot be read: {error}"
         except TimeoutError:
             kind = "timeout"
             message = f"the worker process gave no answer within {deadline:.0f} s and was killed"
