@@ -111,8 +111,8 @@ def shuffled(
 
 
 def sum_of(policy_loss: Loss, scale: float, settings: object) -> Sum:
-    """What a network that is both descends: the policy's loss, that of the values by
-    "targets" in units of `scale`, and the auxiliary ones."""
+    """The loss of a network that is both: the policy's, that of the values by "targets" in units of
+    `scale`, and the auxiliary ones."""
     policy, value = OWN
     terms = [
         Term(policy, 1.0, policy_loss, outputs=(0, 1)),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.learner.adam import Adam
+from flame_rl.system.errors import UsageError
 
 
 def adam_of(module: nn.Module) -> Adam:
@@ -21,7 +22,13 @@ def adam_of(module: nn.Module) -> Adam:
 
 def flat_parameters(module: nn.Module) -> np.ndarray:
     """All parameters in order, each flat, as one array float32 [P]; the module's parameters become
-    views of it."""
+    views of it. Raises UsageError for parameters of another type."""
+    for name, parameter in module.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise UsageError(
+                f"model.py: {name} of {type(module).__name__} is {parameter.dtype}, and networks "
+                "are trained in float32; make it with dtype=torch.float32"
+            )
     flat = np.concatenate([p.detach().reshape(-1).numpy() for p in module.parameters()])
     for parameter, part in zip(module.parameters(), parts_of(module, flat), strict=True):
         parameter.data = part

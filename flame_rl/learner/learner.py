@@ -19,7 +19,7 @@ from flame_rl.learner.device import device_of, resolved
 from flame_rl.learner.gradients.choose import computing_on
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.errors import RunError
+from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 _REMEDY = (
@@ -140,6 +140,7 @@ class Learner:
 
         Args:
             episodes: what `rewards` made of them.
+            progress: the share of the run that is done, from 0 to 1.
 
         Returns:
             The algorithm's metrics by name.
@@ -147,14 +148,21 @@ class Learner:
         Raises:
             RunError: a metric or a part of the state became NaN or infinite. The state is then
                 that of a broken update; see `undone_on_failure`.
+            UsageError: a module has drawn torch's random numbers, with the same remark.
         """
         # Spawn keys of episodes have three numbers or more, (iteration, index, …), so no stream of
         # theirs is this one; see `flame_rl.actor.random.seeds`.
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self._updates,))
         generator = np.random.default_rng(sequence)
+        before = torch.get_rng_state()
         # NumPy need not warn of what `refuse_unless_finite` refuses.
         with np.errstate(over="ignore", invalid="ignore"):
             metrics = self.algorithm.update(episodes, generator, progress)
+        if not torch.equal(before, torch.get_rng_state()):
+            raise UsageError(
+                "model.py, or an auxiliary loss, draws random numbers in its forward pass, such as "
+                "dropout: the same seed would not give the same result; leave them out"
+            )
         refuse_unless_finite(metrics, self.state_dict())
         self._updates += 1
         return metrics
@@ -197,7 +205,23 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     device = device_of(resolved(config, spec))
     with torch.random.fork_rng(devices=[]), computing_on(device):
         torch.manual_seed(config.experiment.seed)
-        return Learner(config, make(config, spec), rewards)
+        learner = Learner(config, make(config, spec), rewards)
+    _refuse_common_parameters(learner.parts)
+    return learner
+
+
+def _refuse_common_parameters(parts: dict[str, Part]) -> None:
+    """Raise UsageError where a parameter belongs to two networks: only one would train it."""
+    owners: dict[nn.Parameter, str] = {}
+    for name, part in parts.items():
+        for of, parameter in part.named_parameters() if isinstance(part, nn.Module) else ():
+            owner = owners.setdefault(parameter, name)
+            if owner != name:
+                raise UsageError(
+                    f"model.py: the networks {owner!r} and {name!r} have the parameter {of} in "
+                    "common, and each is trained by itself; add --shared-torso, or give each its "
+                    "own layers"
+                )
 
 
 def learning_rate_factor(decays: bool, progress: float) -> float:

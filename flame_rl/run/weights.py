@@ -20,7 +20,10 @@ def save_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
         RunError: the disk refuses.
     """
     path = folder / WEIGHTS_NAME
-    data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    # Copies, because layers may share a weight, which the format refuses.
+    data = safetensors.torch.save(
+        {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    )
     try:
         write_atomically(path, data)
     except OSError as error:

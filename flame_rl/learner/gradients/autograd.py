@@ -25,6 +25,8 @@ _SLICE_BYTES = 1 << 25
 # for. Their size decides the bytes, so that it must not depend on the device's own memory.
 _SLICE_ROWS_ELSEWHERE = 1 << 16
 _SLICE_BYTES_ELSEWHERE = 1 << 30
+# Buffers of model.py's modules, which the learner sets between updates.
+_CONSTANTS = ("mean", "std", "factor", "scale")
 
 
 class AutogradNetwork:
@@ -39,7 +41,7 @@ class AutogradNetwork:
         self._parameters = list(self._placed.module.parameters())
         self.slice_rows = slice_rows(module, _SLICE_ROWS, device)
         self.frames = frames_of(module)
-        self.parallel = device is None
+        self.parallel = device is None and changes_nothing(module)
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         return observations
@@ -97,13 +99,18 @@ class AutogradPass:
     ) -> tuple[Tensor, ...]:
         # A scalar with these slopes: given the slopes, torch imports sympy to check their shapes,
         # which takes half a second.
+        wanted = [target for target in targets if target.requires_grad]
         total = sum(
             (output * torch.as_tensor(slope, dtype=output.dtype, device=output.device)).sum()
             for output, slope in zip(self._outputs, slopes, strict=True)
             # Not the entropy of a fixed distribution.
             if slope is not None and output.requires_grad
         )
-        return torch.autograd.grad(total, targets, retain_graph=again, materialize_grads=True)
+        if not wanted or not isinstance(total, Tensor):
+            return tuple(map(torch.zeros_like, targets))
+        found = iter(torch.autograd.grad(total, wanted, retain_graph=again, materialize_grads=True))
+        # A parameter that somebody has frozen stays as it is.
+        return tuple(next(found) if t.requires_grad else torch.zeros_like(t) for t in targets)
 
 
 def _flat(shares: Sequence[Tensor]) -> np.ndarray:
@@ -125,6 +132,13 @@ def slice_rows(module: nn.Module, most: int, device: torch.device | None) -> int
         most, limit = _SLICE_ROWS_ELSEWHERE, _SLICE_BYTES_ELSEWHERE
     numbers = sum(sum(LAYERS[layer.kind].sizes(**layer.arrays).values()) for layer in known(module))
     return min(most, max(1, limit // (4 * numbers))) if numbers else most
+
+
+def changes_nothing(module: nn.Module) -> bool:
+    """Whether forward passes are sure to leave the module as it is: it has no buffers but those of
+    model.py. Batch normalisation, for example, counts in buffers, whose bits depend on the order of
+    the passes."""
+    return all(name.rpartition(".")[2] in _CONSTANTS for name, _ in module.named_buffers())
 
 
 def frames_of(module: nn.Module) -> int:

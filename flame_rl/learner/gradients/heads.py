@@ -22,7 +22,8 @@ Backward = Callable[[tuple[Slope, ...], np.ndarray | None], np.ndarray]
 
 
 class Head(Protocol):
-    """What makes a network's outputs of its last layer's, and carries their slopes back.
+    """Turns the last layer's output into the network's outputs, and their slopes into that output's
+    slope.
 
     Attributes:
         parameters: how many numbers of the flat gradient belong to the head.

@@ -11,6 +11,7 @@ from flame_rl.actor.policy.layers import LAYERS
 from flame_rl.learner.gradients.autograd import (
     Apply,
     AutogradPass,
+    changes_nothing,
     frames_of,
     known,
     slice_rows,
@@ -47,7 +48,7 @@ class SequenceNetwork:
         self._parameters = list(self._placed.module.parameters())
         self.slice_rows = slice_rows(module, _SLICE_ROWS, device)
         self.frames = frames_of(module)
-        self.parallel = device is None
+        self.parallel = device is None and changes_nothing(module)
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         return observations
