@@ -15,8 +15,8 @@ from flame_rl.system.output import warn
 
 
 def main() -> int:
-    """The command line. Returns the exit code: 0, 1 for a run that failed, 2 for bad input, 130
-    after Ctrl-C, 143 after SIGTERM."""
+    """The command line. Returns the exit code: 0, 1 for a run that failed, 2 for bad input, 129
+    after SIGHUP, 130 after Ctrl-C, 143 after SIGTERM."""
     try:
         return run_command(sys.argv[1:])
     except KeyboardInterrupt:

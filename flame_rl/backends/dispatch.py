@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from flame_rl.actor.policy.acting import check_snapshot
 from flame_rl.actor.random.seeds import episode_randomness
 from flame_rl.backends.shares import split
-from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.errors import EnvironmentUnusable, Interrupted, RunError, UsageError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
     CollectFailure,
@@ -92,14 +92,7 @@ def gather(
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect`. Tasks may then still be in flight.
     """
-    try:
-        check_snapshot(snapshot)
-    except WireError as error:
-        raise UsageError(
-            f"the policy cannot act: {error}. Actors run the layers and heads of "
-            "flame_rl/actor/policy/; make the network in model.py of those, or smaller with "
-            "--hidden-sizes"
-        ) from error
+    refuse_unless_it_can_act(snapshot)
     started = time.perf_counter()
     # A stack: the first task is at the end.
     pending = [
@@ -156,6 +149,18 @@ def gather(
     return Collected(episodes, bytes_out, bytes_in, waiting, time.perf_counter() - started, retries)
 
 
+def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
+    """Raise UsageError for a policy with layers that actors do not have, or that are too large."""
+    try:
+        check_snapshot(snapshot)
+    except WireError as error:
+        raise UsageError(
+            f"the policy cannot act: {error}. Actors run the layers and heads of "
+            "flame_rl/actor/policy/; make the network in model.py of those, or smaller with "
+            "--hidden-sizes"
+        ) from error
+
+
 def _retries_of(task: _Task, failure: CollectFailure) -> list[_Task]:
     """The tasks that replace a failed one: its episodes one by one, so that a bad one is found.
 
@@ -163,7 +168,7 @@ def _retries_of(task: _Task, failure: CollectFailure) -> list[_Task]:
         UsageError, RunError: no attempt is left, or another one would fail alike.
     """
     if failure.kind == "environment":
-        raise UsageError(explain(failure))
+        raise EnvironmentUnusable(explain(failure))
     # Only what happens while an episode is played alone counts against it.
     attempts = task.attempt if len(task.request.indices) == 1 else 0
     if attempts < MAX_ATTEMPTS:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from flame_rl.run.resumed_config import saved_config
+from flame_rl.run.resumed_config import refuse_another_run, saved_config
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import Interrupted
 from flame_rl.system.output import say
@@ -44,6 +44,8 @@ def profile(arguments: Sequence[str]) -> int:
     config, command = parse(
         arguments, default, prog="main.py profile", description=DESCRIPTION, extra=ProfileFlags
     )
+    if default is not None:
+        refuse_another_run(default, config)
     with stop_on_signals() as stop:
         with contextlib.suppress(Interrupted):
             # Here and not above, so that --help and mistakes are answered at once.

@@ -101,7 +101,7 @@ def without_repetitions(runs: list[Run]) -> list[Run]:
         key = repr(_setting_values(run.config)), run.config.experiment.seed
         if key not in kept or len(run.rewards) > len(kept[key].rewards):
             kept[key] = run
-    return [run for run in runs if any(run is each for each in kept.values())]
+    return list(kept.values())
 
 
 def group_runs(runs: list[Run]) -> list[Setting]:
@@ -127,9 +127,13 @@ def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Settin
     for setting in settings:
         alone = sum(other.env == setting.env for other in settings) == 1
         for column in columns:
-            name = setting.name if len(columns) == 1 else column if alone else None
+            name = f"{setting.name}, {column}"
+            if len(columns) == 1:
+                name = setting.name
+            elif alone:
+                name = column
             runs = tuple(_with_column(run, column) for run in setting.runs)
-            found.append(Setting(name or f"{setting.name}, {column}", runs))
+            found.append(Setting(name, runs))
     return found
 
 

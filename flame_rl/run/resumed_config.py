@@ -25,11 +25,7 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     """
     saved = saved_config(folder)
     given, _ = parse(arguments, saved)
-    if different := differences(saved, given):
-        raise UsageError(
-            f"--resume: these flags would make it another run: {different}. Leave them "
-            "out, or begin a new run"
-        )
+    refuse_another_run(saved, given)
     if given.output.output != saved.output.output:
         raise UsageError(
             f"--output: a resumed run stays in its folder, {folder}; leave the flag out, or copy "
@@ -58,6 +54,15 @@ def saved_config(folder: Path) -> TrainConfig:
     except OSError as error:
         raise UsageError(f"--resume: {folder} holds no run: {error}") from error
     return TrainConfig.from_json(text).changed(resume=folder)
+
+
+def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
+    """Raise UsageError where flags would change the results of the run that is resumed."""
+    if different := differences(saved, given):
+        raise UsageError(
+            f"--resume: these flags would make it another run: {different}. Leave them "
+            "out, or begin a new run"
+        )
 
 
 def differences(saved: TrainConfig, given: TrainConfig) -> str:

@@ -69,9 +69,9 @@ class Checkpointer:
         self._learner = learner
         self._tables = tables
         self._now = self._state(totals)
-        self._score: float | None = None  # of what is not saved yet
+        self._score: float | None = None  # of the latest state; None once it is saved
         self._best = -math.inf
-        self._better: State | None = None  # than what is on disk
+        self._better: State | None = None  # the best state, while it is not on disk
         # With such files, the learner's state in each checkpoint that is kept.
         self._saved: dict[Path, dict[str, Tensor]] = {}
         with contextlib.suppress(CheckpointError):  # none yet, or a damaged one

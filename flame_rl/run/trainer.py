@@ -287,6 +287,7 @@ class Trainer:
         """
         if self.config.output.reproduce is None:
             raise UsageError("--reproduce: name an episode of the next iteration")
+        self._refuse_if_closed()
         snapshot, indices = self.learner.collecting(), (self.config.output.reproduce,)
         request = self._request(self.totals.iterations, indices, snapshot.version)
         return self._backend.collect(snapshot, request).episodes

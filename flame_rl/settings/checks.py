@@ -94,8 +94,6 @@ def _is_a(value: object, hint: Any) -> bool:
         return type(value) is float
     if hint is Path:
         return isinstance(value, Path)
-    if hint is callable:
-        return callable(value)
     return type(value) is hint
 
 

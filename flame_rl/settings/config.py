@@ -6,6 +6,7 @@ Imports nothing heavy, so that `--help` answers at once.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ class TrainConfig:
         if algorithm not in ALGORITHMS:
             refuse("algorithm", " or ".join(ALGORITHMS), algorithm)
         chosen = settings_class(algorithm)
+        refuse_both_sizes(settings)
         env_id = environment_id(environment_name(env))
         preset = chosen.presets.get("", {}) | chosen.presets.get(env_id, {})
         if "episodes_per_iter" in settings:
@@ -86,6 +88,7 @@ class TrainConfig:
     def changed(self, **settings: Any) -> TrainConfig:
         """A copy with new values of some fields, of whichever part. With `episodes_per_iter` alone,
         steps_per_iter has no effect any more. Raises UsageError."""
+        refuse_both_sizes(settings)
         if "episodes_per_iter" in settings:
             settings = {"steps_per_iter": None} | settings
         parts = {part: getattr(self, part) for part in PARTS}
@@ -179,6 +182,14 @@ class TrainConfig:
 def names_of(kind: type) -> list[str]:
     """The names of a settings class's fields."""
     return [field.name for field in fields(kind)]
+
+
+def refuse_both_sizes(settings: Mapping[str, Any]) -> None:
+    """Raise UsageError where both sizes of an iteration are given."""
+    if None not in (settings.get("episodes_per_iter"), settings.get("steps_per_iter")):
+        raise UsageError(
+            "--episodes-per-iter: --steps-per-iter takes its place; leave one of the two out"
+        )
 
 
 def no_setting(name: str, algorithm: str) -> str:

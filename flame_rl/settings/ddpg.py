@@ -72,7 +72,8 @@ class DDPG:
     longer."""
 
     noise: NonNegative = 0.1
-    """Standard deviation of the noise that is added to actions, whose bounds are -1 and 1."""
+    """Standard deviation of the noise that is added to actions, whose bounds are -1 and 1; of
+    Ornstein-Uhlenbeck noise, of what each step adds to it."""
 
     noise_process: Literal["gaussian", "ornstein-uhlenbeck"] = "gaussian"
     """The noise of each step is independent, or each step keeps most of the one before."""

@@ -14,7 +14,13 @@ import tyro
 
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.checks import refuse
-from flame_rl.settings.config import PARTS, TrainConfig, names_of, no_setting
+from flame_rl.settings.config import (
+    PARTS,
+    TrainConfig,
+    names_of,
+    no_setting,
+    refuse_both_sizes,
+)
 from flame_rl.system.errors import UsageError
 
 
@@ -101,16 +107,12 @@ def _read_first(arguments: Sequence[str]) -> argparse.Namespace:
     reader.add_argument("--resume", type=Path)
     try:
         first, _ = reader.parse_known_args([_spelled(word) for word in arguments])
-    except (
-        argparse.ArgumentError
-    ):  # a flag without its value: the second reading explains it better
+    except argparse.ArgumentError:
+        # A flag without its value: the second reading explains it better.
         return argparse.Namespace(env=None, algorithm=None, episodes_per_iter=None, resume=None)
     if first.algorithm is not None and first.algorithm not in ALGORITHMS:
         refuse("algorithm", " or ".join(ALGORITHMS), first.algorithm)
-    if None not in (first.episodes_per_iter, first.steps_per_iter):
-        raise UsageError(
-            "--episodes-per-iter: --steps-per-iter takes its place; leave one of the two out"
-        )
+    refuse_both_sizes(vars(first))
     return first
 
 

@@ -54,8 +54,8 @@ class PPO:
     """Recompute the advantages before every epoch."""
 
     max_kl: Positive = 0.1
-    """Greatest KL divergence, in nats, between the policy that collected the batch and the updated
-    one. The epoch ends there, and a step beyond it is undone."""
+    """Greatest KL divergence, in nats, between the policy before an update and after it. The
+    epoch ends there, and a step beyond it is undone."""
 
     entropy_coefficient: NonNegative = 0.0
     """Weight of the policy's entropy in the objective; above 0 the policy explores for longer."""

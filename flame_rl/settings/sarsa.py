@@ -39,7 +39,7 @@ class Sarsa:
 
     capacity: Count = 10_000
     """Steps of replayed experience; the oldest episodes make way for new ones. Without `expected`,
-    the next actions are those of the policies that played them: few steps are of recent ones."""
+    targets take the next actions of the policies that played; few steps keep them recent."""
 
     warm_up_steps: CountOrZero = 1_000
     """Env steps before the first gradient step."""

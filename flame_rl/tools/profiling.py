@@ -120,9 +120,8 @@ def with_tasks(
     costs: Costs, trainer: Trainer, backend: Backend, workers: int, timing: Timing
 ) -> Costs:
     """The costs with `task` and `reading`, measured with one task of a single step per worker."""
-    play(
-        trainer, backend, workers, steps=1
-    )  # in this call workers make simulators with that time limit
+    # The first call makes simulators with that time limit.
+    play(trainer, backend, workers, steps=1)
     tries = [play(trainer, backend, workers, steps=1) for _ in range(SAMPLES)]
     seconds = median(seconds for seconds, *_ in tries)
     busy = median(seconds - collected.waiting_seconds for seconds, _, collected in tries)

@@ -16,6 +16,7 @@ import numpy as np
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.protocol import Simulator
+from flame_rl.backends.dispatch import refuse_unless_it_can_act
 from flame_rl.system.display import has_display
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.tools.drawing import cannot_draw, drawing_simulator, shrink_pictures
@@ -46,10 +47,12 @@ def show(
         on_step: called after every step is shown.
 
     Raises:
-        UsageError: the environment cannot be drawn, or the film cannot be written.
+        UsageError: the policy has layers that actors do not have, the environment cannot be drawn,
+            or the film cannot be written.
         RunError: the environment failed.
         Interrupted: `stop` was set; the film shows what was played until then.
     """
+    refuse_unless_it_can_act(snapshot)
     if video is not None and not has_display():
         # pygame, which draws Gymnasium's classic control, would look for a display and complain.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")

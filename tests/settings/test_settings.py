@@ -206,8 +206,9 @@ def test_episodes_take_the_place_of_a_presets_steps():
     config = TrainConfig(algorithm="ppo", steps_per_iter=500)
     changed = config.changed(episodes_per_iter=5).experiment
     assert (changed.episodes_per_iter, changed.steps_per_iter) == (5, None)
-    both = config.changed(episodes_per_iter=5, steps_per_iter=70).experiment
-    assert (both.episodes_per_iter, both.steps_per_iter) == (5, 70)
+    for refused in (config.changed, TrainConfig):
+        with pytest.raises(UsageError, match="--episodes-per-iter: --steps-per-iter takes"):
+            refused(episodes_per_iter=5, steps_per_iter=70)
 
 
 def test_an_integer_is_a_number():

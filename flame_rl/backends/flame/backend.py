@@ -25,7 +25,7 @@ from flame_rl.backends.flame.timeout import call_with_timeout
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
-from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.errors import EnvironmentUnusable, Interrupted, RunError, UsageError
 from flame_rl.system.output import warn
 from flame_rl.system.signals import unless_stopped
 from flame_rl.wire import codec
@@ -169,12 +169,12 @@ class FlameBackend:
                 check=self._check,
                 transport_failed=self._transport_failed,
             )
-        except UsageError as error:
-            if "cannot be made" in str(error):  # and `describe` has made it on this machine
-                error.add_note(
-                    "This happened on an executor, which has of your files only the module that "
-                    "--env names; docs/cluster.md says how to send more"
-                )
+        except EnvironmentUnusable as error:
+            # `describe` has made it on this machine.
+            error.add_note(
+                "This happened on an executor, which has of your files only the module that --env "
+                "names; docs/cluster.md says how to send more"
+            )
             raise
         self.shares.took(len(request.indices), time.monotonic() - self._began)
         dropped, self._tally.dropped = self._tally.dropped, 0

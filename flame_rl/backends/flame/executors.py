@@ -40,8 +40,8 @@ class Executors:
         wanted: how many the run can have.
         working: how many are bound to its session.
         alive: whether one is bound to its session or being bound to it.
-        others: how many there are besides, by what they do.
-        gone: the ids of those that leave a session, as one whose process died does for ever, and
+        others: the number of other executors in each state, by its name.
+        gone: the ids of executors that are unbinding, as one whose process died stays for ever, and
             of those on nodes without a connection to the session manager.
         nodes_away: the names of those nodes.
     """
