@@ -475,3 +475,14 @@ def test_a_configuration_prints_as_a_table():
 def test_a_configuration_of_a_function_is_read_as_text():
     config = TrainConfig(env=twice_the_pay, output=Path("x"))
     assert TrainConfig.from_json(config.to_json()) == config.changed(env=config.experiment.env_name)
+
+
+def test_a_closed_trainer_reproduces_nothing():
+    with make() as trainer:
+        trainer.save("a.ckpt")
+    with pytest.raises(UsageError, match="--reproduce: name an episode"):
+        trainer.reproduce()
+    with Trainer.load("a.ckpt", resume=Path(), reproduce=0, workers=0) as trainer:
+        pass
+    with pytest.raises(UsageError, match="this Trainer is closed"):
+        trainer.reproduce()

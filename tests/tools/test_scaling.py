@@ -173,6 +173,9 @@ def test_the_command_measures_a_run_as_it_has_become(tmp_path):
     assert len(answer["costs"]["lengths"]) > 8
     assert list(answer["predicted_seconds"])[:2] == ["1", "2"]
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
+    other = run_here("profile", "--resume", "run", "--gamma", "0.9", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "these flags would make it another run: --gamma 0.99" in other.stderr
 
 
 def test_the_command_measures_a_cluster(flame: Flame, project, tmp_path):
