@@ -80,7 +80,9 @@ def test_one_agents_end_has_no_value_and_anothers_time_limit_has(algorithm):
 
 
 def test_an_iteration_has_whole_groups_of_about_so_many_steps():
-    config = make_config(RELAY, **QUICK | {"steps_per_iter": 70})
+    sizes = {"episodes_per_iter", "steps_per_iter"}
+    rest = {name: value for name, value in QUICK.items() if name not in sizes}
+    config = make_config(RELAY, steps_per_iter=70, **rest)
     with Trainer(config) as trainer:
         request = training_request(config, trainer.spec, Totals(1, 16, 56, 3.5), 0)
         assert request.indices == tuple(range(10)) and request.agents == 2

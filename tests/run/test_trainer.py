@@ -37,7 +37,10 @@ def here(tmp_path, monkeypatch):
 
 def make(env: object = "cartpole", **options) -> Trainer:
     callback = options.pop("callback", None)
-    return Trainer(TrainConfig(env=env, **SMALL | {"iterations": 4} | options), callback)
+    settings = SMALL | {"iterations": 4} | options
+    if "steps_per_iter" in options:
+        del settings["episodes_per_iter"]
+    return Trainer(TrainConfig(env=env, **settings), callback)
 
 
 def digests(trainer: Trainer) -> list[str]:
