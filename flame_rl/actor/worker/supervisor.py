@@ -103,7 +103,7 @@ class Worker:
         """Let the child describe an environment.
 
         Args:
-            environment: it is made, and closed again.
+            environment: what is described; the child keeps its simulator.
             deadline: seconds that the answer may take.
             withdrawn: as in `collect`.
 
