@@ -64,6 +64,10 @@ class DDPG:
     n_step: Count = 1
     """The n of n-step returns: the number of rewards in a target before the bootstrapped value."""
 
+    reward_scale: Positive = 1.0
+    """What the rewards that the critics learn from are multiplied with (Henderson et al. 2018): large
+    values are slow to learn precisely. Printed rewards are not scaled."""
+
     normalize_observations: bool = False
     """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
 

@@ -76,11 +76,14 @@ CONTINUOUS = {
     "ddpg": {"algorithm": "ddpg"},
     "ddpg with n-step": {"algorithm": "ddpg", "n_step": 3},
     "ddpg with layer norm": {"algorithm": "ddpg", "layer_norm": True},
+    "ddpg with scaled rewards": {"algorithm": "ddpg", "reward_scale": 0.1, "n_step": 2},
     "td3": {"algorithm": "td3"},
     "td3 with layer norm": {"algorithm": "td3", "layer_norm": True, "policy_delay": 3},
     "td3 with much noise": {"algorithm": "td3", "policy_delay": 1} | NOISY,
     "td3 with n-step": {"algorithm": "td3", "n_step": 2},
+    "td3 with scaled rewards": {"algorithm": "td3", "reward_scale": 3.0},
     "sac": {"algorithm": "sac"},
+    "sac with scaled rewards": {"algorithm": "sac", "reward_scale": 0.1},
     "sac with n-step": {"algorithm": "sac", "n_step": 3},
     "sac with the mean of the critics": {"algorithm": "sac", "average_critics": True},
     "sac with layer norm": {"algorithm": "sac", "layer_norm": True, "target_entropy": 0.7},
@@ -349,7 +352,8 @@ class SlowCritics:
                 actions, log_probs = self.drawn(after, noises[0])
                 bonus = -alpha * log_probs
             value = self.of_both([q(after, actions) for q in self.targets])
-            targets = batch["rewards"] + batch["discounts"] * (value + bonus)
+            rewards = self.settings.reward_scale * batch["rewards"]
+            targets = rewards + batch["discounts"] * (value + bonus)
         values = []
         for critic, adam in zip(self.critics, self.adams, strict=True):
             value = critic(s, batch["actions"])

@@ -80,7 +80,8 @@ class DDPG:
         settings, following = self._settings, samples["next_observations"]
         actions = self._target_policy.output({"inputs": following})
         values = self._critic.target_values(following, actions)
-        targets = td_targets(samples["rewards"], samples["discounts"], values)
+        rewards = settings.reward_scale * samples["rewards"]
+        targets = td_targets(rewards, samples["discounts"], values)
         numbers = self._critic.learn(samples, targets, decay)
 
         observations = samples["observations"]

@@ -126,4 +126,5 @@ class SAC:
         following = samples["next_observations"]
         actions, log_probs, _ = squashed_gaussian(output, noise)
         soft = self._critics.target_values(following, actions) - np.float32(alpha) * log_probs
-        return td_targets(samples["rewards"], samples["discounts"], soft)
+        rewards = self._settings.reward_scale * samples["rewards"]
+        return td_targets(rewards, samples["discounts"], soft)

@@ -97,4 +97,5 @@ class TD3:
         noise = generator.standard_normal(actions.shape, np.float32)
         noise = np.clip(noise * np.float32(settings.target_noise), -limit, limit)
         values = self._critics.target_values(following, np.clip(actions + noise, -1, 1))
-        return td_targets(samples["rewards"], samples["discounts"], values)
+        rewards = settings.reward_scale * samples["rewards"]
+        return td_targets(rewards, samples["discounts"], values)
