@@ -29,11 +29,17 @@ class DDPG:
             "activation": "relu",
             "steps_per_iter": 1000,
         },
+        # An episode in each iteration.
         "Pendulum-v1": {
-            "iterations": 19,
+            "iterations": 93,
+            "steps_per_iter": 200,
             "warm_up_steps": 1_000,
-            "learning_rate": 1e-3,
-            "value_learning_rate": 1e-3,
+            "learning_rate": 3e-3,
+            "value_learning_rate": 3e-3,
+            "learning_rate_decay": True,
+            "updates_per_step": 2.0,
+            # Returns are as low as -1,500; see docs/replay.md.
+            "reward_scale": 0.1,
         },
     }
 

@@ -79,6 +79,8 @@ class SAC:
             "value_learning_rate": 1e-3,
             "learning_rate_decay": True,
             "updates_per_step": 2.0,
+            # Returns are as low as -1,500; see docs/replay.md.
+            "reward_scale": 0.1,
             "target_entropy": -2.0,
         },
     }
