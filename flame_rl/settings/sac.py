@@ -76,7 +76,8 @@ class SAC:
             "iterations": 93,
             "steps_per_iter": 200,
             "warm_up_steps": 1_000,
-            "value_learning_rate": 1e-3,
+            "learning_rate": 1e-3,
+            "value_learning_rate": 3e-3,
             "learning_rate_decay": True,
             "updates_per_step": 2.0,
             # Returns are as low as -1,500; see docs/replay.md.
