@@ -115,8 +115,8 @@ class SAC:
     which includes the entropy."""
 
     reward_scale: Positive = 1.0
-    """What the rewards that the critics learn from are multiplied with (Henderson et al. 2018): large
-    values are slow to learn precisely. Printed rewards are not scaled."""
+    """Factor of the rewards that the critics learn from (Henderson et al. 2018): large values are
+    slow to learn precisely. Printed rewards are not scaled."""
 
     normalize_observations: bool = False
     """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""

@@ -39,6 +39,9 @@ class TD3:
             "learning_rate_decay": True,
             "updates_per_step": 2.0,
             "tau": 0.01,
+            # Noise lowers the value of a swing that only the full torque brings to the top.
+            "policy_delay": 1,
+            "target_noise": 0.05,
             # Returns are as low as -1,500; see docs/replay.md.
             "reward_scale": 0.1,
         },
@@ -72,8 +75,8 @@ class TD3:
     """The n of n-step returns: the number of rewards in a target before the bootstrapped value."""
 
     reward_scale: Positive = 1.0
-    """What the rewards that the critics learn from are multiplied with (Henderson et al. 2018): large
-    values are slow to learn precisely. Printed rewards are not scaled."""
+    """Factor of the rewards that the critics learn from (Henderson et al. 2018): large values are
+    slow to learn precisely. Printed rewards are not scaled."""
 
     normalize_observations: bool = False
     """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
