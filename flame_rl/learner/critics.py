@@ -20,6 +20,7 @@ from flame_rl.learner.learner import Part
 from flame_rl.learner.slices import at_once
 from flame_rl.learner.target import TargetNetwork
 from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.learner.values import td_targets
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -34,7 +35,7 @@ class Critics:
         """Make critics with new weights.
 
         Args:
-            config: whose `algorithm` has layer_norm and value_learning_rate.
+            config: whose `algorithm` has layer_norm, value_learning_rate and reward_scale.
             spec: of the environment.
             count: the number of critics, 1 or 2.
             average: whether the mean of two critics counts, and not the smaller value.
@@ -50,6 +51,7 @@ class Critics:
             )
         self._average = average
         self._rate = config.algorithm.value_learning_rate
+        self._reward_scale = config.algorithm.reward_scale
         self._observation_dim = spec.observation_dim
         choose = partial(critic_network, observation_dim=spec.observation_dim)
         self._critics = [
@@ -88,18 +90,22 @@ class Critics:
         each = at_once([partial(target.output, inputs) for target in self._targets])
         return (np.mean(each, axis=0) if self._average else np.minimum.reduce(each))[:, 0]
 
-    def learn(self, samples: Samples, targets: np.ndarray, decay: float) -> dict[str, np.ndarray]:
-        """One gradient step of each critic towards the targets.
+    def learn(
+        self, samples: Samples, next_values: np.ndarray, decay: float
+    ) -> dict[str, np.ndarray]:
+        """One gradient step of each critic towards the TD targets.
 
         Args:
             samples: a minibatch.
-            targets: float32 [B].
+            next_values: of what follows the samples' steps, float32 [B].
             decay: factor of the learning rate.
 
         Returns:
             "value_loss", the squared errors, and "value", [critics, B] each; "td_error", [B], the
-            absolute error, mean over the critics.
+            absolute error, mean over the critics. All are of the scaled rewards.
         """
+        rewards = self._reward_scale * samples["rewards"]
+        targets = td_targets(rewards, samples["discounts"], next_values)
         inputs = _inputs(samples["observations"], samples["actions"])
         weights = samples.get("weights", np.float32(1))
 

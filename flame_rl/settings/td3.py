@@ -39,7 +39,7 @@ class TD3:
             "learning_rate_decay": True,
             "updates_per_step": 2.0,
             "tau": 0.01,
-            # With the defaults, some episodes that start near the bottom cost a third more.
+            # With the defaults, some episodes that start near the bottom cost up to a third more.
             "policy_delay": 1,
             "target_noise": 0.05,
             # Returns are as low as -1,500; see docs/replay.md.

@@ -21,7 +21,6 @@ from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import n_step
 from flame_rl.learner.target import TargetNetwork
 from flame_rl.learner.trained import TrainedNetwork
-from flame_rl.learner.values import td_targets
 from flame_rl.settings import ddpg as settings_of
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
@@ -79,10 +78,8 @@ class DDPG:
         """One step of the critic, the policy and the target networks."""
         settings, following = self._settings, samples["next_observations"]
         actions = self._target_policy.output({"inputs": following})
-        values = self._critic.target_values(following, actions)
-        rewards = settings.reward_scale * samples["rewards"]
-        targets = td_targets(rewards, samples["discounts"], values)
-        numbers = self._critic.learn(samples, targets, decay)
+        next_values = self._critic.target_values(following, actions)
+        numbers = self._critic.learn(samples, next_values, decay)
 
         observations = samples["observations"]
         forward = self._policy.network.forward({"inputs": observations})

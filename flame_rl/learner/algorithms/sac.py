@@ -29,7 +29,6 @@ from flame_rl.learner.replay.views import n_step
 from flame_rl.learner.slices import at_once
 from flame_rl.learner.squashed import squashed_gaussian, temperature_slope
 from flame_rl.learner.trained import TrainedNetwork
-from flame_rl.learner.values import td_targets
 from flame_rl.settings import sac as settings_of
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
@@ -102,8 +101,8 @@ class SAC:
                 partial(network.forward, {"inputs": observations}),
             ]
         )
-        targets = self._targets(samples, output, alpha, noise[0])
-        numbers = self._critics.learn(samples, targets, decay)
+        next_values = self._next_values(samples, output, alpha, noise[0])
+        numbers = self._critics.learn(samples, next_values, decay)
         actions, log_probs, backward = squashed_gaussian(forward.outputs[0], noise[1])
         values, value_slopes = self._critics.slopes(observations, actions)
         slope = backward(-value_slopes, np.full_like(log_probs, alpha))
@@ -119,12 +118,10 @@ class SAC:
             "temperature": np.array(alpha),
         }
 
-    def _targets(
+    def _next_values(
         self, samples: Samples, output: np.ndarray, alpha: float, noise: np.ndarray
     ) -> np.ndarray:
-        """The critics' targets, float32 [B]; `output` is the policy's for the next observations."""
+        """Values with entropy, float32 [B]; `output` is the policy's for the next observations."""
         following = samples["next_observations"]
         actions, log_probs, _ = squashed_gaussian(output, noise)
-        soft = self._critics.target_values(following, actions) - np.float32(alpha) * log_probs
-        rewards = self._settings.reward_scale * samples["rewards"]
-        return td_targets(rewards, samples["discounts"], soft)
+        return self._critics.target_values(following, actions) - np.float32(alpha) * log_probs

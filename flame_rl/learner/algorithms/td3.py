@@ -22,7 +22,6 @@ from flame_rl.learner.replay.store import ReplayStore
 from flame_rl.learner.replay.views import n_step
 from flame_rl.learner.target import TargetNetwork
 from flame_rl.learner.trained import TrainedNetwork
-from flame_rl.learner.values import td_targets
 from flame_rl.settings import td3 as settings_of
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
@@ -77,7 +76,7 @@ class TD3:
     ) -> dict[str, np.ndarray]:
         """One step of the critics; every `policy_delay` steps one of policy and target networks."""
         settings = self._settings
-        numbers = self._critics.learn(samples, self._targets(samples, generator), decay)
+        numbers = self._critics.learn(samples, self._next_values(samples, generator), decay)
         if self._critics.steps % settings.policy_delay:
             return numbers
 
@@ -89,13 +88,11 @@ class TD3:
         self._critics.follow(settings.tau)
         return numbers | {"loss": -values}
 
-    def _targets(self, samples: Samples, generator: np.random.Generator) -> np.ndarray:
-        """The critics' targets, float32 [B]."""
+    def _next_values(self, samples: Samples, generator: np.random.Generator) -> np.ndarray:
+        """Of the next observations and smoothed actions, float32 [B]."""
         settings, following = self._settings, samples["next_observations"]
         actions = self._target_policy.output({"inputs": following})
         limit = settings.target_noise_clip
         noise = generator.standard_normal(actions.shape, np.float32)
         noise = np.clip(noise * np.float32(settings.target_noise), -limit, limit)
-        values = self._critics.target_values(following, np.clip(actions + noise, -1, 1))
-        rewards = settings.reward_scale * samples["rewards"]
-        return td_targets(rewards, samples["discounts"], values)
+        return self._critics.target_values(following, np.clip(actions + noise, -1, 1))
