@@ -34,11 +34,12 @@ class DDPG:
             "iterations": 93,
             "steps_per_iter": 200,
             "warm_up_steps": 1_000,
-            "learning_rate": 3e-3,
+            "learning_rate": 1e-3,
             "value_learning_rate": 3e-3,
             "learning_rate_decay": True,
             "batch_size": 128,
             "updates_per_step": 4.0,
+            "layer_norm": True,
             # Returns are as low as -1,500; see docs/replay.md.
             "reward_scale": 0.1,
         },
