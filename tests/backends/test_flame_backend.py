@@ -29,7 +29,7 @@ from flame_rl.backends.flame.cluster import Room, connect, memory_share
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import ROOT, SECRET, Flame, finish, run, start
 from tests.helpers import SOON
-from tests.memory_flame import MemoryFlame
+from tests.memory_flame import MemoryFlame, ObjectCache
 
 SMALL = ("--iterations", "3", "--episodes-per-iter", "10")
 
@@ -200,6 +200,29 @@ def test_ctrl_c_ends_tasks_that_would_take_long(
     assert finished.code == 130
     assert "Training Interrupted!" in finished.out
     assert finished.err == ""
+
+
+def test_weights_that_arrive_after_the_clean_up_do_not_stay(
+    memory: Flame, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is slow, so that the learner has removed everything before they are stored."""
+    arrives, ended, put = threading.Event(), threading.Event(), ObjectCache.do_put
+
+    def slow_put(cache, context, descriptor, reader, writer) -> None:
+        if descriptor.path[0].endswith(b"/shared"):
+            arrives.set()
+            assert ended.wait(30)
+        put(cache, context, descriptor, reader, writer)
+
+    monkeypatch.setattr(ObjectCache, "do_put", slow_put)
+    process = start(project, tmp_path, memory.environment, "--env", "cartpole", *SMALL)
+    assert arrives.wait(60)
+    process.send_signal(signal.SIGINT)
+    finished = finish(process, tmp_path)
+    ended.set()
+    assert finished.code == 130 and finished.err == ""
+    time.sleep(0.5)
+    memory.assert_nothing_left()
 
 
 def running_tasks(memory: MemoryFlame) -> int:

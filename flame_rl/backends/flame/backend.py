@@ -192,7 +192,11 @@ class FlameBackend:
             clean = call_with_timeout(DRAIN_SECONDS, lambda: self._janitor.clean_up(DRAIN_SECONDS))
         if clean:
             self._runner.close()
-            self._janitor.dismiss()
+            if self._stop.is_set():
+                # `collect` was abandoned, and may have been sending weights.
+                self._janitor.look_again()
+            else:
+                self._janitor.dismiss()
             return
         # Otherwise the threads that watch tasks would keep this process alive.
         flamepy.core.client.ConnectionInstance.instance()._channel.close()
