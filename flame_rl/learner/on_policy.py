@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from flame_rl.learner.learner import Part, learning_rate_factor
 from flame_rl.learner.losses import metrics_of
 from flame_rl.learner.normalize import RunningMoments
 from flame_rl.learner.returns import normalize, time_steps
-from flame_rl.learner.slices import outputs
+from flame_rl.learner.slices import at_once, outputs
 from flame_rl.learner.trained import TrainedNetwork
 from flame_rl.learner.value_process import ValueProcess
 from flame_rl.settings.config import TrainConfig
@@ -101,8 +102,8 @@ class ActorCritic:
     def prepared(self, batch: Batch) -> Batch:
         """The batch with the inputs of both networks, which are one array where they are equal."""
         inputs = batch.network_inputs
-        of_policy = (self.shared or self.policy).network.prepare(inputs)
-        of_value = self.value.network.prepare(inputs)
+        networks = (self.shared or self.policy).network, self.value.network
+        of_policy, of_value = at_once([partial(each.prepare, inputs) for each in networks])
         if batch.frames == 1 and np.array_equal(of_policy, of_value):
             of_value = of_policy
         return replace(batch, policy_inputs=of_policy, value_inputs=of_value)
@@ -241,7 +242,7 @@ def policy_samples(batch: Batch) -> Samples:
 
 def log_probs(policy: Network, samples: Samples) -> np.ndarray:
     """Log-probabilities of the actions of `policy_samples` under any policy, float32 [N]."""
-    result, _ = outputs(policy, samples | {"inputs": policy.prepare(samples["inputs"])})
+    result, _ = outputs(policy, samples, prepared=False)
     return result
 
 

@@ -87,12 +87,18 @@ def summed(
     return {name: total / count for name, total in totals.items()}
 
 
-def outputs(network: Network, samples: Samples) -> tuple[np.ndarray, ...]:
-    """The network's outputs for all samples."""
+def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[np.ndarray, ...]:
+    """The network's outputs for all samples. `prepared` says whether their "inputs" are what
+    `Network.prepare` returns; otherwise they are observations, and are prepared slice by slice."""
     slices = _slices(network, samples)
 
+    def of_slice(part: Samples) -> tuple[np.ndarray, ...]:
+        if not prepared:
+            part = part | {"inputs": network.prepare(part["inputs"])}
+        return network.outputs(part)
+
     def of_share(first: int, end: int) -> list[tuple[np.ndarray, ...]]:
-        return [network.outputs(part) for part in slices[first:end]]
+        return [of_slice(part) for part in slices[first:end]]
 
     alone = not network.parallel or len(slices) < _LEAST_SLICES_FORWARD
     shares = 1 if alone else min(available_cores(), len(slices))
