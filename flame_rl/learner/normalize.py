@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+
 import numpy as np
 import torch
 from torch import Tensor
+
+from flame_rl.learner.slices import at_once
 
 # Least standard deviation, relative to the mean: what varies less is the rounding of float32.
 _LEAST_STD = 1e-6
@@ -38,15 +44,15 @@ class RunningMoments:
     def update(self, rows: np.ndarray) -> None:
         """Take in more rows, [N, D] of any float type."""
         block = max(1, min(_BLOCK_ROWS, _BLOCK_NUMBERS // max(1, len(self.mean))))
-        for start in range(0, len(rows), block):
-            self._take_in(rows[start : start + block].astype(np.float64))
+        blocks = [rows[start : start + block] for start in range(0, len(rows), block)]
+        middle = len(blocks) // 2
+        halves = [blocks[:middle], blocks[middle:]] if middle else [blocks]
+        # Two cores compute, one adds up in order, so that the bits do not depend on their number.
+        moments = at_once([partial(_moments_of, half) for half in halves])
+        for each in chain.from_iterable(moments):
+            self._take_in(*each)
 
-    def _take_in(self, rows: np.ndarray) -> None:
-        count = len(rows)
-        # Infinite rows become NaN here, and the learner refuses the update.
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean = rows.mean(axis=0)
-            squares = np.square(rows - mean).sum(axis=0)
+    def _take_in(self, count: int, mean: np.ndarray, squares: np.ndarray) -> None:
         total = self.count + count
         difference = mean - self.mean
         self.mean = self.mean + difference * (count / total)
@@ -68,3 +74,15 @@ class RunningMoments:
         self.count = int(state["count"])
         self.mean = state["mean"].numpy().copy()
         self._squares = state["squares"].numpy().copy()
+
+
+def _moments_of(blocks: Sequence[np.ndarray]) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    """Of each block: number of rows, mean, and summed squared differences from it."""
+    results = []
+    for block in blocks:
+        rows = block.astype(np.float64)
+        # Infinite rows become NaN here, and the learner refuses the update.
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = rows.mean(axis=0)
+            results.append((len(rows), mean, np.square(rows - mean).sum(axis=0)))
+    return results

@@ -236,7 +236,9 @@ def on_policy(
 def policy_samples(batch: Batch) -> Samples:
     """The steps as samples for a policy: "inputs", [N, ...], not yet prepared for a network, and
     "actions"; with "time" where a network remembers."""
-    samples = {"inputs": batch.network_inputs[batch.rows], "actions": batch.actions}
+    # Several times as quick as indexing.
+    inputs = batch.network_inputs.take(batch.rows, axis=0)
+    samples = {"inputs": inputs, "actions": batch.actions}
     return samples if batch.time is None else samples | {"time": batch.time}
 
 
