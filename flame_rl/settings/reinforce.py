@@ -21,6 +21,8 @@ class Reinforce:
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         # CartPole is small, and its rewards are free of noise: larger steps are safe.
         "CartPole-v1": {"learning_rate": 3e-3, "value_learning_rate": 3e-3, "max_kl": 0.04},
+        # Learns as much as with five value epochs, in half of the seconds of an update.
+        "HalfCheetah-v5": {"value_epochs": 1},
         # With large actions an ant falls over: with small ones it survives from the start, and
         # learns to walk. One value epoch is enough: its returns are soon predicted.
         "Ant-v5": {"initial_log_std": -2.0, "learning_rate": 3e-4, "value_epochs": 1},
