@@ -111,9 +111,8 @@ def assert_undisturbed(finished: Finished, expected: bytes) -> None:
     assert finished.metrics == expected
 
 
-def assert_gone(name: str, seconds: float = 15.0) -> None:
-    """No process of a run whose HOME is `name` is left, soon: after a signal, one looks for what
-    arrives late at the cluster for some seconds."""
+def assert_gone(name: str, seconds: float = 5.0) -> None:
+    """No process of a run whose HOME is `name` is left, soon."""
     limit = time.monotonic() + seconds
     while left := processes_with(name):
         assert time.monotonic() < limit, f"still there: {left}"

@@ -2,8 +2,8 @@
 
 Run as a program, this is a process that outlives the learner just long enough for that. Its
 standard input names what the run has on the cluster, one a line: `application NAME`, `session ID`,
-`weights REF`. The last line is `dismissed` if nothing is left, and `look again` if all is removed,
-but something may arrive late; otherwise the learner has died.
+`weights REF`. The last line is `dismissed` if nothing is left, and `late` if all is removed, but
+something may arrive late; otherwise the learner has died.
 
 flamepy is imported where it is used: the import takes a second of a core, and this process, which
 may only ever wait, must not slow down the learner's start.
@@ -23,7 +23,7 @@ from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
 
 JANITOR_SECONDS = 600.0
 # An executor ends a task within about a second of its weights' removal; its answer may come first.
-_LATE_SECONDS = 3.0
+_LATE_SECONDS = 2.0
 
 
 class Janitor:
@@ -66,16 +66,17 @@ class Janitor:
 
     def dismiss(self) -> None:
         """End the process, because nothing is left to remove."""
-        self._tell("dismissed")
-        with contextlib.suppress(OSError):  # the process has died already
-            self._process.stdin.close()
+        self._tell_last("dismissed")
         self._process.wait()
 
     def look_again(self) -> None:
         """Let the process remove everything once more, a few seconds from now: weights or answers
         that were on their way may arrive late. This one does not wait for it."""
-        self._tell("look again")
-        with contextlib.suppress(OSError):
+        self._tell_last("late")
+
+    def _tell_last(self, line: str) -> None:
+        self._tell(line)
+        with contextlib.suppress(OSError):  # the process has died already
             self._process.stdin.close()
 
     def _tell(self, line: str) -> None:
@@ -163,7 +164,7 @@ def main() -> None:
         what, _, value = line.rstrip("\n").partition(" ")
         if what == "dismissed":
             return
-        if what == "look":
+        if what == "late":
             time.sleep(_LATE_SECONDS)
             break
         told[what].append(value)
