@@ -145,5 +145,5 @@ def _in_order(
 
 @cache
 def _threads(count: int) -> ThreadPoolExecutor:
-    """A pool of `count` threads, kept because an update needs it a hundred times."""
-    return ThreadPoolExecutor(count)
+    """A pool of `count` threads, kept by the process because an update needs it a hundred times."""
+    return ThreadPoolExecutor(count, thread_name_prefix="slices")
