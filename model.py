@@ -781,11 +781,18 @@ class SquashedGaussianPolicy(nn.Module):
     actions tanh brings within the bounds -1 and 1; see flame_rl/learner/squashed.py."""
 
     def __init__(
-        self, spec: EnvironmentSpec, hidden_sizes: tuple[int, ...], activation: str = "relu"
+        self,
+        spec: EnvironmentSpec,
+        hidden_sizes: tuple[int, ...],
+        activation: str = "relu",
+        initial_std: float = 1.0,
     ) -> None:
+        """`initial_std` is about what the standard deviations of a new policy are, before tanh."""
         super().__init__()
         self.normalizer = make_normalizer(spec)
         self.network = uniform_network(spec, 2 * spec.action_dim, hidden_sizes, activation)
+        with torch.no_grad():
+            self.network[-1].bias[spec.action_dim :] += math.log(initial_std)
 
     def forward(self, observation: Tensor) -> Tensor:
         """The means, and after them the logarithms of the standard deviations: float32 [B, D] ->

@@ -28,6 +28,8 @@ Fraction = Annotated[float, Within(0, 1, "from 0 to 1")]
 UpdatesPerStep = Annotated[float, Within(0.001, 1000, "from 0.001 to 1000")]
 Seed = Annotated[int, Within(0, (1 << 63) - 1, "an integer from 0 to 2**63 - 1")]
 LogStd = Annotated[float, Within(-20, 5, "from -20 to 5")]
+# A squashed Gaussian policy clips the logarithm at 2.
+SquashedStd = Annotated[float, Within(1e-6, 7, "from 0.000001 to 7")]
 
 
 def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:

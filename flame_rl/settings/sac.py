@@ -11,6 +11,7 @@ from flame_rl.settings.checks import (
     Fraction,
     Number,
     Positive,
+    SquashedStd,
     UpdatesPerStep,
     check_fields,
 )
@@ -134,6 +135,10 @@ class SAC:
 
     initial_temperature: Positive = 1.0
     """The first weight of the entropy."""
+
+    initial_std: SquashedStd = 1.0
+    """About the standard deviation of a new policy's actions, before tanh. With a small one, a
+    robot that stands by itself is not thrown over at the beginning."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -563,6 +563,13 @@ def test_noise_is_wide_during_the_warm_up(algorithm):
         learner.update(random_episodes(True))
 
 
+def test_sac_begins_with_the_standard_deviation_of_its_setting():
+    first, small = (learner_of("sac", initial_std=std).snapshot().layers[-1] for std in (1.0, 0.1))
+    np.testing.assert_array_equal(small.arrays["weight"], first.arrays["weight"])
+    ratios = np.exp(small.arrays["bias"] - first.arrays["bias"])
+    np.testing.assert_allclose(ratios, [1, 1, 0.1, 0.1], rtol=1e-5)
+
+
 def test_importance_weights_become_whole(monkeypatch):
     """Beta rises in a straight line from its first value to 1."""
     options = {"prioritized": True, "priority_beta": 0.4, "warm_up_steps": 0}

@@ -128,6 +128,13 @@ def test_a_squashed_gaussian_policy():
     check_float32(snapshot, {})
 
 
+def test_the_first_standard_deviations_of_a_squashed_gaussian_policy():
+    usual = output_of(continuous(model.SquashedGaussianPolicy), OBSERVATIONS)
+    small = output_of(continuous(model.SquashedGaussianPolicy, initial_std=0.2), OBSERVATIONS)
+    np.testing.assert_array_equal(small[:, :A], usual[:, :A])
+    np.testing.assert_allclose(np.exp(small[:, A:]), 0.2 * np.exp(usual[:, A:]), rtol=1e-5)
+
+
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_an_action_critic(layer_norm):
     module = continuous(model.ActionCritic, layer_norm=layer_norm)

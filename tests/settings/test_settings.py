@@ -170,6 +170,7 @@ WRONG = [
     ({"algorithm": "ddpg", "noise_process": "pink"}, "--noise-process: gaussian, ornstein"),
     ({"algorithm": "td3", "policy_delay": 0}, "--policy-delay: at least 1, at most 2**40, not 0"),
     ({"algorithm": "sac", "initial_temperature": 0}, "--initial-temperature: above 0"),
+    ({"algorithm": "sac", "initial_std": 8}, "--initial-std: from 0.000001 to 7"),
     ({"algorithm": "sac", "expected": True}, "expected: a setting of sarsa; sac has none"),
     ({"gamma": 1.5}, "--gamma: from 0 to 1, not 1.5"),
     ({"env": 3}, "--env: a name or Gymnasium id"),

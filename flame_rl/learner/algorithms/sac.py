@@ -58,7 +58,9 @@ class SAC:
         experiment, settings = config.experiment, config.algorithm
         self._settings: settings_of.SAC = settings
         self._gamma, self._width = experiment.gamma, spec.action_dim
-        policy = model.SquashedGaussianPolicy(spec, experiment.hidden_sizes, experiment.activation)
+        policy = model.SquashedGaussianPolicy(
+            spec, experiment.hidden_sizes, experiment.activation, settings.initial_std
+        )
         self._policy = TrainedNetwork(policy, raw_network)
         self._critics = Critics(config, spec, count=2, average=settings.average_critics)
         self._temperature = Temperature(settings.initial_temperature)
