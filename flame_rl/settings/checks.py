@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -35,8 +36,8 @@ SquashedStd = Annotated[float, Within(1e-6, 7, "from 0.000001 to 7")]
 def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
     """Check every field of a frozen dataclass against its annotation; call it in `__post_init__`.
 
-    An int where a float is expected becomes one, also in a tuple. Fields named in `but` are
-    skipped.
+    An int where a float is expected becomes one, also in a tuple, and NumPy's numbers become
+    Python's. Fields named in `but` are skipped.
 
     Raises:
         UsageError: a value has the wrong type, is not among the choices, or is out of range.
@@ -45,14 +46,13 @@ def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
     for field in dataclasses.fields(settings):
         if field.name in but:
             continue
-        value, hint = getattr(settings, field.name), hints[field.name]
+        value, hint = _plain(getattr(settings, field.name)), hints[field.name]
         plain, ranges = _unfold(hint)
         if type(value) is int and float in plain and int not in plain:
             value = float(value)
-            object.__setattr__(settings, field.name, value)
         if type(value) is tuple and tuple[float, ...] in plain:
             value = tuple(float(each) if type(each) is int else each for each in value)
-            object.__setattr__(settings, field.name, value)
+        object.__setattr__(settings, field.name, value)
         if not any(_is_a(value, each) for each in plain):
             refuse(field.name, " or ".join(_name(each) for each in plain), value)
         for low, high, text in ranges:
@@ -69,6 +69,15 @@ def refuse(name: str, expected: str, value: object) -> None:
 def flag(name: str) -> str:
     """The command line's flag for a field."""
     return "--" + name.replace("_", "-")
+
+
+def _plain(value: object) -> object:
+    """NumPy's numbers, which a search over settings may draw, as Python's; also in a tuple."""
+    if type(value) is tuple:
+        return tuple(_plain(each) for each in value)
+    if isinstance(value, Integral) and type(value) is not bool:
+        return int(value)
+    return float(value) if isinstance(value, Real) and type(value) is not bool else value
 
 
 def _unfold(hint: Any) -> tuple[list[Any], list[Within]]:

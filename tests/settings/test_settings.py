@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from typing import get_args, get_type_hints
 
+import numpy as np
 import pytest
 
 from flame_rl.actor.policy.layers import LAYERS
@@ -219,6 +220,16 @@ def test_an_integer_is_a_number():
     assert type(config.execution.cluster_patience) is float
     config = TrainConfig(reward_parts=("a", "b"), reward_weights=(1, -0.5))
     assert [type(weight) for weight in config.experiment.reward_weights] == [float, float]
+
+
+def test_numpys_numbers_become_pythons():
+    """As a search over settings draws them."""
+    drawn = {"iterations": np.int64(2), "gamma": np.float32(0.5), "learning_rate": np.float64(1)}
+    config = TrainConfig(**drawn, hidden_sizes=tuple(np.array([3, 4])))
+    assert config == TrainConfig(iterations=2, gamma=0.5, learning_rate=1.0, hidden_sizes=(3, 4))
+    assert TrainConfig.from_json(config.to_json()) == config
+    with pytest.raises(UsageError, match=r"--iterations: an integer, not 2\.0"):
+        TrainConfig(iterations=np.float64(2))
 
 
 def test_names_and_negative_weights_come_from_the_command_line():
