@@ -47,7 +47,7 @@ def make(env: object = "cartpole", **options) -> Trainer:
 
 @contextlib.contextmanager
 def set_after(seconds: float, event: threading.Event) -> Iterator[None]:
-    """Sets the event later, unless the body ends earlier; its thread does not outlive the body."""
+    """Set the event later, unless the body ends earlier; its thread does not outlive the body."""
     timer = threading.Timer(seconds, event.set)
     timer.start()
     try:
@@ -465,7 +465,7 @@ def test_nothing_is_left_behind(workers, tmp_path):
         trainer.compute_action(np.zeros(4))
     trainer.close()
     assert set(process.children(recursive=True)) == children
-    assert threads_of_runs() <= threads
+    assert threads_of_runs() == threads
     assert torch.get_num_threads() == torch_threads
     assert list(tmp_path.iterdir()) == []
 
