@@ -3,7 +3,7 @@
 A policy is a torch module with two methods that the learner uses: `log_prob_and_entropy`, and
 `snapshot`, which exports the layers for the actors; those run in NumPy and never import torch. A
 module that actors run exports itself: `layer` gives its kind, a name in
-flame_rl/actor/policy/layers.py, and its arrays.
+flame_rl/nets/layers.py, and its arrays.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
-from flame_rl.actor.policy.layers import OBSERVATION_CLIP
-from flame_rl.learner.auxiliary import loss_of_steps, make_auxiliary
-from flame_rl.learner.gradients import gru
-from flame_rl.learner.values import dueling
+from flame_rl.learner.off_policy.values import dueling
+from flame_rl.learner.on_policy.auxiliary import loss_of_steps, make_auxiliary
+from flame_rl.learner.training import gru
+from flame_rl.nets.layers import OBSERVATION_CLIP
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.losses import loss_name
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
@@ -556,7 +556,8 @@ class SharedNetwork(nn.Module):
 
         Args:
             samples: "inputs" are observations; "actions", and what
-                `flame_rl.learner.auxiliary.columns_of` gives where there are auxiliary losses.
+                `columns_of` (learner/on_policy/auxiliary.py) gives where there are
+                auxiliary losses.
         """
         observed = self._observed(samples["inputs"])
         features = self._features(observed)
@@ -598,7 +599,7 @@ class ActionValueNetwork(nn.Module):
     """Predicts for each of A actions the return that follows it, or the return's distribution.
 
     With a duelling network, what it predicts for each action is divided into the state's part and
-    the actions' advantages; see `flame_rl.learner.values.dueling`.
+    the actions' advantages; see `flame_rl.learner.off_policy.values.dueling`.
 
     Attributes:
         atoms: Z, how many numbers describe one return: atoms of C51, quantiles, or 1.
@@ -778,7 +779,7 @@ class DeterministicPolicy(nn.Module):
 
 class SquashedGaussianPolicy(nn.Module):
     """A Gaussian policy whose mean and standard deviation depend on the observation, and whose
-    actions tanh brings within the bounds -1 and 1; see flame_rl/learner/squashed.py."""
+    actions tanh brings within the bounds -1 and 1; see flame_rl/learner/off_policy/squashed.py."""
 
     def __init__(
         self,
@@ -885,7 +886,7 @@ def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
         elif not isinstance(module, nn.Identity):
             raise TypeError(
                 f"{type(module).__name__} has no method `layer`, which exports it for the actors; "
-                "flame_rl/actor/policy/layers.py has the kinds of layers that they know"
+                "flame_rl/nets/layers.py has the kinds of layers that they know"
             )
     return tuple(layers)
 

@@ -38,9 +38,9 @@ import numpy as np
 import tyro
 
 from benchmarks.table import compare, in_turn, write
-from flame_rl.learner.replay.samplers import Prioritized, uniform
-from flame_rl.learner.replay.store import ReplayStore, bytes_needed, in_words
-from flame_rl.learner.replay.views import n_step, sequences, transitions
+from flame_rl.learner.off_policy.replay.samplers import Prioritized, uniform
+from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, in_words
+from flame_rl.learner.off_policy.replay.views import n_step, sequences, transitions
 from flame_rl.wire.messages import Column, Episodes
 
 OBSERVATION, ACTION, BATCH, EPISODE = 17, 6, 256, 1000

@@ -9,7 +9,7 @@ import envpool
 import numpy as np
 
 from benchmarks.peers.work import HIDDEN, serve
-from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire.messages import Layer, PolicySnapshot
 
 ENVS = 64

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.actor.policy.layers import ROW_BLOCK
 from flame_rl.actor.random.noise import Noise
 from flame_rl.actor.random.seeds import episodes_randomness
 from flame_rl.actor.recording import Block, cut_out, new_block
 from flame_rl.actor.simulators.protocol import Simulator, rows_of
+from flame_rl.nets.acting import ActingPolicy
+from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.messages import (
     CollectFailure,
     CollectRequest,

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
-from flame_rl.actor.policy.acting import check_snapshot
 from flame_rl.actor.random.seeds import episode_randomness
 from flame_rl.backends.shares import split
+from flame_rl.nets.acting import check_snapshot
 from flame_rl.system.errors import EnvironmentUnusable, Interrupted, RunError, UsageError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (

@@ -21,7 +21,7 @@ from flame_rl.actor.remote import versions
 from flame_rl.system.errors import UsageError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_SHIPPED = ("__init__.py", "wire", "actor")
+_SHIPPED = ("__init__.py", "wire", "nets", "actor")
 # Folders that flamepy leaves out of what it sends; `dist` only where it is not within another one.
 _LEFT_OUT = ("venv", "node_modules")
 _IGNORED = shutil.ignore_patterns("__pycache__", ".*", "*.pyc")

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.device import device_of, resolved
-from flame_rl.learner.gradients.choose import computing_on
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
+from flame_rl.learner.training.choose import computing_on
+from flame_rl.learner.training.device import device_of, resolved
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot

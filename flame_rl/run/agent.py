@@ -6,8 +6,8 @@ import numpy as np
 
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.observations import parts_of, write_observation
-from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.actor.policy.layers import ROW_BLOCK
+from flame_rl.nets.acting import ActingPolicy
+from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 from flame_rl.wire.steps import observation_dtype
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from flame_rl.backends import Backend
-from flame_rl.learner.device import reproducible
 from flame_rl.learner.guard import undone_on_failure
 from flame_rl.learner.learner import Learner
+from flame_rl.learner.training.device import reproducible
 from flame_rl.run.ahead import Ahead
 from flame_rl.run.evaluation import evaluate
 from flame_rl.run.results import IterationResult, Timing, Totals, progress

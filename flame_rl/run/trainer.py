@@ -109,8 +109,8 @@ class Trainer:
             raise
 
     def _make_learner(self) -> None:
-        from flame_rl.learner.device import resolved
         from flame_rl.learner.learner import make_learner
+        from flame_rl.learner.training.device import resolved
         from flame_rl.run.iteration import environment_of
 
         experiment = self.config.experiment
@@ -376,7 +376,8 @@ class Trainer:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Within the block torch and BLAS use one thread: sums that they divide among cores would have
-    bits that depend on their number. The learner uses all cores in its own way (learner/slices.py).
+    bits that depend on their number. The learner uses all cores in its own way
+    (learner/training/slices.py).
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Settings of a network that learns from a sum of losses; see flame_rl/learner/losses.py."""
+"""Settings of a network that learns from a sum of losses; see learner/training/losses.py."""
 
 from __future__ import annotations
 

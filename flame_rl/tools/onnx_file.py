@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.actor.policy.convolution import convolution_sizes
-from flame_rl.actor.policy.layers import LAYERS, OBSERVATION_CLIP, ROW_BLOCK
+from flame_rl.nets.acting import ActingPolicy
+from flame_rl.nets.convolution import convolution_sizes
+from flame_rl.nets.layers import LAYERS, OBSERVATION_CLIP, ROW_BLOCK
 from flame_rl.system.errors import RunError
 from flame_rl.system.optional import require
 from flame_rl.tools.onnx_graph import Graph

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from flame_rl.actor.policy.continuous import LOG_STD_RANGE, SquashedGaussian
-from flame_rl.actor.policy.discrete import EpsilonGreedyDistribution
+from flame_rl.nets.continuous import LOG_STD_RANGE, SquashedGaussian
+from flame_rl.nets.discrete import EpsilonGreedyDistribution
 from flame_rl.tools.onnx_graph import Graph
 
 Arrays = dict[str, np.ndarray]

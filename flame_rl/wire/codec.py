@@ -70,7 +70,7 @@ def _array_name(place: int, name: str) -> str:
 
 
 def decode_snapshot(data: Buffer) -> PolicySnapshot:
-    """The snapshot, with finite arrays. `flame_rl.actor.policy.acting.check_snapshot` checks that
+    """The snapshot, with finite arrays. `flame_rl.nets.acting.check_snapshot` checks that
     the kinds of its layers are known and that the layers fit each other."""
     header, arrays = unpack(data, "snapshot")
     listed = header.get("layers")

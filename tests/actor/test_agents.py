@@ -18,10 +18,10 @@ pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
 from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
 from flame_rl.actor.environments.agents import has_agents
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.random.seeds import episode_randomness, episodes_randomness
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.choose import choose_simulator, describe
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, Environment, Layer
 from flame_rl.wire.packing import WireError

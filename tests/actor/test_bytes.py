@@ -8,9 +8,9 @@ import pytest
 from gymnasium import spaces
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.learner.batch import make_batch
-from flame_rl.learner.replay.store import ReplayStore
-from flame_rl.learner.replay.views import n_step
+from flame_rl.learner.off_policy.replay.store import ReplayStore
+from flame_rl.learner.off_policy.replay.views import n_step
+from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.run.agent import Agent
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Episodes

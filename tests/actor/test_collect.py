@@ -20,13 +20,13 @@ from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
 from flame_rl.actor.environments.actions import has_bounds
 from flame_rl.actor.environments.observations import parts_of, write_observation
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
-from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.actor.policy.heads import HEADS
 from flame_rl.actor.random.generators import generator_of, uniforms
 from flame_rl.actor.random.noise import AHEAD, MANY
 from flame_rl.actor.random.seeds import episode_randomness, episodes_randomness
 from flame_rl.actor.recording import Block, cut_out
 from flame_rl.actor.simulators.choose import choose_simulator
+from flame_rl.nets.acting import ActingPolicy
+from flame_rl.nets.heads import HEADS
 from flame_rl.wire.messages import CollectFailure, Column, Environment, Layer, PolicySnapshot
 from tests.helpers import (
     ROOT,

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import model
-from flame_rl.actor.policy.acting import ActingPolicy, check_snapshot
-from flame_rl.actor.policy.layers import LAYERS
+from flame_rl.nets.acting import ActingPolicy, check_snapshot
+from flame_rl.nets.layers import LAYERS
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from flame_rl.actor.policy.acting import ActingPolicy, check_snapshot
-from flame_rl.actor.policy.heads import HEADS
+from flame_rl.nets.acting import ActingPolicy, check_snapshot
+from flame_rl.nets.heads import HEADS
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError

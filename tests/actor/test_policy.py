@@ -14,9 +14,9 @@ from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
 import model
-from flame_rl.actor.policy.acting import ActingPolicy, check_snapshot
-from flame_rl.actor.policy.heads import HEADS
-from flame_rl.actor.policy.layers import LAYERS, ROW_BLOCK
+from flame_rl.nets.acting import ActingPolicy, check_snapshot
+from flame_rl.nets.heads import HEADS
+from flame_rl.nets.layers import LAYERS, ROW_BLOCK
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError

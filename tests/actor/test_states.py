@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.actor.policy.layers import LAYERS, LayerKind
+from flame_rl.nets.acting import ActingPolicy
+from flame_rl.nets.layers import LAYERS, LayerKind
 from flame_rl.run.agent import Agent
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from tests.helpers import assert_same_episodes, described, environment_id, plain, request_for

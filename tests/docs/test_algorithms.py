@@ -12,8 +12,8 @@ from torch import nn
 
 from flame_rl import Trainer
 from flame_rl.learner.learner import Learner, make_learner
-from flame_rl.learner.off_policy import OffPolicy
-from flame_rl.learner.on_policy import OnPolicy
+from flame_rl.learner.off_policy.update import OffPolicy
+from flame_rl.learner.on_policy.update import OnPolicy
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError

@@ -16,13 +16,24 @@ FOLDERS = {
     "system": set(),
     "wire": set(),
     "settings": {"system"},
-    "actor": {"wire"},
-    "backends": {"system", "wire", "settings", "actor"},
-    "learner": {"system", "wire", "settings", "actor"},
-    "run": {"system", "wire", "settings", "actor", "backends", "learner"},
+    "nets": {"wire"},
+    "actor": {"wire", "nets"},
+    "backends": {"system", "wire", "settings", "nets", "actor"},
+    "learner": {"system", "wire", "settings", "nets", "actor"},
+    "run": {"system", "wire", "settings", "nets", "actor", "backends", "learner"},
     "report": {"system", "wire", "settings", "run"},
-    "tools": {"system", "wire", "settings", "actor", "backends", "run", "report"},
-    "commands": {"system", "wire", "settings", "actor", "backends", "run", "report", "tools"},
+    "tools": {"system", "wire", "settings", "nets", "actor", "backends", "run", "report"},
+    "commands": {
+        "system",
+        "wire",
+        "settings",
+        "nets",
+        "actor",
+        "backends",
+        "run",
+        "report",
+        "tools",
+    },
 }
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -75,7 +86,9 @@ def test_a_folder_imports_only_what_stands_below_it(folder):
 
 def test_settings_wire_and_actor_need_no_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch')")
-    wanted = [m for m in FILES if m.split(".")[1:2] in (["settings"], ["actor"], ["wire"])]
+    wanted = [
+        m for m in FILES if m.split(".")[1:2] in (["settings"], ["nets"], ["actor"], ["wire"])
+    ]
     code = f"import importlib\nfor name in {wanted}:\n  importlib.import_module(name)"
     environment = clean_environment(tmp_path) | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run(

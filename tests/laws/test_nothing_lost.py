@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from flame_rl import TrainConfig, Trainer
-from flame_rl.learner.adam import Adam
+from flame_rl.learner.training.adam import Adam
 from flame_rl.report import Reporters
 from flame_rl.report.tables import MetricsReporter
 from flame_rl.run import checkpoint, retention

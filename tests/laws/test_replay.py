@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from flame_rl import Trainer
-from flame_rl.learner.replay.journal import Journal
-from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.learner.off_policy.replay.journal import Journal
+from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.run.checkpoint import load
 from flame_rl.run.retention import numbered
 from flame_rl.settings.config import TrainConfig

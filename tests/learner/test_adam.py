@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_rl.learner.adam import Adam
+from flame_rl.learner.training.adam import Adam
 
 RATE, STEPS, SIZE = 1e-3, 5_000, 64
 SUBNORMAL = np.finfo(np.float32).tiny
@@ -49,7 +49,7 @@ def test_what_vanished_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bytes as without looking for vanished sums."""
     results = []
     for between in (200, STEPS + 1):
-        monkeypatch.setattr("flame_rl.learner.adam._STEPS_BETWEEN", between)
+        monkeypatch.setattr("flame_rl.learner.training.adam._STEPS_BETWEEN", between)
         adam = Adam(np.random.default_rng(1).standard_normal(SIZE).astype(np.float32))
         for gradient in gradients():
             adam.gradient[:] = gradient

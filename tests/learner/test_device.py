@@ -11,9 +11,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from flame_rl.learner import device
 from flame_rl.learner import learner as learners
-from flame_rl.learner.gradients.placed import Placed
+from flame_rl.learner.training import device
+from flame_rl.learner.training.placed import Placed
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError

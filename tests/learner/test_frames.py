@@ -8,13 +8,13 @@ import torch
 
 import model
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.policy.acting import ActingPolicy, check_snapshot
-from flame_rl.learner.batch import make_batch
-from flame_rl.learner.frames import Stacks, gathered
-from flame_rl.learner.gradients.autograd import AutogradNetwork
-from flame_rl.learner.on_policy import log_probs, policy_samples
-from flame_rl.learner.replay.store import ReplayStore
-from flame_rl.learner.replay.views import n_step, sequences, transitions
+from flame_rl.learner.off_policy.replay.store import ReplayStore
+from flame_rl.learner.off_policy.replay.views import n_step, sequences, transitions
+from flame_rl.learner.on_policy.batch import make_batch
+from flame_rl.learner.on_policy.update import log_probs, policy_samples
+from flame_rl.learner.training.autograd import AutogradNetwork
+from flame_rl.learner.training.frames import Stacks, gathered
+from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.run.agent import Agent
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.system.errors import UsageError

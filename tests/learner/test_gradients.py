@@ -13,20 +13,20 @@ from gymnasium import spaces
 from torch import nn
 
 import model
-from flame_rl.learner import minibatches
 from flame_rl.learner.algorithms.ppo import clipped_loss
-from flame_rl.learner.gradients.autograd import AutogradNetwork
-from flame_rl.learner.gradients.by_hand import NetworkByHand
-from flame_rl.learner.gradients.choose import (
+from flame_rl.learner.on_policy.update import log_probs, policy_gradient_loss
+from flame_rl.learner.on_policy.value_epochs import value_loss
+from flame_rl.learner.training import minibatches
+from flame_rl.learner.training.autograd import AutogradNetwork
+from flame_rl.learner.training.choose import (
     critic_network,
     policy_network,
     raw_network,
     value_network,
 )
-from flame_rl.learner.gradients.network import differentiate
-from flame_rl.learner.on_policy import log_probs, policy_gradient_loss
-from flame_rl.learner.trained import TrainedNetwork
-from flame_rl.learner.value_epochs import value_loss
+from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.nets.by_hand import NetworkByHand
+from flame_rl.nets.network import differentiate
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 from tests.learners import ON_POLICY, learner_of, make_config, random_episodes
 
@@ -277,7 +277,7 @@ def test_whole_updates_agree(algorithm, continuous, monkeypatch):
 
 
 def refuse(self, *arguments) -> None:
-    from flame_rl.learner.gradients.modules import UnknownLayerError
+    from flame_rl.learner.training.modules import UnknownLayerError
 
     raise UnknownLayerError
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flame_rl.learner.algorithms.impala import v_trace
-from flame_rl.learner.returns import generalized_advantages
+from flame_rl.learner.on_policy.returns import generalized_advantages
 from tests.helpers import spec_of
 from tests.learners import make_learner, random_episodes
 

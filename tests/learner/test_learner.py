@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from flame_rl.learner import slices
-from flame_rl.learner.flat import adam_of
-from flame_rl.learner.gradients import by_hand
 from flame_rl.learner.learner import Learner
+from flame_rl.learner.training import slices
+from flame_rl.learner.training.flat import adam_of
+from flame_rl.nets import by_hand
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import Episode
 from tests.learners import OF_DISCRETE_ACTIONS, ON_POLICY, learner_of, random_episodes

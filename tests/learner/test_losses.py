@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.learner.batch import make_batch
-from flame_rl.learner.gradients import autograd, sequences
-from flame_rl.learner.on_policy import log_probs, policy_samples
+from flame_rl.learner.on_policy.batch import make_batch
+from flame_rl.learner.on_policy.update import log_probs, policy_samples
+from flame_rl.learner.training import autograd, sequences
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.losses import loss_name
 from flame_rl.system.errors import UsageError

@@ -9,15 +9,15 @@ from gymnasium import spaces
 
 import model
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.learner import slices
-from flame_rl.learner.batch import make_batch
-from flame_rl.learner.epochs import shuffled
-from flame_rl.learner.gradients.choose import policy_network, value_network
-from flame_rl.learner.gradients.network import split
-from flame_rl.learner.on_policy import log_probs, policy_gradient_loss, policy_samples
-from flame_rl.learner.returns import time_steps
-from flame_rl.learner.value_epochs import value_loss
+from flame_rl.learner.on_policy.batch import make_batch
+from flame_rl.learner.on_policy.epochs import shuffled
+from flame_rl.learner.on_policy.returns import time_steps
+from flame_rl.learner.on_policy.update import log_probs, policy_gradient_loss, policy_samples
+from flame_rl.learner.on_policy.value_epochs import value_loss
+from flame_rl.learner.training import slices
+from flame_rl.learner.training.choose import policy_network, value_network
+from flame_rl.nets.acting import ActingPolicy
+from flame_rl.nets.network import split
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec

@@ -17,11 +17,11 @@ from gymnasium.spaces import MultiDiscrete
 from torch import Tensor, nn
 
 import model
-from flame_rl.learner import slices
-from flame_rl.learner.gradients.autograd import AutogradNetwork
-from flame_rl.learner.gradients.by_hand import NetworkByHand
-from flame_rl.learner.gradients.modules import UnknownLayerError
 from flame_rl.learner.learner import Learner
+from flame_rl.learner.training import slices
+from flame_rl.learner.training.autograd import AutogradNetwork
+from flame_rl.learner.training.modules import UnknownLayerError
+from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import spec_of

@@ -10,11 +10,11 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.actor.policy.acting import ActingPolicy, check_snapshot
-from flame_rl.learner import slices
-from flame_rl.learner.gradients.autograd import AutogradNetwork
-from flame_rl.learner.gradients.choose import critic_network, policy_network, value_network
-from flame_rl.learner.on_policy import policy_gradient_loss
+from flame_rl.learner.on_policy.update import policy_gradient_loss
+from flame_rl.learner.training import slices
+from flame_rl.learner.training.autograd import AutogradNetwork
+from flame_rl.learner.training.choose import critic_network, policy_network, value_network
+from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.run.trainer import one_thread
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import EnvironmentSpec

@@ -11,19 +11,18 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.learner import slices
-from flame_rl.learner.device import device_of, reproducible
-from flame_rl.learner.gradients import autograd, sequences
-from flame_rl.learner.gradients.autograd import AutogradNetwork
-from flame_rl.learner.gradients.choose import (
+from flame_rl.learner.on_policy.returns import time_steps
+from flame_rl.learner.training import autograd, sequences, slices
+from flame_rl.learner.training.autograd import AutogradNetwork
+from flame_rl.learner.training.choose import (
     computing_on,
     critic_network,
     policy_network,
     raw_network,
     value_network,
 )
-from flame_rl.learner.gradients.sequences import SequenceNetwork
-from flame_rl.learner.returns import time_steps
+from flame_rl.learner.training.device import device_of, reproducible
+from flame_rl.learner.training.sequences import SequenceNetwork
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import spec_of
 from tests.learners import make_config

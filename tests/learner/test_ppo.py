@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flame_rl.learner import minibatches
 from flame_rl.learner.algorithms import ppo
 from flame_rl.learner.algorithms.ppo import clipped_loss
-from flame_rl.learner.batch import make_batch
-from flame_rl.learner.epochs import shuffled
-from flame_rl.learner.on_policy import kl_terms
+from flame_rl.learner.on_policy.batch import make_batch
+from flame_rl.learner.on_policy.epochs import shuffled
+from flame_rl.learner.on_policy.update import kl_terms
+from flame_rl.learner.training import minibatches
 from tests.helpers import episode_of, together
 from tests.learners import learner_of, random_episodes
 

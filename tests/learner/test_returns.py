@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.returns import (
+from flame_rl.learner.on_policy.returns import (
     constant_value,
     discounted_returns,
     generalized_advantages,

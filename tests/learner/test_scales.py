@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from flame_rl.actor.policy.acting import ActingPolicy
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire.messages import Episodes
 from tests.helpers import episode_of, together
 from tests.learners import ON_POLICY, learner_of, random_episodes

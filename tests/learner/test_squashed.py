@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from flame_rl.learner.squashed import squashed_gaussian, temperature_slope
+from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
 
 ROWS, WIDTH = 50, 3
 

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 import model
-from flame_rl.learner import value_process
-from flame_rl.learner.gradients.heads import Value
-from flame_rl.learner.gradients.modules import network_by_hand
-from flame_rl.learner.trained import TrainedNetwork
-from flame_rl.learner.value_epochs import ValueEpochs, fit
-from flame_rl.learner.value_process import ValueProcess
+from flame_rl.learner.on_policy import value_process
+from flame_rl.learner.on_policy.value_epochs import ValueEpochs, fit
+from flame_rl.learner.on_policy.value_process import ValueProcess
+from flame_rl.learner.training.modules import network_by_hand
+from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.nets.learning_heads import Value
 from flame_rl.system.cores import available_cores
 from tests.helpers import ROOT
 from tests.learners import ON_POLICY, learner_of, random_episodes
@@ -188,5 +188,7 @@ def state_of(pid: int) -> str:
 
 
 def test_it_needs_no_torch():
-    script = "import flame_rl.learner.value_process, sys; assert 'torch' not in sys.modules"
+    script = (
+        "import flame_rl.learner.on_policy.value_process, sys; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

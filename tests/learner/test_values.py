@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from flame_rl.learner.values import (
+from flame_rl.learner.off_policy.values import (
     c51_loss,
     dueling,
     dueling_loss,

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from flame_rl import Trainer
-from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.learner.learner import Learner
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.agent import Agent
 from flame_rl.settings.algorithms import ALGORITHMS
 from tests.helpers import described, environment_id

@@ -10,7 +10,7 @@ import torch
 
 from flame_rl import TrainConfig, Trainer
 from flame_rl.learner import learner as learners
-from flame_rl.learner.gradients.choose import _DEVICE
+from flame_rl.learner.training.choose import _DEVICE
 from flame_rl.system.errors import UsageError
 from tests.helpers import environment_id, run_here
 from tests.learners import make_config

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from flame_rl import Trainer
-from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.backends.dispatch import Collected
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.ahead import Ahead, EitherEvent
 from flame_rl.run.folder import CHECKPOINTS_NAME
 from flame_rl.run.retention import BEST_NAME, Checkpointer

@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 
 from flame_rl import Trainer
-from flame_rl.actor.policy.acting import ActingPolicy
-from flame_rl.actor.policy.heads import HEADS
-from flame_rl.actor.policy.layers import LAYERS
+from flame_rl.nets.acting import ActingPolicy
+from flame_rl.nets.heads import HEADS
+from flame_rl.nets.layers import LAYERS
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.tools import onnx_file as export

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.observations import parts_of, write_observation
-from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.random.noise import MANY
+from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.agent import Agent
 from flame_rl.run.trainer import Trainer
 from flame_rl.settings.config import TrainConfig

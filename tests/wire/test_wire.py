@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from flame_rl.actor.policy.acting import check_snapshot
-from flame_rl.actor.policy.heads import HEADS
+from flame_rl.nets.acting import check_snapshot
+from flame_rl.nets.heads import HEADS
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Column, Environment, Episode
 from flame_rl.wire.steps import step_columns

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from flame_rl.actor.policy.acting import ActingPolicy
 from flame_rl.actor.random.generators import generator_of, uniforms
+from flame_rl.nets.acting import ActingPolicy
 
 # The most uniform numbers of each episode that are drawn for all episodes together. Short episodes
 # need no more, and no generator of their own.

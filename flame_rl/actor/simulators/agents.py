@@ -14,10 +14,10 @@ from flame_rl.actor.environments.agents import make_agents, spec_of
 from flame_rl.actor.environments.making import another
 from flame_rl.actor.environments.observations import parts_of
 from flame_rl.actor.failure import SimulatorError, is_interrupt
-from flame_rl.actor.policy.layers import ROW_BLOCK
 from flame_rl.actor.simulators.plain import PLAIN_SLOTS
 from flame_rl.actor.simulators.protocol import rows_of
 from flame_rl.actor.simulators.returned import raised, take_observation, take_outcome, take_parts
+from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.messages import Environment
 from flame_rl.wire.steps import step_columns
 

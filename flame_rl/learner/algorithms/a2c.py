@@ -11,9 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.batch import Batch
-from flame_rl.learner.epochs import epoch
-from flame_rl.learner.on_policy import (
+from flame_rl.learner.on_policy.batch import Batch
+from flame_rl.learner.on_policy.epochs import epoch
+from flame_rl.learner.on_policy.returns import generalized_advantages
+from flame_rl.learner.on_policy.update import (
     ActorCritic,
     Improved,
     OnPolicy,
@@ -23,7 +24,6 @@ from flame_rl.learner.on_policy import (
     policy_gradient_loss,
     policy_metrics,
 )
-from flame_rl.learner.returns import generalized_advantages
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec
 
@@ -41,7 +41,7 @@ def improve(
     generator: np.random.Generator,
     decay: float,
 ) -> Improved:
-    """One update. Arguments and result: see `flame_rl.learner.on_policy.Improve`."""
+    """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Improve`."""
     settings = config.algorithm
     values = networks.values(batch)
     advantages = generalized_advantages(

@@ -17,14 +17,14 @@ from dataclasses import replace
 import numpy as np
 
 import model
-from flame_rl.learner.batch import make_batch
-from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part
-from flame_rl.learner.off_policy import OffPolicy, off_policy
-from flame_rl.learner.on_policy import ActorCritic, log_probs, policy_samples
-from flame_rl.learner.replay.store import ReplayStore
-from flame_rl.learner.replay.views import sequences
-from flame_rl.learner.returns import discounted_returns
+from flame_rl.learner.off_policy.replay.store import ReplayStore
+from flame_rl.learner.off_policy.replay.views import sequences
+from flame_rl.learner.off_policy.update import OffPolicy, off_policy
+from flame_rl.learner.on_policy.batch import make_batch
+from flame_rl.learner.on_policy.returns import discounted_returns
+from flame_rl.learner.on_policy.update import ActorCritic, log_probs, policy_samples
+from flame_rl.nets.network import Samples
 from flame_rl.settings import impala as settings_of
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, PolicySnapshot

@@ -13,10 +13,10 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.batch import Batch
-from flame_rl.learner.epochs import epoch
-from flame_rl.learner.gradients.network import Loss, Samples, Slope
-from flame_rl.learner.on_policy import (
+from flame_rl.learner.on_policy.batch import Batch
+from flame_rl.learner.on_policy.epochs import epoch
+from flame_rl.learner.on_policy.returns import generalized_advantages
+from flame_rl.learner.on_policy.update import (
     ActorCritic,
     Improved,
     OnPolicy,
@@ -26,7 +26,7 @@ from flame_rl.learner.on_policy import (
     on_policy,
     policy_metrics,
 )
-from flame_rl.learner.returns import generalized_advantages
+from flame_rl.nets.network import Loss, Samples, Slope
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.ppo import PPO
 from flame_rl.wire.messages import EnvironmentSpec
@@ -45,7 +45,7 @@ def improve(
     generator: np.random.Generator,
     decay: float,
 ) -> Improved:
-    """One update. Arguments and result: see `flame_rl.learner.on_policy.Improve`."""
+    """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Improve`."""
     settings: PPO = config.algorithm
     steps: list[dict[str, float]] = []
     too_far = False

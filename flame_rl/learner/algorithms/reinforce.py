@@ -13,9 +13,15 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.batch import Batch
-from flame_rl.learner.epochs import epoch
-from flame_rl.learner.on_policy import (
+from flame_rl.learner.on_policy.batch import Batch
+from flame_rl.learner.on_policy.epochs import epoch
+from flame_rl.learner.on_policy.returns import (
+    above_baseline,
+    constant_value,
+    discounted_returns,
+    leave_one_out,
+)
+from flame_rl.learner.on_policy.update import (
     ActorCritic,
     Improved,
     OnPolicy,
@@ -24,12 +30,6 @@ from flame_rl.learner.on_policy import (
     on_policy,
     policy_gradient_loss,
     policy_metrics,
-)
-from flame_rl.learner.returns import (
-    above_baseline,
-    constant_value,
-    discounted_returns,
-    leave_one_out,
 )
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec
@@ -50,7 +50,7 @@ def improve(
     generator: np.random.Generator,
     decay: float,
 ) -> Improved:
-    """One update. Arguments and result: see `flame_rl.learner.on_policy.Improve`."""
+    """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Improve`."""
     settings, gamma = config.algorithm, config.experiment.gamma
     values = None
     if settings.baseline == "value":

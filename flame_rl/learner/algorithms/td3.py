@@ -13,15 +13,15 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.critics import Critics
-from flame_rl.learner.gradients.choose import raw_network
-from flame_rl.learner.gradients.network import Samples
 from flame_rl.learner.learner import Part
-from flame_rl.learner.off_policy import OffPolicy, off_policy, refuse_unless_continuous
-from flame_rl.learner.replay.store import ReplayStore
-from flame_rl.learner.replay.views import n_step
-from flame_rl.learner.target import TargetNetwork
-from flame_rl.learner.trained import TrainedNetwork
+from flame_rl.learner.off_policy.critics import Critics
+from flame_rl.learner.off_policy.replay.store import ReplayStore
+from flame_rl.learner.off_policy.replay.views import n_step
+from flame_rl.learner.off_policy.target import TargetNetwork
+from flame_rl.learner.off_policy.update import OffPolicy, off_policy, refuse_unless_continuous
+from flame_rl.learner.training.choose import raw_network
+from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.nets.network import Samples
 from flame_rl.settings import td3 as settings_of
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.replay.journal import Journal, JournalError
-from flame_rl.learner.replay.records import records
-from flame_rl.learner.replay.samplers import InOrder, Prioritized, uniform
-from flame_rl.learner.replay.store import ReplayStore
-from flame_rl.learner.replay.views import n_step
+from flame_rl.learner.off_policy.replay.journal import Journal, JournalError
+from flame_rl.learner.off_policy.replay.records import records
+from flame_rl.learner.off_policy.replay.samplers import InOrder, Prioritized, uniform
+from flame_rl.learner.off_policy.replay.store import ReplayStore
+from flame_rl.learner.off_policy.replay.views import n_step
 from tests.helpers import contents
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.replay.limiter import RateLimiter
+from flame_rl.learner.off_policy.replay.limiter import RateLimiter
 
 
 class OneByOne:

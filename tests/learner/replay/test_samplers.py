@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.replay.samplers import InOrder, Prioritized, uniform
-from flame_rl.learner.replay.store import ReplayStore
-from flame_rl.learner.replay.tree import SumTree, tree_bytes
+from flame_rl.learner.off_policy.replay.samplers import InOrder, Prioritized, uniform
+from flame_rl.learner.off_policy.replay.store import ReplayStore
+from flame_rl.learner.off_policy.replay.tree import SumTree, tree_bytes
 from tests.learner.replay.oracle import CONTINUOUS, Oracle, make_episodes
 
 CAPACITY = 12

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.replay.store import (
+from flame_rl.learner.off_policy.replay.store import (
     ReplayStore,
     bytes_needed,
     in_words,
     refuse_what_cannot_fit,
 )
-from flame_rl.learner.replay.views import n_step, sequences, transitions
+from flame_rl.learner.off_policy.replay.views import n_step, sequences, transitions
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, Episodes
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, Oracle, make_episodes

@@ -1,0 +1,163 @@
+"""One or two critics of continuous actions, with their target networks.
+
+Of two, the smaller value counts: a single critic's errors are what the policy exploits (Fujimoto et
+al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods", section 4.2). Or their
+mean does, which is less cautious: which is better depends on the task (Moskovitz et al. 2021,
+"Tactical Optimism and Pessimism for Deep Reinforcement Learning"). Both are computed at the same
+time, by a core each.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+import model
+from flame_rl.learner.learner import Part
+from flame_rl.learner.off_policy.target import TargetNetwork
+from flame_rl.learner.off_policy.values import td_targets
+from flame_rl.learner.training.choose import critic_network
+from flame_rl.learner.training.slices import at_once
+from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.nets.network import Samples
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec
+
+
+class Critics:
+    """The networks of Q(s, a), in training, each with its Adam and its target network."""
+
+    def __init__(
+        self, config: TrainConfig, spec: EnvironmentSpec, count: int, average: bool = False
+    ) -> None:
+        """Make critics with new weights.
+
+        Args:
+            config: whose `algorithm` has layer_norm, value_learning_rate and reward_scale.
+            spec: of the environment.
+            count: the number of critics, 1 or 2.
+            average: whether the mean of two critics counts, and not the smaller value.
+
+        Raises:
+            UsageError: stacked frames.
+        """
+        experiment = config.experiment
+        if experiment.frame_stack > 1:
+            raise UsageError(
+                f"--frame-stack: {experiment.frame_stack}, and {config.algorithm_name} learns from "
+                "one observation; leave the flag out, or choose ppo"
+            )
+        self._average = average
+        self._rate = config.algorithm.value_learning_rate
+        self._reward_scale = config.algorithm.reward_scale
+        self._observation_dim = spec.observation_dim
+        choose = partial(critic_network, observation_dim=spec.observation_dim)
+        self._critics = [
+            TrainedNetwork(
+                model.ActionCritic(
+                    spec,
+                    experiment.hidden_sizes,
+                    experiment.activation,
+                    config.algorithm.layer_norm,
+                ),
+                choose,
+            )
+            for _ in range(count)
+        ]
+        self._targets = [TargetNetwork(critic, choose) for critic in self._critics]
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """See `GradientStep.parts`."""
+        parts: dict[str, Part] = {}
+        for number, critic in enumerate(self._critics, start=1):
+            parts[f"critic{number}"] = critic.module
+            parts[f"critic{number}_adam"] = critic.adam
+            parts[f"critic{number}_target"] = self._targets[number - 1].module
+        return parts
+
+    @property
+    def steps(self) -> int:
+        """Gradient steps so far."""
+        return self._critics[0].adam.steps
+
+    def target_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """The least of the target networks' values, or their mean, float32 [B], of observations
+        [B, D] and actions [B, A]."""
+        inputs = _inputs(observations, actions)
+        each = at_once([partial(target.output, inputs) for target in self._targets])
+        return (np.mean(each, axis=0) if self._average else np.minimum.reduce(each))[:, 0]
+
+    def learn(
+        self, samples: Samples, next_values: np.ndarray, decay: float
+    ) -> dict[str, np.ndarray]:
+        """One gradient step of each critic towards the TD targets.
+
+        Args:
+            samples: a minibatch.
+            next_values: of what follows the samples' steps, float32 [B].
+            decay: factor of the learning rate.
+
+        Returns:
+            "value_loss", the squared errors, and "value", [critics, B] each; "td_error", [B], the
+            absolute error, mean over the critics. All are of the scaled rewards.
+        """
+        rewards = self._reward_scale * samples["rewards"]
+        targets = td_targets(rewards, samples["discounts"], next_values)
+        inputs = _inputs(samples["observations"], samples["actions"])
+        weights = samples.get("weights", np.float32(1))
+
+        def step(critic: TrainedNetwork) -> np.ndarray:
+            forward = critic.network.forward(inputs)
+            values = forward.outputs[0][:, 0]
+            slope = 2 * weights * (values - targets)
+            critic.descend(forward, (slope[:, None],), self._rate * decay)
+            return values
+
+        values = np.stack(at_once([partial(step, critic) for critic in self._critics]))
+        errors = np.abs(values - targets)
+        numbers = {"value_loss": errors * errors, "value": values}
+        return numbers | {"td_error": errors.mean(axis=0)}
+
+    def slopes(
+        self, observations: np.ndarray, actions: np.ndarray, first: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Values, and their slopes for the actions.
+
+        Args:
+            observations: float32 [B, D].
+            actions: float32 [B, A].
+            first: whether the first critic alone counts; otherwise the smaller value does, or the
+                mean.
+
+        Returns:
+            Q(s, a), the least or the mean, float32 [B]; dQ/da, float32 [B, A].
+        """
+        inputs = _inputs(observations, actions)
+        ones = np.ones((len(actions), 1), np.float32)
+
+        def of(critic: TrainedNetwork) -> tuple[np.ndarray, np.ndarray]:
+            forward = critic.network.forward(inputs)
+            return forward.outputs[0], forward.to_inputs((ones,))[:, self._observation_dim :]
+
+        critics = self._critics[:1] if first else self._critics
+        (values, slopes), *others = at_once([partial(of, critic) for critic in critics])
+        for other_values, other_slopes in others:
+            if self._average:
+                slopes = (slopes + other_slopes) / 2
+                values = (values + other_values) / 2
+            else:
+                slopes = np.where(values <= other_values, slopes, other_slopes)
+                values = np.minimum(values, other_values)
+        return values[:, 0], slopes
+
+    def follow(self, tau: float) -> None:
+        """Let the target networks follow; see `TargetNetwork.follow`."""
+        for target in self._targets:
+            target.follow(tau)
+
+
+def _inputs(observations: np.ndarray, actions: np.ndarray) -> Samples:
+    return {"inputs": np.concatenate([observations, actions], axis=1)}

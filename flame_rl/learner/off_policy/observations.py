@@ -1,0 +1,49 @@
+"""Normalised observations for learners from replay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+import model
+from flame_rl.learner.learner import Part
+from flame_rl.learner.training.normalize import RunningMoments
+from flame_rl.nets.by_hand import normalized
+from flame_rl.nets.network import Samples
+from flame_rl.wire.messages import PolicySnapshot
+
+_OBSERVATIONS = ("observations", "next_observations")
+
+
+class NormalizedObservations:
+    """Brings observations to mean 0 and standard deviation 1, by the statistics of all that were
+    collected (Lee et al. 2025, "SimBa": running statistics normalisation).
+
+    The replay memory keeps observations as they came, because the statistics move on; they are
+    normalised when they are drawn, and in the actors by a layer before the policy's own.
+    """
+
+    def __init__(self, normalizer: model.ObservationNormalizer) -> None:
+        self._normalizer = normalizer
+        self._moments = RunningMoments(normalizer.observation_dim)
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """Everything with state, by name."""
+        return {"normalizer": self._normalizer, "observations": self._moments}
+
+    def follow(self, observations: np.ndarray) -> None:
+        """Take in the observations of an iteration, [N, D]."""
+        self._moments.update(observations)
+        self._normalizer.set(self._moments.mean, self._moments.std)
+
+    def of_samples(self, samples: Samples) -> Samples:
+        """The samples with normalised observations."""
+        normalizer = self._normalizer
+        moments = normalizer.mean.numpy(), normalizer.std.numpy(), normalizer.limit
+        return samples | {name: normalized(samples[name], moments) for name in _OBSERVATIONS}
+
+    def of_snapshot(self, snapshot: PolicySnapshot) -> PolicySnapshot:
+        """The policy with the normalisation as its first layer."""
+        return replace(snapshot, layers=(self._normalizer.layer(), *snapshot.layers))

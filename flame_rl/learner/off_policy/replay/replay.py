@@ -1,0 +1,242 @@
+"""Replay memory as a part of a learner: the store, its priorities, and its files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flame_rl.learner.off_policy.replay.journal import Journal, JournalError
+from flame_rl.learner.off_policy.replay.samplers import Prioritized, uniform
+from flame_rl.learner.off_policy.replay.store import (
+    ReplayStore,
+    bytes_needed,
+    in_words,
+    refuse_what_cannot_fit,
+)
+from flame_rl.learner.off_policy.replay.tree import tree_bytes
+from flame_rl.system.errors import RunError, UsageError
+from flame_rl.system.files import why_refused
+from flame_rl.system.memory import physical_bytes
+from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
+
+# Its name among a learner's parts.
+PART = "replay"
+# What `Journal.state` returns, in the order in which a checkpoint holds it.
+_PLACE = ("capacity", "episodes", "steps", "oldest", "segment", "end")
+# Added to a TD error, so that no step is drawn with probability 0 (Schaul et al. 2016, section
+# 3.3).
+_LEAST_PRIORITY = 1e-6
+
+
+class Replay:
+    """Episodes to learn from again and again; a `Part` of an algorithm's state.
+
+    A checkpoint holds no episodes, only how far it got in a journal (journal.py). The journal lies
+    in the run's folder, or, for a learner without one, in a temporary folder.
+
+    Attributes:
+        store: the episodes.
+        needs: what the store and the priorities need, in words.
+    """
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        columns: Sequence[Column],
+        capacity: int,
+        alpha: float | None = None,
+        frames: int = 1,
+    ) -> None:
+        """
+        Args:
+            spec: of the environment.
+            columns: what is kept of every step.
+            capacity: in steps.
+            alpha: exponent of the priorities; None: steps are drawn uniformly.
+            frames: how many observations are read as one.
+
+        Raises:
+            UsageError: they do not fit into this machine's memory.
+        """
+        needed = bytes_needed(columns, capacity) + (0 if alpha is None else tree_bytes(capacity))
+        refuse_what_cannot_fit(spec.env_id, capacity, needed, physical_bytes())
+        self.needs = in_words(spec.env_id, capacity, needed)
+        self.store = ReplayStore(columns, capacity, frames)
+        self._priorities = None if alpha is None else Prioritized(self.store, alpha)
+        self._folder: Path | None = None
+        self._source: Path | None = None
+        self._journal: Journal | None = None
+        # A state that was loaded, whose episodes were not read yet.
+        self._waiting: dict[str, Tensor] | None = None
+
+    @property
+    def env_steps(self) -> int:
+        """Steps that were ever added."""
+        if self._waiting is not None:
+            return int(self._waiting["place"][_PLACE.index("steps")])
+        return self.store.steps
+
+    def keep_in(self, folder: Path) -> None:
+        """Write the journal to this folder, and read it from there when a state is loaded."""
+        self._folder = folder
+
+    def read_from(self, folder: Path) -> None:
+        """Read the episodes of the next loaded state from this folder, which stays as it is."""
+        self._source = folder
+
+    def copy_to(self, folder: Path) -> None:
+        """Copy the journal. Raises OSError if the disk refuses."""
+        self.recall()
+        # What was there before stays until all of the copy is there.
+        part = folder.with_name(f"{folder.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            shutil.copytree(self._opened().folder, part)
+        except OSError:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+
+    def keep_for(self, states: Sequence[dict[str, Tensor]]) -> None:
+        """See `Files.keep_for`; this is the learner's part `PART`."""
+        if states and self._journal is not None:
+            oldest = _PLACE.index("oldest")
+            self._journal.forget(min(int(state[f"{PART}.place"][oldest]) for state in states))
+
+    def add(self, episodes: Episodes) -> None:
+        """Add episodes in their order.
+
+        Raises:
+            RunError: a reward is beyond float32, in which the store keeps it; or the disk refuses,
+                or what was there before is damaged.
+            UsageError: an episode is longer than the capacity; nothing was added.
+        """
+        refuse_longer_episodes(int(episodes.lengths.max()), self.store.capacity)
+        _refuse_beyond_float32(episodes.columns["rewards"])
+        self.recall()
+        kept = {column.name for column in self.store.columns}
+        columns = {name: column for name, column in episodes.columns.items() if name in kept}
+        episodes = replace(episodes, columns=columns)
+        with self._refused_by_the_disk():
+            journal = self._opened()
+            if self._folder is None:
+                # Only the state before this is ever restored: no checkpoint reads these files.
+                journal.forget(self.store.oldest)
+            self.store.add(episodes)
+            journal.append(episodes)
+
+    def draw(
+        self, count: int, beta: float, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Positions of steps, int64 [count], and importance weights, float32 [count], or None where
+        steps are drawn uniformly; see `Prioritized.sample`."""
+        if self._priorities is None:
+            return uniform(self.store, count, generator), None
+        return self._priorities.sample(count, beta, generator)
+
+    def prioritize(self, positions: np.ndarray, errors: np.ndarray) -> None:
+        """Set priorities by absolute TD errors, [B]; no effect where steps are drawn uniformly."""
+        if self._priorities is not None:
+            self._priorities.update(positions, errors + _LEAST_PRIORITY)
+
+    def recall(self) -> None:
+        """Read the episodes of the state that was loaded last, if they were not read yet.
+
+        Raises:
+            RunError: they are missing or damaged, or cannot be read.
+        """
+        if self._waiting is None:
+            return
+        place = dict(zip(_PLACE, self._waiting["place"].tolist(), strict=True))
+        try:
+            self._opened().restore(self.store, place)
+            if self._priorities is not None:
+                names = ("priorities", "greatest")
+                state = {name: self._waiting[name].numpy() for name in names}
+                self._priorities.restore(state)
+        except (JournalError, OSError, ValueError) as error:
+            raise RunError(f"replay: {self._folder or self._source}: {error}") from error
+        self._waiting = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """How far the journal is, and the priorities. Raises RunError if the disk refuses."""
+        if self._waiting is not None:
+            return dict(self._waiting)
+        if self.store.episodes == 0:
+            place = dict.fromkeys(_PLACE, 0) | {"capacity": self.store.capacity}
+        else:
+            with self._refused_by_the_disk():
+                place = self._opened().state(self.store)
+        state = {"place": torch.tensor([place[name] for name in _PLACE])}
+        if self._priorities is not None:
+            arrays = self._priorities.state()
+            state |= {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state_dict`; the episodes are read when they are needed, by `recall`.
+
+        Raises:
+            KeyError, ValueError: the state is that of another replay memory.
+        """
+        names = {"place"} if self._priorities is None else {"place", "priorities", "greatest"}
+        if state.keys() != names or len(state["place"]) != len(_PLACE):
+            raise KeyError(f"replay: {', '.join(state)} where there must be {', '.join(names)}")
+        if state["place"][0] != self.store.capacity:
+            raise ValueError(
+                f"capacity: {self.store.capacity} steps, but the checkpoint is of a replay store "
+                f"of {state['place'][0]}; resume with the same capacity"
+            )
+        self._waiting = {name: tensor.clone() for name, tensor in state.items()}
+
+    @contextmanager
+    def _refused_by_the_disk(self) -> Iterator[None]:
+        """Within the block, an OSError becomes a RunError about the journal."""
+        try:
+            yield
+        except OSError as error:
+            folder = self._folder if self._journal is None else self._journal.folder
+            raise RunError(
+                f"replay: the episodes could not be written to {folder}: {why_refused(error)}. "
+                "What was learned before is safe; once there is room, go on with --resume"
+            ) from error
+
+    def _opened(self) -> Journal:
+        if self._journal is None:
+            folder = self._folder
+            if folder is None:
+                self._temporary = tempfile.TemporaryDirectory(prefix="flame-rl-replay-")
+                folder = Path(self._temporary.name) / "replay"
+                if self._source is not None and self._source.is_dir():
+                    shutil.copytree(self._source, folder)
+            self._journal = Journal(folder)
+            if self._waiting is None:
+                self._journal.restore(self.store, None)
+        return self._journal
+
+
+def refuse_longer_episodes(steps: int, capacity: int) -> None:
+    """Raise UsageError if an episode of `steps` steps does not fit into the replay memory."""
+    if steps > capacity:
+        raise UsageError(
+            f"--capacity: {capacity} steps, and an episode of {steps} is kept whole or not at all; "
+            "begin a new run with more, or with a time limit, --max-episode-steps"
+        )
+
+
+def _refuse_beyond_float32(rewards: np.ndarray) -> None:
+    greatest = np.abs(rewards).max()
+    if greatest > np.finfo(np.float32).max:
+        raise RunError(
+            f"the update was refused: a reward of size {greatest:.3g} is beyond float32, in which "
+            "steps are kept for replay. Scale rewards in the environment"
+        )

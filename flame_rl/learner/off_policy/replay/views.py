@@ -1,0 +1,107 @@
+"""Views: positions of steps to training data, as index arithmetic over the store's rows.
+
+Each returns columns by name with the same first dimension B, the number of positions, and copies
+what it returns. Besides the store's own columns there are "next_observations" and "discounts": the
+factor of the next observation's value, 0 after an end. A time limit is no end: the value of the
+episode's last observation counts. Of a store with k frames, observations have a dimension k before
+D.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flame_rl.learner.off_policy.replay.store import ReplayStore
+
+
+def transitions(
+    store: ReplayStore, positions: np.ndarray, discount: float
+) -> dict[str, np.ndarray]:
+    """Single steps: observation, action, reward, next observation.
+
+    Args:
+        store: keeps the steps.
+        positions: int64 [B].
+        discount: gamma, from 0 to 1.
+
+    Returns:
+        The store's columns, [B, ...]; "next_observations", [B, D]; "discounts", float32 [B]: gamma,
+        or 0 where the episode terminated.
+
+    Raises:
+        ValueError: a position that the store does not keep.
+    """
+    rows, steps = store.rows(positions), np.arange(2)
+    read = store.read(rows[:, None] + steps, store.times(positions)[:, None] + steps)
+    columns = {name: column[:, 0] for name, column in read.items()}
+    columns["next_observations"] = read["observations"][:, 1]
+    columns["discounts"] = columns.pop("continues") * np.float32(discount)
+    return columns
+
+
+def n_step(
+    store: ReplayStore, positions: np.ndarray, n: int, discount: float
+) -> dict[str, np.ndarray]:
+    """Up to n steps as one, fewer where the episode ends before (Sutton and Barto 2018, eq. 7.1).
+
+    With k the number of steps taken together, "rewards" are r_t + gamma r_{t+1} + ... +
+    gamma^(k-1) r_{t+k-1}, "next_observations" those of step t+k, and "discounts" gamma^k, or 0
+    where the episode terminated within the k steps. Otherwise as `transitions`.
+    """
+    if n == 1:
+        return transitions(store, positions, discount)
+    rows, count = store.rows(positions), np.minimum(store.left(positions), n)
+    # An episode that ends before is followed by its last row, whose reward is 0.
+    steps = np.minimum(np.arange(n + 1), count[:, None])
+    read = store.read(rows[:, None] + steps, store.times(positions)[:, None] + steps)
+    powers = np.power(float(discount), np.arange(n + 1))
+    columns = {name: column[:, 0] for name, column in read.items()}
+    columns["rewards"] = (read["rewards"][:, :n] @ powers[:n]).astype(np.float32)
+    columns["next_observations"] = read["observations"][:, n]
+    continues = read["continues"][np.arange(len(rows)), count - 1]
+    columns["discounts"] = (continues * powers[count]).astype(np.float32)
+    del columns["continues"]
+    return columns
+
+
+def sequences(
+    store: ReplayStore, positions: np.ndarray, length: int, overlap: int, discount: float
+) -> dict[str, np.ndarray]:
+    """The sequence of steps in which each position lies.
+
+    The sequences of an episode begin at its steps 0, length - overlap, 2 (length - overlap), ...;
+    none begins where all steps that follow belong to the one before. Of two sequences with the same
+    step, it is the later one. A sequence ends with its episode: from there on "mask" is 0,
+    observations repeat the last one, and rewards, actions and discounts are 0.
+
+    Args:
+        store, positions, discount: as in `transitions`.
+        length: L, steps of a sequence.
+        overlap: steps that a sequence shares with the one before, less than `length`.
+
+    Returns:
+        The store's columns, [B, L, ...]; "next_observations", [B, L, D]; "discounts" and "mask",
+        float32 [B, L]; "starts", int64 [B]: the positions of the first steps.
+
+    Raises:
+        ValueError: a position that the store does not keep, or an overlap of `length` or more.
+    """
+    if not 0 <= overlap < length:
+        raise ValueError(f"overlap: {overlap} steps of {length}; choose from 0 to {length - 1}")
+    store.rows(positions)
+    stride = length - overlap
+    time = store.times(positions).astype(np.int64)
+    of_episode = time + store.left(positions)
+    last = np.maximum(-(-(of_episode - overlap) // stride), 1) - 1
+    starts = positions - time + np.minimum(time // stride, last) * stride
+    left = store.left(starts)[:, None]
+    steps = np.arange(length + 1)
+    inside = np.minimum(steps, left)
+    times = store.times(starts)[:, None] + inside
+    read = store.read(store.rows(starts)[:, None] + inside, times)
+    sequence = {name: column[:, :-1] for name, column in read.items()}
+    sequence["next_observations"] = read["observations"][:, 1:]
+    sequence["discounts"] = sequence.pop("continues") * np.float32(discount)
+    sequence["mask"] = (steps[:-1] < left).astype(np.float32)
+    sequence["starts"] = starts
+    return sequence

@@ -1,0 +1,394 @@
+"""Targets and losses of learners of action values, from SARSA and DQN to Rainbow.
+
+B is the number of samples, A the number of actions, Z the number of atoms or quantiles by which a
+return's distribution is described. Networks give these action by action: outputs [B, A * Z] are
+[B, A, Z] made flat. All arrays are float32 or float64, and so are the results. "Discounts" are
+gamma^k after k steps, and 0 after an end, as in flame_rl/learner/off_policy/replay/views.py.
+
+Each loss is a `flame_rl.nets.network.Loss`. Samples have "actions", integers [B],
+"targets", and, where they were not drawn uniformly, importance "weights", [B] (Schaul et al. 2016,
+"Prioritized Experience Replay", section 3.4), which scale "loss" and its slope. Numbers besides
+"loss" are "value", that of the action that was taken, and "td_error", never negative, which
+prioritises samples.
+
+Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flame_rl.nets.network import Loss, Samples, Slope
+
+# Relative to the distance of two atoms: float32 rounds those of a wide support by less.
+_UNEVEN = 1e-2
+# Pairs of quantiles that are computed at once: the C library keeps the memory of arrays of this
+# size, and larger ones take several times as long.
+_PAIRS = 60_000
+
+
+def greedy_actions(values: np.ndarray) -> np.ndarray:
+    """The action of greatest value, of several the first: float [B, A] -> int64 [B]."""
+    _check("values", values, len(values), None)
+    return values.argmax(axis=1)
+
+
+def of_actions(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """What belongs to each sample's action: float [B, A, ...] and integers [B] -> [B, ...]."""
+    _check("actions", actions, len(values))
+    return values[np.arange(len(values)), actions]
+
+
+def td_targets(rewards: np.ndarray, discounts: np.ndarray, next_values: np.ndarray) -> np.ndarray:
+    """R + discount * V(S'), the target of TD(0) (Sutton and Barto, eq. 6.2); if rewards and
+    discounts cover n steps, the n-step return (eq. 7.1).
+
+    Args:
+        rewards, discounts: [B].
+        next_values: [B], or [B, Z]: the quantiles of the return that follows.
+
+    Returns:
+        As `next_values`.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    rows = len(next_values)
+    _check("rewards", rewards, rows)
+    _check("discounts", discounts, rows)
+    column = (rows,) + (1,) * (next_values.ndim - 1)
+    return rewards.reshape(column) + discounts.reshape(column) * next_values
+
+
+def max_values(next_values: np.ndarray) -> np.ndarray:
+    """max_a Q(S', a), Q-learning's estimate of V(S') (Sutton and Barto, eq. 6.8; Mnih et al. 2015,
+    "Human-Level Control through Deep Reinforcement Learning", algorithm 1): [B, A] -> [B]."""
+    _check("next_values", next_values, len(next_values), None)
+    return next_values.max(axis=1)
+
+
+def sarsa_values(next_values: np.ndarray, next_actions: np.ndarray) -> np.ndarray:
+    """Q(S', A') with the action that was taken there (Sutton and Barto, eq. 6.7): float [B, A] and
+    integers [B] -> [B]."""
+    _check("next_values", next_values, len(next_values), None)
+    return of_actions(next_values, next_actions)
+
+
+def expected_sarsa_values(next_values: np.ndarray, epsilon: float | np.ndarray) -> np.ndarray:
+    """The expectation of Q(S', A') under the epsilon-greedy policy (Sutton and Barto, eq. 6.9).
+
+    Args:
+        next_values: [B, A].
+        epsilon: the probability of a uniformly random action, one number or [B].
+
+    Returns:
+        [B].
+    """
+    return (1 - epsilon) * max_values(next_values) + epsilon * next_values.mean(axis=1)
+
+
+def huber(errors: np.ndarray) -> np.ndarray:
+    """Half the square up to 1, and linear from there on (Huber 1964); its slope is the error
+    clipped to ±1 (Mnih et al. 2015)."""
+    size = np.abs(errors)
+    clipped = np.minimum(size, 1)
+    return clipped * (size - 0.5 * clipped)
+
+
+def q_loss(samples: Samples, values: np.ndarray) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    """The Huber loss of the TD errors (Mnih et al. 2015). A `Loss`.
+
+    Args:
+        samples: "actions", [B], "targets", [B], and perhaps "weights", [B].
+        values: of all actions, [B, A].
+
+    Returns:
+        See the head of this file; "td_error" is absolute.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
+    _check("values", values, len(values), None)
+    _check("targets", samples["targets"], len(values))
+    value = of_actions(values, samples["actions"])
+    errors = value - samples["targets"]
+    numbers = {"loss": huber(errors), "td_error": np.abs(errors), "value": value}
+    return _weighted(samples, numbers, np.clip(errors, -1, 1), values)
+
+
+def project(
+    support: np.ndarray, rewards: np.ndarray, discounts: np.ndarray, probabilities: np.ndarray
+) -> np.ndarray:
+    """The distribution of R + discount * G', on the atoms again (Bellemare et al. 2017, "A
+    Distributional Perspective on Reinforcement Learning", algorithm 1): the probability of a value
+    between two atoms is divided among them, and values beyond the support count as its ends.
+
+    Args:
+        support: [Z], the atoms, equidistant and ascending.
+        rewards, discounts: [B].
+        probabilities: [B, Z], those of the atoms as values of G', the return that follows.
+
+    Returns:
+        [B, Z], in the dtype of `probabilities`.
+
+    Raises:
+        ValueError: shapes that do not fit, or a support that is not equidistant.
+    """
+    rows, atoms = probabilities.shape
+    _check("support", support, atoms)
+    _check("rewards", rewards, rows)
+    _check("discounts", discounts, rows)
+    values = rewards[:, None] + discounts[:, None] * support
+    places = np.clip((values - support[0]) / _distance(support), 0, atoms - 1)
+    # The place of a value that is NaN is NaN, which no integer is: its share is NaN, in some bin.
+    lower = np.clip(places.astype(np.int64), 0, atoms - 1)
+    share = places - lower
+    # Where a value is an atom, the paper's floor and ceiling are the same, and its shares are 0.
+    upper = np.minimum(lower + 1, atoms - 1)
+    first = np.arange(rows)[:, None] * atoms
+    bins = np.concatenate([(first + lower).ravel(), (first + upper).ravel()])
+    parts = np.concatenate([((1 - share) * probabilities).ravel(), (share * probabilities).ravel()])
+    projected = np.bincount(bins, parts, rows * atoms)
+    return projected.reshape(rows, atoms).astype(probabilities.dtype)
+
+
+def softmax(logits: np.ndarray, atoms: int) -> np.ndarray:
+    """Probabilities of each action's atoms: [B, A * Z] -> [B, A, Z]."""
+    return np.exp(_log_softmax(logits.reshape(len(logits), -1, atoms)))
+
+
+def c51_loss(support: np.ndarray) -> Loss:
+    """The cross-entropy between target and predicted distribution (Bellemare et al. 2017,
+    algorithm 1).
+
+    The loss's samples have "targets", [B, Z]: probabilities, as `project` returns them; its output
+    is the logits, [B, A * Z]. In place of the TD error, "td_error" is the Kullback-Leibler
+    divergence, the part of the cross-entropy that learning can reduce (Hessel et al. 2018,
+    "Rainbow", section "The Integrated Agent").
+
+    Args:
+        support: [Z], the atoms, equidistant and ascending.
+
+    Raises:
+        ValueError: a support that is not equidistant; in the loss, shapes that do not fit.
+    """
+    _distance(support)
+    atoms = len(support)
+
+    def loss(
+        samples: Samples, logits: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        targets, chosen = _distributions(samples, logits, atoms)
+        log_p = _log_softmax(chosen)
+        p = np.exp(log_p)
+        # 0 log 0 is 0.
+        log_targets = np.log(np.where(targets > 0, targets, 1))
+        numbers = {
+            "loss": -np.einsum("bz,bz->b", targets, log_p),
+            # Rounding can make the divergence of equal distributions negative.
+            "td_error": np.maximum(np.einsum("bz,bz->b", targets, log_targets - log_p), 0),
+            "value": p @ support.astype(p.dtype),
+        }
+        total = targets.sum(axis=1, keepdims=True)
+        return _weighted(samples, numbers, total * p - targets, logits)
+
+    return loss
+
+
+def midpoints(quantiles: int) -> np.ndarray:
+    """tau hat, the middles of Z equal parts of [0, 1], float64 [Z]: where quantiles represent a
+    distribution best (Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile
+    Regression", lemma 2)."""
+    return (np.arange(quantiles) + 0.5) / quantiles
+
+
+def quantile_loss(quantiles: int) -> Loss:
+    """The quantile Huber loss (Dabney et al. 2018, eq. 10 with kappa 1, and algorithm 1): summed
+    over the predicted quantiles, mean over those of the target.
+
+    The loss's samples have "targets", [B, Z]: quantiles, as `td_targets` returns them; its output
+    is the quantiles of each action, [B, A * Z]. "value" is their mean, and "td_error" the absolute
+    difference of the means.
+
+    Args:
+        quantiles: Z.
+
+    Raises:
+        ValueError: in the loss, shapes that do not fit.
+    """
+
+    def loss(
+        samples: Samples, outputs: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        targets, chosen = _distributions(samples, outputs, quantiles)
+        rows = max(1, _PAIRS // quantiles**2)
+        starts = range(0, len(chosen), rows)
+        parts = [_quantile_huber(targets[n : n + rows], chosen[n : n + rows]) for n in starts]
+        losses, slopes = (np.concatenate(column) for column in zip(*parts, strict=True))
+        value = chosen.mean(axis=1)
+        numbers = {
+            "loss": losses,
+            "td_error": np.abs(targets.mean(axis=1) - value),
+            "value": value,
+        }
+        return _weighted(samples, numbers, slopes, outputs)
+
+    return loss
+
+
+def _quantile_huber(targets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The loss of each sample, [B], and its slope for the chosen action's quantiles, [B, Z]; both
+    arguments are [B, Z]."""
+    quantiles = chosen.shape[1]
+    errors = targets[:, None, :] - chosen[:, :, None]
+    tau = midpoints(quantiles).astype(chosen.dtype)[:, None]
+    # The Huber loss is clipped * (errors - clipped / 2), and clipped is its slope.
+    clipped = np.minimum(np.maximum(errors, -1), 1)
+    weighted = np.where(errors < 0, 1 - tau, tau) * clipped
+    slope = -weighted.sum(axis=2) / quantiles
+    clipped *= 0.5
+    errors -= clipped
+    return np.einsum("bij,bij->b", weighted, errors) / quantiles, slope
+
+
+def successor_loss(weights: np.ndarray) -> Loss:
+    """The Huber losses of the errors of successor features, summed over the parts (Barreto et al.
+    2017, section 3, with Huber's loss in place of the square).
+
+    The loss's samples have "targets", [B, P]; its output is the features of each action,
+    [B, A * P]. "value" is Q(s, a), and "td_error" its absolute error.
+
+    Args:
+        weights: of the parts, [P].
+
+    Raises:
+        ValueError: in the loss, shapes that do not fit.
+    """
+
+    def loss(
+        samples: Samples, outputs: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        targets, chosen = _distributions(samples, outputs, len(weights))
+        errors, of_parts = chosen - targets, weights.astype(chosen.dtype)
+        numbers = {
+            "loss": huber(errors).sum(axis=1),
+            "td_error": np.abs(errors @ of_parts),
+            "value": chosen @ of_parts,
+        }
+        return _weighted(samples, numbers, np.clip(errors, -1, 1), outputs)
+
+    return loss
+
+
+def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
+    """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a), for each atom apart (Wang et al. 2016, "Dueling
+    Network Architectures for Deep Reinforcement Learning", eq. 9).
+
+    Args:
+        outputs: [B, (1 + A) * Z]: the state's value first, then the advantage of each action.
+        atoms: Z.
+
+    Returns:
+        [B, A * Z].
+    """
+    rows = len(outputs)
+    parts = outputs.reshape(rows, -1, atoms)
+    value, advantages = parts[:, :1], parts[:, 1:]
+    return (value + (advantages - advantages.mean(axis=1, keepdims=True))).reshape(rows, -1)
+
+
+def dueling_slope(slope: np.ndarray, atoms: int = 1) -> np.ndarray:
+    """The slope for what entered `dueling`, given that for what it returned: [B, A * Z] ->
+    [B, (1 + A) * Z]."""
+    rows = len(slope)
+    parts = slope.reshape(rows, -1, atoms)
+    value = parts.sum(axis=1, keepdims=True)
+    advantages = parts - value / parts.shape[1]
+    return np.concatenate([value, advantages], axis=1).reshape(rows, -1)
+
+
+def dueling_loss(loss: Loss, atoms: int = 1) -> Loss:
+    """The loss of a duelling network: `loss` after `dueling`."""
+
+    def whole(
+        samples: Samples, outputs: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        numbers, (slope,) = loss(samples, dueling(outputs, atoms))
+        return numbers, (dueling_slope(slope, atoms),)
+
+    return whole
+
+
+def linear_schedule(steps: int, start: float, end: float, over: int) -> float:
+    """From `start` to `end` in a straight line, and `end` from then on; of epsilon, usually.
+
+    Args:
+        steps: env steps so far.
+        over: env steps until `end` is reached; 0: it holds from the first.
+    """
+    if steps >= over:
+        return end
+    return start + (end - start) * steps / over
+
+
+def epsilon_due(settings: object, env_steps: int) -> float:
+    """The probability of a random action after `env_steps` env steps of a run; `settings` has
+    epsilon_start, epsilon_end and epsilon_steps."""
+    start, end = settings.epsilon_start, settings.epsilon_end
+    return linear_schedule(env_steps, start, end, settings.epsilon_steps)
+
+
+def _distributions(
+    samples: Samples, outputs: np.ndarray, atoms: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The targets, and of outputs [B, A * Z] what belongs to the samples' actions, both [B, Z]."""
+    targets, rows = samples["targets"], len(outputs)
+    _check("targets", targets, rows, atoms)
+    return targets, of_actions(outputs.reshape(rows, -1, atoms), samples["actions"])
+
+
+def _weighted(
+    samples: Samples, numbers: dict[str, np.ndarray], slope: np.ndarray, outputs: np.ndarray
+) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    """The numbers, and the slope at the outputs of the samples' actions: [B] or [B, Z] -> [B, A]
+    or [B, A * Z]; both with the importance weights, where there are any."""
+    rows = len(outputs)
+    if "weights" in samples:
+        weights = samples["weights"]
+        _check("weights", weights, rows)
+        numbers["loss"] = weights * numbers["loss"]
+        slope = (weights * slope.T).T
+    whole = np.zeros_like(outputs)
+    atoms = slope.shape[1] if slope.ndim == 2 else 1
+    parts = whole.reshape(rows, -1, atoms)
+    parts[np.arange(rows), samples["actions"]] = slope.reshape(rows, atoms)
+    return numbers, (whole,)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def _distance(support: np.ndarray) -> float:
+    """The distance of two neighbouring atoms.
+
+    Raises:
+        ValueError: they are not equidistant and ascending.
+    """
+    if support.ndim != 1 or len(support) < 2:
+        raise ValueError(f"support: shape {support.shape}, not (Z,) with two atoms or more")
+    distance = float(support[-1] - support[0]) / (len(support) - 1)
+    gaps = support[1:] - support[:-1]
+    if not (distance > 0 and np.abs(gaps - distance).max() <= _UNEVEN * distance):
+        raise ValueError("support: not equidistant and ascending; np.linspace makes one")
+    return distance
+
+
+def _check(name: str, array: np.ndarray, *shape: int | None) -> None:
+    """Raise ValueError unless the array has that shape; None: any size."""
+    sizes = zip(array.shape, shape, strict=False)
+    if array.ndim != len(shape) or any(wanted not in (None, size) for size, wanted in sizes):
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name}: shape {array.shape}, not ({expected})")

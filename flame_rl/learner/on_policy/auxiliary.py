@@ -1,0 +1,100 @@
+"""Auxiliary losses of the layers that policy and values share.
+
+Each is a torch module of the user's, with an output layer of its own, or several. It is trained and
+saved with the network, and never sent to actors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flame_rl.actor.failure import summary, traceback_of
+from flame_rl.learner.imported import imported
+from flame_rl.learner.on_policy.batch import Batch
+from flame_rl.nets.network import Samples
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec
+
+
+def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module:
+    """The module of an auxiliary loss.
+
+    Args:
+        name: "module:class"; called with `features` and `spec`, it makes the module.
+        features: F, width of the last shared layer.
+        spec: of the environment.
+
+    Raises:
+        UsageError: it cannot be made, or something in it is not float32.
+    """
+    make = imported("auxiliary", name)
+    try:
+        module = make(features, spec)
+    except Exception as error:
+        raise _raised(name, error, "when it was made") from error
+    if not isinstance(module, nn.Module):
+        raise UsageError(
+            f"--auxiliary: {name} made {type(module).__name__}; it must be a torch module, whose "
+            "`forward(features, samples)` gives a loss for each step"
+        )
+    for entry, tensor in module.state_dict().items():
+        if tensor.dtype != torch.float32:
+            raise UsageError(
+                f"--auxiliary: {entry} of {name} is {tensor.dtype}; parameters and buffers must be "
+                "float32"
+            )
+    return module
+
+
+def loss_of_steps(
+    name: str, module: nn.Module, features: Tensor, samples: dict[str, Tensor]
+) -> Tensor:
+    """The module's losses, float32 [B].
+
+    Args:
+        name: of the loss, for errors.
+        module: as `make_auxiliary` made it.
+        features: float32 [B, F].
+        samples: what happened in the steps; see docs/losses.md.
+
+    Raises:
+        UsageError: it raised an exception, or returned something else than losses of the steps.
+    """
+    try:
+        loss = module(features, samples)
+    except Exception as error:
+        raise _raised(name, error, "") from error
+    wanted = features.shape[:-1]
+    if not isinstance(loss, Tensor) or loss.dtype != torch.float32 or loss.shape != wanted:
+        made = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else loss
+        raise UsageError(
+            f"--auxiliary: {name} returned {made!s:.200}; it must return one loss for each step, "
+            f"torch.float32 of shape {tuple(wanted)}"
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise UsageError(
+            f"--auxiliary: {name} returned losses that do not depend on the features; leave out "
+            "`detach` and `no_grad`"
+        )
+    return loss
+
+
+def columns_of(batch: Batch) -> Samples:
+    """What auxiliary losses see of the batch's steps besides the actions, [N, ...] by name."""
+    last = batch.lengths.cumsum() - 1
+    terminated = np.zeros(batch.steps, np.float32)
+    terminated[last] = batch.terminated
+    return {
+        "rewards": batch.rewards.astype(np.float32),
+        "next_observations": batch.observations.take(batch.rows + 1, axis=0),
+        "terminated": terminated,
+    }
+
+
+def _raised(name: str, error: Exception, when: str) -> UsageError:
+    return UsageError(
+        f"--auxiliary: {name} raised {summary(error)} {when}".rstrip()
+        + f"\n\n{traceback_of(error).rstrip()}"
+    )

@@ -1,0 +1,86 @@
+"""The episodes of an iteration as arrays, ready for an update."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from flame_rl.learner.on_policy.returns import step_rows, time_steps
+from flame_rl.learner.training.frames import Stacks
+from flame_rl.wire.messages import Episodes
+
+
+@dataclass(frozen=True)
+class Batch:
+    """E episodes, N steps in all, one after another.
+
+    Attributes:
+        columns: what was recorded, by name: [N, ...], or [N + E, ...] where an episode has a row
+            for each observation.
+        rows: int64 [N], the rows of the steps' observations among all N + E.
+        lengths: int64 [E].
+        terminated: bool [E]; an episode that did not terminate was cut and would have gone on.
+        time: int64 [N], the time step of each step in its episode, where a network remembers and
+            episodes must stay whole; else None.
+        frames: k, how many observations are one input of the networks.
+        log_probs: log-probabilities of the actions by the policy before the update, float32 [N];
+            None until that policy has been asked.
+        weights: float64 [N], how much each step counts, from 0 to 1, where an older policy
+            collected; None where the policy before the update did. See `generalized_advantages`.
+        policy_inputs, value_inputs: what each network takes of the observations, [N + E, ...]; see
+            `Network.prepare`. None until the observations' statistics are known.
+    """
+
+    columns: dict[str, np.ndarray]
+    rows: np.ndarray
+    lengths: np.ndarray
+    terminated: np.ndarray
+    time: np.ndarray | None = None
+    frames: int = 1
+    log_probs: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    policy_inputs: np.ndarray | Stacks | None = None
+    value_inputs: np.ndarray | Stacks | None = None
+
+    @property
+    def steps(self) -> int:
+        """N."""
+        return len(self.rows)
+
+    @property
+    def observations(self) -> np.ndarray:
+        """float32 or uint8 [N + E, D]."""
+        return self.columns["observations"]
+
+    @property
+    def network_inputs(self) -> np.ndarray | Stacks:
+        """The inputs of networks at each observation: [N + E, D], or `Stacks` of [N + E, k, D]."""
+        if self.frames == 1:
+            return self.observations
+        rows = np.arange(len(self.observations))
+        return Stacks(self.observations, time_steps(self.lengths + 1), rows, self.frames)
+
+    @property
+    def actions(self) -> np.ndarray:
+        """float32 [N, A]; int32 [N] if discrete, [N, F] of F factors."""
+        return self.columns["actions"]
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """float64 [N]."""
+        return self.columns["rewards"]
+
+
+def make_batch(episodes: Episodes, whole: bool = False, frames: int = 1) -> Batch:
+    """The episodes as one batch; nothing is copied. `whole` says whether a network remembers, and
+    `frames` how many observations are one input."""
+    return Batch(
+        columns=episodes.columns,
+        rows=step_rows(episodes.lengths),
+        lengths=episodes.lengths,
+        # An episode that terminates in the last step before its time limit counts as terminated.
+        terminated=episodes.terminated,
+        time=time_steps(episodes.lengths) if whole else None,
+        frames=frames,
+    )

@@ -1,0 +1,199 @@
+"""Train the value network in a process of its own, while the policy trains in this one.
+
+Threads would not do: between NumPy's operations they wait for Python's lock, and a small minibatch
+has many. Both processes call `fit` with the same numbers, so that the result does not depend on
+where it was computed; where the process cannot be had, it is computed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import weakref
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from flame_rl.actor.worker.frames import enlarge, read_frame, ready, write_frame
+from flame_rl.actor.worker.program import ONE_THREAD, python_program
+from flame_rl.learner.on_policy.value_epochs import ValueEpochs, fit
+from flame_rl.learner.training.adam import Adam
+from flame_rl.nets.by_hand import NetworkByHand
+from flame_rl.nets.learning_heads import Value
+from flame_rl.nets.learning_layers import ACTIVATIONS, Dense, Layer, LayerNorm
+from flame_rl.system.cores import available_cores
+from flame_rl.wire import packing
+
+# To send a smaller batch takes longer than to learn from it here.
+_LEAST_STEPS = 1000
+_KEPT_BYTES = 1 << 24
+# What the pipe holds, so that a batch goes out before the other process has read all of it.
+_PIPE_BYTES = 1 << 20
+
+
+class ValueProcess:
+    """The other process. It starts with the first batch that is worth it, and ends with this
+    object; if it ends before, all goes on without it."""
+
+    def __init__(self, network: NetworkByHand) -> None:
+        """`network` is the value network."""
+        self._layers = [_described(layer) for layer in network.layers]
+        self._parameters = network.parameters
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ready = False
+        self._gone = False
+        # It has been asked, and its answer was not read.
+        self._asked = False
+        self._sent: np.ndarray | None = None
+
+    def begin(self, adam: Adam, epochs: ValueEpochs) -> bool:
+        """Begin to train; returns whether `finish` can be called, False where it is not worth it or
+        not possible."""
+        if self._gone or len(epochs.rows) < _LEAST_STEPS or available_cores() == 1:
+            return False
+        try:
+            if not self._is_ready():
+                return False
+            if self._asked:  # an update that was given up
+                self._read()
+            if self._sent is not epochs.inputs:
+                self._write("inputs", {}, {"inputs": epochs.inputs})
+                self._sent = epochs.inputs
+            numbers = {
+                "minibatches": epochs.minibatches,
+                "scale": epochs.scale,
+                "learning_rate": epochs.learning_rate,
+                "max_grad_norm": epochs.max_grad_norm,
+            }
+            arrays = {name: getattr(epochs, name) for name in ("rows", "targets", "orders")}
+            self._write("epochs", numbers, arrays | _state_of(adam))
+        except OSError:
+            self._give_up()
+            return False
+        self._asked = True
+        return True
+
+    def finish(self, adam: Adam) -> float | None:
+        """Wait for what `begin` began, and set the network's parameters and `adam` to the result.
+
+        Returns:
+            What `fit` returns; None if the other process is gone, and nothing has changed.
+        """
+        try:
+            header, arrays = self._read()
+        except OSError:
+            self._give_up()
+            return None
+        _set_state(adam, arrays)
+        return header["loss"]
+
+    def _is_ready(self) -> bool:
+        """Whether it has started; it is started if it was not."""
+        if self._child is None:
+            command, environment = python_program(__name__)
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment | ONE_THREAD,
+                bufsize=0,
+                start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
+            )
+            weakref.finalize(self, _end, self._child)
+            enlarge(self._child.stdin, _PIPE_BYTES)
+            self._write("network", {"layers": self._layers, "parameters": self._parameters}, {})
+        if not self._ready and ready(self._child.stdout, select.POLLIN, 0):
+            read_frame(self._child.stdout)
+            self._ready = True
+        return self._ready
+
+    def _write(self, kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        write_frame(self._child.stdin, packing.in_parts(kind, header, arrays))
+
+    def _read(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        answer, _ = read_frame(self._child.stdout)
+        self._asked = False
+        return packing.unpack(answer, "trained")
+
+    def _give_up(self) -> None:
+        if self._child is not None:
+            _end(self._child)
+        self._gone = True
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    child.stdin.close()
+    child.stdout.close()
+
+
+def _state_of(adam: Adam) -> dict[str, np.ndarray]:
+    return {"parameters": adam.parameters, **adam.state_dict()}
+
+
+def _set_state(adam: Adam, state: dict[str, np.ndarray]) -> None:
+    """The inverse of `_state_of`; the parameters stay where they are."""
+    adam.parameters[:] = state["parameters"]
+    adam.load_state_dict(state)
+
+
+def _described(layer: Layer) -> list[Any]:
+    """A layer as JSON can hold it; see `_layer`."""
+    if isinstance(layer, Dense):
+        return ["dense", layer.start, *layer.weight.shape]
+    if isinstance(layer, LayerNorm):
+        return ["layer_norm", layer.start, layer.weight.size, layer.epsilon]
+    return [next(name for name, each in ACTIVATIONS.items() if each is layer)]
+
+
+def _layer(description: list[Any], parameters: np.ndarray) -> Layer:
+    """The layer, on views of the flat parameters."""
+    kind, *numbers = description
+    if kind == "dense":
+        start, outputs, inputs = numbers
+        weight, bias = np.split(parameters[start : start + outputs * (inputs + 1)], [-outputs])
+        return Dense(weight.reshape(outputs, inputs), bias, start)
+    if kind == "layer_norm":
+        start, size, epsilon = numbers
+        return LayerNorm(*np.split(parameters[start : start + 2 * size], 2), epsilon, start)
+    return ACTIVATIONS[kind]
+
+
+def main() -> None:
+    """What the process does until its standard input closes."""
+    questions: BinaryIO = os.fdopen(0, "rb", buffering=0)
+    answers: BinaryIO = os.fdopen(1, "wb", buffering=0)
+    header, _ = packing.unpack(read_frame(questions)[0], "network")
+    adam = Adam(np.zeros(header["parameters"], np.float32))
+    layers = [_layer(description, adam.parameters) for description in header["layers"]]
+    scale = np.ones((), np.float32)
+    network = NetworkByHand(layers, Value(scale))
+    write_frame(answers, b"")  # it is ready
+    # The C library keeps freed memory up to the size of the largest piece that was freed; what it
+    # does not keep comes from the kernel each time, which takes longer than the arithmetic.
+    np.empty(_KEPT_BYTES, np.uint8)
+    inputs = None
+    while True:
+        frame, _ = read_frame(questions)
+        if packing.message_type(frame) == "inputs":
+            inputs = packing.unpack(frame, "inputs")[1]["inputs"]
+            continue
+        header, arrays = packing.unpack(frame, "epochs")
+        _set_state(adam, arrays)
+        scale[...] = header["scale"]
+        epochs = ValueEpochs(
+            inputs,
+            **{name: arrays[name] for name in ("rows", "targets", "orders")},
+            **{name: value for name, value in header.items() if name != "type"},
+        )
+        result = {"loss": fit(network, adam, epochs)}
+        write_frame(answers, packing.in_parts("trained", result, _state_of(adam)))
+
+
+if __name__ == "__main__":
+    # The learner refuses what is not finite; it is gone when the pipe is.
+    with np.errstate(all="ignore"), contextlib.suppress(OSError):
+        main()

@@ -1,0 +1,98 @@
+"""Adam (Kingma and Ba 2015, algorithm 1), with its state as plain arrays by name.
+
+torch.optim's is not used: making one imports torch's compiler, which takes longer than importing
+torch itself, and its state does not go into a safetensors file as it is. All parameters lie in one
+flat array, so that a step is a dozen operations and not a dozen for each parameter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# The paper's beta1, beta2 and epsilon.
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
+# Smaller sums of gradients, and of their squares, change no parameter any more, and become 0. Left
+# alone, those of a unit that never fires fall until they are subnormal, and some processors take
+# many times as long for such numbers.
+_VANISHED = 1e-20, 1e-36
+# Steps between two such checks: in 200 steps, no sum falls from these bounds to 1e-38, where
+# subnormal numbers begin.
+_STEPS_BETWEEN = 200
+
+
+class Adam:
+    """Updates parameters in place.
+
+    Attributes:
+        parameters: float32 [P]; those of a module, see `flame_rl.learner.training.flat`.
+        steps: steps so far.
+        gradient: float32 [P], what the next step descends.
+    """
+
+    def __init__(self, parameters: np.ndarray) -> None:
+        self.parameters = parameters
+        self.gradient = np.zeros_like(self.parameters)
+        # Of gradients and of their squares, with weights that fall by beta at each step: the
+        # paper's moments m and v, but for the factor 1 - beta.
+        self._first_sum = np.zeros_like(self.parameters)
+        self._second_sum = np.zeros_like(self.parameters)
+        # New memory in each step would take as long as some of its arithmetic.
+        self._scratch = np.empty_like(self.parameters)
+        self.steps = 0
+
+    def clip_gradient(self, max_norm: float) -> float:
+        """Scale the gradient down to `max_norm` if it is longer; returns its norm before that."""
+        norm = math.sqrt(np.dot(self.gradient, self.gradient))
+        if norm > max_norm:
+            self.gradient *= max_norm / norm
+        return norm
+
+    def step(self, learning_rate: float) -> None:
+        """One step down the gradient."""
+        self.steps += 1
+        gradient, first, second = self.gradient, self._first_sum, self._second_sum
+        change = self._scratch
+        first *= _BETA1
+        first += gradient
+        second *= _BETA2
+        second += np.square(gradient, out=change)
+        if self.steps % _STEPS_BETWEEN == 0:
+            for sums, least in zip((first, second), _VANISHED, strict=True):
+                sums[np.abs(sums) < least] = 0
+        # The sums times these factors are the paper's corrected moments, m-hat and v-hat.
+        factor1 = (1 - _BETA1) / (1 - _BETA1**self.steps)
+        root2 = math.sqrt((1 - _BETA2) / (1 - _BETA2**self.steps))
+        np.sqrt(second, out=change)
+        change += _EPSILON / root2
+        np.divide(first, change, out=change)
+        # A step size beyond float32 becomes infinite, and the update is refused.
+        change *= np.float32(learning_rate * factor1 / root2)
+        self.parameters -= change
+
+    def values(self) -> np.ndarray:
+        """A copy of all parameters, flat, float32 [P]."""
+        return self.parameters.copy()
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Both sums and the number of steps."""
+        return {
+            "first": self._first_sum,
+            "second": self._second_sum,
+            "steps": np.array(self.steps),
+        }
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray | Tensor]) -> None:
+        """The inverse of `state_dict`. Raises KeyError or ValueError if it does not fit."""
+        first, second = np.asarray(state["first"]), np.asarray(state["second"])
+        for name, array in (("first", first), ("second", second)):
+            if (array.shape, array.dtype) != (self.parameters.shape, np.float32):
+                raise ValueError(f"{name}: {array.shape} of {array.dtype}")
+        self._first_sum, self._second_sum = first.copy(), second.copy()
+        self.steps = int(state["steps"])

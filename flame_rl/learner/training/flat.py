@@ -1,0 +1,42 @@
+"""A torch module's parameters as one flat array."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flame_rl.learner.training.adam import Adam
+from flame_rl.system.errors import UsageError
+
+
+def adam_of(module: nn.Module) -> Adam:
+    """An Adam whose `parameters` and `gradient` the module's parameters and their `.grad` become
+    views of."""
+    adam = Adam(flat_parameters(module))
+    parts = parts_of(module, adam.gradient)
+    for parameter, part in zip(module.parameters(), parts, strict=True):
+        parameter.grad = part
+    return adam
+
+
+def flat_parameters(module: nn.Module) -> np.ndarray:
+    """All parameters in order, each flat, as one array float32 [P]; the module's parameters become
+    views of it. Raises UsageError for parameters of another type."""
+    for name, parameter in module.named_parameters():
+        if parameter.dtype != torch.float32:
+            raise UsageError(
+                f"model.py: {name} of {type(module).__name__} is {parameter.dtype}, and networks "
+                "are trained in float32; make it with dtype=torch.float32"
+            )
+    flat = np.concatenate([p.detach().reshape(-1).numpy() for p in module.parameters()])
+    for parameter, part in zip(module.parameters(), parts_of(module, flat), strict=True):
+        parameter.data = part
+    return flat
+
+
+def parts_of(module: nn.Module, flat: np.ndarray) -> list[Tensor]:
+    """Views of a flat array, each in the shape of one of the module's parameters."""
+    parameters = list(module.parameters())
+    parts = torch.from_numpy(flat).split([parameter.numel() for parameter in parameters])
+    return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]

@@ -1,0 +1,100 @@
+"""A sum of named losses, descended by one trained network.
+
+    L = sum over k of w_k L_k,   L_k a loss of some of the network's outputs
+
+The network's outputs share layers, whose gradient is the sum of those of all losses. The norm of
+each loss's part of it, w_k |dL_k|, says which of them moves the network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flame_rl.learner.training import slices
+from flame_rl.learner.training.autograd import AutogradNetwork
+from flame_rl.learner.training.sequences import SequenceNetwork
+from flame_rl.nets.network import Loss, Samples, Slope
+
+
+@dataclass(frozen=True)
+class Term:
+    """One loss of a sum.
+
+    Attributes:
+        name: of the loss, as in metrics.csv: "policy" has policy_loss and policy_gradient_norm.
+        weight: its factor in the sum.
+        loss: sees its own outputs alone.
+        outputs: their places among those of the network.
+    """
+
+    name: str
+    weight: float
+    loss: Loss
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The weighted sum of the terms, in their order."""
+
+    terms: tuple[Term, ...]
+
+    def differentiate(
+        self, network: AutogradNetwork | SequenceNetwork, samples: Samples, gradient: np.ndarray
+    ) -> dict[str, float]:
+        """Write the gradient of the sum's mean over all samples to `gradient`.
+
+        Args:
+            network: torch differentiates it, once for each term.
+            samples: B samples.
+            gradient: float32 [P], overwritten.
+
+        Returns:
+            Means over the samples: "loss" of the sum; of each term, by `metrics_of`, the loss
+            without its weight, and the norm of its part of the gradient, with it; and the other
+            numbers of the terms' losses under their own names.
+        """
+
+        def of_part(part: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
+            forward = network.forward(part)
+            numbers: dict[str, np.ndarray] = {}
+            slopes: list[dict[int, Slope]] = []
+            for term in self.terms:
+                outputs = [forward.outputs[place] for place in term.outputs]
+                of_term, its_slopes = term.loss(part, *outputs)
+                slopes.append(dict(zip(term.outputs, its_slopes, strict=True)))
+                numbers |= of_term | {_loss(term.name): of_term["loss"]}
+            forward.to_parameters_of_each(slopes, own)
+            return numbers
+
+        of_each = np.empty((len(self.terms), gradient.size), np.float32)
+        means = slices.summed(of_part, network, samples, of_each)
+        means["loss"] = sum(term.weight * means[_loss(term.name)] for term in self.terms)
+        gradient.fill(0)
+        for term, own in zip(self.terms, of_each, strict=True):
+            own *= np.float32(term.weight)
+            gradient += own
+            means[_norm(term.name)] = math.sqrt(np.dot(own, own))
+        return means
+
+
+def metrics_of(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of what `Sum.differentiate` returns of each term: all losses, then all norms."""
+    return (*map(_loss, names), *map(_norm, names))
+
+
+def _loss(name: str) -> str:
+    return f"{name}_loss"
+
+
+def _norm(name: str) -> str:
+    return f"{name}_gradient_norm"
+
+
+def as_it_is(samples: Samples, loss: np.ndarray) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    """The loss of an output that is a loss already, float32 [B]; see `Loss`."""
+    return {"loss": loss}, (1.0,)

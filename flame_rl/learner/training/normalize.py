@@ -1,0 +1,88 @@
+"""Running mean and variance of a stream of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flame_rl.learner.training.slices import at_once
+
+# Least standard deviation, relative to the mean: what varies less is the rounding of float32.
+_LEAST_STD = 1e-6
+# This number of float64 rows fits in a cache, unless they are wide.
+_BLOCK_ROWS = 8192
+# So that the float64 rows of pictures take 64 MB at most.
+_BLOCK_NUMBERS = 1 << 23
+
+
+class RunningMoments:
+    """Mean and variance of all rows seen so far, in float64 (Chan et al. 1979, "Updating Formulae
+    and a Pairwise Algorithm for Computing Sample Variances", eq. 1.3).
+
+    Attributes:
+        count: number of rows.
+        mean: float64 [D].
+    """
+
+    def __init__(self, width: int) -> None:
+        self.count = 0
+        self.mean = np.zeros(width)
+        self._squares = np.zeros(width)  # summed squared differences from the mean
+
+    @property
+    def std(self) -> np.ndarray:
+        """Standard deviations, float64 [D], in whatever unit; 1 where all rows so far are 0."""
+        std = np.sqrt(self._squares / max(self.count, 1))
+        std = np.maximum(std, _LEAST_STD * np.abs(self.mean))
+        return np.where(std == 0, 1.0, std)
+
+    def update(self, rows: np.ndarray) -> None:
+        """Take in more rows, [N, D] of any float type."""
+        block = max(1, min(_BLOCK_ROWS, _BLOCK_NUMBERS // max(1, len(self.mean))))
+        blocks = [rows[start : start + block] for start in range(0, len(rows), block)]
+        middle = len(blocks) // 2
+        halves = [blocks[:middle], blocks[middle:]] if middle else [blocks]
+        # Two cores compute, one adds up in order, so that the bits do not depend on their number.
+        moments = at_once([partial(_moments_of, half) for half in halves])
+        for each in chain.from_iterable(moments):
+            self._take_in(*each)
+
+    def _take_in(self, count: int, mean: np.ndarray, squares: np.ndarray) -> None:
+        total = self.count + count
+        difference = mean - self.mean
+        self.mean = self.mean + difference * (count / total)
+        self._squares = self._squares + squares + difference**2 * (self.count * count / total)
+        self.count = total
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {
+            "count": torch.tensor(self.count),
+            "mean": torch.from_numpy(self.mean),
+            "squares": torch.from_numpy(self._squares),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state_dict`. Raises KeyError or ValueError if D differs."""
+        for name in ("mean", "squares"):
+            if state[name].shape != self.mean.shape:
+                raise ValueError(f"{name}: {tuple(state[name].shape)}, not {self.mean.shape}")
+        self.count = int(state["count"])
+        self.mean = state["mean"].numpy().copy()
+        self._squares = state["squares"].numpy().copy()
+
+
+def _moments_of(blocks: Sequence[np.ndarray]) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    """Of each block: number of rows, mean, and summed squared differences from it."""
+    results = []
+    for block in blocks:
+        rows = block.astype(np.float64)
+        # Infinite rows become NaN here, and the learner refuses the update.
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean = rows.mean(axis=0)
+            results.append((len(rows), mean, np.square(rows - mean).sum(axis=0)))
+    return results

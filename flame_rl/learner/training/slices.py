@@ -1,0 +1,149 @@
+"""Large minibatches slice by slice: bounded memory, all cores busy, the same bits on any number of
+cores.
+
+A library's own threads divide a sum among the cores, so that its last bits depend on their number.
+With one thread in torch and in BLAS (set in run/trainer.py), each slice is computed by one thread
+of the pool here, several slices at a time, and their results are added in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
+from functools import cache, partial
+from itertools import chain, pairwise
+from typing import TypeVar
+
+import numpy as np
+
+from flame_rl.nets import network as gradients
+from flame_rl.nets.network import Loss, Network, Samples, rows_of, split
+from flame_rl.system.cores import available_cores
+
+Result = TypeVar("Result")
+# Fewer slices are computed one after another: threads would wait for Python's lock.
+_LEAST_SLICES = 16
+# Without gradients a thread has one piece of work, not one for each slice, and waits less.
+_LEAST_SLICES_FORWARD = 4
+
+
+def differentiate(
+    network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
+) -> dict[str, float]:
+    """Write the gradient of the mean loss over all samples to `gradient`.
+
+    Args:
+        network: see `Network`.
+        samples: B samples.
+        loss: see `Loss`.
+        gradient: float32 [P], overwritten.
+
+    Returns:
+        The loss's numbers by name, means over the samples.
+    """
+
+    def of_part(part: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
+        return gradients.differentiate(network, part, loss, own)
+
+    return summed(of_part, network, samples, gradient)
+
+
+def summed(
+    of_part: Callable[[Samples, np.ndarray], dict[str, np.ndarray]],
+    network: Network,
+    samples: Samples,
+    gradient: np.ndarray,
+) -> dict[str, float]:
+    """Write the sum of what `of_part` writes for each slice, over the number of samples, to
+    `gradient`.
+
+    Args:
+        of_part: given some of the samples, overwrites an array like `gradient` with their sum, and
+            returns numbers by name, float32 [B] each.
+        network, samples, gradient: see `differentiate`.
+
+    Returns:
+        The numbers, means over the samples.
+    """
+    slices = _slices(network, samples)
+    if len(slices) == 1:
+        numbers = of_part(samples, gradient)
+        totals = {name: float(np.add.reduce(values)) for name, values in numbers.items()}
+    else:
+
+        def share(part: Samples) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+            own = np.empty_like(gradient)
+            return own, of_part(part, own)
+
+        gradient.fill(0)
+        totals: dict[str, float] = {}
+        for own, numbers in _in_order(share, slices, network.parallel):
+            gradient += own
+            for name, values in numbers.items():
+                totals[name] = totals.get(name, 0.0) + float(np.add.reduce(values))
+    count = rows_of(samples)
+    gradient *= 1 / count
+    return {name: total / count for name, total in totals.items()}
+
+
+def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[np.ndarray, ...]:
+    """The network's outputs for all samples. `prepared` says whether their "inputs" are what
+    `Network.prepare` returns; otherwise they are observations, and are prepared slice by slice."""
+    slices = _slices(network, samples)
+
+    def of_slice(part: Samples) -> tuple[np.ndarray, ...]:
+        if not prepared:
+            part = part | {"inputs": network.prepare(part["inputs"])}
+        return network.outputs(part)
+
+    def of_share(first: int, end: int) -> list[tuple[np.ndarray, ...]]:
+        return [of_slice(part) for part in slices[first:end]]
+
+    alone = not network.parallel or len(slices) < _LEAST_SLICES_FORWARD
+    shares = 1 if alone else min(available_cores(), len(slices))
+    ends = [len(slices) * share // shares for share in range(shares + 1)]
+    each = at_once([partial(of_share, first, end) for first, end in pairwise(ends)])
+    columns = zip(*chain.from_iterable(each), strict=True)
+    return tuple(np.concatenate(column) for column in columns)
+
+
+def at_once(functions: Sequence[Callable[[], Result]]) -> list[Result]:
+    """The functions' results, each computed by a core of its own where there are enough. Worth it
+    for products of matrices of a few hundred rows and columns."""
+    if len(functions) == 1 or available_cores() == 1:
+        return [function() for function in functions]
+    first, *others = functions
+    threads = _threads(available_cores())
+    # The context has what NumPy does about overflow.
+    running = [threads.submit(copy_context().run, function) for function in others]
+    try:
+        return [first(), *(each.result() for each in running)]
+    finally:
+        # Also after an error: nobody undoes what another thread goes on writing to.
+        wait(running)
+
+
+def _slices(network: Network, samples: Samples) -> list[Samples]:
+    """The samples in as few slices as possible, of even size."""
+    count = -(-rows_of(samples) // network.slice_rows)
+    return [samples] if count <= 1 else split(samples, count)
+
+
+def _in_order(
+    function: Callable[[Samples], Result], slices: Sequence[Samples], parallel: bool
+) -> Iterator[Result]:
+    """The function's results in the order of the slices, computed by all cores if `parallel`."""
+    cores = available_cores()
+    if not parallel or cores == 1 or len(slices) < _LEAST_SLICES:
+        yield from map(function, slices)
+        return
+    # Only one slice per core at a time, because a finished slice's gradient takes memory.
+    for first in range(0, len(slices), cores):
+        yield from _threads(cores).map(function, slices[first : first + cores])
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    """A pool of `count` threads, kept by the process because an update needs it a hundred times."""
+    return ThreadPoolExecutor(count, thread_name_prefix="slices")

@@ -1,0 +1,224 @@
+"""A policy that acts: its layers and its head in NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from flame_rl.nets.heads import HEADS
+from flame_rl.nets.layers import LAYERS, ROW_BLOCK
+from flame_rl.nets.protocol import ArrayTypes, Head
+from flame_rl.nets.states import Rows, States
+from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
+from flame_rl.wire.packing import WireError
+
+
+class ActingPolicy:
+    """A snapshot ready to act.
+
+    Attributes:
+        observation_dim: D.
+        output_dim: the width of the network's output.
+        head: turns the output into actions, and declares the noise that this takes.
+        remembers: whether a layer has a state, so that actions depend on the episode so far.
+    """
+
+    def __init__(self, snapshot: PolicySnapshot) -> None:
+        """Raises WireError if the snapshot's layers are unknown or do not fit each other."""
+        checked = _checked(snapshot)
+        self.observation_dim, self.output_dim = checked.observation_dim, checked.output_dim
+        self.head = checked.head
+        self._shapes = [shape for shape in checked.states if shape is not None]
+        self.remembers = len(self._shapes) > 0
+        # Each layer, the type in which it computes, and the place of its state among all states, or
+        # None.
+        self._layers = []
+        dtype = "float64"
+        for layer, shape in zip(snapshot.layers, checked.states, strict=True):
+            kind = LAYERS[layer.kind]
+            dtype = kind.dtype(**layer.arrays) or dtype
+            # C order always: BLAS sums a transposed matrix in another order.
+            arrays = {
+                name: np.array(array, None if name in kind.integers else dtype, order="C")
+                for name, array in layer.arrays.items()
+            }
+            before = sum(place is not None for *_, place in self._layers)
+            place = None if shape is None else before
+            self._layers.append((partial(kind.forward, **kind.prepared(**arrays)), dtype, place))
+
+    def states(self, slots: int) -> States:
+        """What the layers remember of the episodes in `slots` slots: nothing yet."""
+        return States(self._shapes, slots)
+
+    def forward(
+        self, observations: np.ndarray, states: States | None = None, rows: Rows = slice(None)
+    ) -> np.ndarray:
+        """The network's output, which the head turns into actions: logits, action values, means.
+
+        Args:
+            observations: float32 or uint8 [B, D], B a multiple of `ROW_BLOCK`.
+            states: those of the episodes that are played, which take one step; None: the policy
+                does not remember.
+            rows: the slot of each observation's episode; a slot that occurs twice must have the
+                same observation twice.
+
+        Returns:
+            float64 [B, output_dim].
+        """
+        if len(observations) % ROW_BLOCK:
+            raise ValueError(f"observations: {len(observations)} rows, no multiple of {ROW_BLOCK}")
+        if states is None and self.remembers:
+            raise ValueError("states: None, and this policy remembers; give it those of `states`")
+        # A copy, because layers may overwrite what they take.
+        x = observations.astype(self._layers[0][1]).reshape(-1, ROW_BLOCK, self.observation_dim)
+        # Once for all layers: it takes as long as a small one.
+        with np.errstate(over="ignore"):
+            for layer, dtype, place in self._layers:
+                x = x.astype(dtype, copy=False)
+                x = layer(x) if place is None else states.apply(place, layer, x, rows)
+        return x.astype(np.float64, copy=False).reshape(-1, self.output_dim)
+
+    def act(
+        self,
+        observations: np.ndarray,
+        noise: np.ndarray | None,
+        states: States | None = None,
+        rows: Rows = slice(None),
+    ) -> np.ndarray:
+        """One action for each row.
+
+        Args:
+            observations, states, rows: as in `forward`.
+            noise: float64 [B, noise_width], to sample with; None: the action without noise,
+                as `Head.greedy` says.
+
+        Returns:
+            [B, ...], of the head's type and shape.
+        """
+        output = self.forward(observations, states, rows)
+        return self.head.greedy(output) if noise is None else self.head.sample(output, noise)
+
+    def draw_noise(
+        self, generator: np.random.Generator, steps: int, before: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The noise of an episode's next steps; the bits do not depend on how many are drawn at a
+        time.
+
+        Args:
+            generator: the episode's own.
+            steps: the number of steps.
+            before: float64 [noise_width], the noise of the step before these; None: the episode
+                begins.
+
+        Returns:
+            float64 [steps, noise_width].
+        """
+        head = self.head
+        # One number more says whether a step repeats the one before.
+        shape = steps, head.noise_width + (head.noise_repeat > 0)
+        noise = (
+            generator.standard_normal(shape) if head.noise == "normal" else generator.random(shape)
+        )
+        if head.noise_carry:
+            last = np.zeros(head.noise_width) if before is None else before
+            for row in noise:
+                row += head.noise_carry * last
+                last = row
+        if head.noise_repeat:
+            noise, repeats = noise[:, :-1], noise[:, -1] < head.noise_repeat
+            last = before
+            for row, repeat in zip(noise, repeats, strict=True):
+                if repeat and last is not None:
+                    row[:] = last
+                last = row
+        return noise
+
+
+def check_snapshot(snapshot: PolicySnapshot) -> None:
+    """Raises WireError, naming layer and array, if the snapshot's layers are too many or unknown or
+    do not fit each other."""
+    _checked(snapshot)
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A snapshot whose layers fit each other: the widths of observation and output, the shape of
+    each layer's state, None for a layer without one, and the head."""
+
+    observation_dim: int
+    output_dim: int
+    states: list[tuple[int, ...] | None]
+    head: Head
+
+
+def _checked(snapshot: PolicySnapshot) -> _Checked:
+    """Check a snapshot. Raises WireError."""
+    if len(snapshot.layers) > MAX_LAYERS:
+        raise WireError(
+            f"a policy of {len(snapshot.layers)} layers, activations among them; at most "
+            f"{MAX_LAYERS} can act"
+        )
+    observation_dim = width = None
+    states: list[tuple[int, ...] | None] = []
+    for place, layer in enumerate(snapshot.layers):
+        where = f"layer {place} ({layer.kind[:40]})"
+        if layer.kind not in LAYERS:
+            raise WireError(f"{where}: none of {', '.join(LAYERS)}")
+        kind = LAYERS[layer.kind]
+        shapes = {name: ("float32", shape) for name, shape in kind.arrays.items()}
+        shapes |= {name: ("int32", shape) for name, shape in kind.integers.items()}
+        sizes = _check_arrays(where, layer, shapes, width)
+        try:
+            kind.check(**layer.arrays)
+            for name, size in kind.sizes(**layer.arrays).items():
+                if sizes.setdefault(name, size) != size:
+                    raise WireError(
+                        f"{size} numbers where {sizes[name]} come from the layer before"
+                    )
+        except WireError as error:
+            raise WireError(f"{where}: {error}") from error
+        observation_dim = observation_dim or sizes.get("in")
+        width = sizes.get("out", sizes.get("in"))
+        state = kind.state
+        states.append(None if state is None else tuple(sizes.get(size, size) for size in state))
+    if observation_dim is None or width is None:
+        raise WireError("a policy without a layer that says how wide an observation is")
+    where = f"head ({snapshot.head.kind[:40]})"
+    if snapshot.head.kind not in HEADS:
+        raise WireError(f"{where}: none of {', '.join(HEADS)}")
+    head = HEADS[snapshot.head.kind]
+    _check_arrays(where, snapshot.head, head.arrays, width)
+    try:
+        return _Checked(observation_dim, width, states, head(width, **snapshot.head.arrays))
+    except WireError as error:
+        raise WireError(f"{where}: {error}") from error
+
+
+def _check_arrays(
+    where: str, layer: Layer, declared: ArrayTypes, width: int | None
+) -> dict[str | int, int]:
+    """Compare arrays with the declaration of their kind; returns the named sizes."""
+    if layer.arrays.keys() != declared.keys():
+        raise WireError(f"{where}: arrays {sorted(layer.arrays)[:10]} and not {sorted(declared)}")
+    # A number stands for itself.
+    sizes: dict[str | int, int] = {
+        size: size for _, shape in declared.values() for size in shape if isinstance(size, int)
+    }
+    if width is not None:
+        sizes["in"] = width
+    for name, (dtype, shape) in declared.items():
+        array = layer.arrays[name]
+        if array.dtype != dtype or array.ndim != len(shape):
+            raise WireError(
+                f"{where}: {name}: {array.dtype} of shape {array.shape} where {dtype} of "
+                f"{len(shape)} dimensions is expected"
+            )
+        for size, dimension in zip(array.shape, shape, strict=True):
+            if size == 0 or sizes.setdefault(dimension, size) != size:
+                expected = tuple(sizes[dimension] for dimension in shape if dimension in sizes)
+                raise WireError(
+                    f"{where}: {name}: shape {array.shape} where {expected} is expected"
+                )
+    return sizes

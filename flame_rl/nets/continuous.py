@@ -1,0 +1,139 @@
+"""Heads whose actions are real numbers."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from flame_rl.nets.protocol import ArrayTypes, NoiseKind
+from flame_rl.wire.packing import WireError
+
+# The logarithms of a squashed Gaussian's standard deviations are clipped to this, where it acts and
+# where it learns. From the authors' code: beyond it a standard deviation is useless, or its
+# exponential too large.
+LOG_STD_RANGE = (-20.0, 2.0)
+
+
+class Gaussian:
+    """A diagonal Gaussian: the output is its mean, and its standard deviation depends on no
+    observation. Actions are float32 [B, A]."""
+
+    arrays: ClassVar[ArrayTypes] = {"log_std": ("float32", ("in",))}
+    noise: ClassVar[NoiseKind] = "normal"
+    dtype: ClassVar[str] = "float32"
+    noise_carry = 0.0
+    noise_repeat = 0.0
+
+    def __init__(self, width: int, log_std: np.ndarray) -> None:
+        self.noise_width = width
+        self.shape = (width,)
+        self._std = np.exp(log_std.astype(np.float64))
+
+    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        return (output + self._std * noise).astype(np.float32)
+
+    def greedy(self, output: np.ndarray) -> np.ndarray:
+        return output.astype(np.float32)
+
+
+class SquashedGaussian:
+    """The tanh of a diagonal Gaussian whose means, then the logarithms of whose standard deviations
+    are the output; the latter are clipped to `LOG_STD_RANGE` (Haarnoja et al. 2018, appendix C).
+    Actions are float32 [B, A] between -1 and 1, or at these where float32 rounds to them."""
+
+    arrays: ClassVar[ArrayTypes] = {}
+    noise: ClassVar[NoiseKind] = "normal"
+    dtype: ClassVar[str] = "float32"
+    noise_carry = 0.0
+    noise_repeat = 0.0
+
+    def __init__(self, width: int) -> None:
+        if width % 2:
+            raise WireError(
+                f"an output of width {width} where an even one is expected: a mean and the "
+                "logarithm of a standard deviation for each number of an action"
+            )
+        self.noise_width = width // 2
+        self.shape = (self.noise_width,)
+
+    def mean_and_log_std(self, output: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and log standard deviation of the Gaussian: float64 [B, 2 * A] -> two of [B, A]."""
+        # Contiguous copies, because NumPy may compute exp and tanh another way on a slice.
+        mean = np.ascontiguousarray(output[:, : self.noise_width])
+        log_std = np.ascontiguousarray(output[:, self.noise_width :])
+        return mean, np.minimum(np.maximum(log_std, LOG_STD_RANGE[0]), LOG_STD_RANGE[1])
+
+    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        mean, log_std = self.mean_and_log_std(output)
+        return np.tanh(mean + np.exp(log_std) * noise).astype(np.float32)
+
+    def greedy(self, output: np.ndarray) -> np.ndarray:
+        mean, _ = self.mean_and_log_std(output)
+        return np.tanh(mean).astype(np.float32)
+
+
+class Noisy:
+    """A deterministic action, which is the output, and normal noise that is added to it
+    (Fujimoto et al. 2018, algorithm 1). Actions are float32 [B, A], clipped to -1 and 1; the output
+    should be within these already."""
+
+    arrays: ClassVar[ArrayTypes] = {"std": ("float32", ("in",))}
+    noise: ClassVar[NoiseKind] = "normal"
+    dtype: ClassVar[str] = "float32"
+    noise_carry = 0.0
+    noise_repeat = 0.0
+
+    def __init__(self, width: int, std: np.ndarray) -> None:
+        """`std`, float32 [A], is the noise's standard deviation."""
+        self.noise_width = width
+        self.shape = (width,)
+        self._std = _standard_deviations(std)
+
+    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        return _clipped(output + self._std * noise)
+
+    def greedy(self, output: np.ndarray) -> np.ndarray:
+        return _clipped(output)
+
+
+class NoisyOrnsteinUhlenbeck:
+    """A deterministic action, which is the output, and the noise x of an Ornstein-Uhlenbeck process
+    that begins at 0 in every episode (Lillicrap et al. 2016, section 7, with theta 0.15):
+
+        x_t = (1 - theta) x_{t-1} + std * N_t,  N_t standard normal.
+
+    The noise that the head is given is x / std. Actions are float32 [B, A], clipped to -1 and 1."""
+
+    arrays: ClassVar[ArrayTypes] = {"std": ("float32", ("in",)), "theta": ("float32", (1,))}
+    noise: ClassVar[NoiseKind] = "normal"
+    dtype: ClassVar[str] = "float32"
+    noise_repeat = 0.0
+
+    def __init__(self, width: int, std: np.ndarray, theta: np.ndarray) -> None:
+        """`std`, float32 [A], is the standard deviation of what is added to the noise at each step;
+        `theta`, float32 [1], from 0 to 1, is the share of the noise that is lost at each step."""
+        # Not "below 0 or above 1": what is not a number must not pass.
+        if not 0 <= theta[0] <= 1:
+            raise WireError(f"theta: {theta[0]} is not from 0 to 1")
+        self.noise_width = width
+        self.noise_carry = 1.0 - float(theta[0])
+        self.shape = (width,)
+        self._std = _standard_deviations(std)
+
+    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        return _clipped(output + self._std * noise)
+
+    def greedy(self, output: np.ndarray) -> np.ndarray:
+        return _clipped(output)
+
+
+def _standard_deviations(std: np.ndarray) -> np.ndarray:
+    if not (np.isfinite(std).all() and (std >= 0).all()):
+        raise WireError("std: not finite, or below 0")
+    return std.astype(np.float64)
+
+
+def _clipped(actions: np.ndarray) -> np.ndarray:
+    # np.clip takes several times as long on arrays this small.
+    return np.minimum(np.maximum(actions, -1.0), 1.0).astype(np.float32)

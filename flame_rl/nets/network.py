@@ -1,0 +1,122 @@
+"""What a loss and an optimiser see of a network.
+
+A loss is a function of a network's outputs, and knows its own derivative: it returns numbers for
+each sample, and the slope of its "loss" with respect to each output. The network carries the slopes
+back to its parameters, by torch's autograd (autograd.py) or by hand (by_hand.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Protocol
+
+import numpy as np
+
+# Columns by name, all of B rows: "inputs", as `Network.prepare` returns them, and what else the
+# network and the loss need. Inputs may be `Stacks` (learner/training/frames.py) in place of an
+# array. Where rows are steps of sequences, one sequence after another, "time" counts the steps of
+# each from 0; a part of such samples has whole sequences.
+Samples = dict[str, np.ndarray]
+# The derivative of each sample's loss with respect to one of its outputs: an array in the output's
+# shape, or one number for all.
+Slope = np.ndarray | float
+
+
+class Loss(Protocol):
+    """A loss of single samples; its mean over a minibatch is what a gradient step descends."""
+
+    def __call__(
+        self, samples: Samples, *outputs: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        """
+        Args:
+            samples: B samples.
+            outputs: the network's outputs for them, float32 [B, ...] each.
+
+        Returns:
+            Numbers by name, float32 [B] each; "loss" is the one that is differentiated. And its
+            slope for each output.
+        """
+        ...
+
+
+class Pass(Protocol):
+    """One forward pass through a network, which can be carried back once.
+
+    Attributes:
+        outputs: the network's outputs, float32 [B, ...] each.
+    """
+
+    outputs: tuple[np.ndarray, ...]
+
+    def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
+        """Write the gradient of a loss, summed over the samples, to `gradient`.
+
+        Args:
+            slopes: the loss's slope for each output.
+            gradient: float32 [P], overwritten: all parameters in order, each flat.
+        """
+        ...
+
+    def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
+        """The loss's slope for "inputs", float32 [B, ...]."""
+        ...
+
+
+class Network(Protocol):
+    """A network and its derivative.
+
+    Attributes:
+        slice_rows: the number of rows that is computed at once for best speed.
+        remembers: whether outputs depend on all steps before, so that samples must be sequences.
+        frames: how many observations, the latest and those before it, are one input.
+        parallel: whether several cores may compute slices at the same time.
+    """
+
+    slice_rows: int
+    remembers: bool
+    frames: int
+    parallel: bool
+
+    def prepare(self, observations: np.ndarray) -> np.ndarray:
+        """Observations, float32 or uint8 [B, D] or `Stacks` of them, as the network takes them:
+        normalised, for example. Stale once the module's buffers change."""
+        ...
+
+    def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
+        """The network's outputs, without a gradient."""
+        ...
+
+    def forward(self, samples: Samples) -> Pass:
+        """The network's outputs, and the way back."""
+        ...
+
+
+def differentiate(
+    network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Write the gradient of the loss, summed over the samples, to `gradient`; returns the loss's
+    numbers, float32 [B] each. See `Pass.to_parameters`."""
+    forward = network.forward(samples)
+    numbers, slopes = loss(samples, *forward.outputs)
+    forward.to_parameters(slopes, gradient)
+    return numbers
+
+
+def split(samples: Samples, count: int) -> list[Samples]:
+    """Divide the samples into `count` parts of almost even size, without copying; into fewer where
+    there are not as many sequences."""
+    rows = rows_of(samples)
+    ends = [rows * place // count for place in range(count + 1)]
+    if "time" in samples:
+        starts = np.append(np.flatnonzero(samples["time"] == 0), rows)
+        ends = np.unique([starts[np.abs(starts - end).argmin()] for end in ends]).tolist()
+    return [
+        {name: column[start:stop] for name, column in samples.items()}
+        for start, stop in itertools.pairwise(ends)
+    ]
+
+
+def rows_of(samples: Samples) -> int:
+    """B."""
+    return len(samples["inputs"])
