@@ -410,10 +410,10 @@ class DiscretePolicy(nn.Module):
         distribution = Categorical(logits=logits, validate_args=False)
         return distribution.log_prob(action), distribution.entropy()
 
-    def snapshot(self, version: int) -> PolicySnapshot:
+    def snapshot(self) -> PolicySnapshot:
         """The layers for the actors."""
         layers = layers_of(self.frames, self.normalizer, self.network)
-        return PolicySnapshot(version, layers, Layer("categorical", {}))
+        return PolicySnapshot(0, layers, Layer("categorical", {}))
 
 
 class FactoredPolicy(nn.Module):
@@ -450,11 +450,11 @@ class FactoredPolicy(nn.Module):
             for part in logits.split(self.choices, dim=-1)
         ]
 
-    def snapshot(self, version: int) -> PolicySnapshot:
+    def snapshot(self) -> PolicySnapshot:
         """The layers for the actors."""
         layers = layers_of(self.frames, self.normalizer, self.network)
         head = Layer("factored", {"choices": np.array(self.choices, np.int32)})
-        return PolicySnapshot(version, layers, head)
+        return PolicySnapshot(0, layers, head)
 
 
 class ContinuousPolicy(nn.Module):
@@ -489,12 +489,10 @@ class ContinuousPolicy(nn.Module):
         entropy = normalization + 0.5 * action.shape[-1]
         return -0.5 * squares - normalization, entropy.expand(squares.shape)
 
-    def snapshot(self, version: int) -> PolicySnapshot:
+    def snapshot(self) -> PolicySnapshot:
         """The layers for the actors."""
         layers = layers_of(self.frames, self.normalizer, self.network)
-        return PolicySnapshot(
-            version, layers, Layer("gaussian", {"log_std": array_of(self.log_std)})
-        )
+        return PolicySnapshot(0, layers, Layer("gaussian", {"log_std": array_of(self.log_std)}))
 
 
 class ValueNetwork(nn.Module):
@@ -570,9 +568,9 @@ class SharedNetwork(nn.Module):
         losses = (loss_of_steps(*item, features, seen) for item in self.auxiliary.items())
         return (*outputs, *losses)
 
-    def snapshot(self, version: int) -> PolicySnapshot:
+    def snapshot(self) -> PolicySnapshot:
         """The policy's layers for the actors."""
-        return self.policy.snapshot(version)
+        return self.policy.snapshot()
 
     def _observed(self, observation: Tensor) -> Tensor:
         return self.normalizer(self.policy.frames(observation))
@@ -644,25 +642,19 @@ class ActionValueNetwork(nn.Module):
         [B, (1 + A) * Z], the state's part first."""
         return self.network(self.normalizer(self.frames(observation)))
 
-    def snapshot(self, version: int, epsilon: float, repeat: float = 0.0) -> PolicySnapshot:
+    def snapshot(self) -> PolicySnapshot:
         """The layers for the actors. Their output is Q, [B, A], or with C51 logits, [B, A * Z]:
-        duelling and the mean of quantiles are linear, so the last layer contains them.
-
-        Args:
-            version: see `PolicySnapshot`.
-            epsilon: the probability of a uniformly random action.
-            repeat: the probability that a step repeats the exploration of the step before.
-        """
+        duelling and the mean of quantiles are linear, so the last layer contains them."""
         *layers, last = layers_of(self.frames, self.normalizer, self.network)
         arrays = {
             "weight": self._of_actions(last.arrays["weight"]),
             "bias": self._of_actions(last.arrays["bias"][None])[0],
         }
-        head = epsilon_greedy(epsilon, repeat)
+        head = epsilon_greedy()
         if self.support is not None:
             support = np.array(self.support, np.float32)
             head = Layer("epsilon_greedy_distribution", head.arrays | {"support": support})
-        return PolicySnapshot(version, (*layers, Layer(last.kind, arrays)), head)
+        return PolicySnapshot(0, (*layers, Layer(last.kind, arrays)), head)
 
     def _of_actions(self, outputs: np.ndarray) -> np.ndarray:
         """From what the network gives to what the actors need: float32 [rows, outputs] -> [rows, A]
@@ -689,10 +681,10 @@ class RecurrentValueNetwork(nn.Module):
         """float32 [T, D] or, of S sequences side by side, [T, S, D] -> [T, A] or [T, S, A]."""
         return self.network(self.normalizer(self.frames(observation)))
 
-    def snapshot(self, version: int, epsilon: float) -> PolicySnapshot:
-        """The layers for the actors; `epsilon` is the probability of a uniformly random action."""
+    def snapshot(self) -> PolicySnapshot:
+        """The layers for the actors."""
         layers = layers_of(self.frames, self.normalizer, self.network)
-        return PolicySnapshot(version, layers, epsilon_greedy(epsilon))
+        return PolicySnapshot(0, layers, epsilon_greedy())
 
 
 class SuccessorNetwork(nn.Module):
@@ -704,42 +696,37 @@ class SuccessorNetwork(nn.Module):
         spec: EnvironmentSpec,
         hidden_sizes: tuple[int, ...],
         activation: str,
-        parts: int,
+        weights: np.ndarray,
         frames: int = 1,
     ) -> None:
         """
         Args:
             spec: its actions are a Discrete.
             hidden_sizes, activation: of the layers between observation and output.
-            parts: P.
+            weights: of the parts, [P].
             frames: as in `make_frames`.
         """
         super().__init__()
         self.frames = make_frames(spec, frames)
         self.normalizer = make_normalizer(spec)
-        outputs = spec.action_dim * parts
+        outputs = spec.action_dim * len(weights)
+        self.weights = weights
         self.network = uniform_network(spec, outputs, hidden_sizes, activation, frames)
 
     def forward(self, observation: Tensor) -> Tensor:
         """float32 [B, D] -> [B, A * P], action by action."""
         return self.network(self.normalizer(self.frames(observation)))
 
-    def snapshot(self, version: int, epsilon: float, weights: np.ndarray) -> PolicySnapshot:
+    def snapshot(self) -> PolicySnapshot:
         """The layers for the actors. Their output is Q, [B, A]: a weighted sum is linear, so the
-        last layer contains it.
-
-        Args:
-            version: see `PolicySnapshot`.
-            epsilon: the probability of a uniformly random action.
-            weights: of the parts, [P].
-        """
+        last layer contains it."""
         *layers, last = layers_of(self.frames, self.normalizer, self.network)
         arrays = {
-            name: array.reshape(*array.shape[:-1], -1, len(weights)) @ weights
+            name: array.reshape(*array.shape[:-1], -1, len(self.weights)) @ self.weights
             for name, array in last.arrays.items()
         }
         layers = (*layers, Layer(last.kind, arrays))
-        return PolicySnapshot(version, layers, epsilon_greedy(epsilon))
+        return PolicySnapshot(0, layers, epsilon_greedy())
 
 
 class DeterministicPolicy(nn.Module):
@@ -757,24 +744,12 @@ class DeterministicPolicy(nn.Module):
         """The actions: float32 [B, D] -> [B, A]."""
         return self.network(self.normalizer(observation))
 
-    def snapshot(
-        self, version: int, std: float | np.ndarray, theta: float | None = None
-    ) -> PolicySnapshot:
-        """The layers for the actors.
-
-        Args:
-            version: see `PolicySnapshot`.
-            std: of the Gaussian noise, one number or float32 [A].
-            theta: how far each step draws Ornstein-Uhlenbeck noise back to 0, as a fraction; None:
-                the noise of each step is independent.
-        """
+    def snapshot(self) -> PolicySnapshot:
+        """The layers for the actors, without noise."""
         layers = layers_of(self.normalizer, self.network)
         actions = self.network[-2].out_features
-        head = Layer("noisy", {"std": np.full(actions, std, np.float32)})
-        if theta is not None:
-            arrays = head.arrays | {"theta": np.array([theta], np.float32)}
-            head = Layer("noisy_ornstein_uhlenbeck", arrays)
-        return PolicySnapshot(version, layers, head)
+        noise = {"std": np.zeros(actions, np.float32), "theta": np.ones(1, np.float32)}
+        return PolicySnapshot(0, layers, Layer("noisy", noise))
 
 
 class SquashedGaussianPolicy(nn.Module):
@@ -800,10 +775,10 @@ class SquashedGaussianPolicy(nn.Module):
         [B, 2A]."""
         return self.network(self.normalizer(observation))
 
-    def snapshot(self, version: int) -> PolicySnapshot:
+    def snapshot(self) -> PolicySnapshot:
         """The layers for the actors."""
         layers = layers_of(self.normalizer, self.network)
-        return PolicySnapshot(version, layers, Layer("squashed_gaussian", {}))
+        return PolicySnapshot(0, layers, Layer("squashed_gaussian", {}))
 
 
 class ActionCritic(nn.Module):
@@ -831,10 +806,10 @@ class ActionCritic(nn.Module):
         return self.network(inputs).squeeze(-1)
 
 
-def epsilon_greedy(epsilon: float, repeat: float = 0.0) -> Layer:
-    """The head that takes the action of greatest value; see `ActionValueNetwork.snapshot`."""
-    numbers = {"epsilon": epsilon, "repeat": repeat}
-    return Layer("epsilon_greedy", {n: np.array([x], np.float32) for n, x in numbers.items()})
+def epsilon_greedy() -> Layer:
+    """The head that takes the action of greatest value."""
+    zero = np.zeros(1, np.float32)
+    return Layer("epsilon_greedy", {"epsilon": zero, "repeat": zero})
 
 
 def make_frames(spec: EnvironmentSpec, frames: int) -> nn.Module:

@@ -118,11 +118,7 @@ def head_of(kind: str, actions: int, seed: int = 0) -> tuple[Layer, int]:
             51 * actions,
         ),
         "squashed_gaussian": ({}, 2 * actions),
-        "noisy": ({"std": std}, actions),
-        "noisy_ornstein_uhlenbeck": (
-            {"std": std, "theta": np.array([0.15], np.float32)},
-            actions,
-        ),
+        "noisy": ({"std": std, "theta": np.array([0.15], np.float32)}, actions),
     }[kind]
     return Layer(kind, arrays), width
 
@@ -131,7 +127,7 @@ def snapshot_with(kind: str, observation_dim: int, actions: int, **options) -> P
     """A random policy with a head of any kind; the network of a deterministic one ends in tanh."""
     head, width = head_of(kind, actions)
     snapshot = random_snapshot(observation_dim, width, False, **options)
-    ends = (Layer("tanh", {}),) if kind.startswith("noisy") else ()
+    ends = (Layer("tanh", {}),) if kind == "noisy" else ()
     return replace(snapshot, layers=(*snapshot.layers, *ends), head=head)
 
 

@@ -71,7 +71,11 @@ class Algorithm(Protocol):
         metrics: names of the numbers that `update` may return, in the order of metrics.csv.
         files: state that no checkpoint holds, or None.
         notice: what a person should know when a run begins; "" if nothing.
+        lag: by how many updates the policy that collects is older than the latest one.
     """
+
+    @property
+    def lag(self) -> int: ...
 
     @property
     def files(self) -> Files | None: ...
@@ -85,11 +89,12 @@ class Algorithm(Protocol):
     @property
     def metrics(self) -> tuple[str, ...]: ...
 
-    def snapshot(self, version: int) -> PolicySnapshot: ...
+    def snapshot(self) -> PolicySnapshot:
+        """The latest policy. The learner stamps the version."""
+        ...
 
-    def collecting(self, version: int) -> PolicySnapshot:
-        """The policy that collects the next iteration after `version` updates: the latest, or an
-        earlier one with its own version."""
+    def collecting(self) -> PolicySnapshot:
+        """The policy that collects the next iteration: the latest, or one `lag` updates older."""
         ...
 
     def update(
@@ -129,11 +134,12 @@ class Learner:
 
     def snapshot(self) -> PolicySnapshot:
         """The latest policy for the actors; its version is the number of updates so far."""
-        return self.algorithm.snapshot(self._updates)
+        return replace(self.algorithm.snapshot(), version=self._updates)
 
     def collecting(self) -> PolicySnapshot:
         """The policy that collects the next iteration."""
-        return self.algorithm.collecting(self._updates)
+        version = max(0, self._updates - self.algorithm.lag)
+        return replace(self.algorithm.collecting(), version=version)
 
     def update(self, episodes: Episodes, progress: float = 0.0) -> dict[str, float]:
         """Improve the policy by whole episodes, collected by `collecting`.

@@ -74,36 +74,14 @@ class SquashedGaussian:
 
 
 class Noisy:
-    """A deterministic action, which is the output, and normal noise that is added to it
-    (Fujimoto et al. 2018, algorithm 1). Actions are float32 [B, A], clipped to -1 and 1; the output
-    should be within these already."""
-
-    arrays: ClassVar[ArrayTypes] = {"std": ("float32", ("in",))}
-    noise: ClassVar[NoiseKind] = "normal"
-    dtype: ClassVar[str] = "float32"
-    noise_carry = 0.0
-    noise_repeat = 0.0
-
-    def __init__(self, width: int, std: np.ndarray) -> None:
-        """`std`, float32 [A], is the noise's standard deviation."""
-        self.noise_width = width
-        self.shape = (width,)
-        self._std = _standard_deviations(std)
-
-    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        return _clipped(output + self._std * noise)
-
-    def greedy(self, output: np.ndarray) -> np.ndarray:
-        return _clipped(output)
-
-
-class NoisyOrnsteinUhlenbeck:
-    """A deterministic action, which is the output, and the noise x of an Ornstein-Uhlenbeck process
-    that begins at 0 in every episode (Lillicrap et al. 2016, section 7, with theta 0.15):
+    """A deterministic action, which is the output, and normal noise that is added to it (Fujimoto
+    et al. 2018, algorithm 1), or the noise x of an Ornstein-Uhlenbeck process that begins at 0 in
+    every episode (Lillicrap et al. 2016, section 7, with theta 0.15):
 
         x_t = (1 - theta) x_{t-1} + std * N_t,  N_t standard normal.
 
-    The noise that the head is given is x / std. Actions are float32 [B, A], clipped to -1 and 1."""
+    With theta 1 the noise of each step is independent. The noise that the head is given is x / std.
+    Actions are float32 [B, A], clipped to -1 and 1; the output should be within these already."""
 
     arrays: ClassVar[ArrayTypes] = {"std": ("float32", ("in",)), "theta": ("float32", (1,))}
     noise: ClassVar[NoiseKind] = "normal"
@@ -116,22 +94,18 @@ class NoisyOrnsteinUhlenbeck:
         # Not "below 0 or above 1": what is not a number must not pass.
         if not 0 <= theta[0] <= 1:
             raise WireError(f"theta: {theta[0]} is not from 0 to 1")
+        if not (np.isfinite(std).all() and (std >= 0).all()):
+            raise WireError("std: not finite, or below 0")
         self.noise_width = width
         self.noise_carry = 1.0 - float(theta[0])
         self.shape = (width,)
-        self._std = _standard_deviations(std)
+        self._std = std.astype(np.float64)
 
     def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
         return _clipped(output + self._std * noise)
 
     def greedy(self, output: np.ndarray) -> np.ndarray:
         return _clipped(output)
-
-
-def _standard_deviations(std: np.ndarray) -> np.ndarray:
-    if not (np.isfinite(std).all() and (std >= 0).all()):
-        raise WireError("std: not finite, or below 0")
-    return std.astype(np.float64)
 
 
 def _clipped(actions: np.ndarray) -> np.ndarray:

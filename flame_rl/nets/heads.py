@@ -5,7 +5,6 @@ from __future__ import annotations
 from flame_rl.nets.continuous import (
     Gaussian,
     Noisy,
-    NoisyOrnsteinUhlenbeck,
     SquashedGaussian,
 )
 from flame_rl.nets.discrete import (
@@ -24,5 +23,4 @@ HEADS: dict[str, type[Head]] = {
     "epsilon_greedy_distribution": EpsilonGreedyDistribution,
     "squashed_gaussian": SquashedGaussian,
     "noisy": Noisy,
-    "noisy_ornstein_uhlenbeck": NoisyOrnsteinUhlenbeck,
 }

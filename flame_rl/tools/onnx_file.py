@@ -93,8 +93,7 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
     epsilon_greedy_distribution: the same, `logits` [batch, A, atoms] and `support` [atoms].
     squashed_gaussian: `mean` and `log_std` [batch, A] before the tanh, and `action` [batch, A], the
         tanh of the mean.
-    noisy, noisy_ornstein_uhlenbeck: `action` [batch, A] without noise, and `std` [A]; of the latter
-        `theta` [1], too.
+    noisy: `action` [batch, A] without noise, `std` [A] and `theta` [1].
 
     Args:
         snapshot: the policy.

@@ -91,5 +91,4 @@ HEAD_OUTPUTS: dict[str, HeadOutputs] = {
     "epsilon_greedy_distribution": HeadOutputs(_epsilon_greedy_distribution, _of_distribution),
     "squashed_gaussian": HeadOutputs(_squashed_gaussian, _of_squashed),
     "noisy": _DETERMINISTIC,
-    "noisy_ornstein_uhlenbeck": _DETERMINISTIC,
 }

@@ -155,7 +155,7 @@ def test_the_noise_of_an_episode_begins_at_0():
     """The second episode of a slot does not go on with the noise of the first: an action whose
     output is 0 is the noise, and its first is drawn from the episode's generator alone."""
     head = Layer(
-        "noisy_ornstein_uhlenbeck",
+        "noisy",
         {"std": np.array([0.01], np.float32), "theta": np.array([0.01], np.float32)},
     )
     layer = Layer(

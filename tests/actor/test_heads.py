@@ -101,11 +101,10 @@ def test_squashed_gaussian_is_torchs():
     np.testing.assert_allclose(head.greedy(output), squash(mean), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("kind", ["noisy", "noisy_ornstein_uhlenbeck"])
-def test_noise_is_added_to_a_deterministic_action_and_clipped(kind):
+@pytest.mark.parametrize("theta", [1.0, 0.15])
+def test_noise_is_added_to_a_deterministic_action_and_clipped(theta):
     std = floats(0.1, 0.0, 2.0)
-    more = {"theta": floats(0.15)} if kind == "noisy_ornstein_uhlenbeck" else {}
-    head = HEADS[kind](3, std=std, **more)
+    head = HEADS["noisy"](3, std=std, theta=floats(theta))
     rng = np.random.default_rng(3)
     output, noise = rng.uniform(-1.2, 1.2, (100, 3)), rng.standard_normal((100, 3))
     actions, greedy = head.sample(output, noise), head.greedy(output)
@@ -120,7 +119,7 @@ def test_noise_is_added_to_a_deterministic_action_and_clipped(kind):
 def ornstein_uhlenbeck(theta: float, std: np.ndarray) -> ActingPolicy:
     """A policy whose action without noise is 0."""
     weight, bias = np.zeros((1, len(std)), np.float32), np.zeros(len(std), np.float32)
-    head = Layer("noisy_ornstein_uhlenbeck", {"std": std, "theta": floats(theta)})
+    head = Layer("noisy", {"std": std, "theta": floats(theta)})
     layer = Layer("dense", {"weight": weight, "bias": bias})
     return ActingPolicy(PolicySnapshot(0, (layer,), head))
 
@@ -227,24 +226,23 @@ NAN = float("nan")
             {"epsilon": floats(2), "repeat": floats(0), "support": floats(0, 1)},
             "epsilon: 2.0",
         ),
-        ("noisy", {"std": floats(1, 1, 1)}, r"std: shape \(3,\) where \(4,\)"),
-        *(
-            ("noisy", {"std": floats(1, 0, std, 1)}, "std: not finite, or below 0")
-            for std in (-0.1, NAN, float("inf"))
-        ),
-        ("noisy_ornstein_uhlenbeck", {"std": floats(1, 1, 1, 1)}, r"arrays \['std'\] and not"),
+        ("noisy", {"std": floats(1, 1, 1), "theta": floats(1)}, r"std: shape \(3,\) where \(4,\)"),
         *(
             (
-                "noisy_ornstein_uhlenbeck",
+                "noisy",
+                {"std": floats(1, 0, std, 1), "theta": floats(1)},
+                "std: not finite, or below 0",
+            )
+            for std in (-0.1, NAN, float("inf"))
+        ),
+        ("noisy", {"std": floats(1, 1, 1, 1)}, r"arrays \['std'\] and not"),
+        *(
+            (
+                "noisy",
                 {"std": floats(1, 1, 1, 1), "theta": floats(theta)},
                 "theta: .* not from 0 to 1",
             )
             for theta in (-0.1, 1.1, NAN)
-        ),
-        (
-            "noisy_ornstein_uhlenbeck",
-            {"std": floats(1, 1, -1, 1), "theta": floats(0.15)},
-            "std: not finite, or below 0",
         ),
         ("squashed_gaussian", {"log_std": floats(1, 1)}, r"arrays \['log_std'\] and not \[\]"),
     ],

@@ -57,7 +57,7 @@ def test_numpy_equals_torch(activation, continuous, normalizes):
         if normalizes:
             rows = ((rows - policy.normalizer.mean) / policy.normalizer.std).clip(-10, 10)
         expected = policy.network(rows).numpy()
-    acting = ActingPolicy(policy.float().snapshot(version=0))
+    acting = ActingPolicy(policy.float().snapshot())
     np.testing.assert_allclose(acting.forward(observations), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -85,7 +85,7 @@ def test_observations_of_one_byte_are_scaled_as_torch_scales_them():
     observations = np.random.default_rng(0).integers(0, 201, (16, 5)).astype(np.uint8)
     weight, bias = (p.detach().numpy() for p in policy.network.parameters())
     expected = observations / 200 @ weight.T + bias
-    forward = ActingPolicy(policy.snapshot(0)).forward
+    forward = ActingPolicy(policy.snapshot()).forward
     np.testing.assert_allclose(forward(observations), expected, rtol=1e-5, atol=1e-7)
     with torch.no_grad():
         np.testing.assert_allclose(
@@ -100,7 +100,7 @@ def test_no_hidden_layer_is_a_linear_policy():
     policy = policy_of(False, "tanh", hidden=())
     observations = np.random.default_rng(0).standard_normal((8, 5)).astype(np.float32)
     weight, bias = (p.detach().numpy() for p in policy.network.parameters())
-    acting = ActingPolicy(policy.snapshot(0))
+    acting = ActingPolicy(policy.snapshot())
     np.testing.assert_allclose(
         acting.forward(observations), observations @ weight.T + bias, rtol=1e-4, atol=1e-6
     )
@@ -397,7 +397,7 @@ def test_a_module_without_a_counterpart_is_refused():
     policy = policy_of(False, "tanh")
     policy.network.append(torch.nn.Dropout())
     with pytest.raises(TypeError, match="Dropout has no method `layer`"):
-        policy.snapshot(0)
+        policy.snapshot()
 
 
 FACTORED = {
@@ -416,7 +416,7 @@ def test_torch_and_numpy_agree_on_several_choices(name):
     counts = np.ravel(space.nvec) if name != "MultiBinary" else np.full(5, 2)
     observation = np.random.default_rng(4).standard_normal((1, 5)).astype(np.float32)
     rows = np.repeat(observation, 8000, axis=0)
-    acting = ActingPolicy(policy.snapshot(0))
+    acting = ActingPolicy(policy.snapshot())
     assert acting.output_dim == counts.sum()
     noise = acting.draw_noise(np.random.default_rng(0), len(rows))
     actions = acting.act(rows, noise)
@@ -493,7 +493,7 @@ def test_without_noise_the_likeliest_action_or_the_mean(continuous):
     observations = np.random.default_rng(4).standard_normal((64, 5)).astype(np.float32)
     with torch.no_grad():
         distribution = policy(torch.from_numpy(observations))
-    actions = ActingPolicy(policy.snapshot(0)).act(observations, None)
+    actions = ActingPolicy(policy.snapshot()).act(observations, None)
     if continuous:
         assert actions.dtype == np.float32
         np.testing.assert_allclose(actions, distribution.mean, rtol=1e-4, atol=1e-5)

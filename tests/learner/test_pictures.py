@@ -82,12 +82,12 @@ def samples_of(spec: EnvironmentSpec, rows: int) -> dict[str, np.ndarray]:
 def test_the_network_follows_from_the_picture(shape, filters):
     for dtype in (np.uint8, bool):
         spec = spec_of(shape, dtype=dtype)
-        layers = networks(spec)[0].snapshot(0).layers
+        layers = networks(spec)[0].snapshot().layers
         found = [layer.arrays["weight"].shape for layer in layers if layer.kind == "convolution"]
         assert found == filters
         large = len(filters) == len(model.LARGE_PICTURES)
         assert layers[0].kind == ("center" if large else "scale")
-        plain = networks(spec, normalize_observations=False)[0].snapshot(0).layers[0]
+        plain = networks(spec, normalize_observations=False)[0].snapshot().layers[0]
         assert plain.kind == "scale"
         assert plain.arrays["factor"] == pytest.approx(1 if dtype is bool else 1 / 255)
         dense = [layer.arrays["weight"].shape for layer in layers if layer.kind == "dense"]
@@ -114,7 +114,7 @@ def test_large_pictures_lose_their_mean(frames):
 def test_numbers_of_other_types_are_no_pictures():
     space = spaces.Box(0, 1, (10, 10, 4), np.float32)
     spec = EnvironmentSpec("X-v0", space, ACTIONS["categorical"])
-    kinds = {layer.kind for layer in networks(spec)[0].snapshot(0).layers}
+    kinds = {layer.kind for layer in networks(spec)[0].snapshot().layers}
     assert kinds == {"normalize", "dense", "relu"}
 
 
@@ -126,7 +126,7 @@ def test_what_acts_is_what_learns(shape, memory):
     if isinstance(policy.normalizer, model.Centering):
         rng = np.random.default_rng(2)
         policy.normalizer.set(*rng.uniform(20, 150, (2, policy.normalizer.observation_dim)))
-    acting = ActingPolicy(policy.snapshot(0))
+    acting = ActingPolicy(policy.snapshot())
     observations = np.random.default_rng(0).integers(0, 256, (4, 8, int(np.prod(shape))))
     observations = observations.astype(np.uint8)
     with torch.no_grad():

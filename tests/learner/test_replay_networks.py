@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import model
+from flame_rl.learner.off_policy.update import exploring
 from flame_rl.wire.messages import PolicySnapshot
 from tests.helpers import spec_of
 
@@ -67,10 +68,10 @@ def test_exported_values(quantiles, dueling):
     module = discrete(quantiles=quantiles, dueling=dueling)
     outputs = output_of(module, OBSERVATIONS)
     assert outputs.shape == (ROWS, (A + dueling) * quantiles)
-    snapshot = module.snapshot(7, epsilon=0.25, repeat=0.5)
+    snapshot = exploring(module.snapshot(), {"epsilon": 0.25, "repeat": 0.5})
     expected = slow_values(outputs, dueling, quantiles).mean(axis=2)
     np.testing.assert_allclose(by_numpy(snapshot), expected, atol=1e-5)
-    assert snapshot.version == 7 and snapshot.head.kind == "epsilon_greedy"
+    assert snapshot.head.kind == "epsilon_greedy"
     assert snapshot.head.arrays.keys() == {"epsilon", "repeat"}
     check_float32(snapshot, {"epsilon": [0.25], "repeat": [0.5]})
 
@@ -80,7 +81,7 @@ def test_exported_distributions(dueling):
     module = discrete(support=SUPPORT, dueling=dueling)
     outputs = output_of(module, OBSERVATIONS)
     assert outputs.shape == (ROWS, (A + dueling) * Z)
-    snapshot = module.snapshot(7, epsilon=0.25, repeat=0.5)
+    snapshot = exploring(module.snapshot(), {"epsilon": 0.25, "repeat": 0.5})
     expected = slow_values(outputs, dueling, Z).reshape(ROWS, A * Z)
     np.testing.assert_allclose(by_numpy(snapshot), expected, atol=1e-5)
     assert snapshot.head.kind == "epsilon_greedy_distribution"
@@ -108,23 +109,20 @@ def test_a_deterministic_policy():
         module.network[-2].weight.mul_(30)
     actions = output_of(module, OBSERVATIONS)
     assert actions.shape == (ROWS, A) and 0.9 < np.abs(actions).max() <= 1
-    snapshot = module.snapshot(3, std=0.1)
+    snapshot = exploring(module.snapshot(), {"std": 0.1})
     np.testing.assert_allclose(by_numpy(snapshot), actions, atol=1e-5)
-    assert snapshot.version == 3 and snapshot.head.kind == "noisy"
-    check_float32(snapshot, {"std": [0.1] * A})
-    std = np.array([0.1, 0.2, 0.3], np.float32)
-    snapshot = module.snapshot(3, std, theta=0.15)
-    assert snapshot.head.kind == "noisy_ornstein_uhlenbeck"
-    check_float32(snapshot, {"std": std, "theta": [0.15]})
+    assert snapshot.head.kind == "noisy"
+    check_float32(snapshot, {"std": [0.1] * A, "theta": [1]})
+    check_float32(exploring(snapshot, {"theta": 0.15}), {"std": [0.1] * A, "theta": [0.15]})
 
 
 def test_a_squashed_gaussian_policy():
     module = continuous(model.SquashedGaussianPolicy)
     outputs = output_of(module, OBSERVATIONS)
     assert outputs.shape == (ROWS, 2 * A)
-    snapshot = module.snapshot(3)
+    snapshot = module.snapshot()
     np.testing.assert_allclose(by_numpy(snapshot), outputs, atol=1e-5)
-    assert snapshot.version == 3 and snapshot.head.kind == "squashed_gaussian"
+    assert snapshot.head.kind == "squashed_gaussian"
     check_float32(snapshot, {})
 
 

@@ -52,7 +52,7 @@ def make_policy(
 @pytest.mark.parametrize("continuous", [True, False])
 def test_the_file_computes_what_torch_does(continuous, activation, normalize, sizes):
     policy = make_policy(continuous, activation, normalize, sizes)
-    snapshot = policy.snapshot(12)
+    snapshot = policy.snapshot()
     model = export.to_onnx(snapshot, "Some-v0")
     assert export.check_onnx(model, snapshot) < 1e-5
 
@@ -81,7 +81,7 @@ def test_the_file_computes_what_torch_does(continuous, activation, normalize, si
 @pytest.mark.parametrize("space", [spaces.MultiDiscrete([2, 4, 3]), spaces.MultiBinary(4)])
 def test_the_file_of_several_choices_computes_what_torch_does(space):
     policy = make_policy(action_space=space)
-    snapshot = policy.snapshot(12)
+    snapshot = policy.snapshot()
     model = export.to_onnx(snapshot, "Some-v0")
     assert export.check_onnx(model, snapshot) < 1e-5
     session = onnxruntime.InferenceSession(model)
@@ -105,7 +105,7 @@ def test_the_file_of_pictures_computes_what_torch_does(shape):
     if hasattr(policy.normalizer, "set"):
         rng = np.random.default_rng(2)
         policy.normalizer.set(*rng.uniform(20, 150, (2, policy.normalizer.observation_dim)))
-    snapshot = policy.snapshot(3)
+    snapshot = policy.snapshot()
     model = export.to_onnx(snapshot, "Some-v0")
     assert export.check_onnx(model, snapshot) < 1e-5
     session = onnxruntime.InferenceSession(model)
@@ -118,7 +118,7 @@ def test_the_file_of_pictures_computes_what_torch_does(shape):
 
 
 def test_a_layer_that_has_no_node_is_named():
-    snapshot = make_policy().snapshot(0)
+    snapshot = make_policy().snapshot()
     other = dataclasses.replace(snapshot, layers=(*snapshot.layers, Layer("mish", {})))
     with pytest.raises(RunError, match="'mish' cannot be exported"):
         export.to_onnx(other, "Some-v0")
@@ -130,7 +130,7 @@ def test_every_kind_has_its_node():
 
 
 def test_a_memory_is_refused():
-    snapshot = make_policy().snapshot(0)
+    snapshot = make_policy().snapshot()
     memory = GRU(5, 5).layer()
     remembering = dataclasses.replace(snapshot, layers=(memory, *snapshot.layers))
     with pytest.raises(RunError, match="'gru' cannot be exported: it remembers an episode"):
@@ -157,8 +157,7 @@ NEW_OUTPUTS = {
         "log_std": ["batch", 3],
         "action": ["batch", 3],
     },
-    "noisy": {"action": ["batch", 3], "std": [3]},
-    "noisy_ornstein_uhlenbeck": {"action": ["batch", 3], "std": [3], "theta": [1]},
+    "noisy": {"action": ["batch", 3], "std": [3], "theta": [1]},
 }
 
 
@@ -291,14 +290,14 @@ def with_std(snapshot):
     ],
 )
 def test_a_file_of_another_policy_is_refused(change):
-    snapshot = make_policy().snapshot(0)
+    snapshot = make_policy().snapshot()
     other = export.to_onnx(change(snapshot), "Some-v0")
     with pytest.raises(RunError, match="nothing was written"):
         export.check_onnx(other, snapshot)
 
 
 def test_a_missing_clip_is_noticed(monkeypatch):
-    snapshot = make_policy(activation="relu").snapshot(0)
+    snapshot = make_policy(activation="relu").snapshot()
     with monkeypatch.context() as patch:
         patch.setattr(export, "OBSERVATION_CLIP", 1e9)
         model = export.to_onnx(snapshot, "Some-v0")
@@ -307,7 +306,7 @@ def test_a_missing_clip_is_noticed(monkeypatch):
 
 
 def test_a_policy_of_nan_is_refused():
-    snapshot = make_policy().snapshot(0)
+    snapshot = make_policy().snapshot()
     snapshot.layers[1].arrays["weight"][:] = np.nan
     with pytest.raises(RunError, match="differs from this one by nan"):
         export.check_onnx(export.to_onnx(snapshot, "Some-v0"), snapshot)

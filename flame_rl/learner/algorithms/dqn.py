@@ -20,7 +20,12 @@ from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.off_policy.target import TargetNetwork
-from flame_rl.learner.off_policy.update import OffPolicy, off_policy, refuse_unless_discrete
+from flame_rl.learner.off_policy.update import (
+    OffPolicy,
+    exploring,
+    off_policy,
+    refuse_unless_discrete,
+)
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Loss, Samples
@@ -75,10 +80,11 @@ class DQN:
             "target": self._target.module,
         }
 
-    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+    def snapshot(self, env_steps: int) -> PolicySnapshot:
         """The action values, with the epsilon that is due."""
         epsilon = values.epsilon_due(self._settings, env_steps)
-        return self._online.module.snapshot(version, epsilon, self._settings.epsilon_repeat)
+        numbers = {"epsilon": epsilon, "repeat": self._settings.epsilon_repeat}
+        return exploring(self._online.module.snapshot(), numbers)
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """n steps as one."""

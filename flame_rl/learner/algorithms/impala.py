@@ -58,9 +58,9 @@ class Impala:
         """See `GradientStep.parts`."""
         return self._networks.parts
 
-    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+    def snapshot(self, env_steps: int) -> PolicySnapshot:
         """The policy, which explores by itself."""
-        return self._networks.policy.module.snapshot(version)
+        return self._networks.policy.module.snapshot()
 
     def record(self, episodes: Episodes) -> Episodes:
         """The episodes with the log-probabilities of their actions; the statistics of observations

@@ -19,7 +19,12 @@ from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import sequences
 from flame_rl.learner.off_policy.target import TargetNetwork
-from flame_rl.learner.off_policy.update import OffPolicy, off_policy, refuse_unless_discrete
+from flame_rl.learner.off_policy.update import (
+    OffPolicy,
+    exploring,
+    off_policy,
+    refuse_unless_discrete,
+)
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples
@@ -58,10 +63,10 @@ class R2D2:
             "target": self._target.module,
         }
 
-    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+    def snapshot(self, env_steps: int) -> PolicySnapshot:
         """The action values, with the epsilon that is due."""
         epsilon = values.epsilon_due(self._settings, env_steps)
-        return self._online.module.snapshot(version, epsilon)
+        return exploring(self._online.module.snapshot(), {"epsilon": epsilon})
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """The sequences that these steps lie in, and "learned", 1 for a step that is learned from,

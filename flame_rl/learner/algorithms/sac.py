@@ -78,9 +78,9 @@ class SAC:
             "temperature_adam": self._temperature_adam,
         }
 
-    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+    def snapshot(self, env_steps: int) -> PolicySnapshot:
         """The policy, which explores by itself."""
-        return self._policy.module.snapshot(version)
+        return self._policy.module.snapshot()
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """Up to `n_step` steps as one."""

@@ -21,7 +21,12 @@ from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import transitions
 from flame_rl.learner.off_policy.target import TargetNetwork
-from flame_rl.learner.off_policy.update import OffPolicy, off_policy, refuse_unless_discrete
+from flame_rl.learner.off_policy.update import (
+    OffPolicy,
+    exploring,
+    off_policy,
+    refuse_unless_discrete,
+)
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples
@@ -72,7 +77,7 @@ class Successor:
             spec,
             experiment.hidden_sizes,
             experiment.activation,
-            parts=len(self.weights),
+            weights=self.weights,
             frames=experiment.frame_stack,
         )
         self._online = TrainedNetwork(module, raw_network)
@@ -87,10 +92,10 @@ class Successor:
             "target": self._target.module,
         }
 
-    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+    def snapshot(self, env_steps: int) -> PolicySnapshot:
         """The action values by the weights, with the epsilon that is due."""
         epsilon = values.epsilon_due(self._settings, env_steps)
-        return self._online.module.snapshot(version, epsilon, self.weights)
+        return exploring(self._online.module.snapshot(), {"epsilon": epsilon})
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """Single steps."""

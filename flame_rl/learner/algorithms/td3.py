@@ -18,7 +18,12 @@ from flame_rl.learner.off_policy.critics import Critics
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.off_policy.target import TargetNetwork
-from flame_rl.learner.off_policy.update import OffPolicy, off_policy, refuse_unless_continuous
+from flame_rl.learner.off_policy.update import (
+    OffPolicy,
+    exploring,
+    off_policy,
+    refuse_unless_continuous,
+)
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples
@@ -61,11 +66,12 @@ class TD3:
             **self._critics.parts,
         }
 
-    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+    def snapshot(self, env_steps: int) -> PolicySnapshot:
         """The policy, with the noise that is due."""
         settings = self._settings
         warm = env_steps >= settings.warm_up_steps
-        return self._policy.module.snapshot(version, settings.noise if warm else _WARM_UP_NOISE)
+        std = settings.noise if warm else _WARM_UP_NOISE
+        return exploring(self._policy.module.snapshot(), {"std": std})
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """Up to `n_step` steps as one."""

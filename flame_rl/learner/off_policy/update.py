@@ -7,7 +7,7 @@ each on a minibatch that is drawn from it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -62,7 +62,7 @@ class GradientStep(Protocol):
     @property
     def metrics(self) -> tuple[str, ...]: ...
 
-    def snapshot(self, version: int, env_steps: int) -> PolicySnapshot:
+    def snapshot(self, env_steps: int) -> PolicySnapshot:
         """The policy for the actors, with the exploration that is due after `env_steps` env steps
         of the run."""
         ...
@@ -105,6 +105,8 @@ class OffPolicy:
         observations: normalises them; None: `inner` gets them as they are.
     """
 
+    lag = 0
+
     config: TrainConfig
     inner: GradientStep
     replay: Replay
@@ -136,14 +138,14 @@ class OffPolicy:
         warm_up = self.config.algorithm.warm_up_steps
         return f"Replay: {self.replay.needs}; learning begins after {warm_up:,} env steps"
 
-    def snapshot(self, version: int) -> PolicySnapshot:
+    def snapshot(self) -> PolicySnapshot:
         """The policy for the actors."""
-        snapshot = self.inner.snapshot(version, self.replay.env_steps)
+        snapshot = self.inner.snapshot(self.replay.env_steps)
         return snapshot if self.observations is None else self.observations.of_snapshot(snapshot)
 
-    def collecting(self, version: int) -> PolicySnapshot:
+    def collecting(self) -> PolicySnapshot:
         """See `Algorithm.collecting`."""
-        return self.snapshot(version)
+        return self.snapshot()
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
@@ -248,6 +250,13 @@ def _refuse_memory(config: TrainConfig) -> None:
             f"--memory: {kind} is for reinforce, a2c, ppo and r2d2, which learn from sequences; "
             f"{config.algorithm_name} does not remember. Leave the flag out, or choose one of these"
         )
+
+
+def exploring(snapshot: PolicySnapshot, numbers: dict[str, float]) -> PolicySnapshot:
+    """The policy with other numbers of its head, by name: "epsilon", say."""
+    arrays = {n: np.full_like(snapshot.head.arrays[n], number) for n, number in numbers.items()}
+    head = replace(snapshot.head, arrays=snapshot.head.arrays | arrays)
+    return replace(snapshot, head=head)
 
 
 def refuse_unless_discrete(spec: EnvironmentSpec) -> None:

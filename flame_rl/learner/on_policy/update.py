@@ -175,15 +175,18 @@ class OnPolicy:
         parts = self.networks.parts
         return parts if self.collector is None else parts | {"collector": self.collector.module}
 
-    def snapshot(self, version: int) -> PolicySnapshot:
-        """The policy for the actors."""
-        return self.networks.policy.module.snapshot(version)
+    @property
+    def lag(self) -> int:
+        """See `Algorithm.lag`."""
+        return 0 if self.collector is None else 1
 
-    def collecting(self, version: int) -> PolicySnapshot:
+    def snapshot(self) -> PolicySnapshot:
+        """The policy for the actors."""
+        return self.networks.policy.module.snapshot()
+
+    def collecting(self) -> PolicySnapshot:
         """See `Algorithm.collecting`."""
-        if self.collector is None:
-            return self.snapshot(version)
-        return self.collector.module.snapshot(max(0, version - 1))
+        return self.snapshot() if self.collector is None else self.collector.module.snapshot()
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float

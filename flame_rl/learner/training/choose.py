@@ -51,7 +51,7 @@ def policy_network(module: nn.Module) -> Network:
     plain = _by_torch(module, apply)
     if not _may_be_by_hand(plain):
         return plain
-    snapshot = module.snapshot(0)
+    snapshot = module.snapshot()
     last, head = snapshot.layers[-1], snapshot.head
     # A Gaussian whose standard deviation is something else goes through torch.
     if head.kind == "gaussian" and hasattr(module, "log_std"):
