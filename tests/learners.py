@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.learner import make_learner as learner_of_config
+from flame_rl.learner.training.slices import accumulate
+from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.nets.network import Loss, Network, Samples, differentiate
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig, names_of
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
@@ -44,6 +49,20 @@ def learner_of(continuous: bool, **options) -> Learner:
         "value_learning_rate": 1e-3,
     }
     return make_learner(spec_of(3, 2, continuous), **(plain | options))
+
+
+def gradient_of(
+    network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
+) -> dict[str, float]:
+    """Write the gradient of a mean loss to `gradient`, as an update does; returns its numbers."""
+    return accumulate(partial(differentiate, network, loss), network, samples, gradient)
+
+
+def step_down(trained: TrainedNetwork, samples: Samples, loss: Loss, rate: float) -> dict:
+    """One step of Adam down a mean loss; returns the loss's numbers."""
+    numbers = gradient_of(trained.network, samples, loss, trained.adam.gradient)
+    trained.adam.step(rate)
+    return numbers
 
 
 def random_episodes(continuous: bool) -> Episodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flame_rl.learner.learner import Part
+from flame_rl.learner.state import Part
 
 
 @contextmanager

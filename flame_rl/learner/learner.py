@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,26 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flame_rl.learner.on_policy.update import on_policy
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
+from flame_rl.learner.state import Part, refuse_unless_finite
 from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import device_of, resolved
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.errors import RunError, UsageError
+from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
-
-_REMEDY = (
-    "The weights are as they were before this update. Likely causes: a learning rate that is too "
-    "large (try a tenth), or rewards or observations of enormous size (scale them in the "
-    "environment)"
-)
-
-
-class Part(Protocol):
-    """Something with state: a torch module, an optimiser, running moments, a replay store."""
-
-    def state_dict(self) -> dict[str, Tensor] | dict[str, np.ndarray]: ...
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> object: ...
 
 
 class Files(Protocol):
@@ -207,11 +194,16 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
     module, _, function = config.algorithm.learner.partition(":")
-    make = getattr(importlib.import_module(module), function)
+    own = getattr(importlib.import_module(module), function)
     device = device_of(resolved(config, spec))
     with torch.random.fork_rng(devices=[]), computing_on(device):
         torch.manual_seed(config.experiment.seed)
-        learner = Learner(config, make(config, spec), rewards)
+        # Those with a replay memory make themselves.
+        if hasattr(config.algorithm, "capacity"):
+            algorithm = own(config, spec)
+        else:
+            algorithm = on_policy(config, spec, own)
+        learner = Learner(config, algorithm, rewards)
     _refuse_common_parameters(learner.parts)
     return learner
 
@@ -228,28 +220,6 @@ def _refuse_common_parameters(parts: dict[str, Part]) -> None:
                     "common, and each is trained by itself; add --shared-torso, or give each its "
                     "own layers"
                 )
-
-
-def learning_rate_factor(decays: bool, progress: float) -> float:
-    """What learning rates are multiplied with after this share of a run: 1, or, where they decay,
-    the share that is left, 0 beyond its end."""
-    return max(0.0, 1 - progress) if decays else 1.0
-
-
-def refuse_unless_finite(metrics: dict[str, float], state: dict[str, Tensor]) -> None:
-    """Raise RunError if a metric or a tensor of the state is NaN or infinite."""
-    wrong = [
-        f"the {name.replace('_', ' ')} is {value}"
-        for name, value in metrics.items()
-        if not math.isfinite(value)
-    ]
-    wrong += [
-        f"{name} became NaN or infinite"
-        for name, tensor in state.items()
-        if not np.isfinite(tensor.numpy()).all()
-    ]
-    if wrong:
-        raise RunError(f"the update was refused: {wrong[0]}. {_REMEDY}")
 
 
 def tensors_digest(tensors: dict[str, Tensor]) -> str:

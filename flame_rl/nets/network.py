@@ -93,7 +93,7 @@ class Network(Protocol):
 
 
 def differentiate(
-    network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
+    network: Network, loss: Loss, samples: Samples, gradient: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Write the gradient of the loss, summed over the samples, to `gradient`; returns the loss's
     numbers, float32 [B] each. See `Pass.to_parameters`."""

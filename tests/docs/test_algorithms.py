@@ -13,7 +13,7 @@ from torch import nn
 from flame_rl import Trainer
 from flame_rl.learner.learner import Learner, make_learner
 from flame_rl.learner.off_policy.update import OffPolicy
-from flame_rl.learner.on_policy.update import OnPolicy
+from flame_rl.learner.on_policy.update import OnPolicyAlgorithm
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -76,7 +76,7 @@ def test_actions_are_taken_or_refused_as_the_table_says(algorithm):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_it_learns_from_what_the_table_says(algorithm):
-    kind = {"on-policy": OnPolicy, "off-policy": OffPolicy}[TABLE[algorithm][1]]
+    kind = {"on-policy": OnPolicyAlgorithm, "off-policy": OffPolicy}[TABLE[algorithm][1]]
     (name, *_) = re.findall(r"`(\w+)`", TABLE[algorithm][0])
     assert type(learner(algorithm, SPACES[name]).algorithm) is kind
 

@@ -11,7 +11,7 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step, sequences, transitions
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.update import log_probs, policy_samples
+from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.frames import Stacks, gathered
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
@@ -123,9 +123,9 @@ def test_actors_and_learner_see_the_same(name, memory):
     episodes = played(learner, name)
     batch = make_batch(episodes, networks.remembers, K)
     samples = policy_samples(batch)
-    whole = log_probs(networks.policy.network, samples)
+    whole = log_probs_of(networks.policy.network, samples)
     networks.policy.network.slice_rows = 7
-    np.testing.assert_allclose(log_probs(networks.policy.network, samples), whole, atol=1e-5)
+    np.testing.assert_allclose(log_probs_of(networks.policy.network, samples), whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -14,8 +14,8 @@ from torch import nn
 
 import model
 from flame_rl.learner.algorithms.ppo import clipped_loss
-from flame_rl.learner.on_policy.update import log_probs, policy_gradient_loss
-from flame_rl.learner.on_policy.value_epochs import value_loss
+from flame_rl.learner.on_policy.kl_limit import log_probs_of
+from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
 from flame_rl.learner.training import minibatches
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import (
@@ -28,7 +28,7 @@ from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.network import differentiate
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
-from tests.learners import ON_POLICY, learner_of, make_config, random_episodes
+from tests.learners import ON_POLICY, learner_of, make_config, random_episodes, step_down
 
 ACTIONS = {
     "gaussian": spaces.Box(-1, 1, (3,)),
@@ -81,7 +81,7 @@ def step_by(trained: TrainedNetwork, network, observations, columns, loss):
     """One step with that network; its numbers, its gradient and the weights after it."""
     trained.network = network
     samples = columns | {"inputs": network.prepare(observations)}
-    numbers = trained.step(samples, loss, 0.01, 1e9)
+    numbers = step_down(trained, samples, loss, 0.01)
     return numbers, trained.adam.gradient.copy(), trained.adam.values()
 
 
@@ -93,7 +93,7 @@ def compare(module, choose, apply, columns, loss, rows):
         assert type(trained.network) is NetworkByHand
         network = trained.network if by_hand else AutogradNetwork(trained.module, apply)
         if "log_probs" in columns:  # of a policy near this one, as they are in training
-            now = log_probs(network, columns | {"inputs": observations})
+            now = log_probs_of(network, columns | {"inputs": observations})
             noise = np.random.default_rng(5).normal(0, 0.3, rows).astype(np.float32)
             columns = columns | {"log_probs": now.round(2) + noise}
         results.append(step_by(trained, network, observations, columns, loss))
@@ -104,7 +104,7 @@ def compare(module, choose, apply, columns, loss, rows):
     network = AutogradNetwork(module().double(), apply)
     samples = columns | {"inputs": observations}
     doubled = {n: c.astype(float) if c.dtype == np.float32 else c for n, c in samples.items()}
-    differentiate(network, doubled, loss, exact)
+    differentiate(network, loss, doubled, exact)
     exact /= rows
     scale = np.abs(exact).max()
     assert scale > 1e-4
@@ -336,10 +336,10 @@ class TwoMethods(nn.Module):
         distribution = torch.distributions.Normal(self.layers(observation), 0.5)
         return distribution.log_prob(action).sum(-1), distribution.entropy().sum(-1)
 
-    def snapshot(self, version):
+    def snapshot(self):
         log_std = np.full(self.layers[-1].out_features, np.log(0.5), np.float32)
         head = Layer("gaussian", {"log_std": log_std})
-        return PolicySnapshot(version, model.layers_of(self.layers), head)
+        return PolicySnapshot(0, model.layers_of(self.layers), head)
 
 
 @pytest.mark.parametrize("algorithm", ON_POLICY)
@@ -369,7 +369,7 @@ def test_a_changed_network_goes_through_autograd(change, monkeypatch):
         "inputs": np.random.default_rng(0).standard_normal((100, 4)).astype(np.float32)
     }
     before = trained.adam.values()
-    trained.step(samples, LOSSES["clipped"], 0.01, 1e9)
+    step_down(trained, samples, LOSSES["clipped"], 0.01)
     assert (trained.adam.values() != before).any()
 
 

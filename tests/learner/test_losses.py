@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.update import log_probs, policy_samples
+from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.training import autograd, sequences
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.settings.config import TrainConfig
@@ -234,9 +234,9 @@ def test_the_kl_limit_holds_for_all_that_moves_the_policy(algorithm):
     network = learner.algorithm.networks.policy.network
     shortened = []
     for _ in range(4):
-        before = log_probs(network, samples).astype(np.float64)
+        before = log_probs_of(network, samples).astype(np.float64)
         metrics = learner.update(episodes)
-        ratio = log_probs(network, samples) - before
+        ratio = log_probs_of(network, samples) - before
         kl = (np.expm1(ratio) - ratio).mean()
         assert 0 < kl <= 1e-3 and kl == pytest.approx(metrics["kl"], rel=0.05)
         assert metrics["policy_gradient_norm"] < 0.1 * metrics["size_gradient_norm"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,11 @@ from gymnasium import spaces
 
 import model
 from flame_rl.actor.collect import collect_episodes
+from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.epochs import shuffled
+from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
+from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
 from flame_rl.learner.on_policy.returns import time_steps
-from flame_rl.learner.on_policy.update import log_probs, policy_gradient_loss, policy_samples
-from flame_rl.learner.on_policy.value_epochs import value_loss
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.choose import policy_network, value_network
 from flame_rl.nets.acting import ActingPolicy
@@ -22,7 +24,7 @@ from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import described, environment_id, plain, request_for
-from tests.learners import ON_POLICY, make_config, make_learner
+from tests.learners import ON_POLICY, gradient_of, make_config, make_learner
 
 ACTIONS = {
     "gaussian": spaces.Box(-1, 1, (3,)),
@@ -98,7 +100,7 @@ def test_a_policys_gradient_is_that_of_each_episode_by_itself(memory, actions, h
     expected = torch.autograd.grad(loss, list(policy.parameters()), materialize_grads=True)
     expected = torch.cat([part.reshape(-1) for part in expected])
     gradient = np.zeros(len(expected), np.float32)
-    numbers = slices.differentiate(network, samples, policy_gradient_loss(0.3), gradient)
+    numbers = gradient_of(network, samples, policy_gradient_loss(0.3), gradient)
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
     assert numbers["loss"] == pytest.approx(loss.item(), rel=1e-4)
 
@@ -112,7 +114,7 @@ def test_a_value_networks_gradient_is_that_of_each_episode_by_itself(memory):
     expected = torch.autograd.grad(loss, list(value.parameters()))
     expected = torch.cat([part.reshape(-1) for part in expected])
     gradient = np.zeros(len(expected), np.float32)
-    slices.differentiate(value_network(value), samples, value_loss(7.0), gradient)
+    gradient_of(value_network(value), samples, value_loss(7.0), gradient)
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
 
 
@@ -151,7 +153,7 @@ def test_slices_have_whole_episodes_and_the_same_bytes_on_any_number_of_cores(me
         monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)
         gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
         (log_prob, _) = slices.outputs(network, samples)
-        numbers = slices.differentiate(network, samples, policy_gradient_loss(0.3), gradient)
+        numbers = gradient_of(network, samples, policy_gradient_loss(0.3), gradient)
         gradients[rows, cores] = gradient, log_prob, numbers["loss"]
     assert gradients[12, 1][0].tobytes() == gradients[12, 3][0].tobytes()
     assert gradients[12, 1][1].tobytes() == gradients[12, 3][1].tobytes()
@@ -177,7 +179,8 @@ def test_minibatches_are_of_whole_episodes_in_random_order(wanted):
     batch = make_batch(episodes, whole=True)
     columns = {"number": np.arange(batch.steps)}
     inputs = episodes.observations
-    parts = shuffled(inputs, batch, columns, wanted, np.random.default_rng(0))
+    batch = replace(batch, policy_inputs=inputs, log_probs=np.zeros(batch.steps))
+    parts = shuffle(batch, columns, wanted, np.random.default_rng(0))
     assert (len(parts) == 1) if wanted == 1 else (1 < len(parts) <= wanted)
     assert min(len(part["number"]) for part in parts) > 30
     assert sorted(np.concatenate([p["number"] for p in parts])) == list(range(batch.steps))
@@ -213,7 +216,7 @@ def test_the_learner_remembers_what_the_policy_remembered_when_it_acted(memory):
             parameter.add_(0.3 * torch.randn_like(parameter))
     snapshot = learner.snapshot()
     episodes = played(snapshot, range(30))
-    got = log_probs(policy_network(policy), policy_samples(make_batch(episodes, whole=True)))
+    got = log_probs_of(policy_network(policy), policy_samples(make_batch(episodes, whole=True)))
     std = np.exp(snapshot.head.arrays["log_std"][0])
     acting, expected = ActingPolicy(snapshot), []
     for episode in episodes:

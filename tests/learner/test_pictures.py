@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.learner.on_policy.update import policy_gradient_loss
+from flame_rl.learner.on_policy.losses import policy_gradient_loss
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import critic_network, policy_network, value_network
@@ -19,7 +19,7 @@ from flame_rl.run.trainer import one_thread
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import episode_of, together
-from tests.learners import OF_CONTINUOUS_ACTIONS, make_config, make_learner
+from tests.learners import OF_CONTINUOUS_ACTIONS, gradient_of, make_config, make_learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ACTIONS = {
@@ -155,7 +155,7 @@ def test_slices_are_the_whole_and_the_same_on_any_number_of_cores(actions, monke
         gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
         with one_thread():
             (log_prob, _) = slices.outputs(network, samples)
-            numbers = slices.differentiate(network, samples, policy_gradient_loss(0.3), gradient)
+            numbers = gradient_of(network, samples, policy_gradient_loss(0.3), gradient)
         gradients[rows, cores] = gradient, log_prob, numbers["loss"]
     assert gradients[9, 1][0].tobytes() == gradients[9, 3][0].tobytes()
     assert gradients[9, 1][1].tobytes() == gradients[9, 3][1].tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,11 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flame_rl.learner.algorithms import ppo
 from flame_rl.learner.algorithms.ppo import clipped_loss
-from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.epochs import shuffled
-from flame_rl.learner.on_policy.update import kl_terms
+from flame_rl.learner.on_policy.actor_critic import shuffle
+from flame_rl.learner.on_policy.batch import Batch, make_batch
+from flame_rl.learner.on_policy.losses import kl_terms
 from flame_rl.learner.training import minibatches
 from tests.helpers import episode_of, together
 from tests.learners import learner_of, random_episodes
@@ -55,7 +55,9 @@ def test_minibatches_take_every_step_once(steps, wanted, count):
     episode = episode_of(0, observations, actions, np.zeros(steps), True, False)
     columns = {"number": np.arange(steps)}
     rng = np.random.default_rng(0)
-    parts = shuffled(observations, make_batch(together([episode])), columns, wanted, rng)
+    batch = make_batch(together([episode]))
+    batch = replace(batch, policy_inputs=observations, log_probs=np.zeros(steps))
+    parts = shuffle(batch, columns, wanted, rng)
     for part in parts:
         np.testing.assert_array_equal(part["inputs"], observations[part["number"]])
     assert len(parts) == count
@@ -71,13 +73,13 @@ def test_minibatches_take_every_step_once(steps, wanted, count):
 @pytest.mark.parametrize("recompute", [False, True])
 def test_advantages_are_computed_once_or_before_every_epoch(recompute, monkeypatch):
     calls = []
-    original = ppo.generalized_advantages
+    original = Batch.advantages
 
     def counted(*arguments):
         calls.append(original(*arguments))
         return calls[-1]
 
-    monkeypatch.setattr(ppo, "generalized_advantages", counted)
+    monkeypatch.setattr(Batch, "advantages", counted)
     learner_of(True, algorithm="ppo", epochs=4, recompute_advantages=recompute).update(
         random_episodes(True)
     )

@@ -16,14 +16,14 @@ from dataclasses import replace
 
 import numpy as np
 
-import model
-from flame_rl.learner.learner import Part
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import sequences
 from flame_rl.learner.off_policy.update import OffPolicy, off_policy
 from flame_rl.learner.on_policy.batch import make_batch
+from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.returns import discounted_returns
-from flame_rl.learner.on_policy.update import ActorCritic, log_probs, policy_samples
+from flame_rl.learner.on_policy.update import make_actor_critic
+from flame_rl.learner.state import Part
 from flame_rl.nets.network import Samples
 from flame_rl.settings import impala as settings_of
 from flame_rl.settings.config import TrainConfig
@@ -50,8 +50,7 @@ class Impala:
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         self._settings: settings_of.Impala = config.algorithm
         self._gamma = config.experiment.gamma
-        networks = model.make_networks(spec, config)
-        self._networks = ActorCritic(*networks)
+        self._networks = make_actor_critic(config, spec)
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -66,10 +65,10 @@ class Impala:
         """The episodes with the log-probabilities of their actions; the statistics of observations
         and returns take them in."""
         batch = make_batch(episodes, frames=self._networks.frames)
-        column = log_probs(self._networks.policy.network, policy_samples(batch))
-        self._networks.follow_observations(batch.observations)
+        column = log_probs_of(self._networks.policy.network, policy_samples(batch))
+        self._networks.statistics.add_observations(batch.observations)
         cut = np.zeros(len(batch.lengths))
-        self._networks.follow_returns(
+        self._networks.statistics.add_returns(
             discounted_returns(batch.rewards, batch.lengths, self._gamma, cut)
         )
         return replace(episodes, columns=episodes.columns | {_LOG_PROBS.name: column})

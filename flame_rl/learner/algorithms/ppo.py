@@ -2,90 +2,71 @@
 with generalised advantages.
 
     maximise  mean_t [ min(r_t A_t, clip(r_t, 1 - epsilon, 1 + epsilon) A_t) ]  +  entropy bonus
+    V(s_t) -> A_t + V(s_t)
 
-where r_t is the ratio of the action's probability now to that when it was taken. Several epochs
-over each batch; the advantages may be recomputed before each of them (Andrychowicz et al. 2021,
-"What Matters in On-Policy Reinforcement Learning?", section 3.5).
+r_t is the ratio of the action's probability now to that when it was taken. Several epochs over each
+batch; the advantages may be recomputed before each of them (Andrychowicz et al. 2021, "What Matters
+in On-Policy Reinforcement Learning?", section 3.5).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-import model
+from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
 from flame_rl.learner.on_policy.batch import Batch
-from flame_rl.learner.on_policy.epochs import epoch
-from flame_rl.learner.on_policy.returns import generalized_advantages
-from flame_rl.learner.on_policy.update import (
-    ActorCritic,
-    Improved,
-    OnPolicy,
-    explained_variance,
-    kl_terms,
-    normalized,
-    on_policy,
-    policy_metrics,
-)
+from flame_rl.learner.on_policy.losses import explained_variance, kl_terms, policy_metrics
+from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.nets.network import Loss, Samples, Slope
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.ppo import PPO
-from flame_rl.wire.messages import EnvironmentSpec
 
 
-def ppo(config: TrainConfig, spec: EnvironmentSpec) -> OnPolicy:
-    """The algorithm with new networks."""
-    metrics = ("loss", "gradient_norm", "policy_entropy", "value_loss", "explained_variance")
-    return on_policy(model.make_networks(spec, config), config, improve, metrics)
-
-
-def improve(
+def ppo(
     networks: ActorCritic,
     batch: Batch,
     config: TrainConfig,
-    generator: np.random.Generator,
     decay: float,
-) -> Improved:
-    """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Improve`."""
+    generator: np.random.Generator,
+) -> dict[str, float]:
+    """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
     settings: PPO = config.algorithm
+    loss = clipped_loss(settings.clip_range, settings.entropy_coefficient)
     steps: list[dict[str, float]] = []
     too_far = False
-    loss = clipped_loss(settings.clip_range, settings.entropy_coefficient)
-    for number in range(settings.epochs):
-        if number == 0 or settings.recompute_advantages:
+    for epoch in range(settings.epochs):
+        if epoch == 0 or settings.recompute_advantages:
             values = networks.values(batch)
-            advantages = generalized_advantages(
-                batch.rewards,
-                values,
-                batch.lengths,
-                batch.terminated,
-                config.experiment.gamma,
-                settings.gae_lambda,
-                batch.weights,
-            )
+            advantages = batch.advantages(values, config.experiment.gamma, settings.gae_lambda)
             targets = advantages + values[batch.rows]
-        if number == 0:
+        if epoch == 0:
             explained = explained_variance(targets - advantages, targets)
-            networks.follow_returns(targets)
+            networks.statistics.add_returns(targets)
 
-        columns = {
-            "actions": batch.actions,
-            "log_probs": batch.log_probs,
-            "advantages": normalized(advantages),
-        }
-        done = epoch(
-            networks, batch, columns, loss, targets, settings, generator, decay, ended=too_far
-        )
-        steps, too_far = steps + done.steps, done.ended
-        if done.exhausted or number + 1 == settings.epochs:
+        minibatches: list[Samples] = []
+        if not too_far:
+            columns = {"advantages": standardize(advantages)} | networks.columns(batch, targets)
+            minibatches = shuffle(batch, columns, settings.minibatches, generator)
+        value_rate = settings.value_learning_rate * decay
+        networks.fit_values(batch, targets, 1, value_rate, generator)
+        for minibatch in minibatches:
+            numbers = networks.gradient(minibatch, loss)
+            numbers["gradient_norm"] = networks.adam.clip_gradient(settings.max_grad_norm)
+            steps.append(numbers)
+            # Not "greater than": a divergence that is not a number must not pass for a small one.
+            too_far = not numbers["kl"] <= settings.max_kl
+            if too_far:
+                break
+            networks.adam.step(settings.learning_rate * decay)
+        if too_far and networks.shared:
             break
-        done.wait_for_values()
-    return policy_metrics(steps), lambda: done.wait_for_values() | explained
+    return policy_metrics(steps, len(steps) - too_far) | networks.finish() | explained
 
 
-def clipped_loss(clip_range: float, c: float) -> Loss:
-    """Minus the clipped objective (Schulman et al. 2017, eq. 7), minus c times the entropy. Samples
-    have "advantages" and "log_probs"."""
-    low, high = 1 - clip_range, 1 + clip_range
+def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
+    """Minus the clipped objective (Schulman et al. 2017, eq. 7) and the entropy bonus. Samples have
+    "advantages" and "log_probs", those before the update."""
+    low, high, c = 1 - clip_range, 1 + clip_range, entropy_coefficient
 
     def loss(
         samples: Samples, log_probs: np.ndarray, entropies: np.ndarray

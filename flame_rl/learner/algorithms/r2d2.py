@@ -14,7 +14,6 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.learner import Part
 from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import sequences
@@ -25,6 +24,7 @@ from flame_rl.learner.off_policy.update import (
     off_policy,
     refuse_unless_discrete,
 )
+from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples

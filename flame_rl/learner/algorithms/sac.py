@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 import model
-from flame_rl.learner.learner import Part
 from flame_rl.learner.off_policy.critics import Critics
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
 from flame_rl.learner.off_policy.update import OffPolicy, off_policy, refuse_unless_continuous
+from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.flat import adam_of
 from flame_rl.learner.training.slices import at_once

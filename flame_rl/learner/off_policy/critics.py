@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 
 import model
-from flame_rl.learner.learner import Part
 from flame_rl.learner.off_policy.target import TargetNetwork
 from flame_rl.learner.off_policy.values import td_targets
+from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import critic_network
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import TrainedNetwork

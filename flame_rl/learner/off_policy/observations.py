@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 import model
-from flame_rl.learner.learner import Part
+from flame_rl.learner.state import Part
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.nets.by_hand import normalized
 from flame_rl.nets.network import Samples

@@ -16,11 +16,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 import model
-from flame_rl.learner.learner import Part, learning_rate_factor, refuse_unless_finite
 from flame_rl.learner.off_policy.observations import NormalizedObservations
 from flame_rl.learner.off_policy.replay.limiter import RateLimiter
 from flame_rl.learner.off_policy.replay.replay import PART, Replay, refuse_longer_episodes
 from flame_rl.learner.off_policy.replay.store import ReplayStore
+from flame_rl.learner.state import Part, learning_rate_factor, refuse_unless_finite
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError

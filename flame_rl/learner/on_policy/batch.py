@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flame_rl.learner.on_policy.returns import step_rows, time_steps
+from flame_rl.learner.on_policy.returns import (
+    discounted_returns,
+    generalized_advantages,
+    step_rows,
+    time_steps,
+)
 from flame_rl.learner.training.frames import Stacks
 from flame_rl.wire.messages import Episodes
 
@@ -70,6 +75,25 @@ class Batch:
     def rewards(self) -> np.ndarray:
         """float64 [N]."""
         return self.columns["rewards"]
+
+    def returns(self, discount: float, last: np.ndarray) -> np.ndarray:
+        """G_t of each step, float64 [N]; `last`, float64 [E], is the value of what follows an
+        episode that was cut. See `discounted_returns`."""
+        bootstrap = np.where(self.terminated, 0.0, last)
+        return discounted_returns(self.rewards, self.lengths, discount, bootstrap)
+
+    def advantages(self, values: np.ndarray, discount: float, gae_lambda: float) -> np.ndarray:
+        """A_t of each step, float64 [N], given the values of all observations, float64 [N + E]. See
+        `generalized_advantages`."""
+        return generalized_advantages(
+            self.rewards,
+            values,
+            self.lengths,
+            self.terminated,
+            discount,
+            gae_lambda,
+            self.weights,
+        )
 
 
 def make_batch(episodes: Episodes, whole: bool = False, frames: int = 1) -> Batch:

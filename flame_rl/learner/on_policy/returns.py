@@ -125,7 +125,7 @@ def constant_value(
 def above_baseline(returns: np.ndarray, baseline: np.ndarray | float) -> np.ndarray:
     """Returns minus the baseline; a difference that is no more than rounding is 0.
 
-    Otherwise `normalize` would make a gradient of the rounding of equal returns.
+    Otherwise `standardize` would make a gradient of the rounding of equal returns.
 
     Args:
         returns: float64 [N].
@@ -136,7 +136,7 @@ def above_baseline(returns: np.ndarray, baseline: np.ndarray | float) -> np.ndar
     return np.where(np.abs(differences) <= rounding, 0.0, differences)
 
 
-def normalize(values: np.ndarray) -> np.ndarray:
+def standardize(values: np.ndarray) -> np.ndarray:
     """Shift to mean 0 and scale to standard deviation 1, over the whole batch.
 
     Never per episode: an episode with reward 1 per step and one with 5 per step would get the same
@@ -144,14 +144,17 @@ def normalize(values: np.ndarray) -> np.ndarray:
 
     Args:
         values: float64 [N].
+
+    Returns:
+        float32 [N].
     """
     if values.ndim != 1:
         raise ValueError(f"values: rank {values.ndim}, not 1")
     centered = values - values.mean()
     scale = centered.std()
     if scale <= _ROUNDING * np.abs(values).max():
-        return np.zeros_like(centered)
-    return centered / scale
+        return np.zeros(len(values), np.float32)
+    return (centered / scale).astype(np.float32)
 
 
 def time_steps(lengths: np.ndarray) -> np.ndarray:

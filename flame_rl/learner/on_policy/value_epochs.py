@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.minibatches import minibatches_of
-from flame_rl.learner.training.slices import differentiate
-from flame_rl.nets.network import Loss, Network, Samples, Slope
+from flame_rl.learner.training.slices import accumulate
+from flame_rl.nets.network import Network, differentiate
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class ValueEpochs:
 
 def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
     """Take the steps; returns the mean loss of the last epoch."""
-    loss, columns = value_loss(epochs.scale), {"targets": epochs.targets}
+    gradient_of = partial(differentiate, network, value_loss(epochs.scale))
+    columns = {"targets": epochs.targets}
     if epochs.time is not None:
         columns["time"] = epochs.time
     for order in epochs.orders:
@@ -51,19 +54,8 @@ def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
         for minibatch in minibatches_of(
             epochs.inputs, epochs.rows, columns, order, epochs.minibatches
         ):
-            losses.append(differentiate(network, minibatch, loss, adam.gradient)["loss"])
+            numbers = accumulate(gradient_of, network, minibatch, adam.gradient)
+            losses.append(numbers["loss"])
             adam.clip_gradient(epochs.max_grad_norm)
             adam.step(epochs.learning_rate)
     return sum(losses) / len(losses)
-
-
-def value_loss(scale: float) -> Loss:
-    """Half the squared error from "targets", in units of `scale`, that of the value network."""
-
-    def loss(
-        samples: Samples, values: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
-        errors = (values - samples["targets"]) / scale
-        return {"loss": 0.5 * errors * errors}, (errors / scale,)
-
-    return loss

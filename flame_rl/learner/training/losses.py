@@ -59,7 +59,7 @@ class Sum:
             numbers of the terms' losses under their own names.
         """
 
-        def of_part(part: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
+        def of_slice(part: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
             forward = network.forward(part)
             numbers: dict[str, np.ndarray] = {}
             slopes: list[dict[int, Slope]] = []
@@ -72,7 +72,7 @@ class Sum:
             return numbers
 
         of_each = np.empty((len(self.terms), gradient.size), np.float32)
-        means = slices.summed(of_part, network, samples, of_each)
+        means = slices.accumulate(of_slice, network, samples, of_each)
         means["loss"] = sum(term.weight * means[_loss(term.name)] for term in self.terms)
         gradient.fill(0)
         for term, own in zip(self.terms, of_each, strict=True):

@@ -17,8 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from flame_rl.nets import network as gradients
-from flame_rl.nets.network import Loss, Network, Samples, rows_of, split
+from flame_rl.nets.network import Network, Samples, rows_of, split
 from flame_rl.system.cores import available_cores
 
 Result = TypeVar("Result")
@@ -28,53 +27,33 @@ _LEAST_SLICES = 16
 _LEAST_SLICES_FORWARD = 4
 
 
-def differentiate(
-    network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
-) -> dict[str, float]:
-    """Write the gradient of the mean loss over all samples to `gradient`.
-
-    Args:
-        network: see `Network`.
-        samples: B samples.
-        loss: see `Loss`.
-        gradient: float32 [P], overwritten.
-
-    Returns:
-        The loss's numbers by name, means over the samples.
-    """
-
-    def of_part(part: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
-        return gradients.differentiate(network, part, loss, own)
-
-    return summed(of_part, network, samples, gradient)
-
-
-def summed(
-    of_part: Callable[[Samples, np.ndarray], dict[str, np.ndarray]],
+def accumulate(
+    gradient_of: Callable[[Samples, np.ndarray], dict[str, np.ndarray]],
     network: Network,
     samples: Samples,
     gradient: np.ndarray,
 ) -> dict[str, float]:
-    """Write the sum of what `of_part` writes for each slice, over the number of samples, to
-    `gradient`.
+    """Write the gradient of a mean loss over all samples to `gradient`, slice by slice.
 
     Args:
-        of_part: given some of the samples, overwrites an array like `gradient` with their sum, and
-            returns numbers by name, float32 [B] each.
-        network, samples, gradient: see `differentiate`.
+        gradient_of: given a slice of the samples, overwrites an array like `gradient` with the sum
+            of their gradients, and returns numbers by name, float32 [B] each.
+        network: says how many rows a slice has.
+        samples: B samples.
+        gradient: float32, overwritten; of any shape.
 
     Returns:
         The numbers, means over the samples.
     """
     slices = _slices(network, samples)
     if len(slices) == 1:
-        numbers = of_part(samples, gradient)
+        numbers = gradient_of(samples, gradient)
         totals = {name: float(np.add.reduce(values)) for name, values in numbers.items()}
     else:
 
         def share(part: Samples) -> tuple[np.ndarray, dict[str, np.ndarray]]:
             own = np.empty_like(gradient)
-            return own, of_part(part, own)
+            return own, gradient_of(part, own)
 
         gradient.fill(0)
         totals: dict[str, float] = {}

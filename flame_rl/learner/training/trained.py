@@ -1,4 +1,4 @@
-"""A network in training: a torch module, its Adam, and steps down any loss."""
+"""A network in training: a torch module, its Adam, and a step down a loss."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections.abc import Callable
 
 from torch import nn
 
-from flame_rl.learner.training import slices
 from flame_rl.learner.training.flat import adam_of
-from flame_rl.learner.training.losses import Sum
-from flame_rl.nets.network import Loss, Network, Pass, Samples, Slope
+from flame_rl.nets.network import Network, Pass, Slope
 
 
 class TrainedNetwork:
@@ -29,37 +27,6 @@ class TrainedNetwork:
         self.adam = adam_of(module)
         self.network = choose(module)
 
-    def step(
-        self,
-        samples: Samples,
-        loss: Loss | Sum,
-        learning_rate: float,
-        max_grad_norm: float,
-        unless: Callable[[dict[str, float]], bool] = lambda numbers: False,
-    ) -> dict[str, float]:
-        """One step of Adam down a mean loss.
-
-        Args:
-            samples: the minibatch.
-            loss: one loss, or a sum of several.
-            learning_rate: Adam's step size.
-            max_grad_norm: a gradient of a greater norm is scaled down to it.
-            unless: called with the result; if it returns True, the network is not changed.
-
-        Returns:
-            The loss's numbers before the step, "gradient_norm" before clipping, and "taken", 1 or
-            0: whether the network was changed.
-        """
-        if isinstance(loss, Sum):
-            numbers = loss.differentiate(self.network, samples, self.adam.gradient)
-        else:
-            numbers = slices.differentiate(self.network, samples, loss, self.adam.gradient)
-        numbers["gradient_norm"] = self.adam.clip_gradient(max_grad_norm)
-        numbers["taken"] = float(not unless(numbers))
-        if numbers["taken"]:
-            self.adam.step(learning_rate)
-        return numbers
-
     def descend(
         self,
         forward: Pass,
@@ -72,7 +39,8 @@ class TrainedNetwork:
         Args:
             forward: a pass of `network` through a minibatch.
             slopes: those of each sample's loss, for each output.
-            learning_rate, max_grad_norm: as in `step`.
+            learning_rate: Adam's step size.
+            max_grad_norm: a gradient of a greater norm is scaled down to it.
         """
         forward.to_parameters(slopes, self.adam.gradient)
         self.adam.gradient *= 1 / len(forward.outputs[0])

@@ -1,0 +1,345 @@
+"""A policy and its values in training: two networks, or one that is both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor, nn
+
+from flame_rl.learner.on_policy.auxiliary import columns_of
+from flame_rl.learner.on_policy.batch import Batch
+from flame_rl.learner.on_policy.losses import value_loss
+from flame_rl.learner.on_policy.returns import time_steps
+from flame_rl.learner.on_policy.value_epochs import ValueEpochs
+from flame_rl.learner.on_policy.value_process import ValueTraining
+from flame_rl.learner.state import Part
+from flame_rl.learner.training.adam import Adam
+from flame_rl.learner.training.losses import Sum, Term, as_it_is, metrics_of
+from flame_rl.learner.training.minibatches import (
+    minibatches_of,
+    number_of_minibatches,
+    random_order,
+)
+from flame_rl.learner.training.normalize import RunningMoments
+from flame_rl.learner.training.slices import accumulate, at_once, outputs
+from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.nets.network import Loss, Network, Samples, differentiate
+from flame_rl.settings.losses import OWN, loss_name
+from flame_rl.settings.losses import WithLosses as OnPolicySettings
+
+
+class ActorCritic(Protocol):
+    """A policy and its values, as an on-policy algorithm trains them.
+
+    N is the number of steps in a batch, E the number of episodes.
+
+    Attributes:
+        policy: the policy's module, and how it is computed.
+        adam: of the policy's parameters.
+        statistics: of all observations and returns so far.
+        shared: whether one network is both, so that its values stop learning with its policy.
+        frames: how many observations, the latest and those before it, are one input.
+        remembers: whether a network has a memory, so that minibatches are of whole episodes.
+        metrics: names of the numbers that `gradient` returns besides those of the policy's loss.
+    """
+
+    policy: TrainedNetwork | Computed
+    adam: Adam
+    statistics: Statistics
+    shared: bool
+    frames: int
+    remembers: bool
+    metrics: tuple[str, ...]
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """Everything with state, by name."""
+        ...
+
+    def prepare(self, batch: Batch) -> Batch:
+        """The batch with the inputs of the networks; an update begins with it."""
+        ...
+
+    def values(self, batch: Batch) -> np.ndarray:
+        """V(s) of all observations of a prepared batch, float64 [N + E]."""
+        ...
+
+    def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
+        """What the losses need of a batch besides what the policy's own needs, [N, ...] by name;
+        `targets` are those of the values, float64 [N]."""
+        ...
+
+    def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
+        """Write the gradient of the policy's mean loss over a minibatch to `adam.gradient`; where
+        one network is both, that of the sum of its losses.
+
+        Returns:
+            The losses' numbers by name, means over the minibatch.
+        """
+        ...
+
+    def fit_values(
+        self,
+        batch: Batch,
+        targets: np.ndarray,
+        epochs: int,
+        learning_rate: float,
+        generator: np.random.Generator,
+    ) -> None:
+        """Train a value network of its own for some epochs over a prepared batch. Where one network
+        is both, its values learn with its policy, and this does nothing.
+
+        Args:
+            batch: N steps.
+            targets: float64 [N].
+            epochs: how many.
+            learning_rate: Adam's step size.
+            generator: draws the order of the steps in each epoch.
+        """
+        ...
+
+    def finish(self) -> dict[str, float]:
+        """End the update; returns what metrics.csv says of `fit_values`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A torch module, and how it is computed."""
+
+    module: nn.Module
+    network: Network
+
+
+class TwoNetworks:
+    """See `ActorCritic`. A policy and a value network, each with its Adam.
+
+    The value network trains on another core while the policy does on this one: what `fit_values`
+    begins has ended when the values are next asked for, and at the end of the update.
+    """
+
+    shared = False
+    metrics: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        policy: TrainedNetwork,
+        value: TrainedNetwork,
+        statistics: Statistics,
+        settings: OnPolicySettings,
+    ) -> None:
+        self.policy, self.value, self.adam = policy, value, policy.adam
+        self.statistics = statistics
+        self.remembers = policy.network.remembers or value.network.remembers
+        self.frames = policy.network.frames
+        self._settings = settings
+        self.training = ValueTraining(value)
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        return {
+            "policy": self.policy.module,
+            "value": self.value.module,
+            "policy_adam": self.policy.adam,
+            "value_adam": self.value.adam,
+            **self.statistics.parts,
+        }
+
+    def prepare(self, batch: Batch) -> Batch:
+        # What an update began that an exception ended.
+        self.training.discard()
+        inputs = batch.network_inputs
+        networks = self.policy.network, self.value.network
+        of_policy, of_value = at_once([partial(each.prepare, inputs) for each in networks])
+        # Both networks then share the batch in the cache.
+        if batch.frames == 1 and np.array_equal(of_policy, of_value):
+            of_value = of_policy
+        return replace(batch, policy_inputs=of_policy, value_inputs=of_value)
+
+    def values(self, batch: Batch) -> np.ndarray:
+        self.training.finish()
+        return values_of(self.value.network, batch)
+
+    def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
+        return {}
+
+    def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
+        network = self.policy.network
+        return accumulate(
+            partial(differentiate, network, loss), network, minibatch, self.adam.gradient
+        )
+
+    def fit_values(
+        self,
+        batch: Batch,
+        targets: np.ndarray,
+        epochs: int,
+        learning_rate: float,
+        generator: np.random.Generator,
+    ) -> None:
+        count = number_of_minibatches(self._settings.minibatches, batch.steps)
+        orders = [random_order(batch.steps, count, generator, batch.time) for _ in range(epochs)]
+        self.training.begin(
+            ValueEpochs(
+                inputs=batch.value_inputs,
+                rows=batch.rows,
+                targets=targets.astype(np.float32),
+                orders=np.stack(orders),
+                minibatches=count,
+                scale=self.value.module.scale.item(),
+                learning_rate=learning_rate,
+                max_grad_norm=self._settings.max_grad_norm,
+                time=batch.time,
+            )
+        )
+
+    def finish(self) -> dict[str, float]:
+        loss = self.training.finish()
+        return {} if loss is None else {"value_loss": loss}
+
+
+class OneNetwork:
+    """See `ActorCritic`. A network that is policy and values, and perhaps predicts what auxiliary
+    losses ask for; it descends the weighted sum of its losses."""
+
+    shared = True
+
+    def __init__(
+        self,
+        network: TrainedNetwork,
+        policy: Computed,
+        value: Computed,
+        statistics: Statistics,
+        settings: OnPolicySettings,
+    ) -> None:
+        """
+        Args:
+            network: its outputs are log-probabilities, entropies, values, and each auxiliary loss.
+            policy, value: the same module, computed as one of both.
+            statistics: see `ActorCritic`.
+            settings: have value_weight, auxiliary and auxiliary_weights.
+        """
+        self.policy, self._value, self.adam = policy, value, network.adam
+        self.statistics = statistics
+        self.remembers = network.network.remembers
+        self.frames = network.network.frames
+        self.metrics = metrics_of((*OWN, *map(loss_name, settings.auxiliary)))
+        self._network, self._settings = network, settings
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        own = {"shared": self._network.module, "shared_adam": self._network.adam}
+        return own | self.statistics.parts
+
+    def prepare(self, batch: Batch) -> Batch:
+        inputs = self._network.network.prepare(batch.network_inputs)
+        return replace(batch, policy_inputs=inputs, value_inputs=inputs)
+
+    def values(self, batch: Batch) -> np.ndarray:
+        return values_of(self._value.network, batch)
+
+    def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
+        own = {"targets": targets.astype(np.float32)}
+        return own | columns_of(batch) if self._settings.auxiliary else own
+
+    def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
+        settings, (policy, value) = self._settings, OWN
+        scale = self._network.module.scale.item()
+        terms = [
+            Term(policy, 1.0, loss, outputs=(0, 1)),
+            Term(value, settings.value_weight, value_loss(scale), outputs=(2,)),
+        ]
+        for name, weight in zip(settings.auxiliary, settings.auxiliary_weights, strict=True):
+            terms.append(Term(loss_name(name), weight, as_it_is, outputs=(len(terms) + 1,)))
+        return Sum(tuple(terms)).differentiate(self._network.network, minibatch, self.adam.gradient)
+
+    def fit_values(
+        self,
+        batch: Batch,
+        targets: np.ndarray,
+        epochs: int,
+        learning_rate: float,
+        generator: np.random.Generator,
+    ) -> None:
+        pass
+
+    def finish(self) -> dict[str, float]:
+        return {}
+
+
+class Normalizer(Protocol):
+    """A module that normalises observations by their statistics."""
+
+    observation_dim: int
+
+    def set(self, mean: np.ndarray, std: np.ndarray) -> None: ...
+
+
+class Statistics:
+    """Means and variances of all observations and returns so far, which the networks follow."""
+
+    def __init__(self, normalizers: Sequence[Normalizer], scale: Tensor) -> None:
+        """
+        Args:
+            normalizers: of the networks; none if they take observations as they are.
+            scale: of the values, one number.
+        """
+        self._normalizers, self._scale = normalizers, scale
+        self._returns = RunningMoments(1)
+        self._observations = None
+        if normalizers:
+            self._observations = RunningMoments(normalizers[0].observation_dim)
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """Everything with state, by name."""
+        parts: dict[str, Part] = {"returns": self._returns}
+        return parts if self._observations is None else parts | {"observations": self._observations}
+
+    def add_observations(self, observations: np.ndarray) -> None:
+        """Take in those of a batch, float32 [N + E, D], and set the normalisers."""
+        if self._observations is None:
+            return
+        self._observations.update(observations)
+        for normalizer in self._normalizers:
+            normalizer.set(self._observations.mean, self._observations.std)
+
+    def add_returns(self, returns: np.ndarray) -> None:
+        """Take in those of a batch, float64 [N], and set the scale of the values to the root mean
+        square of all returns so far."""
+        self._returns.update(returns[:, None])
+        (mean,), (std,) = self._returns.mean, self._returns.std
+        self._scale.fill_(float(np.hypot(mean, std)))
+
+
+def values_of(network: Network, batch: Batch) -> np.ndarray:
+    """The values of all observations of a prepared batch, float64 [N + E]."""
+    samples = {"inputs": batch.value_inputs}
+    if batch.time is not None:
+        samples["time"] = time_steps(batch.lengths + 1)
+    (values,) = outputs(network, samples)
+    return values.astype(np.float64)
+
+
+def shuffle(
+    batch: Batch, columns: Samples, wanted: int, generator: np.random.Generator
+) -> list[Samples]:
+    """The steps of a prepared batch in random order, as minibatches for the policy; a single one is
+    in order. Where a network remembers, they are of whole episodes in random order.
+
+    Args:
+        batch: N steps.
+        columns: what the losses need besides "actions" and "log_probs", [N, ...] by name.
+        wanted: the number of minibatches; see `number_of_minibatches`.
+        generator: draws the order.
+    """
+    count = number_of_minibatches(wanted, batch.steps)
+    order = random_order(batch.steps, count, generator, batch.time)
+    columns = {"actions": batch.actions, "log_probs": batch.log_probs, **columns}
+    if batch.time is not None:
+        columns["time"] = batch.time
+    return minibatches_of(batch.policy_inputs, batch.rows, columns, order, count)

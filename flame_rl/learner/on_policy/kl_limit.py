@@ -1,0 +1,75 @@
+"""The KL divergence of an update, and the limit to it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flame_rl.learner.on_policy.actor_critic import Computed
+from flame_rl.learner.on_policy.batch import Batch
+from flame_rl.learner.on_policy.losses import kl_terms
+from flame_rl.learner.training.slices import outputs
+from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.nets.network import Network, Samples
+
+# An update whose divergence is too large after this number of halvings is undone.
+_HALVINGS = 40
+
+
+def shrink_until_close(
+    policy: TrainedNetwork | Computed, before: dict[str, Tensor], batch: Batch, max_kl: float
+) -> dict[str, float]:
+    """Shorten the update of the policy, its normalisation included, until its KL divergence from
+    the policy before it is at most `max_kl`; if it never is, undo the update.
+
+    That the epochs end where a minibatch exceeds the limit is not enough: each minibatch estimates
+    the divergence from its own steps, and before its own update.
+
+    Args:
+        policy: after the update; where its module is a value network, too, all of it is shortened.
+        before: its tensors before the update; see `copy_tensors`.
+        batch: all steps that were collected.
+        max_kl: in nats.
+
+    Returns:
+        "kl", and "update_scale": 1 for the whole update, 0 if it was undone.
+    """
+    samples = policy_samples(batch)
+    after = copy_tensors(policy.module)
+    for halvings in range(_HALVINGS + 1):
+        # The divergence grows with the square of the update.
+        scale = 0.5 ** (halvings / 2)
+        if halvings:
+            policy.module.load_state_dict(
+                {n: torch.lerp(before[n], after[n], scale) for n in after}
+            )
+        kl = float(kl_terms(log_probs_of(policy.network, samples) - batch.log_probs).mean())
+        if kl <= max_kl:
+            return {"kl": kl, "update_scale": scale}
+    if not math.isfinite(kl):  # not undone in silence: the learner must refuse the update
+        return {"kl": kl, "update_scale": scale}
+    policy.module.load_state_dict(before)
+    return {"kl": 0.0, "update_scale": 0.0}
+
+
+def policy_samples(batch: Batch) -> Samples:
+    """The steps as samples for a policy: "inputs", [N, ...], not yet prepared for a network, and
+    "actions"; with "time" where a network remembers."""
+    # Several times as quick as indexing.
+    inputs = batch.network_inputs.take(batch.rows, axis=0)
+    samples = {"inputs": inputs, "actions": batch.actions}
+    return samples if batch.time is None else samples | {"time": batch.time}
+
+
+def log_probs_of(policy: Network, samples: Samples) -> np.ndarray:
+    """Log-probabilities of the actions of `policy_samples` under any policy, float32 [N]."""
+    result, _ = outputs(policy, samples, prepared=False)
+    return result
+
+
+def copy_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the module's parameters and buffers, by name."""
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}

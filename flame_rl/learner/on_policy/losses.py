@@ -1,0 +1,78 @@
+"""Losses of a policy and of its values, and the numbers that describe an update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flame_rl.nets.network import Loss, Samples, Slope
+
+
+def policy_gradient_loss(entropy_coefficient: float) -> Loss:
+    """-log pi(a_t | s_t) A_t - c H(pi(. | s_t)): the policy gradient theorem's objective (Sutton
+    and Barto 2018, eq. 13.11) with an entropy bonus.
+
+    Samples have "advantages" and "log_probs", those before the update. The network's outputs are
+    log-probabilities and entropies.
+    """
+    c = entropy_coefficient
+
+    def loss(
+        samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        advantages = samples["advantages"]
+        numbers = {
+            "loss": -log_probs * advantages - c * entropies,
+            "entropy": entropies,
+            "kl": kl_terms(log_probs - samples["log_probs"]),
+        }
+        return numbers, (-advantages, -c)
+
+    return loss
+
+
+def value_loss(scale: float) -> Loss:
+    """(V(s_t) - target_t)^2 / 2, with both in units of `scale`, that of the value network. Samples
+    have "targets"."""
+
+    def loss(
+        samples: Samples, values: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        errors = (values - samples["targets"]) / scale
+        return {"loss": 0.5 * errors * errors}, (errors / scale,)
+
+    return loss
+
+
+def kl_terms(log_ratio: np.ndarray) -> np.ndarray:
+    """r - 1 - log r for each step, with r the action's probability now over that before. The mean
+    estimates KL(before || now), is unbiased and never negative (Schulman 2020, "Approximating KL
+    Divergence", k3)."""
+    return np.expm1(log_ratio) - log_ratio
+
+
+def policy_metrics(steps: Sequence[dict[str, float]], taken: int) -> dict[str, float]:
+    """What metrics.csv says of the policy's epochs.
+
+    Args:
+        steps: the numbers of each minibatch; see `ActorCritic.gradient`.
+        taken: the number of gradient steps, which is smaller where --max-kl ended an epoch.
+
+    Returns:
+        Means of the losses and of the gradients' norms, the last minibatch's entropy, and `taken`.
+    """
+    means = [name for name in steps[0] if name.endswith(("loss", "gradient_norm"))]
+    return {
+        **{name: float(np.mean([step[name] for step in steps])) for name in means},
+        "policy_entropy": steps[-1]["entropy"],
+        "policy_steps": float(taken),
+    }
+
+
+def explained_variance(values: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """The share of the targets' variance that the values before the update explain; both are
+    float64 [N]."""
+    variance = targets.var()
+    explained = 1 - (targets - values).var() / variance if variance > 0 else 0.0
+    return {"explained_variance": float(explained)}

@@ -1,0 +1,47 @@
+"""What a learner's state is made of, and what is asked of every update."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from flame_rl.system.errors import RunError
+
+_REMEDY = (
+    "The weights are as they were before this update. Likely causes: a learning rate that is too "
+    "large (try a tenth), or rewards or observations of enormous size (scale them in the "
+    "environment)"
+)
+
+
+class Part(Protocol):
+    """Something with state: a torch module, an optimiser, running moments, a replay store."""
+
+    def state_dict(self) -> dict[str, Tensor] | dict[str, np.ndarray]: ...
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> object: ...
+
+
+def learning_rate_factor(decays: bool, progress: float) -> float:
+    """What learning rates are multiplied with after this share of a run: 1, or, where they decay,
+    the share that is left, 0 beyond its end."""
+    return max(0.0, 1 - progress) if decays else 1.0
+
+
+def refuse_unless_finite(metrics: dict[str, float], state: dict[str, Tensor]) -> None:
+    """Raise RunError if a metric or a tensor of the state is NaN or infinite."""
+    wrong = [
+        f"the {name.replace('_', ' ')} is {value}"
+        for name, value in metrics.items()
+        if not math.isfinite(value)
+    ]
+    wrong += [
+        f"{name} became NaN or infinite"
+        for name, tensor in state.items()
+        if not np.isfinite(tensor.numpy()).all()
+    ]
+    if wrong:
+        raise RunError(f"the update was refused: {wrong[0]}. {_REMEDY}")
