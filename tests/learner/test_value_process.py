@@ -92,10 +92,10 @@ def test_the_same_bits_there_and_here():
 def test_whole_updates_have_the_same_bits(algorithm, monkeypatch):
     options = {"algorithm": algorithm, "epochs": 3, "value_epochs": 2, "hidden_sizes": (16, 16)}
     here = learner_of(True, **options)
-    here.algorithm.networks.training.process = None
+    here.algorithm.networks.training.elsewhere = None
     there = learner_of(True, **options)
     networks = there.algorithm.networks
-    begun(networks.training.process, networks.value, epochs_of(0))  # and given up
+    begun(networks.training.elsewhere, networks.value, epochs_of(0))  # and given up
     losses = []
 
     def finish(self, adam):

@@ -14,8 +14,7 @@ from flame_rl.learner.on_policy.auxiliary import columns_of
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.on_policy.returns import time_steps
-from flame_rl.learner.on_policy.value_epochs import ValueEpochs
-from flame_rl.learner.on_policy.value_process import ValueTraining
+from flame_rl.learner.on_policy.value_epochs import ValueEpochs, ValueTraining
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.losses import Sum, Term, as_it_is, metrics_of
@@ -129,15 +128,23 @@ class TwoNetworks:
         self,
         policy: TrainedNetwork,
         value: TrainedNetwork,
+        training: ValueTraining,
         statistics: Statistics,
         settings: OnPolicySettings,
     ) -> None:
+        """
+        Args:
+            policy, value: the networks.
+            training: trains the value network.
+            statistics: see `ActorCritic`.
+            settings: have minibatches and max_grad_norm.
+        """
         self.policy, self.value, self.adam = policy, value, policy.adam
+        self.training = training
         self.statistics = statistics
         self.remembers = policy.network.remembers or value.network.remembers
         self.frames = policy.network.frames
         self._settings = settings
-        self.training = ValueTraining(value)
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -25,9 +25,12 @@ from flame_rl.learner.on_policy.kl_limit import (
     policy_samples,
     shrink_until_close,
 )
+from flame_rl.learner.on_policy.value_epochs import ValueTraining
+from flame_rl.learner.on_policy.value_process import ValueProcess
 from flame_rl.learner.state import Part, learning_rate_factor
 from flame_rl.learner.training.choose import policy_network, shared_network, value_network
 from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.network import Network
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
@@ -126,10 +129,13 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec) -> ActorCritic
     settings = config.algorithm
     first, *others = model.make_networks(spec, config)
     if others:
-        (value,) = others
-        statistics = Statistics(_normalizers(first, value), value.scale)
         policy = TrainedNetwork(first, policy_network)
-        return TwoNetworks(policy, TrainedNetwork(value, value_network), statistics, settings)
+        value = TrainedNetwork(others[0], value_network)
+        by_hand = isinstance(value.network, NetworkByHand)
+        elsewhere = ValueProcess(value.network) if by_hand else None
+        training = ValueTraining(value.network, value.adam, elsewhere)
+        statistics = Statistics(_normalizers(first, *others), value.module.scale)
+        return TwoNetworks(policy, value, training, statistics, settings)
     network = TrainedNetwork(first, shared_network)
     policy = Computed(first, _policy_network(first))
     value = Computed(first, value_network(first))

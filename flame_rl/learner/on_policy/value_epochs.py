@@ -1,10 +1,11 @@
-"""Epochs of the value network on one batch. Without torch: they may run in a process of their own
-(value_process.py)."""
+"""Epochs of the value network on one batch, here or on another core. Without torch: they may run in
+a process of their own (value_process.py)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -59,3 +60,42 @@ def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
             adam.clip_gradient(epochs.max_grad_norm)
             adam.step(epochs.learning_rate)
     return sum(losses) / len(losses)
+
+
+class Elsewhere(Protocol):
+    """Another core that can train the value network; see `value_process.ValueProcess`."""
+
+    def begin(self, adam: Adam, epochs: ValueEpochs) -> bool: ...
+
+    def finish(self, adam: Adam) -> float | None: ...
+
+
+class ValueTraining:
+    """The epochs of the value network in one update, which may run while the policy trains."""
+
+    def __init__(self, network: Network, adam: Adam, elsewhere: Elsewhere | None = None) -> None:
+        """`elsewhere` is None where all is computed here."""
+        self.network, self.adam, self.elsewhere = network, adam, elsewhere
+        self._begun: ValueEpochs | None = None
+        self._is_elsewhere = False
+        self._loss: float | None = None
+
+    def begin(self, epochs: ValueEpochs) -> None:
+        """Begin epochs; the network must not be used before `finish`."""
+        self.finish()
+        self._begun = epochs
+        other = self.elsewhere
+        self._is_elsewhere = other is not None and other.begin(self.adam, epochs)
+
+    def finish(self) -> float | None:
+        """End what was begun; returns the mean loss of the last epoch of this update, None where
+        there was none."""
+        if self._begun is not None:
+            epochs, self._begun = self._begun, None
+            loss = self.elsewhere.finish(self.adam) if self._is_elsewhere else None
+            self._loss = fit(self.network, self.adam, epochs) if loss is None else loss
+        return self._loss
+
+    def discard(self) -> None:
+        """Forget what was begun in an update that an exception ended."""
+        self._begun = self._loss = None

@@ -12,7 +12,7 @@ import os
 import select
 import subprocess
 import weakref
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -26,45 +26,11 @@ from flame_rl.nets.learning_layers import ACTIVATIONS, Dense, Layer, LayerNorm
 from flame_rl.system.cores import available_cores
 from flame_rl.wire import packing
 
-if TYPE_CHECKING:
-    from flame_rl.learner.training.trained import TrainedNetwork
-
 # To send a smaller batch takes longer than to learn from it here.
 _LEAST_STEPS = 1000
 _KEPT_BYTES = 1 << 24
 # What the pipe holds, so that a batch goes out before the other process has read all of it.
 _PIPE_BYTES = 1 << 20
-
-
-class ValueTraining:
-    """Trains the value network by the epochs that were begun last, on another core if it can."""
-
-    def __init__(self, value: TrainedNetwork) -> None:
-        self._value = value
-        by_hand = isinstance(value.network, NetworkByHand) and not value.network.remembers
-        self.process = ValueProcess(value.network) if by_hand else None
-        self._begun: ValueEpochs | None = None
-        self._elsewhere = False
-        self._loss: float | None = None
-
-    def begin(self, epochs: ValueEpochs) -> None:
-        """Begin; the network is not used until `finish`."""
-        self.finish()
-        self._begun = epochs
-        self._elsewhere = self.process is not None and self.process.begin(self._value.adam, epochs)
-
-    def finish(self) -> float | None:
-        """End what was begun; returns the mean loss of the last epoch so far, or None."""
-        if self._begun is not None:
-            epochs, self._begun = self._begun, None
-            adam = self._value.adam
-            loss = self.process.finish(adam) if self._elsewhere else None
-            self._loss = fit(self._value.network, adam, epochs) if loss is None else loss
-        return self._loss
-
-    def discard(self) -> None:
-        """Forget what was begun, and its loss."""
-        self._begun = self._loss = None
 
 
 class ValueProcess:

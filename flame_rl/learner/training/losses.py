@@ -15,9 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flame_rl.learner.training import slices
-from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.sequences import SequenceNetwork
-from flame_rl.nets.network import Loss, Samples, Slope
+from flame_rl.nets.network import Loss, Network, Samples, Slope
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,12 @@ class Sum:
     terms: tuple[Term, ...]
 
     def differentiate(
-        self, network: AutogradNetwork | SequenceNetwork, samples: Samples, gradient: np.ndarray
+        self, network: Network, samples: Samples, gradient: np.ndarray
     ) -> dict[str, float]:
         """Write the gradient of the sum's mean over all samples to `gradient`.
 
         Args:
-            network: torch differentiates it, once for each term.
+            network: one that torch differentiates, here once for each term.
             samples: B samples.
             gradient: float32 [P], overwritten.
 
