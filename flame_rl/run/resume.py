@@ -10,6 +10,7 @@ from flame_rl.run.checkpoint import Checkpoint, CheckpointError, load, versions
 from flame_rl.run.folder import CHECKPOINTS_NAME
 from flame_rl.run.retention import BEST_NAME, numbered
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.groups import Prioritized
 from flame_rl.system.errors import UsageError
 
 
@@ -72,14 +73,14 @@ def _length(experiment: dict[str, Any]) -> str:
 
 def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
     """Warnings about changes that make results differ from a run that never stopped."""
-    warnings = []
+    warnings, settings = [], config.algorithm
     before, now = _length(checkpoint.config["experiment"]), _length(vars(config.experiment))
-    if getattr(config.algorithm, "learning_rate_decay", False) and before != now:
+    if settings.learning_rate_decay and before != now:
         warnings.append(
             f"learning rates fall to 0 at the end of the run: with {now} in place of {before}, "
             "results differ from now on"
         )
-    if getattr(config.algorithm, "prioritized", False) and before != now:
+    if isinstance(settings, Prioritized) and settings.prioritized and before != now:
         warnings.append(
             "the exponent of the importance weights rises to 1 at the end of the run: with "
             f"{now} in place of {before}, results differ from now on"

@@ -71,7 +71,7 @@ def differences(saved: TrainConfig, given: TrainConfig) -> str:
     Settings that decide the result must stay, except for the number of iterations or env steps, and
     what the algorithm's `may_change` names.
     """
-    names = ("iterations", "env_steps", *getattr(saved.algorithm, "may_change", ()))
+    names = ("iterations", "env_steps", *saved.algorithm.may_change)
     wanted = {name: getattr(given.experiment, name) for name in names}
     extended = replace(saved.experiment, **wanted)
     pairs = [(extended, given.experiment), (saved.algorithm, given.algorithm)]

@@ -6,6 +6,7 @@ from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.groups import PolicyGradient
 from flame_rl.wire.messages import EnvironmentSpec
 
 
@@ -51,7 +52,7 @@ def _bounds_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
         return []
     unbounded = int((~has_bounds(space)).sum())
     effect = f"the actions of {config.algorithm.title} never leave -1 to 1"
-    if hasattr(config.algorithm, "initial_log_std"):
+    if isinstance(config.algorithm, PolicyGradient):
         effect = "exploration begins with a standard deviation of exp(--initial-log-std)"
     return [
         f"the action space of {spec.env_id}: {unbounded} of {space.low.size} numbers have no "

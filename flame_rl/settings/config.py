@@ -11,13 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from flame_rl.settings.algorithms import (
-    ALGORITHMS,
-    AlgorithmSettings,
-    algorithm_name,
-    settings_class,
-)
-from flame_rl.settings.checks import refuse
+from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
 from flame_rl.settings.environments import environment_id, environment_name
 from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import EnvironmentSource, Experiment
@@ -34,7 +28,7 @@ class TrainConfig:
 
     Attributes:
         experiment: decides the result, together with `algorithm`.
-        algorithm: the algorithm's settings, such as `flame_rl.settings.ppo.PPO`.
+        algorithm: the algorithm's settings, such as `flame_rl.settings.ppo.PPOSettings`.
         execution: where episodes are collected and networks are computed; but for the device, it
             changes no result.
         output: what is written and shown; changes no result.
@@ -59,8 +53,6 @@ class TrainConfig:
         Raises:
             UsageError: a setting does not exist, or has a value that it cannot have.
         """
-        if algorithm not in ALGORITHMS:
-            refuse("algorithm", " or ".join(ALGORITHMS), algorithm)
         chosen = settings_class(algorithm)
         refuse_both_sizes(settings)
         env_id = environment_id(environment_name(env))
@@ -104,12 +96,12 @@ class TrainConfig:
     @property
     def overlap(self) -> bool:
         """Whether the next iteration is collected during an update; see the algorithms' flag."""
-        return getattr(self.algorithm, "overlap", False)
+        return self.algorithm.overlap
 
     @property
     def algorithm_name(self) -> str:
         """The algorithm's name on the command line."""
-        return algorithm_name(self.algorithm)
+        return self.algorithm.name
 
     def __str__(self) -> str:
         """All settings as training uses them, one per line."""
@@ -148,7 +140,7 @@ class TrainConfig:
             values["execution"].setdefault("device", "cpu")
             folder = values["output"].get("output")
             values["output"]["output"] = None if folder is None else Path(folder)
-            kinds = _kinds(_known(values["algorithm"].pop("name")))
+            kinds = _kinds(settings_class(values["algorithm"].pop("name")))
             return cls.of_parts(**{part: kind(**values[part]) for part, kind in kinds.items()})
         except (
             UsageError,
@@ -200,12 +192,6 @@ def no_setting(name: str, algorithm: str) -> str:
         listed = f"{', '.join(others)} and {last}" if others else last
         return f"a setting of {listed}; {algorithm} has none of that name"
     return "no such setting; print(TrainConfig()) shows them all"
-
-
-def _known(algorithm: object) -> type[AlgorithmSettings]:
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm: {algorithm!s:.40} is none of {', '.join(ALGORITHMS)}")
-    return settings_class(algorithm)
 
 
 def _kinds(algorithm: type[AlgorithmSettings]) -> dict[str, type]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Protocol
 
 from flame_rl.settings.checks import refuse
 from flame_rl.system.errors import UsageError
@@ -12,33 +11,24 @@ from flame_rl.system.errors import UsageError
 OWN = ("policy", "value")
 
 
-class WithLosses(Protocol):
-    """What `check_losses` reads: `auxiliary` has "module:class" for each auxiliary loss."""
-
-    shared_torso: bool
-    auxiliary: tuple[str, ...]
-    auxiliary_weights: tuple[float, ...]
-
-
-def check_losses(settings: WithLosses) -> None:
-    """Raise UsageError unless each auxiliary loss has a name of its own, a weight, and layers to be
-    a loss of."""
-    given, weights = settings.auxiliary, settings.auxiliary_weights
-    for function in given:
+def check_losses(auxiliary: tuple[str, ...], weights: tuple[float, ...], shared: bool) -> None:
+    """Raise UsageError unless each auxiliary loss, "module:class", has a name of its own, a weight,
+    and `shared` layers to be a loss of."""
+    for function in auxiliary:
         if not all(function.rpartition(":")[::2]):
             refuse("auxiliary", "a module and a class, as in prediction:NextObservation", function)
-    names = [*OWN, *map(loss_name, given)]
+    names = [*OWN, *map(loss_name, auxiliary)]
     for name in names:
         if names.count(name) > 1:
             raise UsageError(f"--auxiliary: two losses have the name {name}; rename a class")
-    if given and not settings.shared_torso:
+    if auxiliary and not shared:
         raise UsageError(
             "--auxiliary: these are losses of the shared layers; add --shared-torso True"
         )
-    if len(weights) != len(given):
+    if len(weights) != len(auxiliary):
         raise UsageError(
-            f"--auxiliary-weights: {len(weights)} weights for {len(given)} losses; give one for "
-            "each of --auxiliary"
+            f"--auxiliary-weights: {len(weights)} weights for {len(auxiliary)} losses; give one "
+            "for each of --auxiliary"
         )
 
 

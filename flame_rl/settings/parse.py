@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from flame_rl.settings.algorithms import ALGORITHMS, settings_class
+from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
 from flame_rl.settings.checks import refuse
 from flame_rl.settings.config import (
     PARTS,
@@ -125,7 +125,7 @@ def _refuse_flags_of_others(arguments: Sequence[str], algorithm: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')}: {no_setting(name, algorithm)}")
 
 
-def _switched_on(arguments: Sequence[str], settings: object) -> list[str]:
+def _switched_on(arguments: Sequence[str], settings: AlgorithmSettings) -> list[str]:
     """The words, with True after each of the algorithm's switches that stands alone."""
     switches = {n for n in names_of(type(settings)) if isinstance(getattr(settings, n), bool)}
     words: list[str] = []

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from flame_rl.settings.checks import (
-    Count,
-    CountOrZero,
-    Fraction,
-    Number,
-    Positive,
-    SquashedStd,
-    UpdatesPerStep,
-    check_fields,
-)
+from flame_rl.settings.checks import Count, Number, Positive, SquashedStd
+from flame_rl.settings.groups import PENDULUM, WIDE_LAYERS, Critics
 
 # Two robots that fall in their first episodes. With n_step 1 and learning rates of 7e-4 the return
 # in Hopper was 814 after 100,000 env steps, and 3,005 with these (seed 0, not exploring).
@@ -32,18 +24,13 @@ _WALKING = {
 
 
 @dataclass(frozen=True)
-class SAC:
+class SACSettings(Critics):
     """Settings of soft actor-critic (Haarnoja et al. 2018), for continuous actions."""
 
-    title: ClassVar[str] = "SAC"
-    learner: ClassVar[str] = "flame_rl.learner.algorithms.sac:sac"
-    # Values that replace the defaults, by environment id; "" is for all of them.
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "": {
-            "hidden_sizes": (256, 256),
-            "activation": "relu",
-            "steps_per_iter": 1000,
-        },
+    title = "SAC"
+    learner = "flame_rl.learner.algorithms.sac:sac"
+    presets: ClassVar = {
+        "": WIDE_LAYERS,
         "HalfCheetah-v5": {
             "steps_per_iter": 500,
             "normalize_observations": True,
@@ -72,59 +59,13 @@ class SAC:
             "target_entropy": -0.5,
             "initial_std": 0.2,
         },
-        # An episode in each iteration.
-        "Pendulum-v1": {
-            "iterations": 93,
-            "steps_per_iter": 200,
-            "warm_up_steps": 1_000,
-            "learning_rate": 1e-3,
-            "value_learning_rate": 3e-3,
-            "learning_rate_decay": True,
-            "updates_per_step": 2.0,
-            # Returns are as low as -1,500; see docs/replay.md.
-            "reward_scale": 0.1,
-            "target_entropy": -2.0,
-        },
+        "Pendulum-v1": PENDULUM
+        | {"learning_rate": 1e-3, "updates_per_step": 2.0, "target_entropy": -2.0},
     }
-
-    learning_rate: Positive = 3e-4
-    """Step size of the policy's Adam."""
-
-    value_learning_rate: Positive = 3e-4
-    """Step size of the critics' Adam."""
-
-    learning_rate_decay: bool = False
-    """Let the step sizes fall linearly to 0 at the last iteration."""
-
-    capacity: Count = 1_000_000
-    """Steps of replayed experience; the oldest episodes make way for new ones."""
-
-    warm_up_steps: CountOrZero = 5_000
-    """Env steps before the first gradient step."""
-
-    batch_size: Count = 256
-    """Steps drawn for each gradient step."""
-
-    updates_per_step: UpdatesPerStep = 1.0
-    """Gradient steps for each env step."""
-
-    tau: Fraction = 0.005
-    """Share by which the target networks move towards the trained ones in each gradient step."""
 
     n_step: Count = 1
     """The n of n-step returns: the number of rewards in a target before the bootstrapped value,
     which includes the entropy."""
-
-    reward_scale: Positive = 1.0
-    """Factor of the rewards that the critics learn from (Henderson et al. 2018): large values are
-    slow to learn precisely. Printed rewards are not scaled."""
-
-    normalize_observations: bool = False
-    """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
-
-    layer_norm: bool = False
-    """Normalise the layers of the critics (Ball et al. 2023): a gradient step takes about a third
-    longer."""
 
     average_critics: bool = False
     """Let the mean of the two critics count, not the smaller value (Moskovitz et al. 2021): less
@@ -139,6 +80,3 @@ class SAC:
     initial_std: SquashedStd = 1.0
     """About the standard deviation of a new policy's actions, before tanh. With a small one, a
     robot that stands by itself is not thrown over at the beginning."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)

@@ -19,7 +19,7 @@ from flame_rl.learner.on_policy.losses import (
     policy_metrics,
 )
 from flame_rl.learner.on_policy.returns import standardize
-from flame_rl.settings.a2c import A2C
+from flame_rl.settings.a2c import A2CSettings
 from flame_rl.settings.config import TrainConfig
 
 
@@ -31,7 +31,7 @@ def a2c(
     generator: np.random.Generator,
 ) -> dict[str, float]:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
-    settings: A2C = config.algorithm
+    settings: A2CSettings = config.algorithm
     values = networks.values(batch)
     advantages = batch.advantages(values, config.experiment.gamma, settings.gae_lambda)
     targets = advantages + values[batch.rows]

@@ -26,8 +26,8 @@ from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples
-from flame_rl.settings import ddpg as settings_of
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.ddpg import DDPGSettings
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 # Standard deviation of the noise during the warm-up: wide enough for any action.
@@ -48,7 +48,7 @@ class DDPG:
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         experiment, settings = config.experiment, config.algorithm
-        self._settings: settings_of.DDPG = settings
+        self._settings: DDPGSettings = settings
         self._gamma = experiment.gamma
         policy = model.DeterministicPolicy(spec, experiment.hidden_sizes, experiment.activation)
         self._policy = TrainedNetwork(policy, raw_network)

@@ -29,14 +29,14 @@ from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Loss, Samples
-from flame_rl.settings import dqn as settings_of
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.dqn import DQNSettings
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 
 def dqn(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
     """The algorithm with new networks. Raises UsageError for actions that are not Discrete."""
-    settings: settings_of.DQN = config.algorithm
+    settings: DQNSettings = config.algorithm
     refuse_unless_discrete(spec)
     alpha = settings.priority_alpha if settings.prioritized else None
     return off_policy(config, spec, DQN(config, spec), alpha, settings.priority_beta)
@@ -51,7 +51,7 @@ class DQN:
     metrics = ("loss", "value", "td_error")
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
-        settings: settings_of.DQN = config.algorithm
+        settings: DQNSettings = config.algorithm
         self._settings, self._gamma = settings, config.experiment.gamma
         self._support = None
         if settings.distribution == "c51":

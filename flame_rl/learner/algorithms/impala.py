@@ -25,8 +25,8 @@ from flame_rl.learner.on_policy.returns import discounted_returns
 from flame_rl.learner.on_policy.update import make_actor_critic
 from flame_rl.learner.state import Part
 from flame_rl.nets.network import Samples
-from flame_rl.settings import impala as settings_of
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.impala import ImpalaSettings
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, PolicySnapshot
 
 _LOG_PROBS = Column("log_probs", "float32", (), per_observation=False)
@@ -48,7 +48,7 @@ class Impala:
     metrics = ("loss", "value_loss", "policy_entropy", "td_error", "importance")
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
-        self._settings: settings_of.Impala = config.algorithm
+        self._settings: ImpalaSettings = config.algorithm
         self._gamma = config.experiment.gamma
         self._networks = make_actor_critic(config, spec)
 

@@ -19,7 +19,7 @@ from flame_rl.learner.on_policy.losses import explained_variance, kl_terms, poli
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.nets.network import Loss, Samples, Slope
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.ppo import PPO
+from flame_rl.settings.ppo import PPOSettings
 
 
 def ppo(
@@ -30,7 +30,7 @@ def ppo(
     generator: np.random.Generator,
 ) -> dict[str, float]:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
-    settings: PPO = config.algorithm
+    settings: PPOSettings = config.algorithm
     loss = clipped_loss(settings.clip_range, settings.entropy_coefficient)
     steps: list[dict[str, float]] = []
     too_far = False

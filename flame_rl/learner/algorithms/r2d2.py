@@ -28,8 +28,8 @@ from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples
-from flame_rl.settings import r2d2 as settings_of
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.r2d2 import R2D2Settings
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
@@ -49,7 +49,7 @@ class R2D2:
     metrics = ("loss", "value", "td_error")
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
-        self._settings: settings_of.R2D2 = config.algorithm
+        self._settings: R2D2Settings = config.algorithm
         self._gamma = config.experiment.gamma
         self._online = TrainedNetwork(model.RecurrentValueNetwork(spec, config), raw_network)
         self._target = TargetNetwork(self._online, raw_network)

@@ -26,7 +26,7 @@ from flame_rl.learner.on_policy.returns import (
     standardize,
 )
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.reinforce import Reinforce
+from flame_rl.settings.reinforce import ReinforceSettings
 
 
 def reinforce(
@@ -37,7 +37,7 @@ def reinforce(
     generator: np.random.Generator,
 ) -> dict[str, float]:
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
-    settings: Reinforce = config.algorithm
+    settings: ReinforceSettings = config.algorithm
     gamma, explained = config.experiment.gamma, {}
     if settings.baseline == "value":
         values = networks.values(batch)

@@ -29,8 +29,8 @@ from flame_rl.learner.training.flat import adam_of
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples
-from flame_rl.settings import sac as settings_of
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.sac import SACSettings
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 
@@ -56,7 +56,7 @@ class SAC:
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         experiment, settings = config.experiment, config.algorithm
-        self._settings: settings_of.SAC = settings
+        self._settings: SACSettings = settings
         self._gamma, self._width = experiment.gamma, spec.action_dim
         policy = model.SquashedGaussianPolicy(
             spec, experiment.hidden_sizes, experiment.activation, settings.initial_std

@@ -27,8 +27,8 @@ from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples
-from flame_rl.settings import sarsa as settings_of
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.sarsa import SarsaSettings
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 
@@ -45,7 +45,7 @@ class Sarsa:
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         experiment, settings = config.experiment, config.algorithm
-        self._settings: settings_of.Sarsa = settings
+        self._settings: SarsaSettings = settings
         self._gamma = experiment.gamma
         module = model.ActionValueNetwork(
             spec, experiment.hidden_sizes, experiment.activation, frames=experiment.frame_stack

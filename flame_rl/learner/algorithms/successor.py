@@ -30,8 +30,8 @@ from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples
-from flame_rl.settings import successor as settings_of
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.successor import SuccessorSettings
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, PolicySnapshot
 
@@ -70,7 +70,7 @@ class Successor:
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         experiment, settings = config.experiment, config.algorithm
-        self._settings: settings_of.Successor = settings
+        self._settings: SuccessorSettings = settings
         self._gamma = experiment.gamma
         self.weights = np.array(experiment.reward_weights or (1.0,), np.float32)
         module = model.SuccessorNetwork(

@@ -27,8 +27,8 @@ from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples
-from flame_rl.settings import td3 as settings_of
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.td3 import TD3Settings
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 # Standard deviation of the noise during the warm-up: wide enough for any action.
@@ -49,7 +49,7 @@ class TD3:
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         experiment, settings = config.experiment, config.algorithm
-        self._settings: settings_of.TD3 = settings
+        self._settings: TD3Settings = settings
         self._gamma = experiment.gamma
         policy = model.DeterministicPolicy(spec, experiment.hidden_sizes, experiment.activation)
         self._policy = TrainedNetwork(policy, raw_network)

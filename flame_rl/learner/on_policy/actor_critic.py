@@ -27,8 +27,8 @@ from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import accumulate, at_once, outputs
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Loss, Network, Samples, differentiate
+from flame_rl.settings.groups import OnPolicy
 from flame_rl.settings.losses import OWN, loss_name
-from flame_rl.settings.losses import WithLosses as OnPolicySettings
 
 
 class ActorCritic(Protocol):
@@ -130,7 +130,7 @@ class TwoNetworks:
         value: TrainedNetwork,
         training: ValueTraining,
         statistics: Statistics,
-        settings: OnPolicySettings,
+        settings: OnPolicy,
     ) -> None:
         """
         Args:
@@ -221,7 +221,7 @@ class OneNetwork:
         policy: Computed,
         value: Computed,
         statistics: Statistics,
-        settings: OnPolicySettings,
+        settings: OnPolicy,
     ) -> None:
         """
         Args:

@@ -1,0 +1,229 @@
+"""Groups of settings that several algorithms share: an algorithm inherits those that it needs.
+
+Groups that an algorithm may combine have no base in common, because a dataclass takes the defaults
+of a common base from the group that is named first, even where another one changes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from flame_rl.settings.algorithms import AlgorithmSettings
+from flame_rl.settings.checks import (
+    Count,
+    CountOrZero,
+    Fraction,
+    LogStd,
+    NonNegative,
+    Positive,
+    UpdatesPerStep,
+)
+from flame_rl.settings.losses import check_losses
+
+# Presets that several algorithms have. This one is for every environment.
+WIDE_LAYERS = {"hidden_sizes": (256, 256), "activation": "relu", "steps_per_iter": 1000}
+
+# With large actions an ant falls over: with small ones it survives from the start, and learns to
+# walk.
+SMALL_ACTIONS = {"initial_log_std": -2.0, "learning_rate": 3e-4}
+
+# For Pendulum, with an episode in each iteration.
+PENDULUM = {
+    "iterations": 93,
+    "steps_per_iter": 200,
+    "warm_up_steps": 1_000,
+    "value_learning_rate": 3e-3,
+    "learning_rate_decay": True,
+    # Returns are as low as -1,500; see docs/replay.md.
+    "reward_scale": 0.1,
+}
+
+
+@dataclass(frozen=True)
+class PolicyGradient:
+    """A stochastic policy that follows the policy gradient, and a network of state values."""
+
+    learning_rate: Positive = 7e-4
+    """Step size of the policy's Adam."""
+
+    value_learning_rate: Positive = 1e-3
+    """Step size of the value network's Adam."""
+
+    entropy_coefficient: NonNegative = 0.0
+    """Weight of the policy's entropy in the objective; above 0 the policy explores for longer."""
+
+    max_grad_norm: Positive = 0.5
+    """Greatest norm of a gradient; longer ones are scaled down to it."""
+
+    normalize_observations: bool = True
+    """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
+
+    initial_log_std: LogStd = -0.5
+    """Logarithm of the initial standard deviation of continuous actions."""
+
+
+@dataclass(frozen=True)
+class OnPolicy(PolicyGradient, AlgorithmSettings):
+    """Updates from the episodes of one iteration, which the policy itself has played."""
+
+    frame: ClassVar[str] = "flame_rl.learner.on_policy.update:on_policy"
+
+    value_learning_rate: Positive = 1e-3
+    """Step size of the value network's Adam; not used with --shared-torso."""
+
+    learning_rate_decay: bool = True
+
+    minibatches: Count = 32
+    """Minibatches in each epoch; fewer where they would have fewer than 64 steps. 1: the whole
+    batch at once."""
+
+    max_kl: Positive = 0.05
+    """Greatest KL divergence, in nats, between the policy before an update and after it. The
+    epoch ends there, and a step beyond it is undone."""
+
+    shared_torso: bool = False
+    """Let policy and values share all layers but the last one of each, the output. The network then
+    descends the sum of their losses at --learning-rate."""
+
+    value_weight: Positive = 0.5
+    """With --shared-torso, weight of the loss of the values; the policy's loss has weight 1."""
+
+    auxiliary: tuple[str, ...] = ()
+    """With --shared-torso, further losses of the shared layers, module:class each, such as
+    prediction:NextObservation."""
+
+    auxiliary_weights: tuple[NonNegative, ...] = ()
+    """A weight for each of --auxiliary."""
+
+    @property
+    def trains_values(self) -> bool:
+        """Whether there is a value network."""
+        return True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_losses(self.auxiliary, self.auxiliary_weights, self.shared_torso)
+
+
+@dataclass(frozen=True)
+class GeneralizedAdvantages(OnPolicy):
+    """Advantages by generalised advantage estimation (Schulman et al. 2016), which V-trace corrects
+    where another policy has played."""
+
+    gae_lambda: Fraction = 0.95
+    """Lambda of generalised advantages, from 0 (one step and the value after it) to 1 (the whole
+    episode)."""
+
+    overlap: bool = False
+    """Collect the next iteration's episodes during the update, with the policy from before it. What
+    that policy did is weighted by V-trace (Espeholt et al. 2018)."""
+
+
+@dataclass(frozen=True)
+class Replay(AlgorithmSettings):
+    """Gradient steps on samples of replayed experience."""
+
+    frame: ClassVar[str] = "flame_rl.learner.off_policy.update:off_policy"
+
+    capacity: Count = 100_000
+    """Steps of replayed experience; the oldest episodes make way for new ones."""
+
+    warm_up_steps: CountOrZero = 1_000
+    """Env steps before the first gradient step."""
+
+    batch_size: Count = 128
+    """Steps drawn for each gradient step."""
+
+    updates_per_step: UpdatesPerStep = 0.5
+    """Gradient steps for each env step."""
+
+
+@dataclass(frozen=True)
+class Sequences(Replay):
+    """Replay of sequences of steps."""
+
+    batch_size: Count = 32
+    """Sequences drawn for each gradient step."""
+
+    sequence_length: Count = 20
+    """Steps of a sequence that are learned from."""
+
+
+@dataclass(frozen=True)
+class Prioritized:
+    """Priorities of replayed steps (Schaul et al. 2016)."""
+
+    prioritized: bool = False
+    """Draw steps by priority, their last TD error (Schaul et al. 2016)."""
+
+    priority_alpha: Fraction = 0.6
+    """Exponent of the priorities, from 0, which is uniform, to 1."""
+
+    priority_beta: Fraction = 0.4
+    """Exponent of the importance weights at the beginning; it rises to 1 at the last iteration."""
+
+
+@dataclass(frozen=True)
+class EpsilonGreedy:
+    """Values of discrete actions, with a target network: the best action is taken, or with
+    probability epsilon a random one."""
+
+    epsilon_start: Fraction = 1.0
+    """Probability of a random action at the beginning of the run."""
+
+    epsilon_end: Fraction = 0.05
+    """Probability of a random action after `epsilon_steps`."""
+
+    epsilon_steps: CountOrZero = 10_000
+    """Env steps in which epsilon falls linearly from its start to its end."""
+
+    tau: Fraction = 0.005
+    """Share by which the target network moves towards the trained one in each gradient step."""
+
+    max_grad_norm: Positive = 10.0
+    """Greatest norm of a gradient; longer ones are scaled down to it."""
+
+
+@dataclass(frozen=True)
+class Critics(Replay):
+    """Critics of continuous actions, with target networks, and the policy that they teach."""
+
+    learning_rate: Positive = 3e-4
+    """Step size of the policy's Adam."""
+
+    value_learning_rate: Positive = 3e-4
+    """Step size of the critics' Adam."""
+
+    capacity: Count = 1_000_000
+    warm_up_steps: CountOrZero = 5_000
+    batch_size: Count = 256
+    updates_per_step: UpdatesPerStep = 1.0
+
+    tau: Fraction = 0.005
+    """Share by which the target networks move towards the trained ones in each gradient step."""
+
+    n_step: Count = 1
+    """The n of n-step returns: the number of rewards in a target before the bootstrapped value."""
+
+    reward_scale: Positive = 1.0
+    """Factor of the rewards that the critics learn from (Henderson et al. 2018): large values are
+    slow to learn precisely. Printed rewards are not scaled."""
+
+    normalize_observations: bool = False
+    """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
+
+    layer_norm: bool = False
+    """Normalise the layers of the critics (Ball et al. 2023): a gradient step takes about a third
+    longer."""
+
+
+@dataclass(frozen=True)
+class ActionNoise(Critics):
+    """A deterministic policy, which explores by noise."""
+
+    warm_up_steps: CountOrZero = 5_000
+    """Env steps before the first gradient step; until then the noise has standard deviation 1."""
+
+    noise: NonNegative = 0.1
+    """Standard deviation of the noise that is added to actions, whose bounds are -1 and 1."""
