@@ -17,7 +17,7 @@ from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import EnvironmentSource, Experiment
 from flame_rl.system.errors import UsageError
 
-PARTS = ("experiment", "algorithm", "execution", "output")
+SECTIONS = ("experiment", "algorithm", "execution", "output")
 
 
 @dataclass(frozen=True, init=False)
@@ -48,50 +48,33 @@ class TrainConfig:
         Args:
             env: an environment's name or Gymnasium id, or a function that makes one.
             algorithm: a name in `flame_rl.settings.algorithms`.
-            settings: values of fields, of whichever part, by name.
+            settings: values of fields, of whichever section, by name.
 
         Raises:
             UsageError: a setting does not exist, or has a value that it cannot have.
         """
         chosen = settings_class(algorithm)
-        refuse_both_sizes(settings)
         env_id = environment_id(environment_name(env))
         preset = chosen.presets.get("", {}) | chosen.presets.get(env_id, {})
-        if "episodes_per_iter" in settings:
-            preset.pop("steps_per_iter", None)
-        values = preset | settings | {"env": env}
         kinds = _kinds(chosen)
-        parts = {
-            part: kind(**{name: values.pop(name) for name in names_of(kind) if name in values})
-            for part, kind in kinds.items()
-        }
-        if values:
-            name = next(iter(values))
-            raise UsageError(f"{name}: {no_setting(name, algorithm)}")
-        self._set(parts)
+        values = _by_section(kinds, preset | _with_one_size(settings) | {"env": env}, algorithm)
+        # The dataclass is frozen.
+        vars(self).update({name: kind(**values[name]) for name, kind in kinds.items()})
 
     @classmethod
-    def of_parts(cls, **parts: Any) -> TrainConfig:
-        """A configuration made of its four parts, without presets."""
+    def of_sections(cls, sections: dict[str, Any]) -> TrainConfig:
+        """A configuration of the four sections, without presets."""
         config = object.__new__(cls)
-        config._set(parts)
+        vars(config).update(sections)
         return config
 
     def changed(self, **settings: Any) -> TrainConfig:
-        """A copy with new values of some fields, of whichever part. With `episodes_per_iter` alone,
+        """A copy with new values of some fields, of whichever section. With `episodes_per_iter`,
         steps_per_iter has no effect any more. Raises UsageError."""
-        refuse_both_sizes(settings)
-        if "episodes_per_iter" in settings:
-            settings = {"steps_per_iter": None} | settings
-        parts = {part: getattr(self, part) for part in PARTS}
-        # Together, because some values are refused without others.
-        changes: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
-        for name, value in settings.items():
-            part = next((p for p in PARTS if name in names_of(type(parts[p]))), None)
-            if part is None:
-                raise UsageError(f"{name}: {no_setting(name, self.algorithm_name)}")
-            changes[part][name] = value
-        return TrainConfig.of_parts(**{p: replace(parts[p], **changes[p]) for p in PARTS})
+        kinds = _kinds(type(self.algorithm))
+        values = _by_section(kinds, _with_one_size(settings), self.algorithm_name)
+        sections = vars(self).items()
+        return self.of_sections({name: replace(each, **values[name]) for name, each in sections})
 
     @property
     def overlap(self) -> bool:
@@ -106,10 +89,9 @@ class TrainConfig:
     def __str__(self) -> str:
         """All settings as training uses them, one per line."""
         rows = [f"{'algorithm':<24}{self.algorithm_name}"]
-        for part in PARTS:
-            rows += [f"\n{part}"]
-            for name in names_of(type(getattr(self, part))):
-                value = getattr(getattr(self, part), name)
+        for section, settings in vars(self).items():
+            rows.append(f"\n{section}")
+            for name, value in vars(settings).items():
                 value = self.experiment.env_name if name == "env" else value
                 words = value if isinstance(value, tuple) else (value,)
                 text = " ".join(map(str, words)) or "none"
@@ -117,12 +99,12 @@ class TrainConfig:
         return "\n".join(rows)
 
     def to_data(self) -> dict[str, dict[str, Any]]:
-        """The settings by part as JSON values, for config.json and checkpoints."""
-        parts = {part: asdict(getattr(self, part)) for part in PARTS}
-        parts["experiment"]["env"] = self.experiment.env_name
-        parts["algorithm"] = {"name": self.algorithm_name} | parts["algorithm"]
-        parts["output"] |= {"resume": None, "reproduce": None}
-        return json.loads(json.dumps(parts, default=str))
+        """The settings by section as JSON values, for config.json and checkpoints."""
+        data = {section: asdict(settings) for section, settings in vars(self).items()}
+        data["experiment"]["env"] = self.experiment.env_name
+        data["algorithm"] = {"name": self.algorithm_name} | data["algorithm"]
+        data["output"] |= {"resume": None, "reproduce": None}
+        return json.loads(json.dumps(data, default=str))
 
     @classmethod
     def from_data(cls, data: Any) -> TrainConfig:
@@ -130,26 +112,19 @@ class TrainConfig:
         data lack, has its default, except that the device is the CPU. Raises UsageError if the data
         are no configuration."""
         try:
-            if unknown := set(data) - set(PARTS):
-                raise ValueError(f"{', '.join(map(str, unknown))}: no part of a configuration")
-            values = {part: dict(data[part]) for part in PARTS}
-            for part in values.values():
+            if unknown := set(data) - set(SECTIONS):
+                raise ValueError(f"{', '.join(map(str, unknown))}: no section of a configuration")
+            values = {section: dict(data[section]) for section in SECTIONS}
+            for settings in values.values():
                 # JSON knows no tuples.
-                part |= {name: tuple(v) for name, v in part.items() if isinstance(v, list)}
+                settings |= {name: tuple(v) for name, v in settings.items() if isinstance(v, list)}
             # Where every run learned before there was a choice.
             values["execution"].setdefault("device", "cpu")
             folder = values["output"].get("output")
             values["output"]["output"] = None if folder is None else Path(folder)
             kinds = _kinds(settings_class(values["algorithm"].pop("name")))
-            return cls.of_parts(**{part: kind(**values[part]) for part, kind in kinds.items()})
-        except (
-            UsageError,
-            ImportError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ) as error:
+            return cls.of_sections({name: kind(**values[name]) for name, kind in kinds.items()})
+        except (UsageError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(
                 f"config.json: not a configuration that this version can read: {error}"
             ) from error
@@ -165,10 +140,6 @@ class TrainConfig:
             return cls.from_data(json.loads(text))
         except (ValueError, RecursionError) as error:
             raise UsageError(f"config.json: not JSON: {error}") from error
-
-    def _set(self, parts: dict[str, Any]) -> None:
-        for part in PARTS:
-            object.__setattr__(self, part, parts[part])
 
 
 def names_of(kind: type) -> list[str]:
@@ -194,7 +165,28 @@ def no_setting(name: str, algorithm: str) -> str:
     return "no such setting; print(TrainConfig()) shows them all"
 
 
+def _with_one_size(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings; with episodes_per_iter, steps_per_iter is None. Raises UsageError where both
+    are given."""
+    refuse_both_sizes(settings)
+    return ({"steps_per_iter": None} if "episodes_per_iter" in settings else {}) | settings
+
+
+def _by_section(
+    kinds: dict[str, type], settings: dict[str, Any], algorithm: str
+) -> dict[str, dict[str, Any]]:
+    """The settings of each section, by the fields of its class. Raises UsageError for a setting
+    that none has."""
+    values: dict[str, dict[str, Any]] = {section: {} for section in kinds}
+    for name, value in settings.items():
+        section = next((each for each, kind in kinds.items() if name in names_of(kind)), None)
+        if section is None:
+            raise UsageError(f"{name}: {no_setting(name, algorithm)}")
+        values[section][name] = value
+    return values
+
+
 def _kinds(algorithm: type[AlgorithmSettings]) -> dict[str, type]:
-    """The classes of the four parts, where the algorithm's settings have this class."""
+    """The class of each section, given the algorithm's."""
     classes = (Experiment, algorithm, Execution, Output)
-    return dict(zip(PARTS, classes, strict=True))
+    return dict(zip(SECTIONS, classes, strict=True))

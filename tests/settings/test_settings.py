@@ -10,7 +10,7 @@ import pytest
 
 from flame_rl.nets.layers import LAYERS
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
-from flame_rl.settings.config import PARTS, TrainConfig, names_of
+from flame_rl.settings.config import SECTIONS, TrainConfig, names_of
 from flame_rl.settings.environments import ENVIRONMENTS, environment_id
 from flame_rl.settings.parse import parse
 from flame_rl.system.errors import UsageError
@@ -94,7 +94,7 @@ def test_presets_are_values_of_fields_and_reach_training(algorithm, env):
     assert config.algorithm.name == config.algorithm_name == algorithm
     for name, value in preset.items():
         (found,) = (
-            vars(getattr(config, p))[name] for p in PARTS if name in vars(getattr(config, p))
+            vars(getattr(config, p))[name] for p in SECTIONS if name in vars(getattr(config, p))
         )
         assert found == value and f"{name:<24}{value}" in str(config)
     other = TrainConfig(env=env, algorithm=algorithm, learning_rate=0.125)
@@ -245,7 +245,7 @@ def test_names_and_negative_weights_come_from_the_command_line():
 def test_a_configuration_comes_back_from_its_json(algorithm):
     config = TrainConfig(env="ant", algorithm=algorithm, hidden_sizes=(3, 4), task_timeout=7.5)
     assert TrainConfig.from_json(config.to_json()) == config
-    for part in PARTS:
+    for part in SECTIONS:
         data = config.to_data()
         data[part]["another"] = 1
         with pytest.raises(UsageError, match="another"):
@@ -258,7 +258,7 @@ def test_a_configuration_comes_back_from_its_json(algorithm):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_an_earlier_version_did_not_have_is_at_its_default(algorithm):
     config = TrainConfig.from_data(TrainConfig(algorithm=algorithm, gamma=0.5).to_data())
-    for part in PARTS:
+    for part in SECTIONS:
         settings = getattr(config, part)
         for field in dataclasses.fields(settings):
             data = config.to_data()
