@@ -20,6 +20,7 @@ from flame_rl.learner.state import Part, refuse_unless_finite
 from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import device_of, resolved
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.groups import OnPolicy
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
@@ -199,10 +200,8 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     with torch.random.fork_rng(devices=[]), computing_on(device):
         torch.manual_seed(config.experiment.seed)
         # Those with a replay memory make themselves.
-        if hasattr(config.algorithm, "capacity"):
-            algorithm = own(config, spec)
-        else:
-            algorithm = on_policy(config, spec, own)
+        on_fresh = isinstance(config.algorithm, OnPolicy)
+        algorithm = on_policy(config, spec, own) if on_fresh else own(config, spec)
         learner = Learner(config, algorithm, rewards)
     _refuse_common_parameters(learner.parts)
     return learner

@@ -75,11 +75,7 @@ class OnPolicyAlgorithm:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        own = (
-            _POLICY + _VALUES
-            if getattr(self.config.algorithm, "baseline", "value") == "value"
-            else _POLICY
-        )
+        own = _POLICY + _VALUES if self.config.algorithm.trains_values else _POLICY
         return (*dict.fromkeys((*own, *self.networks.metrics)), *_LIMIT)
 
     @property
