@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.random.noise import Noise
-from flame_rl.actor.random.seeds import episodes_randomness
+from flame_rl.actor.randomness import Noise, reset_seed
 from flame_rl.actor.recording import Block, cut_out, new_block
 from flame_rl.actor.simulators.protocol import Simulator, rows_of
 from flame_rl.nets.acting import ActingPolicy
@@ -110,11 +109,11 @@ class _Play:
         # For each episode: its index, reset seed, slot, first lock step, length, outcome, and the
         # last row of each column that has a row per observation.
         self._index = np.array(request.indices, np.int64).repeat(agents)
-        seeds, words = episodes_randomness(
-            request.run_seed, request.iteration, request.indices, request.stream, agents
-        )
-        simulator.expect(seeds)
-        self._seeds = seeds.repeat(agents)
+        seeds = [
+            reset_seed(request.run_seed, request.iteration, index, request.stream)
+            for index in request.indices
+        ]
+        self._seeds = np.array(seeds, np.int64).repeat(agents)
         self._slot = np.zeros(count, np.int64)
         self._first = np.zeros(count, np.int64)
         self._lengths = np.zeros(count, np.int64)
@@ -134,7 +133,7 @@ class _Play:
         steps = BLOCK_BYTES // (width * widest)
         self._steps = max(1, min(BLOCK_STEPS, steps))
         self._width = width
-        self._noise = Noise(policy, words, self._steps, width) if request.explore else None
+        self._noise = Noise(policy, request, self._steps, width) if request.explore else None
         self._states = policy.states(width)
         self._blocks: list[Block] = []
         self._set_running(np.arange(slots))
@@ -157,7 +156,7 @@ class _Play:
         for recorded, source in self._seen:
             recorded[row, live] = source[live]
         rows = self._acting
-        noise = None if self._noise is None else self._noise.need(row)[rows]
+        noise = None if self._noise is None else self._noise.rows[row, rows]
         seen = simulator.observations[rows]
         actions[rows] = self._policy.act(seen, noise, self._states, rows)
         simulator.step(actions, self._running)

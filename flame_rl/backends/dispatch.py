@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
-from flame_rl.actor.random.seeds import episode_randomness
+from flame_rl.actor.randomness import reset_seed
 from flame_rl.backends.shares import split
 from flame_rl.nets.acting import check_snapshot
 from flame_rl.system.errors import EnvironmentUnusable, Interrupted, RunError, UsageError
@@ -178,7 +178,7 @@ def _retries_of(task: _Task, failure: CollectFailure) -> list[_Task]:
         ]
     (index,) = task.request.indices
     request, training = task.request, task.request.stream == "training"
-    seed, _ = episode_randomness(request.run_seed, request.iteration, index, request.stream)
+    seed = reset_seed(request.run_seed, request.iteration, index, request.stream)
     named = replace(failure, iteration=request.iteration, index=index, seed=seed)
     if failure.kind == "invalid":
         raise UsageError(explain(named))

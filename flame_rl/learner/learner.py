@@ -145,7 +145,7 @@ class Learner:
             UsageError: a module has drawn torch's random numbers, with the same remark.
         """
         # Spawn keys of episodes have three numbers or more, (iteration, index, …), so no stream of
-        # theirs is this one; see `flame_rl.actor.random.seeds`.
+        # theirs is this one; see `flame_rl.actor.randomness`.
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self._updates,))
         generator = np.random.default_rng(sequence)
         before = torch.get_rng_state()

@@ -18,7 +18,7 @@ pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
 from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
 from flame_rl.actor.environments.agents import has_agents
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.random.seeds import episode_randomness, episodes_randomness
+from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.nets.acting import ActingPolicy
@@ -185,28 +185,6 @@ def test_parts_of_the_reward_are_each_agents_own():
         assert episode.reward_parts.tolist() == left.tolist()
 
 
-def test_every_agent_has_noise_of_its_own():
-    for count in (3, 40):  # few and many are drawn in two ways
-        seeds, words = episodes_randomness(11, 5, range(count), "evaluation", agents=3)
-        for index in range(count):
-            children = np.random.SeedSequence(11, spawn_key=(5, index, 3)).spawn(4)
-            assert seeds[index] == children[0].generate_state(1)[0] >> 1
-            for agent in range(3):
-                expected = children[1 + agent].generate_state(8)
-                assert words[3 * index + agent].tolist() == expected.tolist()
-        alone_seeds, alone = episodes_randomness(11, 5, range(count), "evaluation")
-        assert alone_seeds.tolist() == seeds.tolist()
-        assert alone.tolist() == words[::3].tolist()
-    seed, generator = episode_randomness(11, 5, 2, "evaluation")
-    assert seed == seeds[2]
-    assert (
-        np.random.Generator(generator.bit_generator).random()
-        == np.random.default_rng(
-            np.random.SeedSequence(11, spawn_key=(5, 2, 3)).spawn(2)[1]
-        ).random()
-    )
-
-
 def test_turns_become_steps_of_all():
     """Out of turn, an action does nothing, and yet it is a step."""
     simulator, snapshot, request = game(TURNS)
@@ -333,7 +311,7 @@ def test_what_an_environment_does_wrong_is_named(monkeypatch, kind, step, failur
     answer = collect_episodes(snapshot, request([6, 8]), simulator)
     assert isinstance(answer, CollectFailure)
     assert (answer.kind, answer.index, answer.step) == (failure, 6, step)
-    assert answer.seed == episode_randomness(3, 2, 6)[0]
+    assert answer.seed == reset_seed(3, 2, 6)
     assert words in answer.message
 
 

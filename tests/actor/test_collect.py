@@ -12,17 +12,12 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
 from flame_rl.actor.environments.actions import has_bounds
 from flame_rl.actor.environments.observations import parts_of, write_observation
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
-from flame_rl.actor.random.generators import generator_of, uniforms
-from flame_rl.actor.random.noise import AHEAD, MANY
-from flame_rl.actor.random.seeds import episode_randomness, episodes_randomness
+from flame_rl.actor.randomness import noise_generator, reset_seed
 from flame_rl.actor.recording import Block, cut_out
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.nets.acting import ActingPolicy
@@ -58,8 +53,9 @@ def collect(env_id: str, indices=(0, 1, 2), snapshot=None, **options):
 def plain_episode(env: gymnasium.Env, snapshot, request, index: int):
     """One environment, one step at a time, one row of the policy at a time."""
     policy = ActingPolicy(snapshot)
-    seed, generator = episode_randomness(request.run_seed, request.iteration, index)
-    observation, _ = env.reset(seed=seed)
+    key = request.run_seed, request.iteration, index
+    generator = noise_generator(*key)
+    observation, _ = env.reset(seed=reset_seed(*key))
     observations, actions, rewards = [], [], []
     done, noise = False, None
     while not done:
@@ -120,8 +116,8 @@ def with_head(kind: str):
 @pytest.mark.parametrize("kind", SINGLE_HEADS)
 @pytest.mark.parametrize("block_steps", [1, 7, BLOCK_STEPS])
 def test_every_head_acts_as_one_step_at_a_time(monkeypatch, kind, block_steps):
-    """Longer than a block, and than what is drawn ahead; noise that depends on the step before goes
-    on from block to block and begins anew with every episode."""
+    """Longer than a block; noise that depends on the step before goes on from block to block and
+    begins anew with every episode."""
     monkeypatch.setattr("flame_rl.actor.collect.BLOCK_STEPS", block_steps)
     env_id, snapshot = with_head(kind)
     limit = BLOCK_STEPS + 12
@@ -138,10 +134,10 @@ def test_every_head_acts_as_one_step_at_a_time(monkeypatch, kind, block_steps):
 @pytest.mark.parametrize("kind", SINGLE_HEADS)
 @pytest.mark.parametrize("explore", [True, False])
 def test_neighbours_order_and_history_change_no_bit_of_any_head(kind, explore):
-    """More episodes than slots, and so many that the noise of all is drawn ahead, against few."""
+    """More episodes than slots, against few."""
     env_id, snapshot = with_head(kind)
     options = {"max_episode_steps": 40, "explore": explore}
-    count = MANY + 3
+    count = 67
     together = collect(env_id, range(count), snapshot, **options)
     simulator = plain(env_id, 40)
     assert count > simulator.slots
@@ -165,7 +161,7 @@ def test_the_noise_of_an_episode_begins_at_0():
     count = 2 * plain("Pendulum-v1").slots + 6
     episodes = collect("Pendulum-v1", range(count), snapshot, max_episode_steps=30)
     for episode in episodes:
-        generator = episode_randomness(3, 2, episode.index)[1]
+        generator = noise_generator(3, 2, episode.index)
         x = 0.0
         for action in episode.actions[:, 0]:
             x = (1 - 0.01) * x + 0.01 * generator.standard_normal()
@@ -173,7 +169,7 @@ def test_the_noise_of_an_episode_begins_at_0():
 
 
 def test_many_at_once_equal_gymnasium_one_step_at_a_time():
-    """More than slots, shorter and longer than what is drawn ahead, and than a block."""
+    """More than slots, shorter and longer than a block."""
     limit, count = 150, 300
     # It pushes where the pole leans and turns to: some fall soon, others never.
     weight = np.array([[0, 0], [0, 0], [-1, 1], [-1, 1]], np.float32)
@@ -183,7 +179,7 @@ def test_many_at_once_equal_gymnasium_one_step_at_a_time():
     assert count > simulator.slots
     request = request_for("CartPole-v1", range(count), max_episode_steps=limit)
     episodes = collect_episodes(snapshot, request, simulator)
-    assert min(episodes.lengths) < AHEAD and limit in episodes.lengths
+    assert min(episodes.lengths) < BLOCK_STEPS < limit and limit in episodes.lengths
     env = gymnasium.make("CartPole-v1", max_episode_steps=limit)
     for episode in itertools.islice(episodes, 0, None, 3):
         expected = plain_episode(env, snapshot, request, episode.index)
@@ -211,29 +207,21 @@ def test_another_seed_iteration_or_index_is_another_episode():
     for seed in range(3):
         for iteration in range(3):
             for index in range(3):
-                reset_seed, generator = episode_randomness(seed, iteration, index)
-                seen.add((reset_seed, generator.random()))
+                key = seed, iteration, index
+                seen.add((reset_seed(*key), noise_generator(*key).random()))
     assert len(seen) == 27
 
 
 @pytest.mark.parametrize("run_seed", [0, 7, 1 << 40, (1 << 63) - 1])
-@pytest.mark.parametrize("iteration", [0, 300, 1 << 33])
-def test_many_episodes_have_the_random_numbers_of_one(run_seed, iteration):
-    """Against NumPy's own SeedSequence, one episode after another."""
-    for indices in (range(40), [9], [3, (1 << 32) - 1, *range(20)], [1 << 32, *range(20)]):
-        seeds, words = episodes_randomness(run_seed, iteration, tuple(indices))
-        ahead = uniforms(words, 9)
-        for i, index in enumerate(indices):
-            seed, expected = episode_randomness(run_seed, iteration, index)
-            assert seeds[i] == seed
-            assert generator_of(words[i]).bit_generator.state == expected.bit_generator.state
-            assert ahead[:, i].tobytes() == expected.random(9).tobytes()
-
-
-@given(arrays(np.uint32, st.tuples(st.integers(1, 5), st.just(8))), st.integers(1, 70))
-def test_uniform_numbers_of_any_state_are_numpys(words, count):
-    expected = [generator_of(each).random(count) for each in words]
-    assert uniforms(words, count).T.tobytes() == np.array(expected).tobytes()
+@pytest.mark.parametrize("index", [0, 300, (1 << 32) - 1, 1 << 32])
+def test_random_numbers_are_children_of_the_episodes_sequence(run_seed, index):
+    """By definition: the first child seeds the environment, the next ones the agents' noise."""
+    children = np.random.SeedSequence(run_seed, spawn_key=(5, index, 3)).spawn(4)
+    key = run_seed, 5, index, "evaluation"
+    assert reset_seed(*key) == children[0].generate_state(1)[0] >> 1
+    for agent, child in enumerate(children[1:]):
+        expected = np.random.default_rng(child).bit_generator.state
+        assert noise_generator(*key, agent).bit_generator.state == expected
 
 
 @pytest.mark.parametrize("slots", [3, 8])
@@ -343,7 +331,7 @@ def test_faults_name_environment_episode_and_step(fault, kind, words):
     assert isinstance(failure, CollectFailure)
     assert failure.kind == kind
     assert (failure.env_id, failure.iteration, failure.index, failure.step) == (env_id, 2, 6, 2)
-    assert failure.seed == episode_randomness(3, 2, 6)[0]
+    assert failure.seed == reset_seed(3, 2, 6)
     assert re.search(words, str(failure))
     if fault == "Raise":
         assert "in step" in failure.traceback and "environments.py" in failure.traceback

@@ -11,7 +11,7 @@ import pytest
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.random.seeds import episode_randomness
+from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.wire.messages import CollectFailure, Environment
 from flame_rl.wire.steps import recorded_columns
@@ -39,7 +39,7 @@ def played_again(env_id: str, request, episode):
     """Gymnasium's rewards and infos for the same actions."""
     limit = request.environment.max_episode_steps
     env = gymnasium.make(env_id, max_episode_steps=limit, disable_env_checker=True)
-    seed, _ = episode_randomness(request.run_seed, request.iteration, episode.index)
+    seed = reset_seed(request.run_seed, request.iteration, episode.index)
     env.reset(seed=seed)
     convert = action_converter(env.action_space)
     steps = [env.step(convert(action[None])[0]) for action in episode.actions]

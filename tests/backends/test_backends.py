@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.random.seeds import episode_randomness
+from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.backends.dispatch import MAX_ATTEMPTS, MAX_DEATHS, gather
 from flame_rl.backends.inline import InlineBackend
@@ -204,7 +204,7 @@ def test_a_final_failure_names_the_one_episode_and_its_seed():
     with pytest.raises(RunError) as caught:
         gather_with(submit)
     assert caught.value.episode == 7
-    seed, _ = episode_randomness(REQUEST.run_seed, REQUEST.iteration, 7)
+    seed = reset_seed(REQUEST.run_seed, REQUEST.iteration, 7)
     for words in ("3 attempts", "iteration 2", "episode 7", f"seed {seed}"):
         assert words in str(caught.value)
 

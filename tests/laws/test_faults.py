@@ -22,7 +22,7 @@ import psutil
 import pytest
 import torch
 
-from flame_rl.actor.random.seeds import episode_randomness
+from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.backends import patience as patience_module
 from flame_rl.backends.patience import Patience
@@ -61,7 +61,7 @@ RUN = (
 )
 # The episode that faults happen in.
 ITERATION, INDEX = 5, 3
-SEED, _ = episode_randomness(7, ITERATION, INDEX)
+SEED = reset_seed(7, ITERATION, INDEX)
 
 
 def poison(kind: str, seed: int = SEED) -> dict[str, str]:
@@ -359,7 +359,7 @@ def test_the_processes_of_a_simulator_end_with_its_worker(monkeypatch):
 
 def fail_on_one_episode(kind: str, index: int, tmp_path: Path, words: list[str]):
     """Runs into it; gives the flags of the run and of the command that was printed."""
-    seed, _ = episode_randomness(7, ITERATION, index)
+    seed = reset_seed(7, ITERATION, index)
     arguments = (*RUN, "--episodes-per-iter", str(max(16, index + 1)))
     done = run_here(*arguments, "--workers", "2", cwd=tmp_path, environment=poison(kind, seed))
     assert done.returncode == 1

@@ -21,7 +21,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flame_rl.actor.random.seeds import episode_randomness
+from flame_rl.actor.randomness import reset_seed
 from flame_rl.learner.learner import Learner, make_learner
 from flame_rl.run.checkpoint import (
     MAGIC,
@@ -588,7 +588,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path, monke
 
 def test_an_error_is_not_hidden_by_a_checkpoint_that_cannot_be_written(tmp_path, monkeypatch):
     """Both are shown, and first what happened first."""
-    seed, _ = episode_randomness(0, 2, 0)
+    seed = reset_seed(0, 2, 0)
 
     def refuse(self) -> None:
         raise RunError("the disk is full")

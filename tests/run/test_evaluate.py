@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from flame_rl import TrainConfig, Trainer
-from flame_rl.actor.random.seeds import episode_randomness
+from flame_rl.actor.randomness import reset_seed
 from flame_rl.run import checkpoint
 from flame_rl.run.evaluation import bootstrap_interval
 from flame_rl.run.folder import CONFIG_NAME
@@ -48,7 +48,7 @@ def evaluations(run: Path) -> list[dict[str, float]]:
         return [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
 
 
-def reset_seed(seed: int, *key: int) -> int:
+def seed_by_definition(seed: int, *key: int) -> int:
     """By definition: the first child of the episode's sequence, in 31 bits."""
     sequence = np.random.SeedSequence(seed, spawn_key=(*key, 0))
     return int(sequence.generate_state(1, np.uint32)[0]) // 2
@@ -91,7 +91,7 @@ def test_an_evaluation_is_a_plain_loop_with_torch(env_id, tmp_path):
         trainer.train()
         measured = trainer.evaluate(11, seed=5)
         policy = trainer.learner.parts["policy"]
-    seeds = [reset_seed(5, 0, index, 3) for index in range(11)]
+    seeds = [seed_by_definition(5, 0, index, 3) for index in range(11)]
     expected = sorted(plain_rewards(policy, env_id, seeds))
     assert measured.episodes == 11
     assert measured.reward_mean == pytest.approx(sum(expected) / 11, rel=1e-5)
@@ -119,13 +119,13 @@ def test_exploring_is_what_training_does():
 
 def test_the_seeds_of_the_streams_never_meet():
     seeds = [
-        episode_randomness(7, iteration, index, stream)[0]
+        reset_seed(7, iteration, index, stream)
         for iteration, index in itertools.product(range(6), range(40))
         for stream in ("training", "validation", "evaluation")
     ]
     assert len(set(seeds)) == len(seeds)
     for ending, stream in (((), "training"), ((2,), "validation"), ((3,), "evaluation")):
-        assert episode_randomness(7, 3, 4, stream)[0] == reset_seed(7, 3, 4, *ending)
+        assert reset_seed(7, 3, 4, stream) == seed_by_definition(7, 3, 4, *ending)
 
 
 # The interval
@@ -296,7 +296,9 @@ def test_an_evaluation_is_of_the_weights_after_its_iteration(whole):
     best = checkpoint.load(whole / "checkpoints" / "best.ckpt")
     iteration = best.totals.iterations - 1
     with Trainer.load(whole, best=True, workers=0) as trainer:
-        seeds = [reset_seed(config.experiment.seed, iteration, index, 2) for index in range(5)]
+        seeds = [
+            seed_by_definition(config.experiment.seed, iteration, index, 2) for index in range(5)
+        ]
         policy = trainer.learner.parts["policy"]
     expected = plain_rewards(policy, "CartPole-v1", seeds)
     (row,) = (row for row in rows if row["iteration"] == iteration)

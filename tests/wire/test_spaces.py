@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.observations import parts_of, write_observation
-from flame_rl.actor.random.noise import MANY
+from flame_rl.actor.randomness import reset_seed
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.agent import Agent
 from flame_rl.run.trainer import Trainer
@@ -252,11 +252,11 @@ def test_continuous_actions_reach_from_bound_to_bound(low, high, expected, dtype
 
 @pytest.mark.parametrize("name", ["Structured", "Switches"])
 def test_an_episode_has_its_bits_whatever_its_company(name):
-    """Enough episodes that the noise of many is drawn ahead together, against few."""
+    """More episodes than slots, against one."""
     env_id = environment_id(name)
     snapshot, simulator = snapshot_for(described(env_id)), plain(env_id)
-    many = collect_episodes(snapshot, request_for(env_id, range(MANY + 9)), simulator)
-    for index in (0, 5, MANY + 8):
+    many = collect_episodes(snapshot, request_for(env_id, range(60)), simulator)
+    for index in (0, 5, 59):
         (alone,) = collect_episodes(snapshot, request_for(env_id, [index]), simulator)
         for column, rows in alone.columns.items():
             assert rows.tobytes() == many[index].columns[column].tobytes()
@@ -279,10 +279,8 @@ def test_an_agent_acts_by_spaces_alone(env_id):
 
 
 def collect_seed(env_id: str, index: int) -> int:
-    from flame_rl.actor.random.seeds import episode_randomness
-
     request = request_for(env_id)
-    return episode_randomness(request.run_seed, request.iteration, index)[0]
+    return reset_seed(request.run_seed, request.iteration, index)
 
 
 def test_an_agent_refuses_what_is_no_observation():

@@ -59,9 +59,6 @@ class AgentsSimulator:
         # Of each environment, since its reset.
         self._steps = np.zeros(self.slots // self.agents, np.int64)
 
-    def expect(self, seeds: np.ndarray) -> None:
-        pass
-
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         pairs = zip(slots.tolist(), seeds.tolist(), strict=True)
         for place, group in groupby(pairs, lambda pair: pair[0] // self.agents):

@@ -10,8 +10,8 @@ import math
 
 import gymnasium
 import numpy as np
+from gymnasium.utils import seeding
 
-from flame_rl.actor.random.generators import reset_words, uniforms
 from flame_rl.actor.simulators.protocol import rows_of
 
 SLOTS = 256
@@ -54,24 +54,12 @@ class CartPoleTwin:
         self._state = np.zeros((4, SLOTS))
         self._steps = np.zeros(SLOTS, np.int64)
         self._limit = max_episode_steps
-        # The seeds of announced resets, their first states, and how many have been done.
-        self._expected, self._first, self._next = np.zeros(0, np.int64), np.zeros((0, 4)), 0
-
-    def expect(self, seeds: np.ndarray) -> None:
-        self._expected = seeds
-        # Uniform, with the operations of Gymnasium's generator.
-        self._first = (-BOUND + (BOUND - -BOUND) * uniforms(reset_words(seeds), 4)).T
-        self._next = 0
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
-        places = slice(self._next, self._next + len(seeds))
-        if not np.array_equal(self._expected[places], seeds):
-            self.expect(seeds)
-            places = slice(0, len(seeds))
-        self._next = places.stop
-        first = self._first[places]
-        self._state[:, slots] = first.T
-        self.observations[slots] = first
+        for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):
+            generator, _ = seeding.np_random(seed)
+            self._state[:, slot] = generator.uniform(-BOUND, BOUND, 4)
+        self.observations[slots] = self._state[:, slots].T
         self._steps[slots] = 0
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:

@@ -122,9 +122,6 @@ class MujocoTwin:
         self.truncated = np.zeros(SLOTS, bool)
         self._steps = np.zeros(SLOTS, np.int64)
 
-    def expect(self, seeds: np.ndarray) -> None:
-        pass  # seeding takes less time than a reset's forward dynamics
-
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         robot, (first_position, first_velocity) = self._robot, self._first
         noise = robot.reset_noise

@@ -52,9 +52,6 @@ class PlainSimulator:
         box = isinstance(space, spaces.Box)
         self._raw_by_shape = self._raw.reshape(self.slots, *space.shape) if box else None
 
-    def expect(self, seeds: np.ndarray) -> None:
-        pass
-
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):
             while len(self._envs) <= slot:

@@ -34,11 +34,6 @@ class Simulator(Protocol):
     terminated: np.ndarray
     truncated: np.ndarray
 
-    def expect(self, seeds: np.ndarray) -> None:
-        """Announce the seeds of all resets to come, one for each environment's, int [n], which may
-        be prepared together."""
-        ...
-
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         """Begin an episode in each of `slots`, determined by its seed.
 

@@ -1,0 +1,106 @@
+"""The random numbers of each episode: a seed for its environment, and noise for its actions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flame_rl.nets.acting import ActingPolicy
+from flame_rl.wire.messages import CollectRequest, Stream
+
+# The seeds of a training episode have the keys (iteration, index, 0) and, for the noise of each
+# agent, (iteration, index, 1), (iteration, index, 2), …, which no other stream uses: the keys of
+# others are longer.
+_STREAM_KEYS: dict[Stream, tuple[int, ...]] = {
+    "training": (),
+    "validation": (2,),
+    "evaluation": (3,),
+}
+
+
+def reset_seed(run_seed: int, iteration: int, index: int, stream: Stream = "training") -> int:
+    """The seed with which an episode resets its environment."""
+    sequence = _sequence(run_seed, iteration, index, stream, 0)
+    # Gymnasium takes non-negative seeds; 31 bits suit environments that keep them in an int32.
+    return int(sequence.generate_state(1)[0] >> 1)
+
+
+def noise_generator(
+    run_seed: int, iteration: int, index: int, stream: Stream = "training", agent: int = 0
+) -> np.random.Generator:
+    """The generator of the noise in the actions of one agent in an episode."""
+    return np.random.default_rng(_sequence(run_seed, iteration, index, stream, 1 + agent))
+
+
+def _sequence(
+    run_seed: int, iteration: int, index: int, stream: Stream, child: int
+) -> np.random.SeedSequence:
+    key = (iteration, index, *_STREAM_KEYS[stream], child)
+    return np.random.SeedSequence(run_seed, spawn_key=key)
+
+
+class Noise:
+    """The random numbers with which actions are sampled, a column for each slot and a row for each
+    lock step of a block.
+
+    An episode's numbers come one after another from its own generator and, where a step's noise
+    depends on the step before, from the episode's own last row, however many are drawn at a time.
+
+    Attributes:
+        rows: float64 [steps, W, noise_width].
+    """
+
+    def __init__(
+        self, policy: ActingPolicy, request: CollectRequest, steps: int, width: int
+    ) -> None:
+        """
+        Args:
+            policy: says how many numbers an action takes, and of what kind.
+            request: names the episodes.
+            steps: the number of lock steps in a block.
+            width: W, the number of slots.
+        """
+        self._policy = policy
+        self._request = request
+        self.rows = np.zeros((steps, width, policy.head.noise_width))
+        # For each slot that plays: the generator, and the last row drawn from it, None at first.
+        self._playing: dict[int, tuple[np.random.Generator, np.ndarray | None]] = {}
+
+    def begin(self, row: int, slots: np.ndarray, episodes: np.ndarray) -> None:
+        """Episodes begin at `row`.
+
+        Args:
+            row: the row of the block; that of the next block's first where this one is full.
+            slots: int [n], the slots in which they play.
+            episodes: int [n], their numbers: those of all agents of the request's first index, then
+                of its second, ….
+        """
+        request = self._request
+        for slot, episode in zip(slots.tolist(), episodes.tolist(), strict=True):
+            place, agent = divmod(episode, request.agents)
+            generator = noise_generator(
+                request.run_seed,
+                request.iteration,
+                request.indices[place],
+                request.stream,
+                agent,
+            )
+            self._playing[slot] = generator, None
+            if row < len(self.rows):
+                self._draw(slot, row)
+
+    def end(self, slots: np.ndarray) -> None:
+        """Nothing plays in `slots` any more."""
+        for slot in slots.tolist():
+            del self._playing[slot]
+
+    def next_block(self) -> None:
+        """Draw the rows of the next block."""
+        for slot in self._playing:
+            self._draw(slot, 0)
+
+    def _draw(self, slot: int, row: int) -> None:
+        """Draw the numbers of a slot from `row` on."""
+        generator, before = self._playing[slot]
+        drawn = self._policy.draw_noise(generator, len(self.rows) - row, before)
+        self.rows[row:, slot] = drawn
+        self._playing[slot] = generator, drawn[-1]
