@@ -1,12 +1,12 @@
-"""`main.py profile --env ant`: measure an iteration, and advise how many workers to use."""
+"""`main.py profile --env ant`: measure iterations, and say how many workers are worth it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import mean
 from typing import TYPE_CHECKING
 
 from flame_rl.run.resumed_config import refuse_another_run, saved_config
@@ -14,17 +14,15 @@ from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import Interrupted
 from flame_rl.system.output import say
 from flame_rl.system.signals import stop_on_signals
-from flame_rl.tools.scaling import enough, iteration_seconds
 
 if TYPE_CHECKING:
     from flame_rl.tools.profiling import Profile
 
-WORKERS = (1, 2, 4, 8, 16, 32, 64)
-
-
-DESCRIPTION = """Measure what an iteration costs and predict what it would cost with more workers.
+DESCRIPTION = """Measure what an iteration costs with one worker and with several, and say how many
+are worth it.
 
 Takes the flags of training, runs a few iterations where training would, and writes nothing.
+--workers N, or --executors N on a cluster, compares one with N; otherwise N is the number of cores.
 With --resume RUN the policy of that run plays; otherwise an untrained one, whose episodes may
 be shorter than those to come."""
 
@@ -49,79 +47,69 @@ def profile(arguments: Sequence[str]) -> int:
     with stop_on_signals() as stop:
         with contextlib.suppress(Interrupted):
             # Here and not above, so that --help and mistakes are answered at once.
-            from flame_rl.tools.profiling import profile as measure
+            from flame_rl.tools.profiling import measure_profile
 
-            measured = measure(config, stop)
-            seconds = predictions(measured)
-            if command.json:
-                say(json.dumps(asdict(measured) | {"predicted_seconds": seconds}))
-            else:
-                say(as_text(measured, seconds))
+            found = measure_profile(config, stop)
+            say(json.dumps(as_data(found)) if command.json else as_text(found))
         return stop.exit_code
 
 
-def predictions(measured: Profile) -> dict[int, float]:
-    """Predicted seconds of an iteration, by number of workers."""
-    counts = sorted({*WORKERS, max(1, measured.workers), measured.costs.cores or 1})
-    return {workers: iteration_seconds(measured.costs, workers) for workers in counts}
+def as_data(found: Profile) -> dict[str, object]:
+    """What was measured and what follows; `balance` is None where no number of workers has it."""
+    balance = None if math.isinf(found.balance) else found.balance
+    follows = {"speedup": found.speedup, "balance": balance, "worth": found.worth}
+    return asdict(found) | follows
 
 
-def as_text(measured: Profile, seconds: Mapping[int, float]) -> str:
-    """The measured iteration, a table of predictions and a line of advice."""
-    timing, costs = measured.timing, measured.costs
-    total = timing.collecting + costs.updating + costs.rest
-
-    def phase(name: str, taken: float) -> str:
-        return f"  {name:<14}{duration(taken):>9}{taken / total:>7.0%}"
-
+def as_text(found: Profile) -> str:
+    """A table of what was measured, and sentences on what follows from it."""
+    several = found.several
     lines = [
-        f"{measured.env_id}, {measured.algorithm}: {len(costs.lengths)} episodes an iteration, "
-        f"{mean(costs.lengths):.0f} steps each",
+        f"{found.env_id}, {found.algorithm}: {several.episodes:.0f} episodes and "
+        f"{several.env_steps:,.0f} env steps an iteration",
         "",
-        f"Measured with {where(measured)}:",
-        phase("collecting", timing.collecting),
-        phase("updating", costs.updating),
-        phase("the rest", costs.rest),
-        phase("an iteration", total),
-        f"  {'weights sent':<14}{timing.bytes_out / 1e3:>6,.0f} kB",
-        f"  {'episodes read':<14}{timing.bytes_in / 1e3:>6,.0f} kB",
-        f"  {'an env step':<14}{duration(costs.step):>9}, {costs.computing:.0%} of it computing",
-        "",
-        "Predicted for an iteration:",
-        f"  {workers_of(measured):<14}{'seconds':>9}{'speedup':>9}",
+        f"  {workers_of(found):<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}",
     ]
-    for workers, taken in seconds.items():
-        lines.append(f"  {workers:<14}{taken:>9.3f}{seconds[1] / taken:>8.1f}x")
-    return "\n".join([*lines, "", advice(measured, seconds)])
+    for each in (found.one, several):
+        lines.append(
+            f"  {each.workers:<10}{duration(each.collecting):>12}{duration(each.updating):>12}"
+            f"{each.env_steps_per_second:>14,.0f}"
+        )
+    return "\n".join([*lines, "", *conclusions(found)])
 
 
-def advice(measured: Profile, seconds: Mapping[int, float]) -> str:
-    """A sentence or two on how many workers to use."""
-    best, workers = enough(seconds), workers_of(measured)
-    choice = f"keep {where(measured)}" if best == measured.workers else f"--{workers} {best}"
-    text = f"Advice: {choice}, {duration(seconds[best])} an iteration."
-    share = measured.costs.updating / seconds[best]
-    if share > 0.5:
-        text += f" The update is {share:.0%} of it, which more {workers} do not shorten."
-    return text
+def conclusions(found: Profile) -> list[str]:
+    """What several workers gain, when the learner is the limit, and how many are worth it."""
+    one, several, workers = found.one, found.several, workers_of(found)
+    lines = [f"{several.workers} {workers} collect {found.speedup:.2f} times as fast as one."]
+    if found.balance <= 1:
+        share = found.shared / (one.collecting + one.updating)
+        lines.append(
+            "The learner is the limit: updating takes longer than collecting with one. More "
+            f"{workers} shorten an iteration by at most {share:.0%}."
+        )
+    elif math.isfinite(found.balance):
+        lines.append(
+            f"From about {math.ceil(found.balance)} {workers} on the learner is the limit: then "
+            "updating takes longer than collecting."
+        )
+    else:
+        lines.append(
+            f"Collecting takes longer than updating with any number: {workers} share "
+            f"{found.shared / one.collecting:.0%} of it."
+        )
+    lines.append(f"Worth it: --{workers} {found.worth}")
+    if found.cores is not None and several.workers <= found.cores:
+        lines.append(
+            f"More {workers} than cores help where a simulator waits and does not compute: "
+            f"--{workers} {8 * found.cores} measures that."
+        )
+    return lines
 
 
-def workers_of(measured: Profile) -> str:
+def workers_of(found: Profile) -> str:
     """The flag that sets the number of workers, without its dashes."""
-    return "executors" if measured.costs.cores is None else "workers"
-
-
-def where(measured: Profile) -> str:
-    """The workers that collected, and where."""
-    who, cores = counted(measured.workers, workers_of(measured)), measured.costs.cores
-    if cores is None:
-        return f"{who} of the cluster"
-    return f"{who} on this machine ({counted(cores, 'cores')})"
-
-
-def counted(number: int, plural: str) -> str:
-    """1 core, 2 cores."""
-    return f"{number} {plural.removesuffix('s') if number == 1 else plural}"
+    return "executors" if found.cores is None else "workers"
 
 
 def duration(seconds: float) -> str:
