@@ -28,8 +28,3 @@ def save_weights(folder: Path, tensors: dict[str, Tensor]) -> None:
         write_atomically(path, data)
     except OSError as error:
         raise RunError(f"{path} could not be written: {why_refused(error)}") from error
-
-
-def load_weights(folder: Path) -> dict[str, Tensor]:
-    """The inverse of `save_weights`."""
-    return safetensors.torch.load_file(folder / WEIGHTS_NAME)

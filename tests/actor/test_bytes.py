@@ -17,6 +17,7 @@ from flame_rl.wire.messages import Episodes
 from flame_rl.wire.spaces import space_from_data, space_to_data
 from flame_rl.wire.steps import observation_dtype, step_columns
 from tests.helpers import described, environment_id, plain, request_for, snapshot_for
+from tests.learner.replay.oracle import store_bytes
 
 
 def played(name: str, indices=range(40)):
@@ -79,7 +80,7 @@ def test_pictures_are_learned_from_in_one_byte(name):
     assert make_batch(episodes).observations is episodes.observations
     columns = step_columns(described(environment_id(name)))
     store = ReplayStore(columns, 300)
-    assert store.nbytes < 301 * (episodes.observations.shape[1] + 40)
+    assert store_bytes(store) < 301 * (episodes.observations.shape[1] + 40)
     store.add(episodes)
     first = np.arange(store.first, store.first + 9)  # of the oldest episode that is kept
     seen = n_step(store, first, 1, 0.9)

@@ -18,6 +18,7 @@ import pytest
 from flame_rl.run.folder import hold_folder
 from flame_rl.settings.config import TrainConfig
 from tests.helpers import ROOT, SOON, environment_id, run_here, run_main, start_main
+from tests.runs import assert_saved_weights
 
 QUICK = ("--env", "cartpole", "--iterations", "12", "--episodes-per-iter", "10", "--seed", "5")
 
@@ -125,12 +126,8 @@ def test_writes_the_run_folder(finished):
 
 
 def test_the_saved_weights_are_those_of_the_last_row(finished):
-    from flame_rl.learner.learner import tensors_digest
-    from flame_rl.run.weights import load_weights
-
     _, folder = finished
-    last = (folder / "metrics.csv").read_text().splitlines()[-1]
-    assert last.endswith(tensors_digest(load_weights(folder)))
+    assert_saved_weights(folder)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -268,11 +265,7 @@ def test_one_signal_saves_and_leaves_nothing(number, code, tmp_path):
     assert process.returncode == code, errors
     assert psutil.wait_procs(children, timeout=1)[1] == []
     assert "Training Interrupted!" in output and "Final Mean Reward" in output
-    from flame_rl.learner.learner import tensors_digest
-    from flame_rl.run.weights import load_weights
-
-    last = (tmp_path / "run" / "metrics.csv").read_text().splitlines()[-1]
-    assert last.endswith(tensors_digest(load_weights(tmp_path / "run")))
+    assert_saved_weights(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ from flame_rl.backends.shares import Shares
 from flame_rl.learner.guard import undone_on_failure
 from flame_rl.learner.learner import Learner
 from flame_rl.run.resume import load_newest
-from flame_rl.run.weights import load_weights
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Episodes
@@ -48,7 +47,7 @@ from tests.helpers import (
     together,
 )
 from tests.learners import make_learner
-from tests.runs import SLOWLY, WHOLE, assert_same_run, rows, survivors
+from tests.runs import SLOWLY, WHOLE, assert_same_run, rows, saved_weights, survivors
 
 pytestmark = pytest.mark.faults
 
@@ -496,7 +495,7 @@ def test_an_update_that_is_refused_ends_the_run_and_leaves_sound_files(tmp_path)
     assert not damaged and checkpoint.totals.iterations == ITERATION
     assert rows(run) == 1 + ITERATION
     assert "nan" not in (run / "metrics.csv").read_text()
-    assert all(torch.isfinite(tensor).all() for tensor in load_weights(run).values())
+    assert all(torch.isfinite(tensor).all() for tensor in saved_weights(run).values())
     (tmp_path / "clean").mkdir()
     assert run_here(*RUN, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
     assert run_here("--resume", "run", cwd=tmp_path).returncode == 0
@@ -515,7 +514,7 @@ def test_an_absurd_learning_rate_ends_in_a_message(rate, tmp_path):
     else:
         assert done.returncode == 1 and "the update was refused" in done.stderr
         assert "learning rate" in done.stderr
-    assert all(torch.isfinite(tensor).all() for tensor in load_weights(run).values())
+    assert all(torch.isfinite(tensor).all() for tensor in saved_weights(run).values())
     assert load_newest(run)[1] == []
 
 

@@ -21,7 +21,7 @@ from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
 from tests.helpers import described, environment_id, plain, request_for
-from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes
+from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes, store_bytes
 from tests.learners import OF_CONTINUOUS_ACTIONS, ON_POLICY, make_learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,7 +56,7 @@ def test_a_batch_stands_for_the_stacks_of_its_episodes():
 def test_replay_reads_the_stacks_of_its_episodes(columns, capacity):
     """At the ring's end, too."""
     store = ReplayStore(columns, capacity, K)
-    assert store.nbytes == ReplayStore(columns, capacity).nbytes
+    assert store_bytes(store) == store_bytes(ReplayStore(columns, capacity))
     known = []
     for seed in range(4):
         episodes = make_episodes(LENGTHS, TERMINATED, seed, columns)

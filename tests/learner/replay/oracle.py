@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.wire.messages import Column, Episodes
 
 D, A = 2, 3
@@ -121,3 +122,9 @@ class Oracle:
         return {name: [row[name] for row in steps] for name in steps[0]} | {
             "starts": one.first + begin
         }
+
+
+def store_bytes(store: ReplayStore) -> int:
+    """Bytes of all arrays that a store holds."""
+    held = [*vars(store).values(), *store._others.values()]
+    return sum(array.nbytes for array in held if isinstance(array, np.ndarray))

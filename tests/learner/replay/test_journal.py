@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flame_rl.learner.off_policy.replay.journal import Journal, JournalError
 from flame_rl.learner.off_policy.replay.records import records
-from flame_rl.learner.off_policy.replay.samplers import InOrder, Prioritized, uniform
+from flame_rl.learner.off_policy.replay.samplers import Prioritized, uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from tests.helpers import contents
@@ -101,34 +101,29 @@ def test_wherever_segments_end(tmp_path_factory, stopped, more, segment):
 
 
 def test_the_next_thousand_positions_are_the_same(tmp_path):
-    """Store, priorities, queue and stack; the same draws after the same episodes."""
+    """Store and priorities; the same draws after the same episodes."""
     journal, store, _ = played(tmp_path, 6)
-    samplers = [Prioritized(store, 0.6), InOrder(store), InOrder(store, newest_first=True)]
-    rng = np.random.default_rng(0)
+    sampler, rng = Prioritized(store, 0.6), np.random.default_rng(0)
     for _ in range(20):
-        positions, _ = samplers[0].sample(8, 0.4, rng)
-        samplers[0].update(positions, rng.random(8) + 0.1)
-        for sampler in samplers[1:]:
-            sampler.sample(1)
-    state, states = journal.state(store), [sampler.state() for sampler in samplers]
+        positions, _ = sampler.sample(8, 0.4, rng)
+        sampler.update(positions, rng.random(8) + 0.1)
+    state, sampled = journal.state(store), sampler.state()
 
-    def go_on(journal, store, samplers):
+    def go_on(journal, store, sampler):
         rng, drawn = np.random.default_rng(1), []
         for k in range(100):
             for _ in range(10):
-                positions, weights = samplers[0].sample(10, 0.5, rng)
-                samplers[0].update(positions, rng.random(10) * weights + 0.1)
+                positions, weights = sampler.sample(10, 0.5, rng)
+                sampler.update(positions, rng.random(10) * weights + 0.1)
                 drawn += [positions, weights, uniform(store, 10, rng)]
-            drawn += [sampler.sample(7) for sampler in samplers[1:]]
             step(journal, store, 6 + k)
         return drawn
 
-    expected = go_on(journal, store, samplers)
+    expected = go_on(journal, store, sampler)
     journal, store = restored(tmp_path, state)
-    samplers = [Prioritized(store, 0.6), InOrder(store), InOrder(store, newest_first=True)]
-    for sampler, one in zip(samplers, states, strict=True):
-        sampler.restore(one)
-    actual = go_on(journal, store, samplers)
+    sampler = Prioritized(store, 0.6)
+    sampler.restore(sampled)
+    actual = go_on(journal, store, sampler)
     assert sum(map(len, actual)) > 20_000
     assert [a.tobytes() for a in actual] == [e.tobytes() for e in expected]
 

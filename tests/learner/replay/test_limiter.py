@@ -45,13 +45,9 @@ def test_as_one_by_one(per_insert, batch_size, min_size, more, data):
     limiter = RateLimiter(per_insert, batch_size, min_size, error_buffer)
     slow, taken = OneByOne(per_insert, min_size, error_buffer), 0
     for _ in range(10):
-        room = limiter.env_steps(slow.inserts, taken)
-        wanted = data.draw(st.integers(0, room))
-        for _ in range(wanted):
-            assert slow.insert()
-        assert limiter.env_steps(slow.inserts, taken) == room - wanted
-        if wanted == room:
-            assert not slow.insert()
+        for _ in range(data.draw(st.integers(0, 30))):
+            if not slow.insert():
+                break
         due = limiter.gradient_steps(slow.inserts, taken)
         wanted = data.draw(st.integers(0, due))
         for _ in range(wanted):
@@ -76,7 +72,6 @@ def test_a_gradient_step_for_each_env_step_after_the_warm_up():
         counts.append(limiter.gradient_steps(inserted, taken))
         taken += counts[-1]
     assert counts == [0] * 9 + [1] + [1000] * 10
-    assert limiter.env_steps(20_000, taken) == 2
 
 
 def test_a_tenth_is_a_tenth():

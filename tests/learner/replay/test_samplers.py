@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.off_policy.replay.samplers import InOrder, Prioritized, uniform
+from flame_rl.learner.off_policy.replay.samplers import Prioritized, uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.tree import SumTree, tree_bytes
 from tests.learner.replay.oracle import CONTINUOUS, Oracle, make_episodes
@@ -93,7 +93,7 @@ def test_the_tree_is_a_function_of_its_leaves_to_the_bit(size, seed):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 1000, 1024, 1025])
 def test_the_trees_memory_is_known_beforehand(size):
-    assert SumTree(size).nbytes == tree_bytes(size)
+    assert SumTree(size)._nodes.nbytes == tree_bytes(size)
 
 
 @settings(max_examples=100, deadline=None)
@@ -129,35 +129,6 @@ def test_an_empty_store_is_refused():
         uniform(store, 1, np.random.default_rng(0))
     with pytest.raises(ValueError, match="no steps"):
         Prioritized(store, 0.6).sample(1, 0.4, np.random.default_rng(0))
-    assert InOrder(store).sample(3).tolist() == []
-
-
-# In order ----------------------------------------------------------------------------------------
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(st.one_of(LENGTHS, st.integers(0, 9)), max_size=12),
-    st.booleans(),
-    st.booleans(),
-)
-def test_in_order_gives_each_step_once(actions, newest_first, resumes):
-    """A list of lengths adds episodes; a number draws that many steps."""
-    store, oracle = ReplayStore(CONTINUOUS, CAPACITY), Oracle(CAPACITY)
-    sampler, given_out = InOrder(store, newest_first), set()
-    for action in actions:
-        if isinstance(action, list):
-            episodes = make_episodes(action, [True] * len(action))
-            store.add(episodes)
-            oracle.add(episodes)
-            continue
-        waiting = [p for p in oracle.positions if p not in given_out]
-        expected = (waiting[::-1] if newest_first else waiting)[:action]
-        assert sampler.sample(action).tolist() == expected
-        given_out |= set(expected)
-        if resumes:
-            state, sampler = sampler.state(), InOrder(store, newest_first)
-            sampler.restore(state)
 
 
 # Prioritised -------------------------------------------------------------------------------------

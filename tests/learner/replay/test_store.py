@@ -16,7 +16,7 @@ from flame_rl.learner.off_policy.replay.store import (
 from flame_rl.learner.off_policy.replay.views import n_step, sequences, transitions
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, Episodes
-from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, Oracle, make_episodes
+from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, Oracle, make_episodes, store_bytes
 
 CAPACITY = 12
 ADDS = st.lists(
@@ -224,7 +224,7 @@ def test_views_are_copies():
 @pytest.mark.parametrize("columns", [CONTINUOUS, DISCRETE])
 @pytest.mark.parametrize("capacity", [1, 7, 1000])
 def test_memory_is_known_beforehand(columns, capacity):
-    assert ReplayStore(columns, capacity).nbytes == bytes_needed(columns, capacity)
+    assert store_bytes(ReplayStore(columns, capacity)) == bytes_needed(columns, capacity)
 
 
 def test_what_cannot_fit_is_refused_in_words():

@@ -52,12 +52,6 @@ class RateLimiter:
         ahead = self._due(inserted, taken) + self._exactly(self.error_buffer)
         return max(0, math.floor(ahead / self.batch_size))
 
-    def env_steps(self, inserted: int, taken: int) -> int:
-        """How many env steps may be inserted before the next gradient step. Whole episodes may be
-        more: then the gradient steps that are due are more, too."""
-        room = self._exactly(self.error_buffer) - self._due(inserted, taken)
-        return max(0, math.floor(room / self._exactly(self.samples_per_insert)))
-
     def _due(self, inserted: int, taken: int) -> Fraction:
         """Samples by which learning is behind; negative: ahead."""
         since = inserted - self.min_size_to_sample

@@ -24,51 +24,6 @@ def uniform(store: ReplayStore, count: int, generator: np.random.Generator) -> n
     return generator.integers(store.first, store.steps, count)
 
 
-class InOrder:
-    """Each step once, in the order in which steps came or the newest first.
-
-    Steps that are overwritten before their turn are left out.
-    """
-
-    def __init__(self, store: ReplayStore, newest_first: bool = False) -> None:
-        self._store = store
-        self._newest_first = newest_first
-        # Ranges of positions, start and stop, that were not given out, ascending.
-        self._waiting: list[tuple[int, int]] = []
-        self._seen = store.first
-
-    def sample(self, count: int) -> np.ndarray:
-        """Positions of the next steps, int64 [count], or fewer if fewer are left."""
-        store = self._store
-        waiting = [*self._waiting, (self._seen, store.steps)]
-        self._seen = store.steps
-        self._waiting = [(max(a, store.first), b) for a, b in waiting if max(a, store.first) < b]
-        taken = [np.zeros(0, np.int64)]
-        while count > 0 and self._waiting:
-            start, stop = self._waiting.pop(-1 if self._newest_first else 0)
-            size = min(count, stop - start)
-            count -= size
-            if self._newest_first:
-                taken.append(np.arange(stop - 1, stop - size - 1, -1))
-                rest = (start, stop - size)
-            else:
-                taken.append(np.arange(start, start + size))
-                rest = (start + size, stop)
-            if rest[0] < rest[1]:
-                self._waiting.insert(len(self._waiting) if self._newest_first else 0, rest)
-        return np.concatenate(taken)
-
-    def state(self) -> dict[str, np.ndarray]:
-        """ "waiting", int64 [number of ranges, 2], and "seen", int64."""
-        waiting = np.array(self._waiting, np.int64).reshape(-1, 2)
-        return {"waiting": waiting, "seen": np.array(self._seen)}
-
-    def restore(self, state: dict[str, np.ndarray]) -> None:
-        """The inverse of `state`, after the store was restored."""
-        self._waiting = [(start, stop) for start, stop in state["waiting"].tolist()]
-        self._seen = int(state["seen"])
-
-
 class Prioritized:
     """Steps in proportion to their priorities: P(i) = p_i^alpha / sum over k of p_k^alpha (Schaul
     et al. 2016, "Prioritized Experience Replay", eq. 1, with one draw from each of `count` equal

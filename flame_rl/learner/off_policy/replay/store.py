@@ -66,12 +66,6 @@ class ReplayStore:
         """Number of episodes that were overwritten: the number of the oldest one kept, from 0."""
         return self.episodes - len(self._lengths)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays; `bytes_needed` says it beforehand."""
-        arrays = (self._numbers, *self._others.values(), self._row, self._time, self._left)
-        return sum(array.nbytes for array in arrays)
-
     def begin(self, episodes: int, steps: int) -> None:
         """Forget everything, and count on from these numbers of episodes and steps."""
         self.episodes, self.steps, self.first = episodes, steps, steps

@@ -28,11 +28,6 @@ class SumTree:
         """The sum of all leaves."""
         return float(self._nodes[1])
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all nodes; `tree_bytes` says it beforehand."""
-        return self._nodes.nbytes
-
     def set(self, leaves: np.ndarray, values: np.ndarray) -> None:
         """Set leaves, int64 [B], to values, float64 [B]; of a leaf named twice, the last counts."""
         nodes = leaves + (1 << self._depth)
