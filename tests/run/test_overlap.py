@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import threading
 import time
@@ -12,6 +11,7 @@ import pytest
 
 from flame_rl import Trainer
 from flame_rl.backends.dispatch import Collected
+from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.ahead import Ahead, EitherEvent
 from flame_rl.run.folder import CHECKPOINTS_NAME
@@ -74,14 +74,13 @@ def test_each_iteration_is_collected_by_the_policy_of_one_update_ago(algorithm, 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_steps_count_by_the_ratio_of_the_two_policies(algorithm, monkeypatch):
     """Measured with the policies that the actors run."""
-    module = importlib.import_module(f"flame_rl.learner.algorithms.{algorithm}")
-    original, used = module.generalized_advantages, []
+    original, used = Batch.advantages, []
 
-    def recorded(*arguments):
-        used.append(arguments[-1])
-        return original(*arguments)
+    def recorded(batch, *arguments):
+        used.append(batch.weights)
+        return original(batch, *arguments)
 
-    monkeypatch.setattr(module, "generalized_advantages", recorded)
+    monkeypatch.setattr(Batch, "advantages", recorded)
     with Trainer(config_of(algorithm, 0, learning_rate=0.02)) as trainer:
         collect, batches = trainer._backend.collect, []
 
