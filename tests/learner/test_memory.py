@@ -15,9 +15,9 @@ from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
-from flame_rl.learner.on_policy.returns import time_steps
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.choose import policy_network, value_network
+from flame_rl.learner.training.frames import time_steps
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.network import split
 from flame_rl.settings.algorithms import ALGORITHMS

@@ -11,7 +11,6 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.learner.on_policy.returns import time_steps
 from flame_rl.learner.training import autograd, sequences, slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import (
@@ -22,6 +21,7 @@ from flame_rl.learner.training.choose import (
     value_network,
 )
 from flame_rl.learner.training.device import device_of, reproducible
+from flame_rl.learner.training.frames import time_steps
 from flame_rl.learner.training.sequences import SequenceNetwork
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import spec_of

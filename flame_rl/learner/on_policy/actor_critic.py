@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from flame_rl.learner.on_policy.auxiliary import columns_of
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.losses import value_loss
-from flame_rl.learner.on_policy.returns import time_steps
 from flame_rl.learner.on_policy.value_epochs import ValueEpochs, ValueTraining
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.adam import Adam
+from flame_rl.learner.training.frames import time_steps
 from flame_rl.learner.training.losses import Sum, Term, as_it_is, metrics_of
 from flame_rl.learner.training.minibatches import (
     minibatches_of,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from flame_rl.learner.training.frames import step_rows, time_steps
+
 # Relative to the numbers that float64 rounds: it leaves about 1e-16, and sums a little more.
 _ROUNDING = 1e-12
 
@@ -155,16 +157,6 @@ def standardize(values: np.ndarray) -> np.ndarray:
     if scale <= _ROUNDING * np.abs(values).max():
         return np.zeros(len(values), np.float32)
     return (centered / scale).astype(np.float32)
-
-
-def time_steps(lengths: np.ndarray) -> np.ndarray:
-    """The time step of each entry within its episode, from 0, int64 [N]."""
-    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-
-
-def step_rows(lengths: np.ndarray) -> np.ndarray:
-    """The rows of the steps among N + E observations: all but each episode's last, int64 [N]."""
-    return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)
 
 
 def _now_and_following(

@@ -1,8 +1,10 @@
-"""Frame stacking where it is learned: the last few observations of an episode as one input.
+"""Index arithmetic over the rows of whole episodes, which follow one another: steps, and stacked
+frames.
 
-Observations are sent and stored once. The stacks are index arithmetic over them, gathered for the
-rows that a network computes at once. Where an episode has not so many observations yet, the missing
-ones are zeros.
+Frames are stacked where they are learned from: the last few observations of an episode are one
+input. Observations are sent and stored once, and the stacks are gathered for the rows that a
+network computes at once. Where an episode has not so many observations yet, the missing ones are
+zeros.
 """
 
 from __future__ import annotations
@@ -10,6 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+
+
+def time_steps(lengths: np.ndarray) -> np.ndarray:
+    """The time step of each entry within its episode, from 0, int64 [N]."""
+    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def step_rows(lengths: np.ndarray) -> np.ndarray:
+    """The rows of the steps among N + E observations: all but each episode's last, int64 [N]."""
+    return np.arange(lengths.sum()) + np.repeat(np.arange(len(lengths)), lengths)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flame_rl.learner.on_policy.returns import time_steps
+from flame_rl.learner.training.frames import time_steps
 from flame_rl.nets.network import Samples, split
 
 # Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.

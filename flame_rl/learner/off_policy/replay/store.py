@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flame_rl.learner.on_policy.returns import step_rows, time_steps
-from flame_rl.learner.training.frames import stacked_rows
+from flame_rl.learner.training.frames import stacked_rows, step_rows, time_steps
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, Episodes
 
