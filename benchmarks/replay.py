@@ -40,7 +40,7 @@ import tyro
 from benchmarks.table import compare, in_turn, write
 from flame_rl.learner.off_policy.replay.samplers import Prioritized, uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, in_words
-from flame_rl.learner.off_policy.replay.views import n_step, sequences, transitions
+from flame_rl.learner.off_policy.replay.views import n_step, sequences
 from flame_rl.wire.messages import Column, Episodes
 
 OBSERVATION, ACTION, BATCH, EPISODE = 17, 6, 256, 1000
@@ -84,7 +84,7 @@ def main(options: Options) -> None:
     reading = {
         "five arrays": five_arrays(options.capacity, rng),
         "one row": one_row(options.capacity, rng),
-        "transitions": lambda: transitions(store, uniform(store, BATCH, rng), 0.99),
+        "transitions": lambda: n_step(store, uniform(store, BATCH, rng), 1, 0.99),
         "3 steps": lambda: n_step(store, uniform(store, BATCH, rng), 3, 0.99),
         "sequences": lambda: sequences(store, uniform(store, BATCH // 20 + 1, rng), 20, 10, 0.99),
     }

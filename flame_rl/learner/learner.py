@@ -8,19 +8,17 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.on_policy.update import on_policy
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
 from flame_rl.learner.state import Part, refuse_unless_finite
 from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import device_of, resolved
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import OnPolicy
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
@@ -194,17 +192,19 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     rewards = make_rewards(config.experiment, spec)
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
-    module, _, function = config.algorithm.learner.partition(":")
-    own = getattr(importlib.import_module(module), function)
+    frame, own = _named(config.algorithm.frame), _named(config.algorithm.learner)
     device = device_of(resolved(config, spec))
     with torch.random.fork_rng(devices=[]), computing_on(device):
         torch.manual_seed(config.experiment.seed)
-        # Those with a replay memory make themselves.
-        on_fresh = isinstance(config.algorithm, OnPolicy)
-        algorithm = on_policy(config, spec, own) if on_fresh else own(config, spec)
-        learner = Learner(config, algorithm, rewards)
+        learner = Learner(config, frame(config, spec, own), rewards)
     _refuse_common_parameters(learner.parts)
     return learner
+
+
+def _named(name: str) -> Any:
+    """The function or class that "module:name" is."""
+    module, _, name = name.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _refuse_common_parameters(parts: dict[str, Part]) -> None:

@@ -31,7 +31,7 @@ class AlgorithmSettings:
 
     Attributes:
         title: the algorithm's name as people write it.
-        learner: "module:function" of the algorithm.
+        learner: "module:function", or class, of the algorithm.
         frame: "module:function" of what feeds it, from fresh episodes or from replay; a group says
             which.
         presets: values that replace the defaults, by environment id; "" is for every environment.

@@ -14,7 +14,7 @@ class DQNSettings(EpsilonGreedy, Prioritized, Replay):
     """Settings of deep Q-learning (Mnih et al. 2015), for discrete actions."""
 
     title = "DQN"
-    learner = "flame_rl.learner.algorithms.dqn:dqn"
+    learner = "flame_rl.learner.algorithms.dqn:DQN"
     presets: ClassVar = {
         "": WIDE_LAYERS,
         "CartPole-v1": {

@@ -14,7 +14,7 @@ class R2D2Settings(EpsilonGreedy, Sequences):
     """Settings of deep Q-learning with a memory (Kapturowski et al. 2019), for discrete actions."""
 
     title = "R2D2"
-    learner = "flame_rl.learner.algorithms.r2d2:r2d2"
+    learner = "flame_rl.learner.algorithms.r2d2:R2D2"
     presets: ClassVar = {
         "": {"memory": "lstm", "steps_per_iter": 1000},
         "CartPole-v1": {"iterations": 60, "steps_per_iter": 500, "epsilon_steps": 5_000},

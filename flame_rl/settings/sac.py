@@ -28,7 +28,7 @@ class SACSettings(Critics):
     """Settings of soft actor-critic (Haarnoja et al. 2018), for continuous actions."""
 
     title = "SAC"
-    learner = "flame_rl.learner.algorithms.sac:sac"
+    learner = "flame_rl.learner.algorithms.sac:SAC"
     presets: ClassVar = {
         "": WIDE_LAYERS,
         "HalfCheetah-v5": {

@@ -14,7 +14,7 @@ class SarsaSettings(EpsilonGreedy, Replay):
     """Settings of SARSA (Sutton and Barto 2018, sections 6.4 and 6.6), for discrete actions."""
 
     title = "SARSA"
-    learner = "flame_rl.learner.algorithms.sarsa:sarsa"
+    learner = "flame_rl.learner.algorithms.sarsa:Sarsa"
     presets: ClassVar = {
         "": WIDE_LAYERS,
         "CartPole-v1": {"iterations": 60, "steps_per_iter": 500, "epsilon_steps": 5_000},

@@ -14,7 +14,7 @@ class SuccessorSettings(EpsilonGreedy, Replay):
     several parts."""
 
     title = "Successor features"
-    learner = "flame_rl.learner.algorithms.successor:successor"
+    learner = "flame_rl.learner.algorithms.successor:Successor"
     presets: ClassVar = {
         "": WIDE_LAYERS,
         "CartPole-v1": {"iterations": 60, "steps_per_iter": 500, "epsilon_steps": 5_000},

@@ -9,7 +9,7 @@ import torch
 import model
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.views import n_step, sequences, transitions
+from flame_rl.learner.off_policy.replay.views import n_step, sequences
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.training.autograd import AutogradNetwork
@@ -64,7 +64,6 @@ def test_replay_reads_the_stacks_of_its_episodes(columns, capacity):
         known += [(e.observations, t, e.length) for e in episodes for t in range(e.length)]
         positions = np.arange(store.first, store.steps)
         for n, view in [
-            (1, transitions(store, positions, 0.9)),
             (1, n_step(store, positions, 1, 0.9)),
             (3, n_step(store, positions, 3, 0.9)),
         ]:

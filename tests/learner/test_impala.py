@@ -36,7 +36,8 @@ def test_sequences_by_definition(trace_lambda):
     rewards, discounts = rewards * mask, 0.9 * mask
     discounts[1, 3] = 0.0  # an end; the sequence of one step was cut
     rho = rng.uniform(0.1, 1, (4, 6))
-    ours = v_trace(rewards, discounts, values, next_values, rho, mask, trace_lambda)
+    samples = {"rewards": rewards, "discounts": discounts, "mask": mask}
+    ours = v_trace(samples, values, next_values, rho, trace_lambda)
     for row, length in enumerate(lengths):
         columns = (x[row] for x in (rewards, discounts, values, next_values, rho))
         theirs = by_definition(*columns, length, trace_lambda)
@@ -51,7 +52,8 @@ def test_on_policy_it_is_the_generalised_advantage(terminated):
     discounts = np.full((1, 7), 0.9)
     discounts[0, -1] = 0.0 if terminated else 0.9
     following, ones = values[None, 1:], np.ones((1, 7))
-    errors, _ = v_trace(rewards[None], discounts, values[None, :-1], following, ones, ones, 0.8)
+    samples = {"rewards": rewards[None], "discounts": discounts, "mask": ones}
+    errors, _ = v_trace(samples, values[None, :-1], following, ones, 0.8)
     lengths, ends = np.array([7]), np.array([terminated])
     expected = generalized_advantages(rewards, values, lengths, ends, 0.9, 0.8)
     np.testing.assert_allclose(errors[0], expected, rtol=1e-9)

@@ -72,7 +72,7 @@ def test_networks_learn_from_what_actors_see():
     learner = learned("sac", episodes)
     algorithm = learner.algorithm
     samples = {"observations": episodes.observations, "next_observations": episodes.observations}
-    normalized = algorithm.observations.of_samples(samples)["observations"]
+    normalized = algorithm.observations.normalize_samples(samples)["observations"]
     mean = episodes.observations.mean(axis=0, dtype=np.float64)
     std = episodes.observations.std(axis=0, dtype=np.float64)
     np.testing.assert_allclose(normalized, (episodes.observations - mean) / std, atol=1e-5)
@@ -98,7 +98,7 @@ def test_far_observations_are_clipped():
     learner = learned("td3", episodes)
     far = np.full((1, 3), 1e6, np.float32)
     samples = {"observations": far, "next_observations": -far}
-    clipped = learner.algorithm.observations.of_samples(samples)
+    clipped = learner.algorithm.observations.normalize_samples(samples)
     assert (clipped["observations"] == 10).all() and (clipped["next_observations"] == -10).all()
     assert (far == 1e6).all()
 

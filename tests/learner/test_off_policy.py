@@ -18,9 +18,13 @@ from torch import Tensor, nn
 
 import model
 from flame_rl.learner.learner import Learner
+from flame_rl.learner.off_policy.action_values import ActionValues
+from flame_rl.learner.off_policy.critics import Critics
+from flame_rl.learner.off_policy.target import TargetNetwork
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.modules import UnknownLayerError
+from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -112,26 +116,24 @@ def learner_of(variant: str, **options) -> Learner:
     spec = spec_of(3, 2 if continuous else 4, continuous)
     learner = make_learner(spec, **(chosen | VARIANTS[variant] | options))
     algorithm = learner.algorithm
-    algorithm.replay.add(algorithm.record(random_episodes(continuous)))
+    algorithm.replay.add(algorithm.inner.record(random_episodes(continuous)))
     return learner
 
 
-def networks_of(learner: Learner) -> list:
-    """How each network and each target network is computed, as many as have weights."""
-    inner = learner.algorithm.inner
-    found = []
-    for owner in (inner, *(getattr(inner, name, None) for name in ("_critic", "_critics"))):
-        for value in vars(owner).values() if owner is not None else ():
+def networks_of(learner: Learner) -> list[type]:
+    """The type of each network and each target network, as many as have weights."""
+    with_networks = (TrainedNetwork, TargetNetwork)
+    found, waiting = [], [learner.algorithm.inner]
+    while waiting:
+        for value in vars(waiting.pop()).values():
             for each in value if isinstance(value, list) else [value]:
-                names = ("network", "_network")
-                found += [getattr(each, name) for name in names if has(each, name)]
-    modules = [p for p in learner.parts.values() if hasattr(p, "network")]
-    assert len(found) == len(modules)
+                if isinstance(each, with_networks):
+                    found.append(type(vars(each).get("network") or vars(each)["_network"]))
+                elif isinstance(each, (ActionValues, Critics)):
+                    waiting.append(each)
+    modules = [p for p in learner.parts.values() if isinstance(p, nn.Module)]
+    assert len(found) == len([m for m in modules if "network" in dict(m.named_children())])
     return found
-
-
-def has(owner: object, name: str) -> bool:
-    return hasattr(owner, name) and not isinstance(owner, nn.Module)
 
 
 # The papers' formulas
@@ -435,7 +437,7 @@ def compare_steps(learner: Learner, variant: str) -> None:
 def test_steps_are_those_of_the_paper(variant):
     for activation in ("relu", "tanh", "silu") if variant in ("rainbow", "sac") else ("relu",):
         learner = learner_of(variant, activation=activation)
-        assert {type(network) for network in networks_of(learner)} == {NetworkByHand}
+        assert set(networks_of(learner)) == {NetworkByHand}
         compare_steps(learner, variant)
 
 
@@ -471,7 +473,7 @@ def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, mon
     for changed in several:
         monkeypatch.setattr(model, changed.__bases__[0].__name__, changed)
     learner = learner_of(variant)
-    assert {type(network) for network in networks_of(learner)} == {AutogradNetwork}
+    assert set(networks_of(learner)) == {AutogradNetwork}
     compare_steps(learner, variant)
 
 
@@ -485,7 +487,7 @@ def test_by_hand_and_by_torch_are_the_same(variant, monkeypatch):
         if kind is AutogradNetwork:
             monkeypatch.setattr(NetworkByHand, "__init__", refuse)
         learner = learner_of(variant, warm_up_steps=17, updates_per_step=0.3)
-        assert {type(network) for network in networks_of(learner)} == {kind}
+        assert set(networks_of(learner)) == {kind}
         metrics = [learner.update(random_episodes(variant in CONTINUOUS)) for _ in range(3)]
         results.append((metrics, learner.weights()))
     (ours, our_weights), (theirs, weights) = results
@@ -545,13 +547,15 @@ class Recorded:
 
 @pytest.mark.parametrize("algorithm", OF_DISCRETE_ACTIONS)
 def test_epsilon_falls_linearly_in_env_steps(algorithm):
-    options = {"epsilon_start": 0.9, "epsilon_end": 0.1, "epsilon_steps": 50, "warm_up_steps": 1000}
-    learner = make_learner(spec_of(3, 2, False), algorithm=algorithm, **options)
+    fixed = {"epsilon_start": 0.9, "epsilon_end": 0.1, "warm_up_steps": 1000}
+    learner = make_learner(spec_of(3, 2, False), algorithm=algorithm, epsilon_steps=50, **fixed)
     for played in (0, 17, 34, 51, 68):
         (epsilon,) = learner.snapshot().head.arrays["epsilon"]
         assert epsilon == pytest.approx(max(0.1, 0.9 - 0.8 * played / 50))
         assert learner.collecting().head.arrays["epsilon"] == epsilon
         learner.update(random_episodes(False))
+    at_once = make_learner(spec_of(3, 2, False), algorithm=algorithm, epsilon_steps=0, **fixed)
+    assert at_once.snapshot().head.arrays["epsilon"] == np.float32(0.1)
 
 
 @pytest.mark.parametrize("algorithm", ["ddpg", "td3"])

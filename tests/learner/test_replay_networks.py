@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import model
-from flame_rl.learner.off_policy.update import exploring
+from flame_rl.learner.off_policy.update import with_exploration
 from flame_rl.wire.messages import PolicySnapshot
 from tests.helpers import spec_of
 
@@ -68,7 +68,7 @@ def test_exported_values(quantiles, dueling):
     module = discrete(quantiles=quantiles, dueling=dueling)
     outputs = output_of(module, OBSERVATIONS)
     assert outputs.shape == (ROWS, (A + dueling) * quantiles)
-    snapshot = exploring(module.snapshot(), {"epsilon": 0.25, "repeat": 0.5})
+    snapshot = with_exploration(module.snapshot(), {"epsilon": 0.25, "repeat": 0.5})
     expected = slow_values(outputs, dueling, quantiles).mean(axis=2)
     np.testing.assert_allclose(by_numpy(snapshot), expected, atol=1e-5)
     assert snapshot.head.kind == "epsilon_greedy"
@@ -81,7 +81,7 @@ def test_exported_distributions(dueling):
     module = discrete(support=SUPPORT, dueling=dueling)
     outputs = output_of(module, OBSERVATIONS)
     assert outputs.shape == (ROWS, (A + dueling) * Z)
-    snapshot = exploring(module.snapshot(), {"epsilon": 0.25, "repeat": 0.5})
+    snapshot = with_exploration(module.snapshot(), {"epsilon": 0.25, "repeat": 0.5})
     expected = slow_values(outputs, dueling, Z).reshape(ROWS, A * Z)
     np.testing.assert_allclose(by_numpy(snapshot), expected, atol=1e-5)
     assert snapshot.head.kind == "epsilon_greedy_distribution"
@@ -109,11 +109,11 @@ def test_a_deterministic_policy():
         module.network[-2].weight.mul_(30)
     actions = output_of(module, OBSERVATIONS)
     assert actions.shape == (ROWS, A) and 0.9 < np.abs(actions).max() <= 1
-    snapshot = exploring(module.snapshot(), {"std": 0.1})
+    snapshot = with_exploration(module.snapshot(), {"std": 0.1})
     np.testing.assert_allclose(by_numpy(snapshot), actions, atol=1e-5)
     assert snapshot.head.kind == "noisy"
     check_float32(snapshot, {"std": [0.1] * A, "theta": [1]})
-    check_float32(exploring(snapshot, {"theta": 0.15}), {"std": [0.1] * A, "theta": [0.15]})
+    check_float32(with_exploration(snapshot, {"theta": 0.15}), {"std": [0.1] * A, "theta": [0.15]})
 
 
 def test_a_squashed_gaussian_policy():

@@ -16,20 +16,17 @@ from flame_rl.learner.off_policy.values import (
     dueling,
     dueling_loss,
     dueling_slope,
-    expected_sarsa_values,
-    greedy_actions,
-    linear_schedule,
-    max_values,
+    expected_values,
     midpoints,
     of_actions,
     project,
     q_loss,
     quantile_loss,
-    sarsa_values,
     softmax,
     successor_loss,
     td_targets,
 )
+from flame_rl.learner.training.torch_loss import torch_loss
 
 ROWS, ACTIONS, ATOMS = 40, 3, 5
 SUPPORT = np.linspace(-2, 2, ATOMS)
@@ -50,12 +47,6 @@ def distributions(rows: int, atoms: int, seed: int = 0) -> np.ndarray:
 # Targets
 
 
-def test_greedy_actions():
-    values = np.array([[1.0, 3, 2], [5, 4, 5], [-3, -2, -1], [-math.inf, 0, 0]])
-    actions = greedy_actions(values)
-    assert actions.tolist() == [1, 0, 2, 1] and actions.dtype == np.int64
-
-
 def test_td_targets():
     rewards, discounts = np.array([1.0, 2, 3]), np.array([0.9, 0.0, 0.5])
     np.testing.assert_allclose(td_targets(rewards, discounts, np.array([10.0, 7, 4])), [10, 2, 5])
@@ -64,27 +55,19 @@ def test_td_targets():
     np.testing.assert_allclose(td_targets(rewards, discounts, quantiles), expected)
 
 
-def test_the_values_that_follow():
-    target, taken, epsilon = normal(ROWS, ACTIONS), actions_of(ROWS), 0.3
+def test_the_expectation_over_the_next_action():
+    target, epsilon = normal(ROWS, ACTIONS), 0.3
     for b in range(ROWS):
-        assert max_values(target)[b] == max(target[b])
-        assert sarsa_values(target, taken)[b] == target[b, taken[b]]
         chances = [epsilon / ACTIONS] * ACTIONS
         chances[list(target[b]).index(max(target[b]))] += 1 - epsilon
         expected = sum(chance * value for chance, value in zip(chances, target[b], strict=True))
-        assert expected_sarsa_values(target, epsilon)[b] == pytest.approx(expected)
+        assert expected_values(target, epsilon)[b] == pytest.approx(expected)
 
 
 def test_of_actions_picks_whole_rows():
     values, taken = normal(ROWS, ACTIONS, ATOMS), actions_of(ROWS)
     expected = [values[b, taken[b]] for b in range(ROWS)]
     np.testing.assert_array_equal(of_actions(values, taken), expected)
-
-
-def test_linear_schedule():
-    values = [linear_schedule(steps, 1.0, 0.1, 90) for steps in (0, 30, 45, 90, 1000)]
-    assert values == pytest.approx([1, 0.7, 0.55, 0.1, 0.1])
-    assert linear_schedule(0, 1.0, 0.1, 0) == 0.1
 
 
 # C51's projection
@@ -189,29 +172,34 @@ def loss_of(name: str):
     return dueling_loss(loss, atoms), width + atoms, targets
 
 
-def torch_loss(name: str, outputs: torch.Tensor, actions, targets, weights) -> torch.Tensor:
-    """Torch's own losses, summed over the samples; with loops where torch has none."""
-    if name.startswith("dueling "):
-        parts = outputs.reshape(ROWS, 1 + ACTIONS, -1)
-        centred = parts[:, 1:] - parts[:, 1:].mean(1, keepdim=True)
-        outputs = (parts[:, :1] + centred).flatten(1)
-        return torch_loss(name.removeprefix("dueling "), outputs, actions, targets, weights)
-    chosen = torch.stack([o.reshape(ACTIONS, -1)[a] for o, a in zip(outputs, actions, strict=True)])
-    if name == "q":
-        each = functional.smooth_l1_loss(chosen[:, 0], targets, reduction="none")
-    if name == "c51":
-        each = functional.cross_entropy(chosen, targets, reduction="none")
-    if name == "successor":
-        each = functional.huber_loss(chosen, targets, reduction="none").sum(1)
-    if name == "quantile":
-        each = sum(
+def in_torch(name: str):
+    """Torch's own losses, for `torch_loss`; with loops where torch has none."""
+
+    def loss(samples: dict[str, torch.Tensor], outputs: torch.Tensor) -> torch.Tensor:
+        actions, targets = samples["actions"], samples["targets"]
+        if name.startswith("dueling "):
+            by_action = outputs.reshape(ROWS, 1 + ACTIONS, -1)
+            centred = by_action[:, 1:] - by_action[:, 1:].mean(1, keepdim=True)
+            outputs = (by_action[:, :1] + centred).flatten(1)
+            return in_torch(name.removeprefix("dueling "))(samples, outputs)
+        rows = zip(outputs, actions, strict=True)
+        chosen = torch.stack([o.reshape(ACTIONS, -1)[a] for o, a in rows])
+        if name == "q":
+            return functional.smooth_l1_loss(chosen[:, 0], targets, reduction="none")
+        if name == "c51":
+            return functional.cross_entropy(chosen, targets, reduction="none")
+        if name == "successor":
+            return functional.huber_loss(chosen, targets, reduction="none").sum(1)
+        assert name == "quantile"
+        return sum(
             abs((i + 0.5) / ATOMS - (targets[:, j] < chosen[:, i]).double())
             * functional.huber_loss(chosen[:, i], targets[:, j], reduction="none")
             / ATOMS
             for i in range(ATOMS)
             for j in range(ATOMS)
         )
-    return each * weights
+
+    return loss
 
 
 NAMES = ["q", "c51", "quantile", "successor", "dueling q", "dueling c51", "dueling quantile"]
@@ -222,14 +210,13 @@ NAMES = ["q", "c51", "quantile", "successor", "dueling q", "dueling c51", "dueli
 def test_losses_and_slopes_by_autograd(name, weighted):
     loss, width, targets = loss_of(name)
     outputs, actions = normal(ROWS, width, seed=6, scale=2), actions_of(ROWS)
-    weights = np.random.default_rng(7).uniform(0.1, 1, ROWS) if weighted else np.ones(ROWS)
-    samples = {"actions": actions, "targets": targets} | ({"weights": weights} if weighted else {})
-    leaf = torch.from_numpy(outputs).requires_grad_()
-    expected = torch_loss(name, leaf, actions, *map(torch.from_numpy, (targets, weights)))
-    (wanted,) = torch.autograd.grad(expected.sum(), leaf)
+    samples = {"actions": actions, "targets": targets}
+    if weighted:
+        samples["weights"] = np.random.default_rng(7).uniform(0.1, 1, ROWS)
+    expected, (wanted,) = torch_loss(in_torch(name))(samples, outputs)
     numbers, (slope,) = loss(samples, outputs)
-    np.testing.assert_allclose(numbers["loss"], expected.detach().numpy(), rtol=1e-9)
-    np.testing.assert_allclose(slope, wanted.numpy(), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(numbers["loss"], expected["loss"], rtol=1e-9)
+    np.testing.assert_allclose(slope, wanted, rtol=1e-9, atol=1e-12)
     # Transposed in memory, as a network may return it.
     _, (again,) = loss(samples, np.asfortranarray(outputs))
     np.testing.assert_array_equal(again, slope)
@@ -338,8 +325,8 @@ def test_dueling_by_definition(atoms):
 def test_the_slope_of_dueling_by_autograd(atoms):
     outputs = torch.from_numpy(normal(ROWS, (1 + ACTIONS) * atoms)).requires_grad_()
     slope = normal(ROWS, ACTIONS * atoms, seed=1)
-    parts = outputs.reshape(ROWS, 1 + ACTIONS, atoms)
-    q = parts[:, :1] + parts[:, 1:] - parts[:, 1:].mean(1, keepdim=True)
+    by_action = outputs.reshape(ROWS, 1 + ACTIONS, atoms)
+    q = by_action[:, :1] + by_action[:, 1:] - by_action[:, 1:].mean(1, keepdim=True)
     (expected,) = torch.autograd.grad((q.flatten(1) * torch.from_numpy(slope)).sum(), outputs)
     np.testing.assert_allclose(dueling_slope(slope, atoms), expected.numpy(), atol=1e-12)
 
@@ -353,9 +340,8 @@ def test_results_have_the_dtype_of_the_arrays(dtype):
     support = SUPPORT.astype(dtype)
     results = [
         td_targets(row, row, row),
-        max_values(values),
-        sarsa_values(values, actions_of(ROWS)),
-        expected_sarsa_values(values, 0.1),
+        of_actions(values, actions_of(ROWS)),
+        expected_values(values, 0.1),
         project(support, row, row, distributions(ROWS, ATOMS).astype(dtype)),
         softmax(values, ACTIONS),
         dueling(values),
@@ -380,9 +366,9 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="discounts"):
         td_targets(row, row[:1], row)
     with pytest.raises(ValueError, match="actions"):
-        sarsa_values(values, actions[:, None])
+        of_actions(values, actions[:, None])
     with pytest.raises(ValueError, match=r"next_values: shape \(4\,\), not \(4, any\)"):
-        max_values(row)
+        expected_values(row, 0.1)
     with pytest.raises(ValueError, match="targets"):
         q_loss({"actions": actions, "targets": column}, values)
     with pytest.raises(ValueError, match="weights"):

@@ -16,38 +16,23 @@ import numpy as np
 
 import model
 from flame_rl.learner.off_policy import values
+from flame_rl.learner.off_policy.action_values import ActionValues
+from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
-from flame_rl.learner.off_policy.target import TargetNetwork
-from flame_rl.learner.off_policy.update import (
-    OffPolicy,
-    exploring,
-    off_policy,
-    refuse_unless_discrete,
-)
-from flame_rl.learner.state import Part
-from flame_rl.learner.training.choose import raw_network
-from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Loss, Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.dqn import DQNSettings
-from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import EnvironmentSpec
 
 
-def dqn(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
-    """The algorithm with new networks. Raises UsageError for actions that are not Discrete."""
-    settings: DQNSettings = config.algorithm
-    refuse_unless_discrete(spec)
-    alpha = settings.priority_alpha if settings.prioritized else None
-    return off_policy(config, spec, DQN(config, spec), alpha, settings.priority_beta)
-
-
-class DQN:
+class DQN(GradientStep):
     """See `GradientStep`; the formulas are in flame_rl/learner/off_policy/values.py.
 
     B is the number of samples, A that of actions, Z that of atoms or quantiles, 1 without either.
     """
 
+    actions = "discrete"
     metrics = ("loss", "value", "td_error")
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
@@ -57,7 +42,7 @@ class DQN:
         if settings.distribution == "c51":
             low, high = settings.lowest_return, settings.highest_return
             self._support = np.linspace(low, high, settings.atoms, dtype=np.float32)
-        module = model.ActionValueNetwork(
+        self.policy = model.ActionValueNetwork(
             spec,
             config.experiment.hidden_sizes,
             config.experiment.activation,
@@ -66,25 +51,14 @@ class DQN:
             support=self._support,
             frames=config.experiment.frame_stack,
         )
-        self._atoms = module.atoms
-        self._online = TrainedNetwork(module, raw_network)
-        self._target = TargetNetwork(self._online, raw_network)
+        self._atoms = self.policy.atoms
+        self._q = ActionValues(config, self.policy, settings.target_period)
+        self.parts = self._q.parts
         self._loss = self._make_loss()
 
-    @property
-    def parts(self) -> dict[str, Part]:
-        """See `GradientStep.parts`."""
-        return {
-            "policy": self._online.module,
-            "policy_adam": self._online.adam,
-            "target": self._target.module,
-        }
-
-    def snapshot(self, env_steps: int) -> PolicySnapshot:
-        """The action values, with the epsilon that is due."""
-        epsilon = values.epsilon_due(self._settings, env_steps)
-        numbers = {"epsilon": epsilon, "repeat": self._settings.epsilon_repeat}
-        return exploring(self._online.module.snapshot(), numbers)
+    def exploration(self, env_steps: int) -> dict[str, float]:
+        """Epsilon, and the probability that a step keeps the choice of the one before."""
+        return {"epsilon": self._q.epsilon(env_steps), "repeat": self._settings.epsilon_repeat}
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """n steps as one."""
@@ -94,28 +68,19 @@ class DQN:
         self, samples: Samples, generator: np.random.Generator, decay: float
     ) -> dict[str, np.ndarray]:
         """One step down the loss, and every `target_period` steps one of the target network."""
-        settings = self._settings
-        samples = samples | {"targets": self._targets(samples)}
-        forward = self._online.network.forward({"inputs": samples["observations"]})
-        numbers, slopes = self._loss(samples, *forward.outputs)
-        self._online.descend(
-            forward, slopes, settings.learning_rate * decay, settings.max_grad_norm
-        )
-        if self._online.adam.steps % settings.target_period == 0:
-            self._target.follow(settings.tau)
-        return numbers
+        return self._q.step(samples, self._targets(samples), self._loss, decay)
 
     def _targets(self, samples: Samples) -> np.ndarray:
         """What the action's value, [B], its quantiles, or its atoms' probabilities, both [B, Z],
         should become."""
         following = {"inputs": samples["next_observations"]}
-        returns = self._returns(self._target.output(following))
+        returns = self._returns(self._q.target.output(following))
         selecting = returns
         if self._settings.double:
             # Van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-Learning", eq. 4.
-            (output,) = self._online.network.outputs(following)
+            (output,) = self._q.online.network.outputs(following)
             selecting = self._returns(output)
-        best = values.greedy_actions(self._expected(selecting))
+        best = self._expected(selecting).argmax(axis=1)
         chosen = values.of_actions(returns, best)
         rewards, discounts = samples["rewards"], samples["discounts"]
         if self._support is not None:

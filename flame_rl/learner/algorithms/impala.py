@@ -16,50 +16,34 @@ from dataclasses import replace
 
 import numpy as np
 
+from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import sequences
-from flame_rl.learner.off_policy.update import OffPolicy, off_policy
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.returns import discounted_returns
 from flame_rl.learner.on_policy.update import make_actor_critic
-from flame_rl.learner.state import Part
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.impala import ImpalaSettings
-from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, PolicySnapshot
+from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
 _LOG_PROBS = Column("log_probs", "float32", (), per_observation=False)
-# What `Impala.step` needs of each step by itself.
-_FLAT = ("observations", "actions", "next_observations")
 # Advantages that are this small, relative to returns, are rounding.
 _LEAST = np.float32(1e-6)
 
 
-def impala(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
-    """The algorithm with new networks."""
-    inner = Impala(config, spec)
-    return off_policy(config, spec, inner, columns=(_LOG_PROBS,), record=inner.record)
-
-
-class Impala:
+class Impala(GradientStep):
     """See `GradientStep`. B is the number of sequences, L that of steps in each."""
 
     metrics = ("loss", "value_loss", "policy_entropy", "td_error", "importance")
+    columns = (_LOG_PROBS,)
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         self._settings: ImpalaSettings = config.algorithm
         self._gamma = config.experiment.gamma
         self._networks = make_actor_critic(config, spec)
-
-    @property
-    def parts(self) -> dict[str, Part]:
-        """See `GradientStep.parts`."""
-        return self._networks.parts
-
-    def snapshot(self, env_steps: int) -> PolicySnapshot:
-        """The policy, which explores by itself."""
-        return self._networks.policy.module.snapshot()
+        self.policy, self.parts = self._networks.policy.module, self._networks.parts
 
     def record(self, episodes: Episodes) -> Episodes:
         """The episodes with the log-probabilities of their actions; the statistics of observations
@@ -84,42 +68,39 @@ class Impala:
         settings, policy, value = self._settings, self._networks.policy, self._networks.value
         mask = samples["mask"]
         # All steps of all sequences as one minibatch.
-        flat = {name: samples[name].reshape(-1, *samples[name].shape[2:]) for name in _FLAT}
-        scale = np.float32(value.module.scale)
-
-        inputs = policy.network.prepare(flat["observations"])
-        policy_pass = policy.network.forward({"inputs": inputs, "actions": flat["actions"]})
-        log_pi, entropy = (output.reshape(mask.shape) for output in policy_pass.outputs)
-        inputs = value.network.prepare(flat["observations"])
-        value_pass = value.network.forward({"inputs": inputs})
-        values = value_pass.outputs[0].reshape(mask.shape)
-        inputs = value.network.prepare(flat["next_observations"])
-        (following,) = value.network.outputs({"inputs": inputs})
+        observations, actions, following = (
+            samples[name].reshape(-1, *samples[name].shape[2:])
+            for name in ("observations", "actions", "next_observations")
+        )
+        inputs = policy.network.prepare(observations)
+        policy_pass = policy.network.forward({"inputs": inputs, "actions": actions})
+        value_pass = value.network.forward({"inputs": value.network.prepare(observations)})
+        (next_values,) = value.network.outputs({"inputs": value.network.prepare(following)})
+        log_pi, entropy, values, next_values = (
+            output.reshape(mask.shape)
+            for output in (*policy_pass.outputs, *value_pass.outputs, next_values)
+        )
 
         rho = np.exp(np.minimum(log_pi - samples["log_probs"], 0))
-        errors, advantages = v_trace(
-            samples["rewards"],
-            samples["discounts"],
-            values,
-            following.reshape(mask.shape),
-            rho,
-            mask,
-            settings.trace_lambda,
-        )
+        errors, advantages = v_trace(samples, values, next_values, rho, settings.trace_lambda)
+
         # The mean is over the steps that there are.
         share = mask * np.float32(mask.size / mask.sum())
+        scale, c = np.float32(value.module.scale), settings.entropy_coefficient
         errors = errors / scale
         advantages = advantages / (np.sqrt(np.mean(share * advantages**2)) + _LEAST * scale)
-        coefficient = settings.entropy_coefficient
-        slopes = (-share * advantages).ravel(), (-share * coefficient).ravel()
-        policy.descend(policy_pass, slopes, settings.learning_rate * decay, settings.max_grad_norm)
+        loss = share * (-advantages * log_pi - c * entropy)
+        value_loss = 0.5 * share * errors * errors
+
+        slopes = (-share * advantages).ravel(), (-share * c).ravel()
+        rate = settings.learning_rate * decay
+        policy.descend(policy_pass, slopes, rate, settings.max_grad_norm)
         slopes = ((-share * errors / scale).ravel(),)
-        value.descend(
-            value_pass, slopes, settings.value_learning_rate * decay, settings.max_grad_norm
-        )
+        rate = settings.value_learning_rate * decay
+        value.descend(value_pass, slopes, rate, settings.max_grad_norm)
         return {
-            "loss": share * (-advantages * log_pi - coefficient * entropy),
-            "value_loss": 0.5 * share * errors * errors,
+            "loss": loss,
+            "value_loss": value_loss,
             "policy_entropy": share * entropy,
             "importance": share * rho,
             "td_error": (mask * np.abs(errors)).mean(axis=1),
@@ -127,27 +108,26 @@ class Impala:
 
 
 def v_trace(
-    rewards: np.ndarray,
-    discounts: np.ndarray,
+    samples: Samples,
     values: np.ndarray,
     next_values: np.ndarray,
     rho: np.ndarray,
-    mask: np.ndarray,
     trace_lambda: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """V-trace on sequences (Espeholt et al. 2018, eq. 1 and section 4.2; remark 2 for lambda).
 
     Args:
-        rewards, values, next_values: r_t, V(s_t) and V(s_{t+1}), [B, L].
-        discounts: gamma, or 0 after an end, [B, L].
+        samples: "rewards", r_t; "discounts", gamma, or 0 after an end; "mask", 1 for a step, 0
+            beyond the sequence's end; [B, L] each.
+        values, next_values: V(s_t) and V(s_{t+1}), [B, L].
         rho: min(1, pi / mu), [B, L].
-        mask: 1 for a step, 0 beyond the sequence's end, [B, L].
         trace_lambda: from 0 to 1.
 
     Returns:
         v_t - V(s_t), and rho_t (r_t + gamma v_{t+1} - V(s_t)), both [B, L] and 0 where the mask is.
     """
-    deltas = mask * rho * (rewards + discounts * next_values - values)
+    discounts = samples["discounts"]
+    deltas = samples["mask"] * rho * (samples["rewards"] + discounts * next_values - values)
     errors = np.zeros_like(deltas)
     following = np.zeros(len(deltas), deltas.dtype)
     for t in reversed(range(deltas.shape[1])):

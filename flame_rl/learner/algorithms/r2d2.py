@@ -14,59 +14,38 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.off_policy import values
+from flame_rl.learner.off_policy.action_values import ActionValues
+from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import sequences
-from flame_rl.learner.off_policy.target import TargetNetwork
-from flame_rl.learner.off_policy.update import (
-    OffPolicy,
-    exploring,
-    off_policy,
-    refuse_unless_discrete,
-)
-from flame_rl.learner.state import Part
-from flame_rl.learner.training.choose import raw_network
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.off_policy.values import of_actions, q_loss, td_targets
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.r2d2 import R2D2Settings
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import EnvironmentSpec
 
 
-def r2d2(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
-    """The algorithm with new networks. Raises UsageError for actions that are not Discrete, and for
-    a network without a memory."""
-    refuse_unless_discrete(spec)
-    if config.experiment.memory == "none":
-        raise UsageError("--memory: r2d2 is for networks with one; choose gru or lstm, or dqn")
-    return off_policy(config, spec, R2D2(config, spec), remembers=True)
-
-
-class R2D2:
+class R2D2(GradientStep):
     """See `GradientStep`. B is the number of sequences, L that of steps in each."""
 
+    actions = "discrete"
+    remembers = True
     metrics = ("loss", "value", "td_error")
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+        """Raises UsageError for a network without a memory."""
+        if config.experiment.memory == "none":
+            raise UsageError("--memory: r2d2 is for networks with one; choose gru or lstm, or dqn")
         self._settings: R2D2Settings = config.algorithm
         self._gamma = config.experiment.gamma
-        self._online = TrainedNetwork(model.RecurrentValueNetwork(spec, config), raw_network)
-        self._target = TargetNetwork(self._online, raw_network)
+        self.policy = model.RecurrentValueNetwork(spec, config)
+        self._q = ActionValues(config, self.policy)
+        self.parts = self._q.parts
 
-    @property
-    def parts(self) -> dict[str, Part]:
-        """See `GradientStep.parts`."""
-        return {
-            "policy": self._online.module,
-            "policy_adam": self._online.adam,
-            "target": self._target.module,
-        }
-
-    def snapshot(self, env_steps: int) -> PolicySnapshot:
-        """The action values, with the epsilon that is due."""
-        epsilon = values.epsilon_due(self._settings, env_steps)
-        return exploring(self._online.module.snapshot(), {"epsilon": epsilon})
+    def exploration(self, env_steps: int) -> dict[str, float]:
+        """Epsilon."""
+        return {"epsilon": self._q.epsilon(env_steps)}
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """The sequences that these steps lie in, and "learned", 1 for a step that is learned from,
@@ -83,8 +62,8 @@ class R2D2:
         self, samples: Samples, generator: np.random.Generator, decay: float
     ) -> dict[str, np.ndarray]:
         """One step down the Huber loss of the TD errors, and one of the target network."""
-        settings = self._settings
-        count, length = samples["learned"].shape
+        learned = samples["learned"]
+        count, length = learned.shape
         observations = np.concatenate(
             [samples["observations"][:, :1], samples["next_observations"]], axis=1
         )
@@ -93,30 +72,31 @@ class R2D2:
             "inputs": observations.reshape(-1, *observations.shape[2:]),
             "time": np.tile(np.arange(length + 1), count),
         }
-        forward = self._online.network.forward(rows)
+        forward = self._q.online.network.forward(rows)
         online = forward.outputs[0].reshape(count, length + 1, -1)
-        target = self._target.output(rows).reshape(online.shape)
+        target = self._q.target.output(rows).reshape(online.shape)
 
-        best = online[:, 1:].argmax(axis=2)[..., None]
-        following = np.take_along_axis(target[:, 1:], best, axis=2)[..., 0]
-        targets = samples["rewards"] + samples["discounts"] * following
-        actions = samples["actions"][..., None]
-        value = np.take_along_axis(online[:, :-1], actions, axis=2)[..., 0]
-        errors = value - targets
-
-        # The mean is over the steps that are learned from, and `descend` divides by all rows.
-        share = samples["learned"] * np.float32(errors.size / samples["learned"].sum())
-        slope = share * np.clip(errors, -1, 1) * np.float32(len(rows["time"]) / errors.size)
-        slopes = np.zeros_like(online)
-        np.put_along_axis(slopes[:, :-1], actions, slope[..., None], axis=2)
-        slopes = slopes.reshape(forward.outputs[0].shape)
-        self._online.descend(
-            forward, (slopes,), settings.learning_rate * decay, settings.max_grad_norm
+        # The steps of all sequences, [B * L, ...].
+        actions = samples["actions"].ravel()
+        now, selecting, following = (
+            q.reshape(len(actions), -1) for q in (online[:, :-1], online[:, 1:], target[:, 1:])
         )
-        self._target.follow(settings.tau)
-        of_sequence = samples["learned"] / samples["learned"].sum(axis=1, keepdims=True)
+        next_values = of_actions(following, selecting.argmax(axis=1))
+        targets = td_targets(samples["rewards"].ravel(), samples["discounts"].ravel(), next_values)
+        # The mean is over the steps that are learned from.
+        share = learned * np.float32(learned.size / learned.sum())
+        numbers, (slope,) = q_loss(
+            {"actions": actions, "targets": targets, "weights": share.ravel()}, now
+        )
+
+        # `descend` divides by all rows.
+        slopes = np.zeros_like(online)
+        slopes[:, :-1] = slope.reshape(count, length, -1) * np.float32(len(rows["time"]) / len(now))
+        self._q.descend(forward, (slopes.reshape(forward.outputs[0].shape),), decay)
+        of_sequence = learned / learned.sum(axis=1, keepdims=True)
+        td_errors = numbers["td_error"].reshape(learned.shape)
         return {
-            "loss": share * values.huber(errors),
-            "value": share * value,
-            "td_error": (of_sequence * np.abs(errors)).sum(axis=1),
+            "loss": numbers["loss"],
+            "value": share.ravel() * numbers["value"],
+            "td_error": (of_sequence * td_errors).sum(axis=1),
         }

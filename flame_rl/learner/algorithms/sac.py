@@ -19,11 +19,10 @@ from torch import nn
 
 import model
 from flame_rl.learner.off_policy.critics import Critics
+from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
-from flame_rl.learner.off_policy.update import OffPolicy, off_policy, refuse_unless_continuous
-from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.flat import adam_of
 from flame_rl.learner.training.slices import at_once
@@ -31,14 +30,7 @@ from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.sac import SACSettings
-from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
-
-
-def sac(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
-    """The algorithm with new networks. Raises UsageError for actions that are not continuous."""
-    refuse_unless_continuous(spec)
-    normalizes = config.algorithm.normalize_observations
-    return off_policy(config, spec, SAC(config, spec), normalizes=normalizes)
+from flame_rl.wire.messages import EnvironmentSpec
 
 
 class Temperature(nn.Module):
@@ -49,38 +41,31 @@ class Temperature(nn.Module):
         self.log_alpha = nn.Parameter(torch.tensor([math.log(initial)]))
 
 
-class SAC:
+class SAC(GradientStep):
     """See `GradientStep`. B is the number of samples, A that of action dimensions."""
 
+    actions = "continuous"
     metrics = ("loss", "value_loss", "value", "td_error", "policy_entropy", "temperature")
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
         experiment, settings = config.experiment, config.algorithm
         self._settings: SACSettings = settings
         self._gamma, self._width = experiment.gamma, spec.action_dim
-        policy = model.SquashedGaussianPolicy(
+        self.policy = model.SquashedGaussianPolicy(
             spec, experiment.hidden_sizes, experiment.activation, settings.initial_std
         )
-        self._policy = TrainedNetwork(policy, raw_network)
+        self._pi = TrainedNetwork(self.policy, raw_network)
         self._critics = Critics(config, spec, count=2, average=settings.average_critics)
-        self._temperature = Temperature(settings.initial_temperature)
-        self._temperature_adam = adam_of(self._temperature)
+        temperature = Temperature(settings.initial_temperature)
+        self._log_alpha = adam_of(temperature)
         self._target_entropy = settings.target_entropy * self._width
-
-    @property
-    def parts(self) -> dict[str, Part]:
-        """See `GradientStep.parts`."""
-        return {
-            "policy": self._policy.module,
-            "policy_adam": self._policy.adam,
+        self.parts = {
+            "policy": self.policy,
+            "policy_adam": self._pi.adam,
             **self._critics.parts,
-            "temperature": self._temperature,
-            "temperature_adam": self._temperature_adam,
+            "temperature": temperature,
+            "temperature_adam": self._log_alpha,
         }
-
-    def snapshot(self, env_steps: int) -> PolicySnapshot:
-        """The policy, which explores by itself."""
-        return self._policy.module.snapshot()
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """Up to `n_step` steps as one."""
@@ -92,38 +77,34 @@ class SAC:
         """One step of the critics, the policy and the temperature."""
         shape = 2, len(samples["rewards"]), self._width
         noise = generator.standard_normal(shape, np.float32)
+        rate = self._settings.learning_rate * decay
         # NumPy's, because math.exp raises where this is infinite, and the update is refused.
-        alpha = float(np.exp(self._temperature_adam.parameters[0], dtype=np.float64))
-        observations, settings = samples["observations"], self._settings
-        network, following = self._policy.network, {"inputs": samples["next_observations"]}
+        alpha = float(np.exp(self._log_alpha.parameters[0], dtype=np.float64))
+        observations, following = samples["observations"], samples["next_observations"]
         # Both by the policy before this step, each by a core.
-        (output,), forward = at_once(
+        network = self._pi.network
+        (next_output,), forward = at_once(
             [
-                partial(network.outputs, following),
+                partial(network.outputs, {"inputs": following}),
                 partial(network.forward, {"inputs": observations}),
             ]
         )
-        next_values = self._next_values(samples, output, alpha, noise[0])
+
+        next_actions, next_log_probs, _ = squashed_gaussian(next_output, noise[0])
+        next_values = self._critics.target_values(following, next_actions)
+        next_values = next_values - np.float32(alpha) * next_log_probs
         numbers = self._critics.learn(samples, next_values, decay)
+
         actions, log_probs, backward = squashed_gaussian(forward.outputs[0], noise[1])
         values, value_slopes = self._critics.slopes(observations, actions)
         slope = backward(-value_slopes, np.full_like(log_probs, alpha))
-        self._policy.descend(forward, (slope,), settings.learning_rate * decay)
+        self._pi.descend(forward, (slope,), rate)
 
-        adam = self._temperature_adam
-        adam.gradient[0] = temperature_slope(log_probs, self._target_entropy)
-        adam.step(settings.learning_rate * decay)
-        self._critics.follow(settings.tau)
+        self._log_alpha.gradient[0] = temperature_slope(log_probs, self._target_entropy)
+        self._log_alpha.step(rate)
+        self._critics.follow(self._settings.tau)
         return numbers | {
             "loss": alpha * log_probs - values,
             "policy_entropy": -log_probs,
             "temperature": np.array(alpha),
         }
-
-    def _next_values(
-        self, samples: Samples, output: np.ndarray, alpha: float, noise: np.ndarray
-    ) -> np.ndarray:
-        """Values with entropy, float32 [B]; `output` is the policy's for the next observations."""
-        following = samples["next_observations"]
-        actions, log_probs, _ = squashed_gaussian(output, noise)
-        return self._critics.target_values(following, actions) - np.float32(alpha) * log_probs

@@ -13,95 +13,59 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.off_policy import values
+from flame_rl.learner.off_policy.action_values import ActionValues
+from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.views import transitions
-from flame_rl.learner.off_policy.target import TargetNetwork
-from flame_rl.learner.off_policy.update import (
-    OffPolicy,
-    exploring,
-    off_policy,
-    refuse_unless_discrete,
-)
-from flame_rl.learner.state import Part
-from flame_rl.learner.training.choose import raw_network
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.off_policy.replay.views import n_step
+from flame_rl.learner.off_policy.values import expected_values, of_actions, q_loss, td_targets
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.sarsa import SarsaSettings
-from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import EnvironmentSpec
 
 
-def sarsa(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
-    """The algorithm with new networks. Raises UsageError for actions that are not Discrete."""
-    refuse_unless_discrete(spec)
-    return off_policy(config, spec, Sarsa(config, spec))
-
-
-class Sarsa:
+class Sarsa(GradientStep):
     """See `GradientStep`. B is the number of samples, A that of actions."""
 
+    actions = "discrete"
     metrics = ("loss", "value", "td_error")
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
-        experiment, settings = config.experiment, config.algorithm
-        self._settings: SarsaSettings = settings
+        experiment = config.experiment
+        self._settings: SarsaSettings = config.algorithm
         self._gamma = experiment.gamma
-        module = model.ActionValueNetwork(
+        self.policy = model.ActionValueNetwork(
             spec, experiment.hidden_sizes, experiment.activation, frames=experiment.frame_stack
         )
-        self._online = TrainedNetwork(module, raw_network)
-        self._target = TargetNetwork(self._online, raw_network)
+        self._q = ActionValues(config, self.policy)
+        self.parts = self._q.parts
 
-    @property
-    def parts(self) -> dict[str, Part]:
-        """See `GradientStep.parts`."""
-        return {
-            "policy": self._online.module,
-            "policy_adam": self._online.adam,
-            "target": self._target.module,
-        }
-
-    def snapshot(self, env_steps: int) -> PolicySnapshot:
-        """The action values, with the epsilon that is due."""
-        epsilon = values.epsilon_due(self._settings, env_steps)
-        return exploring(self._online.module.snapshot(), {"epsilon": epsilon})
+    def exploration(self, env_steps: int) -> dict[str, float]:
+        """Epsilon."""
+        return {"epsilon": self._q.epsilon(env_steps)}
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """Single steps, with the "next_actions" and whether they were "taken", [B] each: after an
         episode's last step there is none. And "epsilon", the latest, [B]."""
-        samples = transitions(store, positions, self._gamma)
-        following = store.read(store.rows(positions) + 1)
-        epsilon = np.full(
-            len(positions), values.epsilon_due(self._settings, store.steps), np.float32
-        )
-        taken = store.left(positions) > 1
-        return samples | {
-            "next_actions": following["actions"],
-            "taken": taken,
-            "epsilon": epsilon,
-        }
+        samples = n_step(store, positions, 1, self._gamma)
+        samples["next_actions"] = store.read(store.rows(positions) + 1)["actions"]
+        samples["taken"] = store.left(positions) > 1
+        epsilon = self._q.epsilon(store.steps)
+        samples["epsilon"] = np.full(len(positions), epsilon, np.float32)
+        return samples
 
     def step(
         self, samples: Samples, generator: np.random.Generator, decay: float
     ) -> dict[str, np.ndarray]:
-        """One step down the loss, and one of the target network."""
-        settings = self._settings
-        samples = samples | {"targets": self._targets(samples)}
-        forward = self._online.network.forward({"inputs": samples["observations"]})
-        numbers, slopes = values.q_loss(samples, *forward.outputs)
-        self._online.descend(
-            forward, slopes, settings.learning_rate * decay, settings.max_grad_norm
-        )
-        self._target.follow(settings.tau)
-        return numbers
+        """One step down the Huber loss of the TD errors, and one of the target network."""
+        return self._q.step(samples, self._targets(samples), q_loss, decay)
 
     def _targets(self, samples: Samples) -> np.ndarray:
         """What the actions' values should become, [B]."""
-        following = self._target.output({"inputs": samples["next_observations"]})
-        values_next = values.expected_sarsa_values(following, samples["epsilon"])
+        q = self._q.target.output({"inputs": samples["next_observations"]})
+        next_values = expected_values(q, samples["epsilon"])
         if not self._settings.expected:
             # Where a time limit cut the episode, no action was taken: the expectation stands in.
-            by_action = values.sarsa_values(following, samples["next_actions"])
-            values_next = np.where(samples["taken"], by_action, values_next)
-        return values.td_targets(samples["rewards"], samples["discounts"], values_next)
+            of_taken = of_actions(q, samples["next_actions"])
+            next_values = np.where(samples["taken"], of_taken, next_values)
+        return td_targets(samples["rewards"], samples["discounts"], next_values)

@@ -5,7 +5,7 @@ Methods", algorithm 1).
     maximise  mean Q1(s_t, mu(s_t))
 
 The minimum is over two critics, noise smooths the target policy mu', and the policy and the target
-networks move only every other step.
+networks move only every other step. The policy explores by noise.
 """
 
 from __future__ import annotations
@@ -14,64 +14,74 @@ import numpy as np
 
 import model
 from flame_rl.learner.off_policy.critics import Critics
+from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.off_policy.target import TargetNetwork
-from flame_rl.learner.off_policy.update import (
-    OffPolicy,
-    exploring,
-    off_policy,
-    refuse_unless_continuous,
-)
-from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.td3 import TD3Settings
-from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import EnvironmentSpec
 
 # Standard deviation of the noise during the warm-up: wide enough for any action.
 _WARM_UP_NOISE = 1.0
 
 
-def td3(config: TrainConfig, spec: EnvironmentSpec) -> OffPolicy:
-    """The algorithm with new networks. Raises UsageError for actions that are not continuous."""
-    refuse_unless_continuous(spec)
-    normalizes = config.algorithm.normalize_observations
-    return off_policy(config, spec, TD3(config, spec), normalizes=normalizes)
+def td3(config: TrainConfig, spec: EnvironmentSpec) -> TD3:
+    """The algorithm with new networks."""
+    settings: TD3Settings = config.algorithm
+    smoothing = settings.target_noise, settings.target_noise_clip
+    return TD3(config, spec, critics=2, policy_delay=settings.policy_delay, smoothing=smoothing)
 
 
-class TD3:
+class TD3(GradientStep):
     """See `GradientStep`. B is the number of samples, A that of action dimensions."""
 
+    actions = "continuous"
     metrics = ("loss", "value_loss", "value", "td_error")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: EnvironmentSpec,
+        critics: int,
+        policy_delay: int,
+        smoothing: tuple[float, float] | None,
+        theta: float = 1.0,
+    ) -> None:
+        """
+        Args:
+            config: its `algorithm` has `ActionNoise` settings.
+            spec: of the environment.
+            critics: the number of critics, 1 or 2.
+            policy_delay: steps of the critics for each of the policy and the target networks.
+            smoothing: standard deviation and greatest size of the target policy's noise; None: it
+                has none.
+            theta: how far each step draws the noise that explores back to 0; 1: wholly.
+        """
         experiment, settings = config.experiment, config.algorithm
-        self._settings: TD3Settings = settings
-        self._gamma = experiment.gamma
-        policy = model.DeterministicPolicy(spec, experiment.hidden_sizes, experiment.activation)
-        self._policy = TrainedNetwork(policy, raw_network)
-        self._target_policy = TargetNetwork(self._policy, raw_network)
-        self._critics = Critics(config, spec, count=2)
-
-    @property
-    def parts(self) -> dict[str, Part]:
-        """See `GradientStep.parts`."""
-        return {
-            "policy": self._policy.module,
-            "policy_adam": self._policy.adam,
-            "policy_target": self._target_policy.module,
+        self._settings, self._gamma = settings, experiment.gamma
+        self._policy_delay, self._smoothing, self._theta = policy_delay, smoothing, theta
+        self.policy = model.DeterministicPolicy(
+            spec, experiment.hidden_sizes, experiment.activation
+        )
+        self._mu = TrainedNetwork(self.policy, raw_network)
+        self._target_mu = TargetNetwork(self._mu, raw_network)
+        self._critics = Critics(config, spec, critics)
+        self.parts = {
+            "policy": self.policy,
+            "policy_adam": self._mu.adam,
+            "policy_target": self._target_mu.module,
             **self._critics.parts,
         }
 
-    def snapshot(self, env_steps: int) -> PolicySnapshot:
-        """The policy, with the noise that is due."""
-        settings = self._settings
-        warm = env_steps >= settings.warm_up_steps
-        std = settings.noise if warm else _WARM_UP_NOISE
-        return exploring(self._policy.module.snapshot(), {"std": std})
+    def exploration(self, env_steps: int) -> dict[str, float]:
+        """The noise of actions, wide during the warm-up."""
+        if env_steps < self._settings.warm_up_steps:
+            return {"std": _WARM_UP_NOISE}
+        return {"std": self._settings.noise, "theta": self._theta}
 
     def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
         """Up to `n_step` steps as one."""
@@ -83,22 +93,24 @@ class TD3:
         """One step of the critics; every `policy_delay` steps one of policy and target networks."""
         settings = self._settings
         numbers = self._critics.learn(samples, self._next_values(samples, generator), decay)
-        if self._critics.steps % settings.policy_delay:
+        if self._critics.steps % self._policy_delay:
             return numbers
 
         observations = samples["observations"]
-        forward = self._policy.network.forward({"inputs": observations})
+        forward = self._mu.network.forward({"inputs": observations})
         values, slopes = self._critics.slopes(observations, forward.outputs[0], first=True)
-        self._policy.descend(forward, (-slopes,), settings.learning_rate * decay)
-        self._target_policy.follow(settings.tau)
+        self._mu.descend(forward, (-slopes,), settings.learning_rate * decay)
+        self._target_mu.follow(settings.tau)
         self._critics.follow(settings.tau)
         return numbers | {"loss": -values}
 
     def _next_values(self, samples: Samples, generator: np.random.Generator) -> np.ndarray:
-        """Of the next observations and smoothed actions, float32 [B]."""
-        settings, following = self._settings, samples["next_observations"]
-        actions = self._target_policy.output({"inputs": following})
-        limit = settings.target_noise_clip
-        noise = generator.standard_normal(actions.shape, np.float32)
-        noise = np.clip(noise * np.float32(settings.target_noise), -limit, limit)
-        return self._critics.target_values(following, np.clip(actions + noise, -1, 1))
+        """Values of the next observations and the target policy's actions, float32 [B]."""
+        following = samples["next_observations"]
+        actions = self._target_mu.output({"inputs": following})
+        if self._smoothing is not None:
+            std, limit = self._smoothing
+            noise = generator.standard_normal(actions.shape, np.float32)
+            noise = np.clip(noise * np.float32(std), -limit, limit)
+            actions = np.clip(actions + noise, -1, 1)
+        return self._critics.target_values(following, actions)

@@ -35,7 +35,7 @@ class Critics:
         """Make critics with new weights.
 
         Args:
-            config: whose `algorithm` has layer_norm, value_learning_rate and reward_scale.
+            config: its `algorithm` has `Critics` settings.
             spec: of the environment.
             count: the number of critics, 1 or 2.
             average: whether the mean of two critics counts, and not the smaller value.

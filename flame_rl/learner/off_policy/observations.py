@@ -38,12 +38,12 @@ class NormalizedObservations:
         self._moments.update(observations)
         self._normalizer.set(self._moments.mean, self._moments.std)
 
-    def of_samples(self, samples: Samples) -> Samples:
+    def normalize_samples(self, samples: Samples) -> Samples:
         """The samples with normalised observations."""
         normalizer = self._normalizer
         moments = normalizer.mean.numpy(), normalizer.std.numpy(), normalizer.limit
         return samples | {name: normalized(samples[name], moments) for name in _OBSERVATIONS}
 
-    def of_snapshot(self, snapshot: PolicySnapshot) -> PolicySnapshot:
+    def add_layer(self, snapshot: PolicySnapshot) -> PolicySnapshot:
         """The policy with the normalisation as its first layer."""
         return replace(snapshot, layers=(self._normalizer.layer(), *snapshot.layers))

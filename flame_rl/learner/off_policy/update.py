@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,15 +16,15 @@ from gymnasium import spaces
 from torch import Tensor
 
 import model
+from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.observations import NormalizedObservations
 from flame_rl.learner.off_policy.replay.limiter import RateLimiter
 from flame_rl.learner.off_policy.replay.replay import PART, Replay, refuse_longer_episodes
-from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.state import Part, learning_rate_factor, refuse_unless_finite
-from flame_rl.nets.network import Samples
+from flame_rl.settings import groups
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, PolicySnapshot
+from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 from flame_rl.wire.steps import observation_dtype, step_columns
 
 # Metrics of every learner here, besides its own.
@@ -48,61 +48,19 @@ class Counter:
         self.count = int(state["count"])
 
 
-class GradientStep(Protocol):
-    """An algorithm's networks, and one gradient step of theirs.
-
-    Attributes:
-        parts: networks, optimisers and whatever else has state, by name.
-        metrics: names of the numbers that `step` may return.
-    """
-
-    @property
-    def parts(self) -> dict[str, Part]: ...
-
-    @property
-    def metrics(self) -> tuple[str, ...]: ...
-
-    def snapshot(self, env_steps: int) -> PolicySnapshot:
-        """The policy for the actors, with the exploration that is due after `env_steps` env steps
-        of the run."""
-        ...
-
-    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
-        """What `step` needs of the steps at these positions; see replay/views.py."""
-        ...
-
-    def step(
-        self, samples: Samples, generator: np.random.Generator, decay: float
-    ) -> dict[str, np.ndarray]:
-        """Take one gradient step.
-
-        Args:
-            samples: B samples, as `view` returns them; with "weights", float32 [B], where they were
-                not drawn uniformly.
-            generator: for random numbers of the step itself.
-            decay: factor of the learning rates.
-
-        Returns:
-            Numbers of this step by name, of any shape; and "td_error", [B], absolute.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class OffPolicy:
     """An algorithm that learns from replayed experience, for `flame_rl.learner.learner.Learner`.
 
     Attributes:
-        config: its `algorithm` has capacity, warm_up_steps, batch_size, updates_per_step and
-            learning_rate_decay.
-        inner: the algorithm's own part.
+        config: its `algorithm` has `Replay` settings.
+        inner: the algorithm itself.
         replay: the experience.
         limiter: how many gradient steps are due.
-        steps: counts the gradient steps that were taken.
-        beta: exponent of the importance weights at the beginning of the run; it rises to 1 at the
-            end. See `flame_rl.learner.off_policy.replay.samplers.Prioritized`.
-        record: adds columns to episodes before they are kept.
         observations: normalises them; None: `inner` gets them as they are.
+        beta: exponent of the importance weights at the beginning of the run; it rises to 1 at the
+            end. Without priorities it has no effect.
+        steps: counts the gradient steps that were taken.
     """
 
     lag = 0
@@ -111,9 +69,8 @@ class OffPolicy:
     inner: GradientStep
     replay: Replay
     limiter: RateLimiter
-    beta: float
-    record: Callable[[Episodes], Episodes]
     observations: NormalizedObservations | None
+    beta: float
     steps: Counter = field(default_factory=Counter)
 
     @property
@@ -140,8 +97,9 @@ class OffPolicy:
 
     def snapshot(self) -> PolicySnapshot:
         """The policy for the actors."""
-        snapshot = self.inner.snapshot(self.replay.env_steps)
-        return snapshot if self.observations is None else self.observations.of_snapshot(snapshot)
+        exploration = self.inner.exploration(self.replay.env_steps)
+        snapshot = with_exploration(self.inner.policy.snapshot(), exploration)
+        return snapshot if self.observations is None else self.observations.add_layer(snapshot)
 
     def collecting(self) -> PolicySnapshot:
         """See `Algorithm.collecting`."""
@@ -152,7 +110,7 @@ class OffPolicy:
     ) -> dict[str, float]:
         """Add the episodes, and take the gradient steps that are due; see `Algorithm.update`."""
         replay = self.replay
-        replay.add(self.record(episodes))
+        replay.add(self.inner.record(episodes))
         if self.observations is not None:
             self.observations.follow(episodes.observations)
         beta = self.beta + (1 - self.beta) * min(1.0, progress)
@@ -185,7 +143,7 @@ class OffPolicy:
         positions, weights = self.replay.draw(self.limiter.batch_size, beta, generator)
         samples = self.inner.view(self.replay.store, positions)
         if self.observations is not None:
-            samples = self.observations.of_samples(samples)
+            samples = self.observations.normalize_samples(samples)
         if weights is not None:
             samples["weights"] = weights
         numbers = self.inner.step(samples, generator, decay)
@@ -198,34 +156,24 @@ class OffPolicy:
 def off_policy(
     config: TrainConfig,
     spec: EnvironmentSpec,
-    inner: GradientStep,
-    alpha: float | None = None,
-    beta: float = 1.0,
-    columns: tuple[Column, ...] = (),
-    record: Callable[[Episodes], Episodes] = lambda episodes: episodes,
-    remembers: bool = False,
-    normalizes: bool = False,
+    make: Callable[[TrainConfig, EnvironmentSpec], GradientStep],
 ) -> OffPolicy:
     """An algorithm over a replay memory.
 
     Args:
-        config, inner: see `OffPolicy`.
+        config: see `OffPolicy`.
         spec: of the environment.
-        alpha: exponent of the priorities of prioritised replay; None: steps are drawn uniformly.
-        beta: see `OffPolicy`; without priorities it has no effect.
-        columns: kept of every step besides what the actors record.
-        record: adds these columns to episodes.
-        remembers: whether the algorithm's networks may have a memory.
-        normalizes: whether observations are normalised before `inner` gets them; those of one byte
-            never are.
+        make: makes the algorithm with new networks.
 
     Raises:
-        UsageError: the replay memory does not fit into this machine's, or an episode that reaches
-            its time limit does not fit into the replay memory.
+        UsageError: the algorithm is not for these actions, or not for networks with a memory; the
+            replay memory does not fit into this machine's, or an episode that reaches its time
+            limit does not fit into the replay memory.
     """
-    if not remembers:
+    inner, settings = make(config, spec), config.algorithm
+    _refuse_other_actions(inner.actions, spec)
+    if not inner.remembers:
         _refuse_memory(config)
-    settings = config.algorithm
     refuse_longer_episodes(spec.time_limit or 0, settings.capacity)
     samples_per_insert = settings.updates_per_step * settings.batch_size
     limiter = RateLimiter(
@@ -234,13 +182,40 @@ def off_policy(
         min_size_to_sample=max(1, settings.warm_up_steps),
         error_buffer=max(samples_per_insert, settings.batch_size),
     )
-    kept = (*step_columns(spec), *columns)
-    replay = Replay(spec, kept, settings.capacity, alpha, config.experiment.frame_stack)
+    alpha, beta = None, 1.0
+    if isinstance(settings, groups.Prioritized) and settings.prioritized:
+        alpha, beta = settings.priority_alpha, settings.priority_beta
+    columns = (*step_columns(spec), *inner.columns)
+    replay = Replay(spec, columns, settings.capacity, alpha, config.experiment.frame_stack)
     observations = None
+    normalizes = isinstance(settings, groups.Critics) and settings.normalize_observations
+    # Numbers of one byte are as they are.
     if normalizes and observation_dtype(spec.observation_space) != "uint8":
         normalizer = model.ObservationNormalizer(spec.observation_dim)
         observations = NormalizedObservations(normalizer)
-    return OffPolicy(config, inner, replay, limiter, beta, record, observations)
+    return OffPolicy(config, inner, replay, limiter, observations, beta)
+
+
+def with_exploration(snapshot: PolicySnapshot, numbers: dict[str, float]) -> PolicySnapshot:
+    """The policy with other numbers of its head, by name: "epsilon", say."""
+    arrays = {n: np.full_like(snapshot.head.arrays[n], number) for n, number in numbers.items()}
+    head = replace(snapshot.head, arrays=snapshot.head.arrays | arrays)
+    return replace(snapshot, head=head)
+
+
+def _refuse_other_actions(
+    kind: Literal["any", "discrete", "continuous"], spec: EnvironmentSpec
+) -> None:
+    if kind == "discrete" and not isinstance(spec.action_space, spaces.Discrete):
+        wanted, instead = "Discrete actions", "sac, or ppo for several choices at once"
+    elif kind == "continuous" and not spec.continuous:
+        wanted, instead = "continuous actions, a Box", "ppo, or dqn if Discrete"
+    else:
+        return
+    raise UsageError(
+        f"--algorithm: it needs {wanted}, and {spec.env_id} has {spec.action_space}; choose "
+        f"{instead}"
+    )
 
 
 def _refuse_memory(config: TrainConfig) -> None:
@@ -250,29 +225,3 @@ def _refuse_memory(config: TrainConfig) -> None:
             f"--memory: {kind} is for reinforce, a2c, ppo and r2d2, which learn from sequences; "
             f"{config.algorithm_name} does not remember. Leave the flag out, or choose one of these"
         )
-
-
-def exploring(snapshot: PolicySnapshot, numbers: dict[str, float]) -> PolicySnapshot:
-    """The policy with other numbers of its head, by name: "epsilon", say."""
-    arrays = {n: np.full_like(snapshot.head.arrays[n], number) for n, number in numbers.items()}
-    head = replace(snapshot.head, arrays=snapshot.head.arrays | arrays)
-    return replace(snapshot, head=head)
-
-
-def refuse_unless_discrete(spec: EnvironmentSpec) -> None:
-    """Raise UsageError unless the environment's actions are Discrete."""
-    if not isinstance(spec.action_space, spaces.Discrete):
-        _refuse_actions(spec, "Discrete actions", "sac, or ppo for several choices at once")
-
-
-def refuse_unless_continuous(spec: EnvironmentSpec) -> None:
-    """Raise UsageError unless the environment's actions are real numbers."""
-    if not spec.continuous:
-        _refuse_actions(spec, "continuous actions, a Box", "ppo, or dqn if Discrete")
-
-
-def _refuse_actions(spec: EnvironmentSpec, wanted: str, instead: str) -> None:
-    raise UsageError(
-        f"--algorithm: it needs {wanted}, and {spec.env_id} has {spec.action_space}; choose "
-        f"{instead}"
-    )

@@ -27,12 +27,6 @@ _UNEVEN = 1e-2
 _PAIRS = 60_000
 
 
-def greedy_actions(values: np.ndarray) -> np.ndarray:
-    """The action of greatest value, of several the first: float [B, A] -> int64 [B]."""
-    _check("values", values, len(values), None)
-    return values.argmax(axis=1)
-
-
 def of_actions(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
     """What belongs to each sample's action: float [B, A, ...] and integers [B] -> [B, ...]."""
     _check("actions", actions, len(values))
@@ -60,21 +54,7 @@ def td_targets(rewards: np.ndarray, discounts: np.ndarray, next_values: np.ndarr
     return rewards.reshape(column) + discounts.reshape(column) * next_values
 
 
-def max_values(next_values: np.ndarray) -> np.ndarray:
-    """max_a Q(S', a), Q-learning's estimate of V(S') (Sutton and Barto, eq. 6.8; Mnih et al. 2015,
-    "Human-Level Control through Deep Reinforcement Learning", algorithm 1): [B, A] -> [B]."""
-    _check("next_values", next_values, len(next_values), None)
-    return next_values.max(axis=1)
-
-
-def sarsa_values(next_values: np.ndarray, next_actions: np.ndarray) -> np.ndarray:
-    """Q(S', A') with the action that was taken there (Sutton and Barto, eq. 6.7): float [B, A] and
-    integers [B] -> [B]."""
-    _check("next_values", next_values, len(next_values), None)
-    return of_actions(next_values, next_actions)
-
-
-def expected_sarsa_values(next_values: np.ndarray, epsilon: float | np.ndarray) -> np.ndarray:
+def expected_values(next_values: np.ndarray, epsilon: np.ndarray | float) -> np.ndarray:
     """The expectation of Q(S', A') under the epsilon-greedy policy (Sutton and Barto, eq. 6.9).
 
     Args:
@@ -84,7 +64,8 @@ def expected_sarsa_values(next_values: np.ndarray, epsilon: float | np.ndarray) 
     Returns:
         [B].
     """
-    return (1 - epsilon) * max_values(next_values) + epsilon * next_values.mean(axis=1)
+    _check("next_values", next_values, len(next_values), None)
+    return (1 - epsilon) * next_values.max(axis=1) + epsilon * next_values.mean(axis=1)
 
 
 def huber(errors: np.ndarray) -> np.ndarray:
@@ -147,8 +128,8 @@ def project(
     upper = np.minimum(lower + 1, atoms - 1)
     first = np.arange(rows)[:, None] * atoms
     bins = np.concatenate([(first + lower).ravel(), (first + upper).ravel()])
-    parts = np.concatenate([((1 - share) * probabilities).ravel(), (share * probabilities).ravel()])
-    projected = np.bincount(bins, parts, rows * atoms)
+    shares = [((1 - share) * probabilities).ravel(), (share * probabilities).ravel()]
+    projected = np.bincount(bins, np.concatenate(shares), rows * atoms)
     return projected.reshape(rows, atoms).astype(probabilities.dtype)
 
 
@@ -223,8 +204,8 @@ def quantile_loss(quantiles: int) -> Loss:
         targets, chosen = _distributions(samples, outputs, quantiles)
         rows = max(1, _PAIRS // quantiles**2)
         starts = range(0, len(chosen), rows)
-        parts = [_quantile_huber(targets[n : n + rows], chosen[n : n + rows]) for n in starts]
-        losses, slopes = (np.concatenate(column) for column in zip(*parts, strict=True))
+        slices = [_quantile_huber(targets[n : n + rows], chosen[n : n + rows]) for n in starts]
+        losses, slopes = (np.concatenate(column) for column in zip(*slices, strict=True))
         value = chosen.mean(axis=1)
         numbers = {
             "loss": losses,
@@ -252,14 +233,14 @@ def _quantile_huber(targets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray
 
 
 def successor_loss(weights: np.ndarray) -> Loss:
-    """The Huber losses of the errors of successor features, summed over the parts (Barreto et al.
-    2017, section 3, with Huber's loss in place of the square).
+    """The Huber losses of the errors of successor features, summed over the reward parts (Barreto
+    et al. 2017, section 3, with Huber's loss in place of the square).
 
     The loss's samples have "targets", [B, P]; its output is the features of each action,
     [B, A * P]. "value" is Q(s, a), and "td_error" its absolute error.
 
     Args:
-        weights: of the parts, [P].
+        weights: of the reward parts, [P].
 
     Raises:
         ValueError: in the loss, shapes that do not fit.
@@ -269,11 +250,11 @@ def successor_loss(weights: np.ndarray) -> Loss:
         samples: Samples, outputs: np.ndarray
     ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
         targets, chosen = _distributions(samples, outputs, len(weights))
-        errors, of_parts = chosen - targets, weights.astype(chosen.dtype)
+        errors, w = chosen - targets, weights.astype(chosen.dtype)
         numbers = {
             "loss": huber(errors).sum(axis=1),
-            "td_error": np.abs(errors @ of_parts),
-            "value": chosen @ of_parts,
+            "td_error": np.abs(errors @ w),
+            "value": chosen @ w,
         }
         return _weighted(samples, numbers, np.clip(errors, -1, 1), outputs)
 
@@ -292,8 +273,8 @@ def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
         [B, A * Z].
     """
     rows = len(outputs)
-    parts = outputs.reshape(rows, -1, atoms)
-    value, advantages = parts[:, :1], parts[:, 1:]
+    by_action = outputs.reshape(rows, -1, atoms)
+    value, advantages = by_action[:, :1], by_action[:, 1:]
     return (value + (advantages - advantages.mean(axis=1, keepdims=True))).reshape(rows, -1)
 
 
@@ -301,9 +282,9 @@ def dueling_slope(slope: np.ndarray, atoms: int = 1) -> np.ndarray:
     """The slope for what entered `dueling`, given that for what it returned: [B, A * Z] ->
     [B, (1 + A) * Z]."""
     rows = len(slope)
-    parts = slope.reshape(rows, -1, atoms)
-    value = parts.sum(axis=1, keepdims=True)
-    advantages = parts - value / parts.shape[1]
+    by_action = slope.reshape(rows, -1, atoms)
+    value = by_action.sum(axis=1, keepdims=True)
+    advantages = by_action - value / by_action.shape[1]
     return np.concatenate([value, advantages], axis=1).reshape(rows, -1)
 
 
@@ -317,25 +298,6 @@ def dueling_loss(loss: Loss, atoms: int = 1) -> Loss:
         return numbers, (dueling_slope(slope, atoms),)
 
     return whole
-
-
-def linear_schedule(steps: int, start: float, end: float, over: int) -> float:
-    """From `start` to `end` in a straight line, and `end` from then on; of epsilon, usually.
-
-    Args:
-        steps: env steps so far.
-        over: env steps until `end` is reached; 0: it holds from the first.
-    """
-    if steps >= over:
-        return end
-    return start + (end - start) * steps / over
-
-
-def epsilon_due(settings: object, env_steps: int) -> float:
-    """The probability of a random action after `env_steps` env steps of a run; `settings` has
-    epsilon_start, epsilon_end and epsilon_steps."""
-    start, end = settings.epsilon_start, settings.epsilon_end
-    return linear_schedule(env_steps, start, end, settings.epsilon_steps)
 
 
 def _distributions(
@@ -360,8 +322,8 @@ def _weighted(
         slope = (weights * slope.T).T
     whole = np.zeros_like(outputs)
     atoms = slope.shape[1] if slope.ndim == 2 else 1
-    parts = whole.reshape(rows, -1, atoms)
-    parts[np.arange(rows), samples["actions"]] = slope.reshape(rows, atoms)
+    by_action = whole.reshape(rows, -1, atoms)
+    by_action[np.arange(rows), samples["actions"]] = slope.reshape(rows, atoms)
     return numbers, (whole,)
 
 

@@ -13,7 +13,7 @@ from flame_rl.learner.off_policy.replay.store import (
     in_words,
     refuse_what_cannot_fit,
 )
-from flame_rl.learner.off_policy.replay.views import n_step, sequences, transitions
+from flame_rl.learner.off_policy.replay.views import n_step, sequences
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, Episodes
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, Oracle, make_episodes, store_bytes
@@ -60,14 +60,6 @@ def test_the_latest_whole_episodes_are_kept(adds, columns):
 
 
 @settings(max_examples=150, deadline=None)
-@given(ADDS, COLUMNS, st.sampled_from([0.0, 0.5, 0.99, 1.0]))
-def test_transitions(adds, columns, discount):
-    store, oracle = filled(adds, columns)
-    expected = [oracle.n_step(position, 1, discount) for position in oracle.positions]
-    assert_equal(transitions(store, np.array(oracle.positions), discount), expected)
-
-
-@settings(max_examples=150, deadline=None)
 @given(ADDS, COLUMNS, st.integers(1, 2 * CAPACITY), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
 def test_n_steps(adds, columns, n, discount):
     store, oracle = filled(adds, columns)
@@ -101,7 +93,7 @@ def test_one_by_one_is_as_together(adds, columns):
             single.add(alone(episodes, place))
     assert (single.first, single.steps) == (store.first, store.steps)
     positions = np.arange(store.first, store.steps)
-    one, other = transitions(single, positions, 0.9), transitions(store, positions, 0.9)
+    one, other = n_step(single, positions, 1, 0.9), n_step(store, positions, 1, 0.9)
     for name in one:
         np.testing.assert_array_equal(one[name], other[name])
 
@@ -127,7 +119,7 @@ def test_an_end_is_not_bootstrapped_and_a_time_limit_is(terminated):
     last_observation = episodes[1].observations[-1]
     last_reward = episodes[1].rewards[-1]
     position = np.array([4])
-    for view in (transitions(store, position, 0.9), n_step(store, position, 3, 0.9)):
+    for view in (n_step(store, position, n, 0.9) for n in (1, 3)):
         np.testing.assert_array_equal(view["next_observations"][0], last_observation)
         assert view["discounts"][0] == (0 if terminated else np.float32(0.9))
         assert view["rewards"][0] == last_reward
@@ -146,7 +138,7 @@ def test_an_episode_that_ends_in_its_last_permitted_step_has_ended():
     episodes = make_episodes([2], [True])
     episodes.truncated[:] = True
     store.add(episodes)
-    assert transitions(store, np.array([1]), 0.9)["discounts"][0] == 0
+    assert n_step(store, np.array([1]), 1, 0.9)["discounts"][0] == 0
 
 
 def test_an_episode_may_pass_the_end_of_the_ring():
@@ -161,11 +153,11 @@ def test_an_episode_of_the_capacity_fits_and_a_longer_one_is_refused():
     store = ReplayStore(CONTINUOUS, CAPACITY)
     store.add(make_episodes([3, CAPACITY], [True, True]))
     assert store.size == CAPACITY
-    before = transitions(store, np.arange(3, 3 + CAPACITY), 0.9)
+    before = n_step(store, np.arange(3, 3 + CAPACITY), 1, 0.9)
     with pytest.raises(ValueError, match=f"episode 1: {CAPACITY + 1} steps .* capacity"):
         store.add(make_episodes([1, CAPACITY + 1], [True, True], seed=1))
     assert (store.first, store.steps, store.episodes) == (3, 3 + CAPACITY, 2)
-    after = transitions(store, np.arange(3, 3 + CAPACITY), 0.9)
+    after = n_step(store, np.arange(3, 3 + CAPACITY), 1, 0.9)
     for name in before:
         np.testing.assert_array_equal(before[name], after[name])
 
@@ -198,10 +190,9 @@ def test_no_episodes_and_no_capacity_are_refused():
 def test_positions_that_are_not_kept_are_refused():
     store, _ = filled([[(6, True), (6, True), (4, True)]])
     assert (store.first, store.steps) == (6, 16)
-    for view in (transitions, lambda *a: n_step(*a[:2], 3, a[2])):
-        for position in (5, 16, -1):
-            with pytest.raises(ValueError, match="positions"):
-                view(store, np.array([7, position]), 0.9)
+    for position in (5, 16, -1):
+        with pytest.raises(ValueError, match="positions"):
+            n_step(store, np.array([7, position]), 3, 0.9)
     with pytest.raises(ValueError, match="positions"):
         sequences(store, np.array([5]), 3, 0, 0.9)
 
@@ -214,7 +205,7 @@ def test_an_overlap_of_the_whole_sequence_is_refused():
 
 def test_views_are_copies():
     store, _ = filled([[(6, True)]])
-    before = transitions(store, np.arange(6), 0.9)
+    before = n_step(store, np.arange(6), 1, 0.9)
     kept = {name: column.copy() for name, column in before.items()}
     store.add(make_episodes([CAPACITY], [True], seed=5))
     for name, column in before.items():

@@ -14,42 +14,27 @@ import numpy as np
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 
 
-def transitions(
-    store: ReplayStore, positions: np.ndarray, discount: float
+def n_step(
+    store: ReplayStore, positions: np.ndarray, n: int, discount: float
 ) -> dict[str, np.ndarray]:
-    """Single steps: observation, action, reward, next observation.
+    """Up to n steps as one, fewer where the episode ends before (Sutton and Barto 2018, eq. 7.1);
+    n 1: single steps, or transitions.
 
     Args:
         store: keeps the steps.
         positions: int64 [B].
+        n: at least 1.
         discount: gamma, from 0 to 1.
 
     Returns:
-        The store's columns, [B, ...]; "next_observations", [B, D]; "discounts", float32 [B]: gamma,
-        or 0 where the episode terminated.
+        The store's columns, [B, ...], but that with k the number of steps taken together "rewards"
+        are r_t + gamma r_{t+1} + ... + gamma^(k-1) r_{t+k-1}; "next_observations", [B, D], those of
+        step t+k; "discounts", float32 [B]: gamma^k, or 0 where the episode terminated within the k
+        steps.
 
     Raises:
         ValueError: a position that the store does not keep.
     """
-    rows, steps = store.rows(positions), np.arange(2)
-    read = store.read(rows[:, None] + steps, store.times(positions)[:, None] + steps)
-    columns = {name: column[:, 0] for name, column in read.items()}
-    columns["next_observations"] = read["observations"][:, 1]
-    columns["discounts"] = columns.pop("continues") * np.float32(discount)
-    return columns
-
-
-def n_step(
-    store: ReplayStore, positions: np.ndarray, n: int, discount: float
-) -> dict[str, np.ndarray]:
-    """Up to n steps as one, fewer where the episode ends before (Sutton and Barto 2018, eq. 7.1).
-
-    With k the number of steps taken together, "rewards" are r_t + gamma r_{t+1} + ... +
-    gamma^(k-1) r_{t+k-1}, "next_observations" those of step t+k, and "discounts" gamma^k, or 0
-    where the episode terminated within the k steps. Otherwise as `transitions`.
-    """
-    if n == 1:
-        return transitions(store, positions, discount)
     rows, count = store.rows(positions), np.minimum(store.left(positions), n)
     # An episode that ends before is followed by its last row, whose reward is 0.
     steps = np.minimum(np.arange(n + 1), count[:, None])
@@ -75,7 +60,7 @@ def sequences(
     observations repeat the last one, and rewards, actions and discounts are 0.
 
     Args:
-        store, positions, discount: as in `transitions`.
+        store, positions, discount: as in `n_step`.
         length: L, steps of a sequence.
         overlap: steps that a sequence shares with the one before, less than `length`.
 

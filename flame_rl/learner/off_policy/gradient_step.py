@@ -1,0 +1,63 @@
+"""What an algorithm with a replay memory is to the frame of its updates, update.py."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import numpy as np
+from torch import nn
+
+from flame_rl.learner.off_policy.replay.store import ReplayStore
+from flame_rl.learner.state import Part
+from flame_rl.nets.network import Samples
+from flame_rl.wire.messages import Column, Episodes
+
+
+class GradientStep(Protocol):
+    """An algorithm's networks, and one gradient step of theirs. An algorithm inherits this and
+    says in what it differs.
+
+    Attributes:
+        policy: the network that acts; a module as in model.py.
+        parts: networks, optimisers and whatever else has state, by name.
+        metrics: names of the numbers that `step` may return.
+        actions: the kind of actions that it is for.
+        remembers: whether its networks may have a memory.
+        columns: what `record` adds to episodes, kept of every step.
+    """
+
+    policy: nn.Module
+    parts: dict[str, Part]
+    metrics: tuple[str, ...]
+    actions: Literal["any", "discrete", "continuous"] = "any"
+    remembers: bool = False
+    columns: tuple[Column, ...] = ()
+
+    def exploration(self, env_steps: int) -> dict[str, float]:
+        """Numbers of the policy's head by name, such as "epsilon", that are due after `env_steps`
+        env steps of the run; the others are as the policy exports them."""
+        return {}
+
+    def record(self, episodes: Episodes) -> Episodes:
+        """The episodes with the columns `columns`, before they are kept."""
+        return episodes
+
+    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+        """What `step` needs of the steps at these positions; see replay/views.py."""
+        ...
+
+    def step(
+        self, samples: Samples, generator: np.random.Generator, decay: float
+    ) -> dict[str, np.ndarray]:
+        """Take one gradient step.
+
+        Args:
+            samples: B samples, as `view` returns them; with "weights", float32 [B], where they were
+                not drawn uniformly.
+            generator: for random numbers of the step itself.
+            decay: factor of the learning rates.
+
+        Returns:
+            Numbers of this step by name, of any shape; and "td_error", [B], absolute.
+        """
+        ...
