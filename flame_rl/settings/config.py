@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from flame_rl.settings.algorithms import (
@@ -22,6 +21,7 @@ from flame_rl.settings.environments import environment_id, environment_name
 from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import EnvironmentSource, Experiment
 from flame_rl.system.errors import UsageError
+from flame_rl.wire.fields import from_data, to_data
 
 PARTS = ("experiment", "algorithm", "execution", "output")
 
@@ -126,11 +126,11 @@ class TrainConfig:
 
     def to_data(self) -> dict[str, dict[str, Any]]:
         """The settings by part as JSON values, for config.json and checkpoints."""
-        parts = {part: asdict(getattr(self, part)) for part in PARTS}
+        parts = {part: to_data(getattr(self, part)) for part in PARTS}
         parts["experiment"]["env"] = self.experiment.env_name
         parts["algorithm"] = {"name": self.algorithm_name} | parts["algorithm"]
         parts["output"] |= {"resume": None, "reproduce": None}
-        return json.loads(json.dumps(parts, default=str))
+        return parts
 
     @classmethod
     def from_data(cls, data: Any) -> TrainConfig:
@@ -138,26 +138,14 @@ class TrainConfig:
         data lack, has its default, except that the device is the CPU. Raises UsageError if the data
         are no configuration."""
         try:
-            if unknown := set(data) - set(PARTS):
+            data = {part: dict(settings) for part, settings in dict(data).items()}
+            kinds = _kinds(_known(data["algorithm"].pop("name")))
+            if unknown := data.keys() - kinds.keys():
                 raise ValueError(f"{', '.join(map(str, unknown))}: no part of a configuration")
-            values = {part: dict(data[part]) for part in PARTS}
-            for part in values.values():
-                # JSON knows no tuples.
-                part |= {name: tuple(v) for name, v in part.items() if isinstance(v, list)}
             # Where every run learned before there was a choice.
-            values["execution"].setdefault("device", "cpu")
-            folder = values["output"].get("output")
-            values["output"]["output"] = None if folder is None else Path(folder)
-            kinds = _kinds(_known(values["algorithm"].pop("name")))
-            return cls.of_parts(**{part: kind(**values[part]) for part, kind in kinds.items()})
-        except (
-            UsageError,
-            ImportError,
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ) as error:
+            data["execution"].setdefault("device", "cpu")
+            return cls.of_parts(**{p: from_data(kind, data[p], p) for p, kind in kinds.items()})
+        except (UsageError, ImportError, LookupError, TypeError, ValueError) as error:
             raise UsageError(
                 f"config.json: not a configuration that this version can read: {error}"
             ) from error

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from flame_rl.wire.fields import WireError
+
 MAGIC = b"flameRL1"
 MAX_HEADER_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
@@ -34,10 +36,6 @@ _DTYPES = {
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 Buffer = bytes | bytearray | memoryview
-
-
-class WireError(ValueError):
-    """Bytes that are not a well-formed message of the expected kind."""
 
 
 def pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
