@@ -29,7 +29,7 @@ def decodes_or_refuses(data: bytes) -> None:
         lambda: codec.decode_snapshot(data),
         lambda: codec.decode_request(data),
         lambda: codec.decode_describe(data),
-        lambda: codec.decode_description(data),
+        lambda: codec.decode_description(data, "X-v0"),
     ):
         with contextlib.suppress(packing.WireError):
             decode()

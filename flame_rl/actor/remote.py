@@ -17,7 +17,7 @@ import numpy as np
 
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.wire import codec
-from flame_rl.wire.messages import CollectFailure
+from flame_rl.wire.messages import CollectFailure, FailureKind
 from flame_rl.wire.packing import Buffer
 
 # Every executor has it; the workers of one machine need not.
@@ -50,7 +50,7 @@ class Collector:
         self,
         snapshot: np.ndarray,
         request: bytes,
-        limits: tuple[float, int, int],
+        limits: tuple[int, float, int, int],
         snapshot_ref: str,
     ) -> pyarrow.RecordBatch:
         """Collect in this executor's child.
@@ -59,24 +59,22 @@ class Collector:
             snapshot: encoded, as uint8; Flame resolves it from the object cache. The learner
                 withdraws its tasks by an empty one.
             request: encoded.
-            limits: the child's `Limits`.
+            limits: the task's `Limits`.
             snapshot_ref: JSON of the reference that `snapshot` was resolved from, to see
                 whether it has become empty in the meantime.
 
         Returns:
             Encoded episodes or an encoded failure in a `column`.
         """
-        env_id = ""
         try:
-            env_id = codec.decode_request(request).environment.env_id
             if len(snapshot) == 0:
-                return _failure("stale", "the learner has withdrawn this task", env_id)
+                return _failure("stale", "the learner has withdrawn this task")
             answer = self._worker.collect(
                 snapshot.tobytes(), request, Limits(*limits), lambda: _withdrawn(snapshot_ref)
             )
             return column(answer)
         except Exception as error:
-            return _failure("garbled", f"{type(error).__name__}: {error}", env_id)
+            return _failure("garbled", f"{type(error).__name__}: {error}")
 
 
 def _withdrawn(snapshot_ref: str) -> bool:
@@ -97,5 +95,5 @@ def column(data: Buffer) -> pyarrow.RecordBatch:
     return pyarrow.record_batch([values], names=["data"])
 
 
-def _failure(kind: str, message: str, env_id: str) -> pyarrow.RecordBatch:
-    return column(codec.encode_failure(CollectFailure(kind, message, env_id)))
+def _failure(kind: FailureKind, message: str) -> pyarrow.RecordBatch:
+    return column(codec.encode_failure(CollectFailure(kind, message)))

@@ -1,7 +1,6 @@
 """Split a request into tasks, keep workers busy, check the answers, retry failed tasks.
 
-Shared by all backends: each supplies only `submit`, a way to send one encoded request and get a
-future of an encoded answer.
+All backends share this; each supplies a `Transport`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ from flame_rl.wire import codec
 from flame_rl.wire.messages import (
     CollectFailure,
     CollectRequest,
+    Environment,
     EnvironmentSpec,
     Episodes,
     FailureKind,
     PolicySnapshot,
-    joined,
+    concatenate,
 )
 from flame_rl.wire.packing import Buffer, WireError
 
@@ -57,6 +57,25 @@ class Collected:
 
 
 @dataclass(frozen=True)
+class Transport:
+    """How tasks reach the workers of a backend.
+
+    Attributes:
+        submit: sends an encoded request for a number of episodes, and returns the future of the
+            encoded answer.
+        in_flight: the most tasks that are sent and not yet answered.
+        check: called repeatedly while answers are awaited; may raise.
+        failed: called when a task failed on its way and not in a worker, which does not count as an
+            attempt; None if every failure counts.
+    """
+
+    submit: Callable[[bytes, int], Future[Buffer]]
+    in_flight: int
+    check: Callable[[], None] = lambda: None
+    failed: Callable[[CollectFailure], None] | None = None
+
+
+@dataclass(frozen=True)
 class _Task:
     request: CollectRequest
     attempt: int
@@ -65,15 +84,11 @@ class _Task:
 def gather(
     snapshot: PolicySnapshot,
     request: CollectRequest,
-    submit: Callable[[bytes], Future[Buffer]],
-    *,
+    transport: Transport,
     task_sizes: Sequence[int],
-    in_flight: int,
     stop: threading.Event,
-    check: Callable[[], None] = lambda: None,
-    transport_failed: Callable[[CollectFailure], None] | None = None,
 ) -> Collected:
-    """Collect all of `request`, in tasks of several episodes, at most `in_flight` at a time.
+    """Collect all of `request`, in tasks of several episodes.
 
     The split changes no result: every episode is a function of its index. The episodes of a failed
     task are asked for again, one by one; `MAX_ATTEMPTS` failures of an episode end the run.
@@ -81,13 +96,9 @@ def gather(
     Args:
         snapshot: the policy that acts.
         request: names all episodes to collect.
-        submit: sends one encoded request and returns the future of an encoded answer.
+        transport: sends the tasks.
         task_sizes: the number of episodes in each task; their sum is that of the request.
-        in_flight: the most tasks that are sent and not yet answered.
         stop: ends the wait when it is set.
-        check: called repeatedly while waiting; may raise.
-        transport_failed: called when a task failed on its way and not in a worker, which does not
-            count as an attempt; None if every failure counts.
 
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect`. Tasks may then still be in flight.
@@ -100,15 +111,15 @@ def gather(
         for indices in split(request.indices, task_sizes)
     ][::-1]
     running: dict[Future[Buffer], _Task] = {}
-    parts: list[Episodes] = []
+    answers: list[Episodes] = []
     bytes_out = bytes_in = retries = deaths = 0
     waiting = 0.0
     while pending or running:
-        while pending and len(running) < in_flight:
+        while pending and len(running) < transport.in_flight:
             task = pending.pop()
             data = codec.encode_request(task.request)
             bytes_out += len(data)
-            future = submit(data)
+            future = transport.submit(data, len(task.request.indices))
             running[future] = task
             if future.done():  # perhaps refused: look before sending more
                 break
@@ -117,13 +128,13 @@ def gather(
         waiting += time.perf_counter() - began
         if stop.is_set():
             raise Interrupted
-        check()
+        transport.check()
         for future in done:
             task = running.pop(future)
             answer, size = _read_answer(future, task.request)
             bytes_in += size
             if not isinstance(answer, CollectFailure):
-                parts.append(answer)
+                answers.append(answer)
                 deaths = 0
                 continue
             retries += 1
@@ -137,15 +148,15 @@ def gather(
                     )
                 pending.append(task)
                 continue
-            if transport_failed is not None and answer.kind in ("transport", "stale"):
-                transport_failed(answer)
+            if transport.failed is not None and answer.kind in ("transport", "stale"):
+                transport.failed(answer)
                 pending.append(task)
             else:
                 # Next in line, so that an environment that always fails soon ends the run.
                 pending += _retries_of(task, answer)
-    # Each part holds consecutive episodes of the request.
-    parts.sort(key=lambda part: part.index[0])
-    episodes = joined(parts)
+    # Each answer holds consecutive episodes of the request.
+    answers.sort(key=lambda episodes: episodes.index[0])
+    episodes = concatenate(answers)
     return Collected(episodes, bytes_out, bytes_in, waiting, time.perf_counter() - started, retries)
 
 
@@ -189,10 +200,12 @@ def _retries_of(task: _Task, failure: CollectFailure) -> list[_Task]:
     )
 
 
-def read_description(data: Buffer, stop: threading.Event) -> EnvironmentSpec:
+def read_description(
+    data: Buffer, environment: Environment, stop: threading.Event
+) -> EnvironmentSpec:
     """The environment's description. Raises UsageError if the answer is a failure, Interrupted if
     the user asked to stop."""
-    answer = codec.decode_description(data)
+    answer = codec.decode_description(data, environment.env_id)
     if stop.is_set():
         raise Interrupted
     if isinstance(answer, CollectFailure):

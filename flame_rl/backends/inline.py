@@ -11,7 +11,7 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.protocol import Simulator
-from flame_rl.backends.dispatch import Collected, explain, gather
+from flame_rl.backends.dispatch import Collected, Transport, explain, gather
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
@@ -42,28 +42,22 @@ class InlineBackend:
             raise UsageError(explain(failure)) from error
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
-        def submit(data: bytes) -> Future[bytes]:
-            part = codec.decode_request(data)
-            result = collect_episodes(snapshot, part, self._simulator, self._stop.is_set)
+        def submit(data: bytes, episodes: int) -> Future[bytes]:
+            task = codec.decode_request(data)
+            result = collect_episodes(snapshot, task, self._simulator, self._stop.is_set)
             future: Future[bytes] = Future()
             future.set_result(
                 codec.encode_failure(result)
                 if isinstance(result, CollectFailure)
-                else codec.encode_episodes(result, part)
+                else b"".join(codec.encode_episodes(result, task))
             )
             return future
 
         # Workers have one BLAS thread; more would change bits in wide layers.
         with self._threads.limit(limits=1, user_api="blas"):
             # One task fills all slots, and no other worker waits for its end.
-            return gather(
-                snapshot,
-                request,
-                submit,
-                task_sizes=[len(request.indices)],
-                in_flight=1,
-                stop=self._stop,
-            )
+            sizes = [len(request.indices)]
+            return gather(snapshot, request, Transport(submit, in_flight=1), sizes, self._stop)
 
     def close(self) -> None:
         if self._simulator is not None:

@@ -37,21 +37,20 @@ class Patience:
     def limits(self, episodes: int = 1) -> Limits:
         """The limits for the next task, which has this number of episodes."""
         with self._lock:
-            return Limits(self._deadline(episodes), self._episodes, self._megabytes)
+            return Limits(episodes, self._deadline(episodes), self._episodes, self._megabytes)
 
-    def learn(self, episodes: int, deadline: float, seconds: float, answer: Buffer) -> None:
+    def learn(self, limits: Limits, seconds: float, answer: Buffer) -> None:
         """Learn from a task that was answered.
 
         Args:
-            episodes: the number of its episodes.
-            deadline: the deadline that it had, in seconds.
+            limits: the task's.
             seconds: how long it took.
             answer: encoded episodes or an encoded failure. Raises WireError if it is neither.
         """
         if packing.message_type(answer) == "episodes":
-            self.took(episodes, seconds)
-        elif codec.decode_failure(answer).kind == "timeout":
-            self.was_killed(episodes, deadline)
+            self.took(limits.episodes, seconds)
+        elif codec.decode_failure(answer, env_id="").kind == "timeout":
+            self.was_killed(limits)
 
     def took(self, episodes: int, seconds: float) -> None:
         """Note how long a task of this number of episodes took that succeeded."""
@@ -60,13 +59,13 @@ class Patience:
             if episodes >= self._killed:
                 self._allowance, self._killed = 1.0, 0
 
-    def was_killed(self, episodes: int, deadline: float) -> None:
-        """Note that a task of this number of episodes was killed at its deadline, in seconds."""
+    def was_killed(self, limits: Limits) -> None:
+        """Note that a task with these limits was killed at its deadline."""
         with self._lock:
             # Tasks that are killed together, with the same deadline, count once.
-            if deadline >= self._deadline(episodes):
+            if limits.deadline >= self._deadline(limits.episodes):
                 self._allowance = min(2 * self._allowance, MOST_ALLOWANCE)
-            self._killed = max(self._killed, episodes)
+            self._killed = max(self._killed, limits.episodes)
 
     def _deadline(self, episodes: int) -> float:
         if self._fixed is not None:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from flame_rl.actor.worker.supervisor import Worker
-from flame_rl.backends.dispatch import Collected, gather, read_description
+from flame_rl.backends.dispatch import Collected, Transport, gather, read_description
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
 from flame_rl.system.errors import UsageError
@@ -48,37 +48,30 @@ class ProcessBackend:
     def describe(self, environment: Environment) -> EnvironmentSpec:
         deadline = self._patience.limits().deadline
         answer = self._workers[0].describe(environment, deadline, self._stop.is_set)
-        return read_description(answer, self._stop)
+        return read_description(answer, environment, self._stop)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         encoded = codec.encode_snapshot(snapshot)
 
-        def run(data: bytes) -> Buffer:
+        def run(data: bytes, episodes: int) -> Buffer:
             worker = self._idle.get()
             try:
                 began = time.monotonic()
-                episodes = len(codec.decode_request(data).indices)
                 limits = self._patience.limits(episodes)
                 answer = worker.collect(encoded, data, limits)
-                seconds = time.monotonic() - began
-                self._patience.learn(episodes, limits.deadline, seconds, answer)
+                self._patience.learn(limits, time.monotonic() - began, answer)
                 return answer
             finally:
                 self._idle.put(worker)
 
-        def submit(data: bytes) -> Future[Buffer]:
-            return self._threads.submit(run, data)
+        def submit(data: bytes, episodes: int) -> Future[Buffer]:
+            return self._threads.submit(run, data, episodes)
 
         workers = len(self._workers)
         began = time.monotonic()
-        collected = gather(
-            snapshot,
-            request,
-            submit,
-            task_sizes=self.shares.of(len(request.indices)),
-            in_flight=workers + 1,
-            stop=self._stop,
-        )
+        transport = Transport(submit, in_flight=workers + 1)
+        sizes = self.shares.of(len(request.indices))
+        collected = gather(snapshot, request, transport, sizes, self._stop)
         self.shares.took(len(request.indices), time.monotonic() - began)
         # Each worker is sent the weights once.
         return replace(collected, bytes_out=collected.bytes_out + workers * len(encoded))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import math
 import platform
 import zlib
 from collections.abc import Iterator
@@ -23,11 +22,13 @@ import torch
 from torch import Tensor
 
 from flame_rl.run.results import Totals
+from flame_rl.settings.checks import Number
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.system.files import why_refused, write_atomically
-from flame_rl.wire import codec, packing
+from flame_rl.wire.fields import Whole, WireError, from_data, to_data
 from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.packing import pack, unpack
 
 MAGIC = b"flameCP1"
 FORMAT = 5
@@ -46,24 +47,32 @@ class Checkpoint:
     """Everything that a run needs to resume.
 
     Attributes:
-        totals: how far the run was.
+        iterations, episodes, env_steps, length_mean: how far the run was; see `Totals`.
         score: the mean reward of the last iteration done, or of the evaluation that made it the
             best; None in a file that `Trainer.save` wrote.
-        learner: the learner's state by name.
         spec: describes the environment, so that the networks can be made without it.
         config: `TrainConfig.to_data`.
         versions: of the libraries that the bits of a result depend on.
+        learner: the learner's state by name.
         tables: the text of the run's CSV files, by file name; none in a file that `Trainer.save`
             wrote.
     """
 
-    totals: Totals
-    score: float | None
-    learner: dict[str, Tensor]
+    iterations: Whole
+    episodes: Whole
+    env_steps: Whole
+    length_mean: Number
+    score: Number | None
     spec: EnvironmentSpec
     config: dict[str, Any]
     versions: dict[str, str]
+    learner: dict[str, Tensor]
     tables: dict[str, bytes]
+
+    @property
+    def totals(self) -> Totals:
+        """How far the run was."""
+        return Totals(self.iterations, self.episodes, self.env_steps, self.length_mean)
 
 
 def write(path: Path, data: bytes) -> None:
@@ -93,21 +102,20 @@ def encode(
     tables: dict[str, bytes] | None = None,
 ) -> bytes:
     """The bytes of a checkpoint; see `Checkpoint` for the arguments."""
-    header = {
-        "format": FORMAT,
-        "iterations": totals.iterations,
-        "episodes": totals.episodes,
-        "env_steps": totals.env_steps,
-        "length_mean": totals.length_mean,
-        "score": score,
-        "spec": codec.spec_data(spec),
-        "config": config.to_data(),
-        "versions": versions(),
-    }
+    checkpoint = Checkpoint(
+        **vars(totals),
+        score=score,
+        spec=spec,
+        config=config.to_data(),
+        versions=versions(),
+        learner=learner,
+        tables=tables or {},
+    )
+    header = {"format": FORMAT} | to_data(checkpoint, but=("learner", "tables"))
     arrays = {name: tensor.numpy() for name, tensor in learner.items()}
-    for name, text in (tables or {}).items():
+    for name, text in checkpoint.tables.items():
         arrays[_TABLE + name] = np.frombuffer(zlib.compress(text), np.uint8)
-    body = packing.pack("checkpoint", header, arrays)
+    body = pack("checkpoint", header, arrays)
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
@@ -127,55 +135,37 @@ def load(path: Path) -> Checkpoint:
     if hashlib.sha256(body).digest() != data[len(MAGIC) : start]:
         raise CheckpointError(f"{path}: the checksum does not match; the file is damaged")
     try:
-        header, arrays = packing.unpack(body, "checkpoint")
-    except packing.WireError as error:
+        return _read(body)
+    except WireError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    if header.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: format {header.get('format')}, not {FORMAT}")
-    counts = [header.get(name) for name in ("iterations", "episodes", "env_steps")]
-    if any(type(count) is not int or count < 0 for count in counts):
-        raise CheckpointError(f"{path}: iterations, episodes, env_steps: not counts: {counts}")
-    for name in ("score", "length_mean"):
-        value = header.get(name, "missing")
-        if name == "score" and value is None:
-            continue
-        if not isinstance(value, float) or not math.isfinite(value):
-            raise CheckpointError(f"{path}: {name}: not a finite number")
-    for name in ("config", "spec", "versions"):
-        if not isinstance(header.get(name), dict):
-            raise CheckpointError(f"{path}: {name}: missing")
-    try:
-        spec = codec.read_spec(header["spec"])
-    except packing.WireError as error:
-        raise CheckpointError(f"{path}: spec: {error}") from error
+
+
+def _read(body: memoryview) -> Checkpoint:
+    header, arrays = unpack(body, "checkpoint")
+    # The format comes first: another one has other fields.
+    if (found := header.pop("format", None)) != FORMAT:
+        raise WireError(f"format {found!s:.40}, not {FORMAT}")
     tables = {
-        name.removeprefix(_TABLE): _read_table(path, arrays.pop(name))
+        name.removeprefix(_TABLE): _read_table(arrays.pop(name))
         for name in list(arrays)
         if name.startswith(_TABLE)
     }
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise CheckpointError(f"{path}: {name}: not finite")
-    return Checkpoint(
-        totals=Totals(*counts, header["length_mean"]),
-        score=header["score"],
-        # A copy, because torch must be able to write to it.
-        learner={name: torch.from_numpy(array.copy()) for name, array in arrays.items()},
-        spec=spec,
-        config=header["config"],
-        versions=header["versions"],
-        tables=tables,
-    )
+            raise WireError(f"{name}: not finite")
+    # A copy, because torch must be able to write to it.
+    learner = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    return from_data(Checkpoint, header, learner=learner, tables=tables)
 
 
-def _read_table(path: Path, array: np.ndarray) -> bytes:
+def _read_table(array: np.ndarray) -> bytes:
     reader = zlib.decompressobj()
     try:
         text = reader.decompress(array.tobytes(), _MAX_TABLE_BYTES)
     except zlib.error as error:
-        raise CheckpointError(f"{path}: a table: {error}") from error
+        raise WireError(f"a table: {error}") from error
     if not reader.eof:
-        raise CheckpointError(f"{path}: a table: not whole, or too large")
+        raise WireError("a table: not whole, or too large")
     return text
 
 

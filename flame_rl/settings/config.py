@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
@@ -16,6 +15,7 @@ from flame_rl.settings.environments import environment_id, environment_name
 from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import EnvironmentSource, Experiment
 from flame_rl.system.errors import UsageError
+from flame_rl.wire.fields import from_data, to_data
 
 SECTIONS = ("experiment", "algorithm", "execution", "output")
 
@@ -100,11 +100,11 @@ class TrainConfig:
 
     def to_data(self) -> dict[str, dict[str, Any]]:
         """The settings by section as JSON values, for config.json and checkpoints."""
-        data = {section: asdict(settings) for section, settings in vars(self).items()}
+        data = {section: to_data(settings) for section, settings in vars(self).items()}
         data["experiment"]["env"] = self.experiment.env_name
         data["algorithm"] = {"name": self.algorithm_name} | data["algorithm"]
         data["output"] |= {"resume": None, "reproduce": None}
-        return json.loads(json.dumps(data, default=str))
+        return data
 
     @classmethod
     def from_data(cls, data: Any) -> TrainConfig:
@@ -112,19 +112,15 @@ class TrainConfig:
         data lack, has its default, except that the device is the CPU. Raises UsageError if the data
         are no configuration."""
         try:
-            if unknown := set(data) - set(SECTIONS):
+            values = {section: dict(settings) for section, settings in dict(data).items()}
+            kinds = _kinds(settings_class(values["algorithm"].pop("name")))
+            if unknown := values.keys() - kinds.keys():
                 raise ValueError(f"{', '.join(map(str, unknown))}: no section of a configuration")
-            values = {section: dict(data[section]) for section in SECTIONS}
-            for settings in values.values():
-                # JSON knows no tuples.
-                settings |= {name: tuple(v) for name, v in settings.items() if isinstance(v, list)}
             # Where every run learned before there was a choice.
             values["execution"].setdefault("device", "cpu")
-            folder = values["output"].get("output")
-            values["output"]["output"] = None if folder is None else Path(folder)
-            kinds = _kinds(settings_class(values["algorithm"].pop("name")))
-            return cls.of_sections({name: kind(**values[name]) for name, kind in kinds.items()})
-        except (UsageError, LookupError, TypeError, ValueError, AttributeError) as error:
+            sections = {name: from_data(kind, values[name], name) for name, kind in kinds.items()}
+            return cls.of_sections(sections)
+        except (UsageError, LookupError, TypeError, ValueError) as error:
             raise UsageError(
                 f"config.json: not a configuration that this version can read: {error}"
             ) from error

@@ -1,25 +1,31 @@
 """The messages between the learner and the actors.
 
-Everything here is frozen and holds only NumPy arrays, plain values and the spaces of Gymnasium;
-`flame_rl.wire.codec` turns it into bytes and back. In shapes, D is the width of a flattened
-observation, A the width of a continuous action, F the number of factors of a discrete action, T the
-number of steps of an episode, E the number of episodes, and N the number of steps of all E.
+Every message is frozen and holds NumPy arrays, plain values and the spaces of Gymnasium;
+`flame_rl.wire.codec` turns it into bytes and back, and `flame_rl.wire.fields` checks what is
+received by the annotations here. In shapes, D is the width of a flattened observation, A the width
+of a continuous action, F the number of factors of a discrete action, T the number of steps of an
+episode, E the number of episodes, and N the number of steps of all E.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from flame_rl.wire.fields import RARE, Converted, Length, Size, Whole, WireError, Within
+from flame_rl.wire.spaces import space_from_data, space_to_data
 from flame_rl.wire.text import legible
 
 # The most layers of a policy, activations included.
 MAX_LAYERS = 64
+_MAX_AGENTS = 1 << 16
+_MAX_ROW_NUMBERS = 1 << 24
 # The most characters of a failure's two texts. In JSON a character may take twelve bytes.
 MAX_MESSAGE_CHARACTERS = 10_000
 MAX_TRACEBACK_CHARACTERS = 50_000
@@ -39,15 +45,19 @@ class Environment:
     """
 
     env_id: str
-    max_episode_steps: int | None = None
+    max_episode_steps: Size | None = None
     simulator: str = "auto"
-    reward_parts: tuple[str, ...] = ()
-    agent_number: bool = False
+    reward_parts: Annotated[tuple[str, ...], RARE] = ()
+    agent_number: Annotated[bool, RARE] = False
+
+
+_Space = Annotated[gymnasium.Space, Converted(space_from_data, space_to_data)]
 
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """What the learner knows about an environment.
+    """What the learner knows about an environment. Raises WireError if a space has no numbers, or
+    two agents have one name.
 
     Attributes:
         env_id: as in `Environment`.
@@ -60,12 +70,21 @@ class EnvironmentSpec:
     """
 
     env_id: str
-    observation_space: gymnasium.Space
-    action_space: gymnasium.Space
+    observation_space: _Space
+    action_space: _Space
     note: str = ""
-    time_limit: int | None = None
-    reward_shape: tuple[int, ...] = ()
-    agents: tuple[str, ...] = ()
+    time_limit: Size | None = None
+    reward_shape: Annotated[tuple[Size, ...], Length(0, 1), RARE] = ()
+    agents: Annotated[tuple[str, ...], Length(0, _MAX_AGENTS), RARE] = ()
+
+    def __post_init__(self) -> None:
+        if self.observation_dim < 1:
+            raise WireError("observation_space: it has no numbers")
+        # Dict and Tuple have no shape, and cannot be action spaces.
+        if self.action_space.shape is None or self.action_dim < 1:
+            raise WireError("action_space: it has no numbers")
+        if len(set(self.agents)) < len(self.agents):
+            raise WireError("agents: a name comes twice")
 
     @property
     def agent_count(self) -> int:
@@ -138,7 +157,8 @@ Stream = Literal["training", "validation", "evaluation"]
 
 @dataclass(frozen=True)
 class Column:
-    """One array that is recorded at every step.
+    """One array that is recorded at every step. Raises WireError if its fields contradict each
+    other.
 
     Attributes:
         name: "observations", say.
@@ -151,15 +171,23 @@ class Column:
     """
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Literal["float32", "float64", "int32", "int64", "uint8"]
+    shape: Annotated[tuple[Whole, ...], Length(0, 8)]
     per_observation: bool
-    choices: tuple[int, ...] = ()
+    choices: tuple[Size, ...] = ()
+
+    def __post_init__(self) -> None:
+        numbers = math.prod(self.shape)
+        if not 0 < numbers <= _MAX_ROW_NUMBERS:
+            raise WireError(f"shape: {self.shape}: not 1 to {_MAX_ROW_NUMBERS} numbers")
+        if self.choices and (len(self.choices) != numbers or not self.dtype.startswith("int")):
+            raise WireError("choices: not one for each integer of a row")
 
 
 @dataclass(frozen=True)
 class CollectRequest:
-    """Which episodes are wanted. With the snapshot, it determines every bit of the answer.
+    """Which episodes are wanted. With the snapshot, it determines every bit of the answer. Raises
+    WireError if two columns have one name.
 
     Attributes:
         environment: what is played.
@@ -175,19 +203,51 @@ class CollectRequest:
     """
 
     environment: Environment
-    run_seed: int
-    iteration: int
-    indices: tuple[int, ...]
-    policy_version: int
-    columns: tuple[Column, ...]
+    run_seed: Whole
+    iteration: Whole
+    indices: tuple[Whole, ...]
+    policy_version: Whole
+    columns: Annotated[tuple[Column, ...], Length(1, 64)]
     stream: Stream = "training"
     explore: bool = True
-    agents: int = 1
+    agents: Annotated[int, Within(1, _MAX_AGENTS, f"from 1 to {_MAX_AGENTS}"), RARE] = 1
+
+    def __post_init__(self) -> None:
+        if len({column.name for column in self.columns}) < len(self.columns):
+            raise WireError("columns: a name comes twice")
+
+
+class _Recorded:
+    """The columns that every environment has, of one episode or of several."""
+
+    columns: dict[str, np.ndarray]
+
+    @property
+    def observations(self) -> np.ndarray:
+        """float32 or uint8 [T+1, D] of an episode, [N+E, D] of several: flattened, as the policy
+        saw them. It did not act on the last one of an episode."""
+        return self.columns["observations"]
+
+    @property
+    def actions(self) -> np.ndarray:
+        """As sampled. Continuous: float32 [N, A], before clipping to the bounds; discrete: int32
+        [N] or [N, F], counted from 0."""
+        return self.columns["actions"]
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """float64 [N]; [N, K] as they come from an environment whose reward is a vector."""
+        return self.columns["rewards"]
+
+    @property
+    def reward_parts(self) -> np.ndarray:
+        """float64 [N, P], the numbers that `Environment.reward_parts` names, if it names any."""
+        return self.columns["reward_parts"]
 
 
 @dataclass(frozen=True)
-class Episode:
-    """One complete episode, of one agent.
+class Episode(_Recorded):
+    """One complete episode, of one agent: N is T.
 
     Attributes:
         index: its number in the iteration, from 0; several agents that play together share it.
@@ -206,35 +266,13 @@ class Episode:
         """T."""
         return len(self.rewards)
 
-    @property
-    def observations(self) -> np.ndarray:
-        """float32 or uint8 [T+1, D], flattened, as the policy saw them; the last one was not acted
-        on."""
-        return self.columns["observations"]
-
-    @property
-    def actions(self) -> np.ndarray:
-        """float32 [T, A] as sampled, before clipping to the bounds; if discrete, int32 [T] or
-        [T, F], counted from 0."""
-        return self.columns["actions"]
-
-    @property
-    def rewards(self) -> np.ndarray:
-        """float64 [T]; [T, K] as they come from an environment whose reward is a vector."""
-        return self.columns["rewards"]
-
-    @property
-    def reward_parts(self) -> np.ndarray:
-        """float64 [T, P], the numbers that `Environment.reward_parts` names, if it names any."""
-        return self.columns["reward_parts"]
-
 
 @dataclass(frozen=True)
-class Episodes:
+class Episodes(_Recorded):
     """Complete episodes, one after another in the same arrays.
 
-    `episodes[i]` and iteration give each `Episode` as views, made on demand, because making them
-    takes as long as playing short episodes.
+    Iteration gives each `Episode` as views. They are made on demand, because making them takes as
+    long as playing short episodes.
 
     Attributes:
         index, terminated, truncated: int64, bool and bool [E], as in `Episode`.
@@ -254,63 +292,37 @@ class Episodes:
         """N."""
         return int(self.lengths.sum())
 
-    @property
-    def observations(self) -> np.ndarray:
-        """float32 or uint8 [N+E, D]: T+1 rows for each episode."""
-        return self.columns["observations"]
-
-    @property
-    def actions(self) -> np.ndarray:
-        """float32 [N, A], int32 [N] or int32 [N, F]."""
-        return self.columns["actions"]
-
-    @property
-    def rewards(self) -> np.ndarray:
-        """float64 [N]; [N, K] as they come from an environment whose reward is a vector."""
-        return self.columns["rewards"]
-
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, place: int) -> Episode:
-        if not 0 <= place < len(self):
-            raise IndexError(f"episode {place} of {len(self)}")
-        return self._at(place, int(self.lengths[:place].sum()), self._parts())
-
     def __iter__(self) -> Iterator[Episode]:
-        starts, parts = np.cumsum(self.lengths) - self.lengths, self._parts()
-        return (self._at(place, start, parts) for place, start in enumerate(starts.tolist()))
-
-    def _parts(self) -> list[tuple[str, np.ndarray, bool]]:
-        """The name and the array of each column, and whether it has a row per observation."""
-        steps = self.steps
-        return [(name, array, len(array) != steps) for name, array in self.columns.items()]
-
-    def _at(self, place: int, start: int, parts: list[tuple[str, np.ndarray, bool]]) -> Episode:
-        stop = start + int(self.lengths[place])
-        steps, observations = slice(start, stop), slice(start + place, stop + place + 1)
-        return Episode(
-            index=int(self.index[place]),
-            columns={
-                name: array[observations if per_observation else steps]
-                for name, array, per_observation in parts
-            },
-            terminated=bool(self.terminated[place]),
-            truncated=bool(self.truncated[place]),
-        )
+        stops, steps = np.cumsum(self.lengths).tolist(), self.steps
+        # How many rows more than steps an episode has in each column.
+        columns = [(name, array, int(len(array) > steps)) for name, array in self.columns.items()]
+        start = 0
+        for place, stop in enumerate(stops):
+            yield Episode(
+                index=int(self.index[place]),
+                columns={
+                    name: array[start + more * place : stop + more * (place + 1)]
+                    for name, array, more in columns
+                },
+                terminated=bool(self.terminated[place]),
+                truncated=bool(self.truncated[place]),
+            )
+            start = stop
 
 
-def joined(parts: Sequence[Episodes]) -> Episodes:
-    """The episodes of all parts, one part after another."""
-    if len(parts) == 1:
-        return parts[0]
-    names = ("index", "lengths", "terminated", "truncated")
+def concatenate(batches: Sequence[Episodes]) -> Episodes:
+    """The episodes of all batches, one batch after another."""
+    if len(batches) == 1:
+        return batches[0]
     return Episodes(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names},
-        columns={
-            name: np.concatenate([part.columns[name] for part in parts])
-            for name in parts[0].columns
-        },
+        np.concatenate([batch.index for batch in batches]),
+        np.concatenate([batch.lengths for batch in batches]),
+        np.concatenate([batch.terminated for batch in batches]),
+        np.concatenate([batch.truncated for batch in batches]),
+        {n: np.concatenate([b.columns[n] for b in batches]) for n in batches[0].columns},
     )
 
 
@@ -336,7 +348,7 @@ class CollectFailure:
     Attributes:
         kind: see `FailureKind`.
         message: one sentence with the cause and, where there is one, the remedy.
-        env_id: the environment's id.
+        env_id: the environment's id. It does not travel: who asked knows it.
         iteration, index, step: where it failed, as far as known.
         seed: the environment's reset seed in that episode, if known.
         traceback: the simulator's own, or the last words of a dead worker; may be empty.
@@ -344,11 +356,11 @@ class CollectFailure:
 
     kind: FailureKind
     message: str
-    env_id: str
-    iteration: int | None = None
-    index: int | None = None
-    step: int | None = None
-    seed: int | None = None
+    env_id: str = ""
+    iteration: Whole | None = None
+    index: Whole | None = None
+    step: Whole | None = None
+    seed: Whole | None = None
     traceback: str = ""
 
     def __post_init__(self) -> None:
@@ -356,11 +368,13 @@ class CollectFailure:
         object.__setattr__(self, "traceback", legible(self.traceback, MAX_TRACEBACK_CHARACTERS))
 
     def __str__(self) -> str:
-        where = [f"environment {self.env_id}"]
-        for name in ("iteration", "index", "step", "seed"):
-            value = getattr(self, name)
-            if value is not None:
-                label = "episode" if name == "index" else name
-                where.append(f"{label} {value}")
-        text = f"{self.message} ({', '.join(where)})"
+        known = {
+            "environment": self.env_id,
+            "iteration": self.iteration,
+            "episode": self.index,
+            "step": self.step,
+            "seed": self.seed,
+        }
+        where = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+        text = f"{self.message} ({where})"
         return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from flame_rl.wire.fields import WireError
+
 MAGIC = b"flameRL1"
 MAX_HEADER_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
@@ -36,10 +38,6 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 Buffer = bytes | bytearray | memoryview
 
 
-class WireError(ValueError):
-    """Bytes that are not a well-formed message of the expected kind."""
-
-
 def pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
     """Header and arrays as one byte string.
 
@@ -48,10 +46,10 @@ def pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> by
         header: values that JSON can hold.
         arrays: numbers or booleans, by name.
     """
-    return b"".join(in_parts(kind, header, arrays))
+    return b"".join(pack_buffers(kind, header, arrays))
 
 
-def in_parts(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[Buffer]:
+def pack_buffers(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[Buffer]:
     """The same bytes as `pack`, to be sent one after another; the arrays are not copied."""
     text = _padded(json.dumps({"type": kind} | header).encode(), _START)
     # The widest first: then each begins at a multiple of its own width.
@@ -77,9 +75,9 @@ def unpack(data: Buffer, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarra
     Returns:
         The header, and the arrays: writable views of `data`, or of a copy where it is read-only.
     """
-    header, start = _header(data)
-    if header["type"] != kind:
-        raise WireError(f"type: {header['type'][:40]!r} where {kind!r} is expected")
+    found, header, start = _header(data)
+    if found != kind:
+        raise WireError(f"type: {kind}, not {found[:40]!r}")
     view = memoryview(data)
     return header, _arrays(memoryview(bytearray(view)) if view.readonly else view, start)
 
@@ -91,7 +89,7 @@ def is_message(data: Buffer) -> bool:
 
 def message_type(data: Buffer) -> str:
     """The `kind` that the message was packed as. Raises WireError if the bytes are no message."""
-    return _header(data)[0]["type"]
+    return _header(data)[0]
 
 
 def _padded(text: bytes, before: int) -> bytes:
@@ -102,15 +100,16 @@ def _bytes_of(array: np.ndarray) -> memoryview:
     return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
 
-def _header(data: Buffer) -> tuple[dict[str, Any], int]:
-    """The JSON header and where the arrays begin."""
+def _header(data: Buffer) -> tuple[str, dict[str, Any], int]:
+    """The message's type, its header, and where the arrays begin."""
     if len(data) < _START or not is_message(data):
         raise WireError(f"not a message: it does not begin with {MAGIC.decode()}")
     (size,) = _LENGTH.unpack(data[len(MAGIC) : _START])
     header = _json(data, _START, size, "header")
-    if not isinstance(header.get("type"), str):
-        raise WireError("header: not a JSON object with a type")
-    return header, _START + size
+    kind = header.pop("type", None)
+    if not isinstance(kind, str):
+        raise WireError("header: it has no type")
+    return kind, header, _START + size
 
 
 def _json(data: Buffer, start: int, size: int, name: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.wire.packing import WireError
+from flame_rl.wire.fields import WireError
 
 # Limits on a received space: its depth, its subspaces and its numbers, all levels together.
 MAX_NESTING = 16
@@ -60,10 +60,10 @@ def space_to_data(space: gymnasium.Space) -> dict[str, Any]:
     raise WireError(f"{str(space)[:200]} cannot be described as data")
 
 
-def space_from_data(data: object) -> gymnasium.Space:
-    """The inverse of `space_to_data`, for untrusted data. Raises WireError if the data is no space,
-    or one that is nested too deeply or too large."""
-    return _Reader().read(data, "space", 0)
+def space_from_data(data: object, name: str) -> gymnasium.Space:
+    """The inverse of `space_to_data`, for untrusted data. Raises WireError, which says where in
+    `name`, if the data is no space, or one that is nested too deeply or too large."""
+    return _Reader().read(data, name, 0)
 
 
 class _Reader:

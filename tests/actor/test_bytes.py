@@ -67,7 +67,7 @@ def test_pictures_are_recorded_in_one_byte(name):
 
 def test_pictures_are_sent_in_one_byte_each(name):
     request, episodes = played(name)
-    message = codec.encode_episodes(episodes, request)
+    message = b"".join(codec.encode_episodes(episodes, request))
     numbers = episodes.observations.size
     assert numbers < len(message) < numbers + 40 * episodes.steps + 2000
     received = codec.decode_result(message, request)
@@ -84,7 +84,7 @@ def test_pictures_are_learned_from_in_one_byte(name):
     store.add(episodes)
     first = np.arange(store.first, store.first + 9)  # of the oldest episode that is kept
     seen = n_step(store, first, 1, 0.9)
-    episode = episodes[store.oldest]
+    episode = list(episodes)[store.oldest]
     for column, expected in [
         (seen["observations"], episode.observations[:-1]),
         (seen["next_observations"], episode.observations[1:]),
@@ -118,7 +118,7 @@ def test_a_box_of_bool_as_data():
     space = spaces.Box(0, 1, (2, 3), bool)
     data = space_to_data(space)
     assert data == {"type": "box", "dtype": "bool", "shape": [2, 3], "low": 0, "high": 1}
-    assert space_from_data(data) == space
+    assert space_from_data(data, "space") == space
 
 
 @pytest.mark.parametrize(

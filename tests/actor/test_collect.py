@@ -122,7 +122,7 @@ def test_every_head_acts_as_one_step_at_a_time(monkeypatch, kind, block_steps):
     env_id, snapshot = with_head(kind)
     limit = BLOCK_STEPS + 12
     request = request_for(env_id, range(11), max_episode_steps=limit)
-    episodes = collect(env_id, range(11), snapshot, max_episode_steps=limit)
+    episodes = list(collect(env_id, range(11), snapshot, max_episode_steps=limit))
     env = gymnasium.make(env_id, max_episode_steps=limit)
     for index in (0, 4, 10):
         expected = plain_episode(env, snapshot, request, index)
@@ -138,7 +138,7 @@ def test_neighbours_order_and_history_change_no_bit_of_any_head(kind, explore):
     env_id, snapshot = with_head(kind)
     options = {"max_episode_steps": 40, "explore": explore}
     count = 67
-    together = collect(env_id, range(count), snapshot, **options)
+    together = list(collect(env_id, range(count), snapshot, **options))
     simulator = plain(env_id, 40)
     assert count > simulator.slots
     for part in ([count - 1], [3, 4], list(range(12, 0, -1)), list(range(count - 1, -1, -1))):
@@ -194,7 +194,7 @@ def test_many_at_once_equal_gymnasium_one_step_at_a_time():
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Hopper-v5"])
 def test_neighbours_order_and_history_change_no_bit(env_id):
     snapshot = snapshot_for(described(env_id))
-    together = collect(env_id, range(20), snapshot)
+    together = list(collect(env_id, range(20), snapshot))
     simulator = plain(env_id)
     for part in ([19], [3, 4], list(range(10, 0, -1))):
         alone = collect_episodes(snapshot, request_for(env_id, part), simulator)

@@ -42,7 +42,7 @@ def collect(worker, request, snapshot=SNAPSHOT, deadline=60.0, episodes=100_000,
     data = worker.collect(
         codec.encode_snapshot(snapshot),
         codec.encode_request(request),
-        Limits(deadline, episodes, megabytes),
+        Limits(len(request.indices), deadline, episodes, megabytes),
     )
     return codec.decode_result(data, request)
 
@@ -86,7 +86,7 @@ def test_answers_come_through_an_enlarged_pipe_or_where_that_is_refused_another(
 
 
 def test_describes(worker):
-    spec = codec.decode_description(worker.describe(Environment("Pendulum-v1"), 60))
+    spec = codec.decode_description(worker.describe(Environment("Pendulum-v1"), 60), "Pendulum-v1")
     assert isinstance(spec, EnvironmentSpec) and spec.observation_dim == 3
 
 
@@ -118,7 +118,8 @@ def test_a_fault_is_a_value_and_the_next_call_works(worker, fault, kind, words):
 def test_a_module_that_cannot_be_imported_shows_its_own_traceback(worker, tmp_path, monkeypatch):
     (tmp_path / "broken_env.py").write_text("import does_not_exist_anywhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    failure = codec.decode_description(worker.describe(Environment("broken_env:Mine-v0"), 60))
+    environment = Environment("broken_env:Mine-v0")
+    failure = codec.decode_description(worker.describe(environment, 60), environment.env_id)
     assert failure.kind == "environment"
     assert "broken_env.py" in failure.traceback and "does_not_exist_anywhere" in failure.traceback
 
@@ -126,7 +127,7 @@ def test_a_module_that_cannot_be_imported_shows_its_own_traceback(worker, tmp_pa
 def test_garbage_from_a_request_is_answered(worker):
     request = request_for("CartPole-v1")
     failure = codec.decode_result(
-        worker.collect(b"garbage", codec.encode_request(request), Limits(60, 9, 4096)),
+        worker.collect(b"garbage", codec.encode_request(request), Limits(3, 60, 9, 4096)),
         request,
     )
     assert isinstance(failure, CollectFailure) and "WireError" in failure.message

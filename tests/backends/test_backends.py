@@ -13,7 +13,7 @@ import pytest
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.simulators.plain import PlainSimulator
-from flame_rl.backends.dispatch import MAX_ATTEMPTS, MAX_DEATHS, gather
+from flame_rl.backends.dispatch import MAX_ATTEMPTS, MAX_DEATHS, Transport, gather
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
@@ -36,8 +36,8 @@ REQUEST = request_for("CartPole-v1", range(11))
 
 def answer(data: bytes) -> bytes:
     request = codec.decode_request(data)
-    simulator = PlainSimulator(request.environment)
-    return codec.encode_episodes(collect_episodes(SNAPSHOT, request, simulator), request)
+    episodes = collect_episodes(SNAPSHOT, request, PlainSimulator(request.environment))
+    return b"".join(codec.encode_episodes(episodes, request))
 
 
 def done(value: bytes | Exception) -> Future:
@@ -49,15 +49,14 @@ def done(value: bytes | Exception) -> Future:
     return future
 
 
-def gather_with(submit, task_size=3, in_flight=2, stop=None):
-    return gather(
-        SNAPSHOT,
-        REQUEST,
-        submit,
-        task_sizes=[task_size] * (11 // task_size) + [11 % task_size] * (11 % task_size > 0),
-        in_flight=in_flight,
-        stop=stop or threading.Event(),
-    )
+def gather_with(submit, task_size=3, in_flight=2, stop=None, failed=None):
+    def sent(data, episodes):
+        assert len(codec.decode_request(data).indices) == episodes
+        return submit(data)
+
+    transport = Transport(sent, in_flight, failed=failed)
+    sizes = [task_size] * (11 // task_size) + [11 % task_size] * (11 % task_size > 0)
+    return gather(SNAPSHOT, REQUEST, transport, sizes, stop or threading.Event())
 
 
 EXPECTED = gather_with(lambda data: done(answer(data)), task_size=11).episodes
@@ -123,9 +122,8 @@ def test_no_more_in_flight_than_allowed():
         b"garbage",
         codec.encode_failure(CollectFailure("crash", "died", "CartPole-v1")),
         codec.encode_failure(CollectFailure("invalid", "NaN", "CartPole-v1")),
-        codec.encode_episodes(
-            together([EXPECTED[9], EXPECTED[10]]), REQUEST
-        ),  # late, doubled or another run's
+        # Late, doubled or another run's.
+        b"".join(codec.encode_episodes(together(list(EXPECTED)[9:]), REQUEST)),
     ],
 )
 def test_a_failed_task_is_asked_for_again(fault):
@@ -215,15 +213,7 @@ def test_what_fails_on_the_way_is_not_held_against_the_episodes():
     def submit(data):
         return done(ConnectionError("Stream removed") if len(told) < 8 else answer(data))
 
-    collected = gather(
-        SNAPSHOT,
-        REQUEST,
-        submit,
-        task_sizes=[3, 3, 3, 2],
-        in_flight=2,
-        stop=threading.Event(),
-        transport_failed=told.append,
-    )
+    collected = gather_with(submit, failed=told.append)
     assert_same_episodes(collected.episodes, EXPECTED)
     assert collected.retries == len(told) >= 8
 

@@ -128,8 +128,8 @@ def shipped_files() -> set[str]:
     """The names in the package of an environment that came with Gymnasium."""
     package = ROOT / "flame_rl"
     shipped = [package, package / "__init__.py"]
-    for part in ("actor", "wire"):
-        folders = [package / part, *(p for p in (package / part).rglob("*") if p.is_dir())]
+    for name in ("actor", "nets", "wire"):
+        folders = [package / name, *(p for p in (package / name).rglob("*") if p.is_dir())]
         for folder in folders:
             if folder.name != "__pycache__":
                 shipped += [folder, *folder.glob("*.py")]

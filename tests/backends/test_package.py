@@ -13,49 +13,13 @@ import pytest
 from flame_rl.backends.package import stage_package
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import SECRET
+from tests.helpers import ROOT
 
-CORE = {
-    "flame_rl/__init__.py",
-    "flame_rl/actor/__init__.py",
-    "flame_rl/actor/collect.py",
-    "flame_rl/actor/environments/__init__.py",
-    "flame_rl/actor/environments/actions.py",
-    "flame_rl/actor/environments/agents.py",
-    "flame_rl/actor/environments/making.py",
-    "flame_rl/actor/environments/observations.py",
-    "flame_rl/actor/failure.py",
-    "flame_rl/nets/__init__.py",
-    "flame_rl/nets/acting.py",
-    "flame_rl/nets/continuous.py",
-    "flame_rl/nets/convolution.py",
-    "flame_rl/nets/discrete.py",
-    "flame_rl/nets/heads.py",
-    "flame_rl/nets/layers.py",
-    "flame_rl/nets/protocol.py",
-    "flame_rl/nets/states.py",
-    "flame_rl/actor/randomness.py",
-    "flame_rl/actor/recording.py",
-    "flame_rl/actor/remote.py",
-    "flame_rl/actor/simulators/__init__.py",
-    "flame_rl/actor/simulators/agents.py",
-    "flame_rl/actor/simulators/cartpole.py",
-    "flame_rl/actor/simulators/choose.py",
-    "flame_rl/actor/simulators/mujoco_twins.py",
-    "flame_rl/actor/simulators/plain.py",
-    "flame_rl/actor/simulators/protocol.py",
-    "flame_rl/actor/simulators/returned.py",
-    "flame_rl/actor/worker/__init__.py",
-    "flame_rl/actor/worker/child.py",
-    "flame_rl/actor/worker/frames.py",
-    "flame_rl/actor/worker/program.py",
-    "flame_rl/actor/worker/supervisor.py",
-    "flame_rl/wire/__init__.py",
-    "flame_rl/wire/codec.py",
-    "flame_rl/wire/messages.py",
-    "flame_rl/wire/packing.py",
-    "flame_rl/wire/spaces.py",
-    "flame_rl/wire/steps.py",
-    "flame_rl/wire/text.py",
+# What travels of this package: three folders, of which nothing but the code.
+CORE = {"flame_rl/__init__.py"} | {
+    path.relative_to(ROOT).as_posix()
+    for folder in ("actor", "nets", "wire")
+    for path in (ROOT / "flame_rl" / folder).rglob("*.py")
 }
 
 

@@ -140,7 +140,7 @@ def test_a_hanging_simulator_is_killed_at_the_deadline(clean, tmp_path):
 
 def test_the_deadline_follows_the_longest_task():
     patience = Patience(None, episodes=5, megabytes=6)
-    assert patience.limits() == Limits(600.0, 5, 6)
+    assert patience.limits() == Limits(1, 600.0, 5, 6)
     patience.took(1, 0.5)
     assert patience.limits().deadline == 60.0
     patience.took(1, 30.0)
@@ -164,14 +164,15 @@ def test_the_deadline_follows_the_number_of_episodes():
 def test_a_killed_task_stretches_the_deadline_within_bounds_until_one_of_its_size_succeeds():
     patience = Patience(None, episodes=5, megabytes=6)
     patience.took(1, 10.0)
-    assert patience.limits(20).deadline == 400.0
+    limits = patience.limits(20)
+    assert limits.deadline == 400.0
     for _ in range(2):  # killed together
-        patience.was_killed(20, 400.0)
+        patience.was_killed(limits)
     assert patience.limits(20).deadline == 800.0
     patience.took(1, 10.0)
     assert patience.limits(20).deadline == 800.0
     for _ in range(3):
-        patience.was_killed(20, patience.limits(20).deadline)
+        patience.was_killed(patience.limits(20))
     assert patience.limits(20).deadline == 1600.0
     patience.took(20, 30.0)
     assert patience.limits(20).deadline == 300.0
@@ -286,7 +287,7 @@ def test_a_worker_is_not_charged_with_the_memory_of_its_learner():
     ballast = np.ones(60_000_000)
     worker = Worker()
     try:
-        snapshot, limits = random_snapshot(1, 2, False), Limits(60, 100_000, 400)
+        snapshot, limits = random_snapshot(1, 2, False), Limits(3, 60, 100_000, 400)
         pids = set()
         for _ in range(3):
             request = codec.encode_request(request_for(environment_id("ActionReward")))
@@ -306,7 +307,7 @@ from tests.helpers import environment_id, random_snapshot, request_for
 def collect():
     snapshot, request = random_snapshot(1, 2, False), request_for(environment_id({name!r}))
     encoded = codec.encode_snapshot(snapshot), codec.encode_request(request)
-    worker.collect(*encoded, Limits(600, 1000, 4096))
+    worker.collect(*encoded, Limits(3, 600, 1000, 4096))
 
 worker = Worker()
 threading.Thread(target=collect, daemon=True).start()

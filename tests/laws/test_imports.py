@@ -15,7 +15,7 @@ from tests.helpers import ROOT, clean_environment
 FOLDERS = {
     "system": set(),
     "wire": set(),
-    "settings": {"system"},
+    "settings": {"system", "wire"},
     "nets": {"wire"},
     "actor": {"wire", "nets"},
     "backends": {"system", "wire", "settings", "nets", "actor"},

@@ -92,8 +92,8 @@ def test_one_number_is_made_of_parts(spec, how):
         assert means[name] == pytest.approx(mean)
     if not vector:
         assert means["reward_learned"] == pytest.approx(sum(expected) / len(collected), rel=1e-5)
-    for place, episode in enumerate(collected):
-        assert rewards.own_return(episode) == pytest.approx(own[place].rewards.sum())
+    for episode, one in zip(collected, own, strict=True):
+        assert rewards.own_return(episode) == pytest.approx(one.rewards.sum())
 
 
 def test_without_settings_episodes_stay_the_same_object():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import numpy as np
@@ -151,7 +152,11 @@ WRONG = [
     ({"episodes_per_iter": 2.5}, "--episodes-per-iter: an integer, not 2.5"),
     ({"local": 1}, "--local: True or False, not 1"),
     ({"iterations": True}, "--iterations: an integer, not True"),
-    ({"hidden_sizes": [64, 64]}, "--hidden-sizes: a tuple of an integer, not"),
+    ({"hidden_sizes": 64}, "--hidden-sizes: a list of integers, not 64"),
+    ({"hidden_sizes": (64, 2.5)}, "--hidden-sizes: a list of integers, not (64, 2.5)"),
+    ({"env_steps": 2.5}, "--env-steps: an integer or None, not 2.5"),
+    ({"learning_rate": 10**400}, "--learning-rate: a number, not 1000"),
+    ({"output": 3}, "--output: a path or None, not 3"),
     ({"hidden_sizes": (64, 0)}, "--hidden-sizes: from 1 to 2**40, not (64, 0)"),
     ({"algorithm": "dqn", "capacity": 0}, "--capacity: at least 1, at most 2**40, not 0"),
     ({"algorithm": "sarsa", "batch_size": 0}, "--batch-size: at least 1, at most 2**40, not 0"),
@@ -179,9 +184,9 @@ WRONG = [
     ({"reproduce": 3}, "--reproduce: with --resume"),
     ({"reward_parts": ("a", "a")}, "--reward-parts: names of entries of info, each once"),
     ({"reward_parts": ("a", "")}, "--reward-parts: names of entries of info, each once"),
-    ({"reward_parts": "a"}, "--reward-parts: a tuple of a text, not a"),
+    ({"reward_parts": "a"}, "--reward-parts: a list of texts, not a"),
     ({"reward_weights": (1.0, float("nan"))}, "--reward-weights: finite"),
-    ({"reward_weights": ("1",)}, "--reward-weights: a tuple of a number"),
+    ({"reward_weights": ("1",)}, "--reward-weights: a list of numbers, not ('1',)"),
     ({"reward": "shaped"}, "--reward: a module and a function, as in my_env:shaped, not shaped"),
     ({"reward": "my_env:"}, "--reward: a module and a function"),
     ({"reward": ":shaped"}, "--reward: a module and a function"),
@@ -220,6 +225,11 @@ def test_an_integer_is_a_number():
     assert type(config.execution.cluster_patience) is float
     config = TrainConfig(reward_parts=("a", "b"), reward_weights=(1, -0.5))
     assert [type(weight) for weight in config.experiment.reward_weights] == [float, float]
+
+
+def test_a_list_is_as_good_as_a_tuple_and_a_text_as_a_path():
+    config = TrainConfig(hidden_sizes=[3, 4], output="a/b")
+    assert config == TrainConfig(hidden_sizes=(3, 4), output=Path("a/b"))
 
 
 def test_numpys_numbers_become_pythons():

@@ -104,7 +104,7 @@ def test_observations_are_flattened_as_gymnasium_does(space, seed):
 @given(SPACES)
 def test_a_space_travels_as_data(space):
     data = json.loads(json.dumps(space_to_data(space), allow_nan=False))
-    arrived = space_from_data(data)
+    arrived = space_from_data(data, "space")
     assert arrived == space and repr(arrived) == repr(space)
     assert spaces.flatdim(arrived) == spaces.flatdim(space)
 
@@ -113,11 +113,11 @@ def test_bounds_are_exact_and_compact():
     space = spaces.Box(np.float32(-1 / 3), np.float32(np.pi), (400, 400), np.float32)
     data = space_to_data(space)
     assert len(json.dumps(data)) < 200
-    arrived = space_from_data(data)
+    arrived = space_from_data(data, "space")
     assert arrived.low.tobytes() == space.low.tobytes()
     assert arrived.high.tobytes() == space.high.tobytes()
     spec = EnvironmentSpec("X-v0", space, spaces.Discrete(2))
-    assert codec.decode_description(codec.encode_description(spec)) == spec
+    assert codec.decode_description(codec.encode_description(spec), "X-v0") == spec
     random = np.random.default_rng(0).random((400, 400))
     wide = EnvironmentSpec("X-v0", spaces.Box(random, 2.0, dtype=np.float64), spaces.Discrete(2))
     with pytest.raises(WireError, match="bytes to describe"):
@@ -183,7 +183,7 @@ def nested(levels: int) -> dict:
 )
 def test_data_that_is_no_space_is_refused(data, words):
     with pytest.raises(WireError, match=words):
-        space_from_data(data)
+        space_from_data(data, "space")
 
 
 def test_a_space_that_is_no_data_is_refused():
@@ -199,7 +199,7 @@ def test_data_of_any_content_is_refused(content):
             data = {"type": kind, "dtype": "int64", "shape": [2], "low": 0, "high": 3, "n": 2}
             data |= {"nvec": 2, "start": 0, "spaces": []} | {name: content}
             with contextlib.suppress(WireError):
-                space_from_data(data)
+                space_from_data(data, "space")
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_an_episode_has_its_bits_whatever_its_company(name):
     """More episodes than slots, against one."""
     env_id = environment_id(name)
     snapshot, simulator = snapshot_for(described(env_id)), plain(env_id)
-    many = collect_episodes(snapshot, request_for(env_id, range(60)), simulator)
+    many = list(collect_episodes(snapshot, request_for(env_id, range(60)), simulator))
     for index in (0, 5, 59):
         (alone,) = collect_episodes(snapshot, request_for(env_id, [index]), simulator)
         for column, rows in alone.columns.items():

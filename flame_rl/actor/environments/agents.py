@@ -73,7 +73,8 @@ def describe_agents(environment: Environment) -> EnvironmentSpec:
     env = make_agents(environment)
     try:
         # Encoded and decoded, so that every backend gives the learner the same spec.
-        return codec.read_spec(codec.spec_data(spec_of(environment, env)))
+        spec = spec_of(environment, env)
+        return codec.decode_description(codec.encode_description(spec), spec.env_id)
     except WireError as error:
         raise SimulatorError("environment", f"{environment.env_id}: {error}") from error
     finally:

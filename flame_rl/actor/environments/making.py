@@ -86,7 +86,7 @@ def describe_environment(environment: Environment) -> EnvironmentSpec:
             reward_shape=reward_shape(env),
         )
         # Encoded and decoded, so that every backend gives the learner the same spec.
-        return codec.read_spec(codec.spec_data(spec))
+        return codec.decode_description(codec.encode_description(spec), spec.env_id)
     except WireError as error:
         raise SimulatorError("environment", f"{environment.env_id}: {error}") from error
     finally:

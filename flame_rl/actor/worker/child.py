@@ -44,7 +44,6 @@ def main(last_words_fd: int, lifeline: int) -> None:
             frame, _ = read_frame(questions)
         except OSError:
             return
-        env_id = ""
         try:
             kind = packing.message_type(frame)
             if kind == "snapshot":
@@ -56,13 +55,11 @@ def main(last_words_fd: int, lifeline: int) -> None:
                 continue
             if kind == "describe":
                 environment = codec.decode_describe(frame)
-                env_id = environment.env_id
                 simulators[environment], spec = describe(environment)
                 answer = codec.encode_description(spec)
             else:
                 request = codec.decode_request(frame)
                 environment = request.environment
-                env_id = environment.env_id
                 if isinstance(snapshot, WireError):
                     raise snapshot
                 if environment not in simulators:
@@ -72,21 +69,17 @@ def main(last_words_fd: int, lifeline: int) -> None:
                 answer = (
                     codec.encode_failure(result)
                     if isinstance(result, CollectFailure)
-                    else codec.episodes_in_parts(result, request)
+                    else codec.encode_episodes(result, request)
                 )
         except SimulatorError as error:
-            answer = codec.encode_failure(
-                CollectFailure(error.kind, str(error), env_id, traceback=error.cause)
-            )
+            failure = CollectFailure(error.kind, str(error), traceback=error.cause)
+            answer = codec.encode_failure(failure)
+        except WireError as error:
+            answer = codec.encode_failure(CollectFailure("garbled", summary(error)))
         except Exception as error:
-            answer = codec.encode_failure(
-                CollectFailure(
-                    "simulator",
-                    f"the collector raised {summary(error)}",
-                    env_id,
-                    traceback=traceback_of(error),
-                )
-            )
+            message = f"the collector raised {summary(error)}"
+            failure = CollectFailure("simulator", message, traceback=traceback_of(error))
+            answer = codec.encode_failure(failure)
         write_frame(answers, answer)
 
 

@@ -28,17 +28,19 @@ _PIPE_BYTES = 1 << 18
 
 
 class Limits(NamedTuple):
-    """When a child is killed or replaced.
+    """The size of a task, and when the child that plays it is killed or replaced.
 
     Attributes:
-        deadline: seconds that one answer may take.
-        episodes: a child is replaced after it has played this many.
-        megabytes: a child is replaced if its peak memory exceeds this.
+        episodes: the number of the task's episodes.
+        deadline: seconds after which the child is killed, if there is no answer.
+        child_episodes: a child is replaced after it has played this many.
+        child_megabytes: a child is replaced if its peak memory exceeds this.
     """
 
-    deadline: float
     episodes: int
-    megabytes: int
+    deadline: float
+    child_episodes: int
+    child_megabytes: int
 
 
 class Worker:
@@ -112,7 +114,7 @@ class Worker:
         """
         question = codec.encode_describe(environment)
         with self._calling:
-            return self._call(lambda: [question], environment.env_id, deadline, withdrawn)
+            return self._call(lambda: [question], deadline, withdrawn)
 
     def collect(
         self,
@@ -126,29 +128,27 @@ class Worker:
         Args:
             snapshot: encoded; sent only to a child that does not hold these bytes yet.
             request: encoded.
-            limits: when the child is killed or replaced.
+            limits: the task's.
             withdrawn: called about once a second; true when nobody wants the answer any more, and
                 the child is killed.
 
         Returns:
             Encoded episodes, or an encoded `CollectFailure` whatever the child does.
         """
-        decoded = codec.decode_request(request)
 
         def frames() -> list[bytes]:
             return [request] if self._sent == snapshot else [snapshot, request]
 
         with self._calling:
-            env_id = decoded.environment.env_id
-            answer = self._call(frames, env_id, limits.deadline, withdrawn)
+            answer = self._call(frames, limits.deadline, withdrawn)
             if self._child is not None:
                 self._sent = snapshot
-                self._episodes += len(decoded.indices)
+                self._episodes += limits.episodes
                 if (
                     # A simulator that has failed may be in a broken state.
                     packing.message_type(answer) == "failure"
-                    or self._episodes >= limits.episodes
-                    or self._memory_bytes > limits.megabytes * 1_000_000
+                    or self._episodes >= limits.child_episodes
+                    or self._memory_bytes > limits.child_megabytes * 1_000_000
                 ):
                     self._replace()
             return answer
@@ -165,7 +165,6 @@ class Worker:
     def _call(
         self,
         frames: Callable[[], list[bytes]],
-        env_id: str,
         deadline: float,
         withdrawn: Callable[[], bool],
     ) -> Buffer:
@@ -208,9 +207,7 @@ class Worker:
             message = f"the worker process {self._ending(error)}"
         last_words = self._read_last_words()
         self._end_child()
-        return codec.encode_failure(
-            CollectFailure(kind=kind, message=message, env_id=env_id, traceback=last_words)
-        )
+        return codec.encode_failure(CollectFailure(kind, message, traceback=last_words))
 
     def _replace(self) -> None:
         self._end_child()

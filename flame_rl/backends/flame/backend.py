@@ -16,7 +16,13 @@ from flamepy.core.types import FlameError
 from flame_rl.actor.remote import versions
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends import Listener
-from flame_rl.backends.dispatch import STOP_POLL_SECONDS, Collected, gather, read_description
+from flame_rl.backends.dispatch import (
+    STOP_POLL_SECONDS,
+    Collected,
+    Transport,
+    gather,
+    read_description,
+)
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import check_answers, connect, deploy
 from flame_rl.backends.flame.executors import HINT, Watch
@@ -112,7 +118,7 @@ class FlameBackend:
         try:
             limits = self._patience.limits()
             answer = worker.describe(environment, limits.deadline, self._stop.is_set)
-            spec = read_description(answer, self._stop)
+            spec = read_description(answer, environment, self._stop)
         finally:
             worker.close()
         if needs(environment.env_id) != self._needs:
@@ -159,16 +165,14 @@ class FlameBackend:
         except Exception as error:
             self._reopen(f"the weights could not be published: {error}")
         try:
-            collected = gather(
-                snapshot,
-                request,
-                lambda data: self._session.collect(data, self._patience),
-                task_sizes=sizes,
-                in_flight=self._room.in_flight,
-                stop=self._stop,
-                check=self._check,
-                transport_failed=self._transport_failed,
+            transport = Transport(
+                # The session of that moment, which changes.
+                lambda data, episodes: self._session.collect(data, episodes, self._patience),
+                self._room.in_flight,
+                self._check,
+                self._transport_failed,
             )
+            collected = gather(snapshot, request, transport, sizes, self._stop)
         except EnvironmentUnusable as error:
             # `describe` has made it on this machine.
             error.add_note(

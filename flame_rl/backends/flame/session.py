@@ -23,7 +23,7 @@ from flame_rl.backends.flame.cleanup import Janitor, close_session
 from flame_rl.backends.flame.cluster import Room
 from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
 from flame_rl.backends.patience import Patience
-from flame_rl.wire import codec, packing
+from flame_rl.wire import packing
 
 
 @dataclass
@@ -77,10 +77,10 @@ class Session:
         """The versions of Python and libraries on an executor, as JSON."""
         return self._track(self._service.versions())
 
-    def collect(self, request: bytes, patience: Patience) -> Future[memoryview]:
-        """Send one encoded request; the future is of the encoded answer."""
+    def collect(self, request: bytes, episodes: int, patience: Patience) -> Future[memoryview]:
+        """Send an encoded request for that number of episodes; returns the future of the encoded
+        answer."""
         began = time.monotonic()
-        episodes = len(codec.decode_request(request).indices)
         limits = patience.limits(episodes)
         weights = json.dumps(asdict(self._weights))
         try:
@@ -92,7 +92,7 @@ class Session:
             return failed
 
         def answered(data: memoryview) -> None:
-            patience.learn(episodes, limits.deadline, time.monotonic() - began, data)
+            patience.learn(limits, time.monotonic() - began, data)
 
         return self._track(task, answered)
 

@@ -110,7 +110,7 @@ class ValueProcess:
         return self._ready
 
     def _write(self, kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        write_frame(self._child.stdin, packing.in_parts(kind, header, arrays))
+        write_frame(self._child.stdin, packing.pack_buffers(kind, header, arrays))
 
     def _read(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         answer, _ = read_frame(self._child.stdout)
@@ -190,7 +190,7 @@ def main() -> None:
             **{name: value for name, value in header.items() if name != "type"},
         )
         result = {"loss": fit(network, adam, epochs)}
-        write_frame(answers, packing.in_parts("trained", result, _state_of(adam)))
+        write_frame(answers, packing.pack_buffers("trained", result, _state_of(adam)))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def test_one_by_one_is_as_together(adds, columns):
 
 def alone(episodes, place):
     """Episode `place` alone."""
-    episode = episodes[place]
+    episode = list(episodes)[place]
     return Episodes(
         index=np.array([episode.index]),
         lengths=np.array([episode.length]),
@@ -116,8 +116,8 @@ def test_an_end_is_not_bootstrapped_and_a_time_limit_is(terminated):
     # The episode in the middle; its neighbours are of the other kind.
     episodes = make_episodes([2, 3, 4], [not terminated, terminated, not terminated])
     store.add(episodes)
-    last_observation = episodes[1].observations[-1]
-    last_reward = episodes[1].rewards[-1]
+    _, middle, _ = episodes
+    last_observation, last_reward = middle.observations[-1], middle.rewards[-1]
     position = np.array([4])
     for view in (n_step(store, position, n, 0.9) for n in (1, 3)):
         np.testing.assert_array_equal(view["next_observations"][0], last_observation)

@@ -43,7 +43,8 @@ class Journal:
         for segment in reversed(self._segments()):
             for record in records(self._path(segment)):
                 self._segment, self._end = segment, record.end
-                self._episodes, self._steps = record.episodes_after, record.steps_after
+                self._episodes = record.before + len(record.episodes)
+                self._steps = record.steps_before + record.episodes.steps
             if self._end:
                 break
         self._cut_off()

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flame_rl.wire.fields import Whole, value_from_data
 from flame_rl.wire.messages import Episodes
-from flame_rl.wire.packing import Buffer, in_parts, unpack
+from flame_rl.wire.packing import Buffer, pack_buffers, unpack
 
 MAGIC = b"flameRP1"
 _HEAD = struct.Struct("<8sQ32s")
@@ -41,23 +42,13 @@ class Record:
     episodes: Episodes
     end: int
 
-    @property
-    def episodes_after(self) -> int:
-        """Number of episodes up to these."""
-        return self.before + len(self.episodes)
-
-    @property
-    def steps_after(self) -> int:
-        """Number of steps up to these."""
-        return self.steps_before + self.episodes.steps
-
 
 def in_bytes(before: int, steps_before: int, episodes: Episodes) -> list[Buffer]:
     """A record, to be written part after part; for the arguments see `Record`."""
     header = {"episodes": before, "steps": steps_before}
     arrays = {name: getattr(episodes, name) for name in _ABOUT_EPISODES}
     arrays |= {_COLUMN + name: array for name, array in episodes.columns.items()}
-    body = in_parts(_KIND, header, arrays)
+    body = pack_buffers(_KIND, header, arrays)
     digest = hashlib.sha256()
     for part in body:
         digest.update(part)
@@ -65,7 +56,8 @@ def in_bytes(before: int, steps_before: int, episodes: Episodes) -> list[Buffer]
 
 
 def records(path: Path) -> Iterator[Record]:
-    """The records of a segment, up to the first one that is torn or damaged."""
+    """The records of a segment, up to the first one that is torn or damaged. Raises WireError if
+    one is sound and of another form."""
     size, end = path.stat().st_size, 0
     with path.open("rb") as file:
         while end + _HEAD.size <= size:
@@ -82,9 +74,12 @@ def records(path: Path) -> Iterator[Record]:
 
 def _record(body: bytearray, end: int) -> Record:
     header, arrays = unpack(body, _KIND)
+    before, steps_before = (
+        value_from_data(Whole, header.get(name), name) for name in ("episodes", "steps")
+    )
     about = {name: arrays.pop(name) for name in _ABOUT_EPISODES}
     columns = {name.removeprefix(_COLUMN): array for name, array in arrays.items()}
-    return Record(header["episodes"], header["steps"], Episodes(**about, columns=columns), end)
+    return Record(before, steps_before, Episodes(**about, columns=columns), end)
 
 
 def write(path: Path, start: int, parts: Sequence[Buffer]) -> int:
