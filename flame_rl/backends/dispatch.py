@@ -166,9 +166,8 @@ def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
         check_snapshot(snapshot)
     except WireError as error:
         raise UsageError(
-            f"the policy cannot act: {error}. Actors run the layers and heads of "
-            "flame_rl/actor/policy/; make the network in model.py of those, or smaller with "
-            "--hidden-sizes"
+            f"the policy cannot act: {error}. Actors run the layers and heads of flame_rl/nets/; "
+            "make the network in model.py of those, or smaller with --hidden-sizes"
         ) from error
 
 
