@@ -12,7 +12,7 @@ from flame_rl.learner.state import Part
 def undone_on_failure(learner: Part) -> Iterator[None]:
     """Around an update and its evaluation: a block that an exception ends, Ctrl-C
     included, leaves the learner as it was before."""
-    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    before = {name: array.copy() for name, array in learner.state_dict().items()}
     try:
         yield
     except BaseException:

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from flame_rl.run.results import Totals
 from flame_rl.settings.checks import Number
@@ -66,7 +64,7 @@ class Checkpoint:
     spec: EnvironmentSpec
     config: dict[str, Any]
     versions: dict[str, str]
-    learner: dict[str, Tensor]
+    learner: dict[str, np.ndarray]
     tables: dict[str, bytes]
 
     @property
@@ -96,7 +94,7 @@ def refused_by_the_disk(path: Path) -> Iterator[None]:
 def encode(
     totals: Totals,
     score: float | None,
-    learner: dict[str, Tensor],
+    learner: dict[str, np.ndarray],
     spec: EnvironmentSpec,
     config: TrainConfig,
     tables: dict[str, bytes] | None = None,
@@ -112,10 +110,11 @@ def encode(
         tables=tables or {},
     )
     header = {"format": FORMAT} | to_data(checkpoint, but=("learner", "tables"))
-    arrays = {name: tensor.numpy() for name, tensor in learner.items()}
-    for name, text in checkpoint.tables.items():
-        arrays[_TABLE + name] = np.frombuffer(zlib.compress(text), np.uint8)
-    body = pack("checkpoint", header, arrays)
+    texts = {
+        _TABLE + name: np.frombuffer(zlib.compress(text), np.uint8)
+        for name, text in checkpoint.tables.items()
+    }
+    body = pack("checkpoint", header, learner | texts)
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
@@ -153,9 +152,7 @@ def _read(body: memoryview) -> Checkpoint:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise WireError(f"{name}: not finite")
-    # A copy, because torch must be able to write to it.
-    learner = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-    return from_data(Checkpoint, header, learner=learner, tables=tables)
+    return from_data(Checkpoint, header, learner=arrays, tables=tables)
 
 
 def _read_table(array: np.ndarray) -> bytes:

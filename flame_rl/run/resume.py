@@ -58,7 +58,7 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
     """Load the checkpoint's state into the learner. Raises UsageError if it does not fit."""
     try:
         learner.load_state_dict(checkpoint.learner)
-    except (KeyError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"the checkpoint in {path} does not fit the network in model.py: {error}"
         ) from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from torch import Tensor
+import numpy as np
 
 from flame_rl.learner.learner import Learner
 from flame_rl.run.checkpoint import CheckpointError, encode, load, refused_by_the_disk, write
@@ -42,7 +42,7 @@ class State:
     """
 
     totals: Totals
-    learner: dict[str, Tensor]
+    learner: dict[str, np.ndarray]
     lengths: tuple[int, ...]
 
 
@@ -73,7 +73,7 @@ class Checkpointer:
         self._best = -math.inf
         self._better: State | None = None  # the best state, while it is not on disk
         # With such files, the learner's state in each checkpoint that is kept.
-        self._saved: dict[Path, dict[str, Tensor]] = {}
+        self._saved: dict[Path, dict[str, np.ndarray]] = {}
         with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
             score = load(self._folder / BEST_NAME).score
             self._best = self._best if score is None else score
@@ -133,7 +133,7 @@ class Checkpointer:
             self._better = None
 
     def _state(self, totals: Totals) -> State:
-        learner = {name: tensor.clone() for name, tensor in self._learner.state_dict().items()}
+        learner = {name: array.copy() for name, array in self._learner.state_dict().items()}
         return State(totals, learner, tuple(len(table.text) for table in self._tables))
 
     def _write(self, path: Path, state: State, score: float) -> None:
@@ -152,8 +152,8 @@ def with_collector(state: State) -> State:
     prefix = "collector."
     shared = any(name.startswith("shared.") for name in state.learner)
     collector = {
-        f"{'shared' if shared else 'policy'}.{name.removeprefix(prefix)}": tensor
-        for name, tensor in state.learner.items()
+        f"{'shared' if shared else 'policy'}.{name.removeprefix(prefix)}": array
+        for name, array in state.learner.items()
         if name.startswith(prefix)
     }
     return replace(state, learner=state.learner | collector)

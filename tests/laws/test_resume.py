@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from flame_rl.learner.learner import Learner
 from flame_rl.run import checkpoint, resume, retention
@@ -411,11 +410,11 @@ def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
     if fault == "a name":
         del state["policy.network.0.weight"]
     if fault == "Adam's":
-        state["policy_adam.second"] = torch.zeros(3, 3)
+        state["policy_adam.second"] = np.zeros((3, 3), np.float32)
     if fault == "a moment":
-        state["returns.squares"] = torch.zeros(2)
+        state["returns.squares"] = np.zeros(2)
     if fault == "a count":
-        state["updates"] = torch.zeros(2)
+        state["updates"] = np.zeros(2)
     config = TrainConfig(resume=tmp_path, hidden_sizes=(6,))
     folder = tmp_path / CHECKPOINTS_NAME
     folder.mkdir()
