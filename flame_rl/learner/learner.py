@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,9 +41,14 @@ class Files(Protocol):
         """Copy the files. Raises OSError if the disk refuses."""
         ...
 
-    def keep_for(self, states: Sequence[dict[str, np.ndarray]]) -> None:
-        """Delete what none of these states of the learner, as `Learner.state_dict` returned them,
-        needs. Raises OSError if the disk refuses."""
+    def first_needed(self, state: dict[str, np.ndarray]) -> int:
+        """The number of the first episode that this state needs, as `Learner.state_dict` returned
+        it."""
+        ...
+
+    def forget_before(self, first: int) -> None:
+        """Delete files that hold only episodes before this number. Raises OSError if the disk
+        refuses."""
         ...
 
 
@@ -139,7 +143,7 @@ class Learner:
 
         Raises:
             RunError: a metric or a part of the state became NaN or infinite. The state is then
-                that of a broken update; see `undone_on_failure`.
+                that of a broken update; see `run_iteration`, which restores it.
             UsageError: a module has drawn torch's random numbers, with the same remark.
         """
         # Spawn keys of episodes have three numbers or more, (iteration, index, …), so no stream of

@@ -73,7 +73,7 @@ class Checkpoint:
         return Totals(self.iterations, self.episodes, self.env_steps, self.length_mean)
 
 
-def write(path: Path, data: bytes) -> None:
+def write_checkpoint(path: Path, data: bytes) -> None:
     """Write a checkpoint, making its folder. Raises OSError if the disk refuses."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
@@ -91,7 +91,7 @@ def refused_by_the_disk(path: Path) -> Iterator[None]:
         ) from error
 
 
-def encode(
+def encode_checkpoint(
     totals: Totals,
     score: float | None,
     learner: dict[str, np.ndarray],
@@ -105,7 +105,7 @@ def encode(
         score=score,
         spec=spec,
         config=config.to_data(),
-        versions=versions(),
+        versions=library_versions(),
         learner=learner,
         tables=tables or {},
     )
@@ -118,7 +118,7 @@ def encode(
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
-def load(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint. Raises CheckpointError if it is torn, altered or something else."""
     try:
         with path.open("rb") as file:
@@ -166,7 +166,7 @@ def _read_table(array: np.ndarray) -> bytes:
     return text
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Versions of the libraries that the bits of a result depend on."""
     names = ("torch", "numpy", "gymnasium", "mujoco", "safetensors")
     return {"python": platform.python_version()} | {

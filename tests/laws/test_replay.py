@@ -20,7 +20,7 @@ import pytest
 from flame_rl import Trainer
 from flame_rl.learner.off_policy.replay.journal import Journal
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.run.checkpoint import load
+from flame_rl.run.checkpoint import read_checkpoint
 from flame_rl.run.retention import numbered
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError, UsageError
@@ -489,7 +489,7 @@ def test_a_run_that_is_often_resumed_deletes_its_segments(wholes, tmp_path):
 def test_the_best_checkpoint_is_a_policy_even_without_its_experience(tmp_path):
     """To train on from it is refused; it says so, and the newest one is as good as before."""
     run = train(tmp_path, "dqn", keep_checkpoints=1, evaluate_every=1, evaluate_episodes=1)
-    assert load(run / "checkpoints" / "best.ckpt").totals.iterations < ITERATIONS - 2
+    assert read_checkpoint(run / "checkpoints" / "best.ckpt").totals.iterations < ITERATIONS - 2
     before = contents(run / "replay")
     with Trainer.load(run, best=True) as trainer:
         trainer.evaluate(episodes=2)

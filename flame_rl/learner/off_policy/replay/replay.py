@@ -104,11 +104,14 @@ class Replay:
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
 
-    def keep_for(self, states: Sequence[dict[str, np.ndarray]]) -> None:
-        """See `Files.keep_for`; this is the learner's part `PART`."""
-        if states and self._journal is not None:
-            oldest = _PLACE.index("oldest")
-            self._journal.forget(min(int(state[f"{PART}.place"][oldest]) for state in states))
+    def first_needed(self, state: dict[str, np.ndarray]) -> int:
+        """See `Files.first_needed`; this is the learner's part `PART`."""
+        return int(state[f"{PART}.place"][_PLACE.index("oldest")])
+
+    def forget_before(self, first: int) -> None:
+        """See `Files.forget_before`."""
+        if self._journal is not None:
+            self._journal.forget(first)
 
     def add(self, episodes: Episodes) -> None:
         """Add episodes in their order.
