@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import model
+from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.learner.on_policy import value_process
 from flame_rl.learner.on_policy.value_epochs import ValueEpochs, fit
 from flame_rl.learner.on_policy.value_process import ValueProcess
@@ -133,7 +134,7 @@ def test_a_process_that_cannot_start_is_done_without(monkeypatch):
     def no_process(*_, **__):
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(subprocess, "Popen", no_process)
+    monkeypatch.setattr(ChildProcess, "__init__", no_process)
     trained = trained_network()
     process = ValueProcess(trained.network)
     assert not process.begin(trained.adam, epochs_of(0))
