@@ -129,7 +129,7 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
         consumers.append(TensorBoardReporter(folder, done))
     reporters = Reporters(consumers)
     rows = [table.rows for table in tables]
-    checkpoints = Checkpointer(folder, config, trainer.spec, trainer.learner, done, rows)
+    checkpoints = Checkpointer(folder, trainer, rows)
 
     def save() -> None:
         # Each is tried, and what matters most comes first.

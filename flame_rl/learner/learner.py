@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
 from flame_rl.learner.state import Part, refuse_unless_finite
@@ -42,9 +41,14 @@ class Files(Protocol):
         """Copy the files. Raises OSError if the disk refuses."""
         ...
 
-    def keep_for(self, states: Sequence[dict[str, Tensor]]) -> None:
-        """Delete what none of these states of the learner, as `Learner.state_dict` returned them,
-        needs. Raises OSError if the disk refuses."""
+    def first_needed(self, state: dict[str, np.ndarray]) -> int:
+        """The number of the first episode that this state needs, as `Learner.state_dict` returned
+        it."""
+        ...
+
+    def forget_before(self, first: int) -> None:
+        """Delete files that hold only episodes before this number. Raises OSError if the disk
+        refuses."""
         ...
 
 
@@ -70,7 +74,7 @@ class Algorithm(Protocol):
     def notice(self) -> str: ...
 
     @property
-    def parts(self) -> dict[str, Part]: ...
+    def parts(self) -> dict[str, Part | nn.Module]: ...
 
     @property
     def metrics(self) -> tuple[str, ...]: ...
@@ -114,7 +118,7 @@ class Learner:
         self._updates = 0
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Part | nn.Module]:
         """The algorithm's parts, by name."""
         return self.algorithm.parts
 
@@ -139,7 +143,7 @@ class Learner:
 
         Raises:
             RunError: a metric or a part of the state became NaN or infinite. The state is then
-                that of a broken update; see `undone_on_failure`.
+                that of a broken update; see `run_iteration`, which restores it.
             UsageError: a module has drawn torch's random numbers, with the same remark.
         """
         # Spawn keys of episodes have three numbers or more, (iteration, index, …), so no stream of
@@ -159,27 +163,28 @@ class Learner:
         self._updates += 1
         return metrics
 
-    def weights(self) -> dict[str, Tensor]:
-        """The weights of all networks, by name."""
-        return _tensors({n: p for n, p in self.parts.items() if isinstance(p, nn.Module)})
+    def weights(self) -> dict[str, np.ndarray]:
+        """The weights of all networks by name; the next update changes them."""
+        return _arrays_of({n: p for n, p in self.parts.items() if isinstance(p, nn.Module)})
 
     def weights_digest(self) -> str:
         """SHA-256 over names, types, shapes and bytes of all weights."""
-        return tensors_digest(self.weights())
+        return arrays_digest(self.weights())
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """All that the next update depends on, by name."""
-        return _tensors(self.parts) | {"updates": torch.tensor(self._updates)}
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """All that the next update depends on, by name; the next update changes it."""
+        return _arrays_of(self.parts) | {"updates": np.array(self._updates)}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `state_dict`. Raises KeyError, ValueError or RuntimeError if it does not
-        fit."""
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Copy what `state_dict` returned. Raises KeyError, TypeError, ValueError or RuntimeError
+        if it does not fit."""
         for name, part in self.parts.items():
             prefix = f"{name}."
-            part.load_state_dict(
-                {key.removeprefix(prefix): t for key, t in state.items() if key.startswith(prefix)}
-            )
-        self._updates = int(state["updates"])
+            own = {
+                key.removeprefix(prefix): a for key, a in state.items() if key.startswith(prefix)
+            }
+            _part(part).load_state_dict(own)
+        self._updates = int(state["updates"].item())
 
 
 def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
@@ -207,7 +212,7 @@ def _named(name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _refuse_common_parameters(parts: dict[str, Part]) -> None:
+def _refuse_common_parameters(parts: dict[str, Part | nn.Module]) -> None:
     """Raise UsageError where a parameter belongs to two networks: only one would train it."""
     owners: dict[nn.Parameter, str] = {}
     for name, part in parts.items():
@@ -221,19 +226,37 @@ def _refuse_common_parameters(parts: dict[str, Part]) -> None:
                 )
 
 
-def tensors_digest(tensors: dict[str, Tensor]) -> str:
+def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
     """SHA-256 in hexadecimal over names, types, shapes and bytes, in the order of names."""
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        array = tensors[name].detach().numpy()
+    for name in sorted(arrays):
+        array = arrays[name]
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
 
-def _tensors(parts: dict[str, Part]) -> dict[str, Tensor]:
+class _ModuleState:
+    """The tensors of a torch module as a `Part`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {name: tensor.numpy() for name, tensor in self._module.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        tensors = {name: torch.from_numpy(array) for name, array in state.items()}
+        self._module.load_state_dict(tensors)
+
+
+def _part(part: Part | nn.Module) -> Part:
+    return _ModuleState(part) if isinstance(part, nn.Module) else part
+
+
+def _arrays_of(parts: dict[str, Part | nn.Module]) -> dict[str, np.ndarray]:
     return {
-        f"{part}.{name}": torch.as_tensor(value)
-        for part, owner in parts.items()
-        for name, value in owner.state_dict().items()
+        f"{name}.{own}": array
+        for name, part in parts.items()
+        for own, array in _part(part).state_dict().items()
     }

@@ -6,7 +6,6 @@ import math
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
 
 from flame_rl.system.errors import RunError
 
@@ -18,11 +17,16 @@ _REMEDY = (
 
 
 class Part(Protocol):
-    """Something with state: a torch module, an optimiser, running moments, a replay store."""
+    """Something with state: an optimiser, running moments, a replay store."""
 
-    def state_dict(self) -> dict[str, Tensor] | dict[str, np.ndarray]: ...
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The state by name; the next update may change the arrays."""
+        ...
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> object: ...
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """Copy what `state_dict` returned. Raises KeyError, TypeError, ValueError or RuntimeError
+        if it does not fit."""
+        ...
 
 
 def learning_rate_factor(decays: bool, progress: float) -> float:
@@ -31,8 +35,8 @@ def learning_rate_factor(decays: bool, progress: float) -> float:
     return max(0.0, 1 - progress) if decays else 1.0
 
 
-def refuse_unless_finite(metrics: dict[str, float], state: dict[str, Tensor]) -> None:
-    """Raise RunError if a metric or a tensor of the state is NaN or infinite."""
+def refuse_unless_finite(metrics: dict[str, float], state: dict[str, np.ndarray]) -> None:
+    """Raise RunError if a metric or an array of the state is NaN or infinite."""
     wrong = [
         f"the {name.replace('_', ' ')} is {value}"
         for name, value in metrics.items()
@@ -40,8 +44,8 @@ def refuse_unless_finite(metrics: dict[str, float], state: dict[str, Tensor]) ->
     ]
     wrong += [
         f"{name} became NaN or infinite"
-        for name, tensor in state.items()
-        if not np.isfinite(tensor.numpy()).all()
+        for name, array in state.items()
+        if not np.isfinite(array).all()
     ]
     if wrong:
         raise RunError(f"the update was refused: {wrong[0]}. {_REMEDY}")

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from flame_rl.run.results import Totals
 from flame_rl.settings.checks import Number
@@ -66,7 +64,7 @@ class Checkpoint:
     spec: EnvironmentSpec
     config: dict[str, Any]
     versions: dict[str, str]
-    learner: dict[str, Tensor]
+    learner: dict[str, np.ndarray]
     tables: dict[str, bytes]
 
     @property
@@ -75,7 +73,7 @@ class Checkpoint:
         return Totals(self.iterations, self.episodes, self.env_steps, self.length_mean)
 
 
-def write(path: Path, data: bytes) -> None:
+def write_checkpoint(path: Path, data: bytes) -> None:
     """Write a checkpoint, making its folder. Raises OSError if the disk refuses."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
@@ -93,10 +91,10 @@ def refused_by_the_disk(path: Path) -> Iterator[None]:
         ) from error
 
 
-def encode(
+def encode_checkpoint(
     totals: Totals,
     score: float | None,
-    learner: dict[str, Tensor],
+    learner: dict[str, np.ndarray],
     spec: EnvironmentSpec,
     config: TrainConfig,
     tables: dict[str, bytes] | None = None,
@@ -107,19 +105,20 @@ def encode(
         score=score,
         spec=spec,
         config=config.to_data(),
-        versions=versions(),
+        versions=library_versions(),
         learner=learner,
         tables=tables or {},
     )
     header = {"format": FORMAT} | to_data(checkpoint, but=("learner", "tables"))
-    arrays = {name: tensor.numpy() for name, tensor in learner.items()}
-    for name, text in checkpoint.tables.items():
-        arrays[_TABLE + name] = np.frombuffer(zlib.compress(text), np.uint8)
-    body = pack("checkpoint", header, arrays)
+    texts = {
+        _TABLE + name: np.frombuffer(zlib.compress(text), np.uint8)
+        for name, text in checkpoint.tables.items()
+    }
+    body = pack("checkpoint", header, learner | texts)
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
-def load(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint. Raises CheckpointError if it is torn, altered or something else."""
     try:
         with path.open("rb") as file:
@@ -153,9 +152,7 @@ def _read(body: memoryview) -> Checkpoint:
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise WireError(f"{name}: not finite")
-    # A copy, because torch must be able to write to it.
-    learner = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-    return from_data(Checkpoint, header, learner=learner, tables=tables)
+    return from_data(Checkpoint, header, learner=arrays, tables=tables)
 
 
 def _read_table(array: np.ndarray) -> bytes:
@@ -169,7 +166,7 @@ def _read_table(array: np.ndarray) -> bytes:
     return text
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Versions of the libraries that the bits of a result depend on."""
     names = ("torch", "numpy", "gymnasium", "mujoco", "safetensors")
     return {"python": platform.python_version()} | {

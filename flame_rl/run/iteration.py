@@ -5,41 +5,40 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flame_rl.backends import Backend
-from flame_rl.learner.guard import undone_on_failure
-from flame_rl.learner.learner import Learner
 from flame_rl.learner.training.device import reproducible
 from flame_rl.run.ahead import Ahead
-from flame_rl.run.evaluation import evaluate
-from flame_rl.run.results import IterationResult, Timing, Totals, progress
+from flame_rl.run.evaluation import Evaluation, evaluate
+from flame_rl.run.results import IterationResult, RunState, Timing, Totals, progress
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec
 from flame_rl.wire.steps import recorded_columns
+
+if TYPE_CHECKING:
+    from flame_rl.run.trainer import Trainer
 
 # Episodes of the first iteration with steps_per_iter, when their length is not yet known.
 FIRST_EPISODES = 8
 
 
-def run_iteration(
-    config: TrainConfig, spec: EnvironmentSpec, learner: Learner, backend: Backend, done: Totals
-) -> IterationResult:
-    """Collect, update, and evaluate where that is due. If any of it fails, the learner is restored.
+def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
+    """Collect, update, and evaluate where that is due. If any of it fails, learner and totals are
+    as they were before.
 
     A backend that is `Ahead` collects the next iteration during the update.
 
     Args:
-        config: seed, number of episodes, evaluations.
-        spec: describes the environment.
-        learner: updated in place.
+        trainer: its learner is updated in place, and its totals are those after the iteration.
         backend: collects the episodes; it changes no result.
-        done: totals before this iteration.
 
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect` and `Learner.update`.
     """
+    config, spec, learner, done = trainer.config, trainer.spec, trainer.learner, trainer.totals
     iteration, experiment = done.iterations, config.experiment
     snapshot = learner.collecting()
     request = training_request(config, spec, done, snapshot.version)
@@ -51,23 +50,21 @@ def run_iteration(
     if isinstance(backend, Ahead) and progress(experiment, after) < 1:
         latest = learner.snapshot()
         backend.begin(latest, training_request(config, spec, after, latest.version))
-    evaluation = None
-    with undone_on_failure(learner):
+    # The only copy of the state in an iteration.
+    before = {name: array.copy() for name, array in learner.state_dict().items()}
+    trainer.before = RunState(done, before)
+    try:
         own = learner.rewards.own_of(collected.episodes)
         learned = learner.rewards.learned_of(collected.episodes, own)
         with reproducible(config.execution.device):
             losses = learner.update(learned, progress(experiment, done))
         updated = time.perf_counter()
-        if experiment.evaluate_every and (iteration + 1) % experiment.evaluate_every == 0:
-            snapshot = learner.snapshot()
-            indices = tuple(range(experiment.evaluate_episodes))
-            request = make_request(config, spec, iteration, indices, snapshot.version)
-            request = replace(request, stream="validation", explore=False)
-            evaluation = evaluate(backend, snapshot, request, learner.rewards)
+        evaluation = None
+        if experiment.evaluate_every and after.iterations % experiment.evaluate_every == 0:
+            evaluation = _validate(trainer, backend)
         evaluated = time.perf_counter()
-
         rewards = np.array([episode.rewards.sum() for episode in own])
-        return IterationResult(
+        result = IterationResult(
             iteration=iteration,
             episodes=after.episodes,
             env_steps=after.env_steps,
@@ -92,6 +89,28 @@ def run_iteration(
             ),
             evaluation=evaluation,
         )
+        trainer.totals = after
+    except BaseException:
+        # Ctrl-C, too, which may come again while the first one is undone.
+        while True:
+            try:
+                learner.load_state_dict(before)
+                trainer.totals = done
+                break
+            except KeyboardInterrupt:
+                continue
+        raise
+    return result
+
+
+def _validate(trainer: Trainer, backend: Backend) -> Evaluation:
+    """Evaluate the policy after the update; the episodes depend on the iteration's number."""
+    snapshot = trainer.learner.snapshot()
+    indices = tuple(range(trainer.config.experiment.evaluate_episodes))
+    iteration = trainer.totals.iterations
+    request = make_request(trainer.config, trainer.spec, iteration, indices, snapshot.version)
+    request = replace(request, stream="validation", explore=False)
+    return evaluate(backend, snapshot, request, trainer.learner.rewards)
 
 
 def episodes_wanted(config: TrainConfig, length_mean: float, agents: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from flame_rl.run.evaluation import Evaluation
 from flame_rl.settings.experiment import Experiment
 
@@ -21,6 +23,19 @@ class Totals:
     episodes: int = 0
     env_steps: int = 0
     length_mean: float = 0.0
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run at one moment.
+
+    Attributes:
+        totals: its progress.
+        learner: what `Learner.state_dict` returned.
+    """
+
+    totals: Totals
+    learner: dict[str, np.ndarray]
 
 
 def progress(experiment: Experiment, totals: Totals) -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from flame_rl.learner.learner import Learner
-from flame_rl.run.checkpoint import Checkpoint, CheckpointError, load, versions
+from flame_rl.run.checkpoint import Checkpoint, CheckpointError, library_versions, read_checkpoint
 from flame_rl.run.folder import CHECKPOINTS_NAME
 from flame_rl.run.retention import BEST_NAME, numbered
 from flame_rl.settings.config import TrainConfig
@@ -24,7 +24,7 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
     file = path / CHECKPOINTS_NAME / BEST_NAME if best and path.is_dir() else path
     try:
         if not file.is_dir():
-            return load(file), []
+            return read_checkpoint(file), []
     except CheckpointError as error:
         raise UsageError(
             f"{error}. Name a run folder or a checkpoint, runs/…/{CHECKPOINTS_NAME}/….ckpt"
@@ -45,7 +45,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     best = folder / CHECKPOINTS_NAME / BEST_NAME
     for path in [*numbered(folder / CHECKPOINTS_NAME), *([best] if best.exists() else [])]:
         try:
-            checkpoint = load(path)
+            checkpoint = read_checkpoint(path)
         except CheckpointError as error:
             damaged.append(str(error))
             continue
@@ -58,7 +58,7 @@ def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
     """Load the checkpoint's state into the learner. Raises UsageError if it does not fit."""
     try:
         learner.load_state_dict(checkpoint.learner)
-    except (KeyError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"the checkpoint in {path} does not fit the network in model.py: {error}"
         ) from error
@@ -92,7 +92,7 @@ def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
             f"the run learned with --device {then}, and goes on with --device {device}: results "
             "differ from now on"
         )
-    here = versions()
+    here = library_versions()
     return warnings + [
         f"the run was made with {name} {version}, this is {here.get(name)}: results may differ"
         for name, version in checkpoint.versions.items()

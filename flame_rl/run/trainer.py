@@ -37,6 +37,7 @@ from flame_rl.wire.messages import CollectRequest, Episodes
 if TYPE_CHECKING:
     from flame_rl.learner.learner import Files
     from flame_rl.run.checkpoint import Checkpoint
+    from flame_rl.run.results import RunState
 
 
 # Called with every result as soon as there is one; "stop" ends the iteration over a Trainer.
@@ -59,6 +60,7 @@ class Trainer:
         distributed: whether episodes are collected on a Flame cluster.
         learner: the networks and the algorithm that updates them.
         totals: the progress of the run.
+        before: a copy of the state before the latest iteration; None before the first.
         tables: the text of a resumed run's CSV files, by file name.
         warnings: for the user, about a time limit or a resumed run.
     """
@@ -128,6 +130,7 @@ class Trainer:
         with one_thread():
             self.learner = make_learner(self.config, self.spec)
         self.totals, self.tables = Totals(), {}
+        self.before: RunState | None = None
         # Samples the actions of `compute_action`; episodes have generators of their own.
         self._generator = np.random.default_rng(experiment.seed)
 
@@ -233,8 +236,7 @@ class Trainer:
         if self._stop.is_set():
             raise Interrupted
         with one_thread():
-            result = run_iteration(self.config, self.spec, self.learner, self._backend, self.totals)
-        self.totals = result.totals
+            result = run_iteration(self, self._backend)
         if self._callback is not None and self._callback(result) == "stop":
             self._ended = True
         return result
@@ -335,14 +337,15 @@ class Trainer:
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that `load` reads; replayed experience goes to a folder beside it,
         PATH.replay. Raises RunError if the disk refuses."""
-        from flame_rl.run.checkpoint import encode, refused_by_the_disk, write
+        from flame_rl.run.checkpoint import encode_checkpoint, refused_by_the_disk, write_checkpoint
 
         path = Path(path)
         with refused_by_the_disk(path):
             if self.files is not None:
                 self.files.copy_to(files_beside(path))
             state = self.learner.state_dict()
-            write(path, encode(self.totals, None, state, self.spec, self.config))
+            data = encode_checkpoint(self.totals, None, state, self.spec, self.config)
+            write_checkpoint(path, data)
 
     def listen(self, listener: Listener) -> None:
         """Let `listener` be told when a cluster gives no sign of life; otherwise nobody is."""

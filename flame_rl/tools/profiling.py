@@ -7,7 +7,6 @@ import threading
 import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from statistics import mean
 
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
@@ -152,12 +151,11 @@ def measure(
         trainer.resume_run()
         backend.describe(environment_of(config, trainer.spec.env_id))
         workers = backend.executors if is_distributed(config) else local_workers(config)
-        iterate = partial(run_iteration, trainer.config, trainer.spec, trainer.learner, backend)
         with one_thread():
-            results = [iterate(trainer.totals)]
+            results = [run_iteration(trainer, backend)]
             began = time.perf_counter()
             while len(results) <= iterations and time.perf_counter() - began < seconds:
-                results.append(iterate(results[-1].totals))
+                results.append(run_iteration(trainer, backend))
     first, last = results[0], results[-1]
     timings = [result.timing for result in results[1:]]
     count = len(timings)

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
@@ -169,7 +170,7 @@ def test_a_child_that_cannot_be_started_leaves_no_descriptor_open(worker, monkey
         raise OSError("no memory")
 
     request = request_for(environment_id("ActionReward"))
-    monkeypatch.setattr(subprocess, "Popen", refused)
+    monkeypatch.setattr(ChildProcess, "__init__", refused)
     collect(worker, request)
     before = psutil.Process().num_fds()
     failure = collect(worker, request)
@@ -230,6 +231,7 @@ def test_a_child_does_not_outlive_its_parent():
     code = f"""
 import os, threading
 from flame_rl.wire import codec
+from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from tests.helpers import *
 from tests.actor.test_worker import collect

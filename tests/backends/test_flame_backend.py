@@ -365,11 +365,11 @@ def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(mo
 
     with pytest.raises(TimeoutError):
         session.Session(SimpleNamespace(service=service), Room(1), janitor, session.Tally())
-    janitor.remember_session.assert_not_called()
+    janitor.remember.assert_not_called()
     answered.set()
-    while not janitor.remember_session.called:
+    while not janitor.remember.called:
         time.sleep(0.01)
-    janitor.remember_session.assert_called_once_with("late")
+    janitor.remember.assert_called_once_with("session", "late")
 
 
 # Executors

@@ -144,9 +144,9 @@ def test_a_curve_with_gaps_is_refused_by_name(damage, run, tmp_path):
 
 
 def test_a_checkpoint_of_absurd_size_takes_no_memory(run, tmp_path):
-    found = checkpoint.load(run / "checkpoints" / "00000002.ckpt")
+    found = checkpoint.read_checkpoint(run / "checkpoints" / "00000002.ckpt")
     config = TrainConfig.from_data(found.config).changed(hidden_sizes=(40_000, 40_000))
-    data = checkpoint.encode(found.totals, 1.0, found.learner, found.spec, config)
+    data = checkpoint.encode_checkpoint(found.totals, 1.0, found.learner, found.spec, config)
     (tmp_path / "absurd.ckpt").write_bytes(data)
     with pytest.raises(UsageError, match=r"--hidden-sizes: .* would take at least"):
         Trainer.load(tmp_path / "absurd.ckpt", local=True, workers=0)

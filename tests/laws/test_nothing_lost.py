@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import signal
@@ -12,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from flame_rl import TrainConfig, Trainer
 from flame_rl.learner.training.adam import Adam
@@ -179,7 +179,7 @@ def test_an_exception_within_an_update_leaves_the_learner_as_it_was(error, algor
         expected = [result.weights_digest for result in trainer]
     with Trainer(config) as trainer:
         found = [trainer.train().weights_digest]
-        state = {name: t.clone() for name, t in trainer.learner.state_dict().items()}
+        state = copy.deepcopy(trainer.learner.state_dict())
         step, calls = Adam.step, []
 
         def fail(self, rate):
@@ -194,9 +194,37 @@ def test_an_exception_within_an_update_leaves_the_learner_as_it_was(error, algor
                 trainer.train()
         assert trainer.totals.iterations == 1
         after = trainer.learner.state_dict()
-        assert all(torch.equal(after[name], state[name]) for name in state)
+        assert all(np.array_equal(after[name], state[name]) for name in state)
         found += [result.weights_digest for result in trainer]
     assert found == expected
+
+
+def test_a_second_interrupt_while_the_first_is_undone_leaves_the_learner_as_it_was(monkeypatch):
+    config = TrainConfig(local=True, workers=0, episodes_per_iter=8, iterations=4, algorithm="ppo")
+    with Trainer(config) as trainer:
+        trainer.train()
+        state, totals = copy.deepcopy(trainer.learner.state_dict()), trainer.totals
+        update, load, interrupts = trainer.learner.update, Adam.load_state_dict, []
+
+        def interrupted(*arguments):
+            update(*arguments)
+            raise KeyboardInterrupt
+
+        def interrupted_again(self, own):
+            # In the middle: the networks are loaded before their optimisers.
+            if len(interrupts) < 3:
+                interrupts.append(1)
+                raise KeyboardInterrupt
+            load(self, own)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer.learner, "update", interrupted)
+            patch.setattr(Adam, "load_state_dict", interrupted_again)
+            with pytest.raises(KeyboardInterrupt):
+                trainer.train()
+        assert len(interrupts) == 3 and trainer.totals == totals
+        after = trainer.learner.state_dict()
+        assert all(np.array_equal(after[name], state[name]) for name in state)
 
 
 # The best checkpoint
@@ -214,7 +242,7 @@ def test_the_best_checkpoint_is_the_policy_that_had_the_score(tmp_path):
             snapshots.append(trainer.learner.snapshot())
     best = int(np.argmax(rewards))
     assert best not in (0, 6), "the test needs a run whose best iteration is in between"
-    found = checkpoint.load(tmp_path / "run" / "checkpoints" / "best.ckpt")
+    found = checkpoint.read_checkpoint(tmp_path / "run" / "checkpoints" / "best.ckpt")
     assert found.score == rewards[best] and found.totals.iterations == best
     with Trainer.load(tmp_path / "run", best=True, local=True, workers=0) as trainer:
         for layer, expected in zip(

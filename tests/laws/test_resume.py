@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from flame_rl.learner.learner import Learner
 from flame_rl.run import checkpoint, resume, retention
@@ -333,7 +332,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, killed
 
 def test_the_best_one_is_used_where_all_others_are_damaged(killed, whole, tmp_path):
     folder = killed / "checkpoints"
-    best = checkpoint.load(folder / retention.BEST_NAME).totals.iterations
+    best = checkpoint.read_checkpoint(folder / retention.BEST_NAME).totals.iterations
     for path in retention.numbered(folder):
         path.write_bytes(path.read_bytes()[:-1])
     done = run_here("--resume", "run", cwd=tmp_path)
@@ -391,8 +390,8 @@ def test_only_damaged_checkpoints(killed, whole, tmp_path):
 
 
 def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
-    now = checkpoint.versions()
-    monkeypatch.setattr(resume, "versions", lambda: now | {"numpy": "1.0"})
+    now = checkpoint.library_versions()
+    monkeypatch.setattr(resume, "library_versions", lambda: now | {"numpy": "1.0"})
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
@@ -411,15 +410,15 @@ def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
     if fault == "a name":
         del state["policy.network.0.weight"]
     if fault == "Adam's":
-        state["policy_adam.second"] = torch.zeros(3, 3)
+        state["policy_adam.second"] = np.zeros((3, 3), np.float32)
     if fault == "a moment":
-        state["returns.squares"] = torch.zeros(2)
+        state["returns.squares"] = np.zeros(2)
     if fault == "a count":
-        state["updates"] = torch.zeros(2)
+        state["updates"] = np.zeros(2)
     config = TrainConfig(resume=tmp_path, hidden_sizes=(6,))
     folder = tmp_path / CHECKPOINTS_NAME
     folder.mkdir()
-    data = checkpoint.encode(checkpoint.Totals(3, 36, 99), 1.0, state, SPEC, config)
+    data = checkpoint.encode_checkpoint(checkpoint.Totals(3, 36, 99), 1.0, state, SPEC, config)
     (folder / "00000003.ckpt").write_bytes(data)
     (tmp_path / "metrics.csv").write_text("iteration\n0\n1\n2\n")
     with pytest.raises(UsageError, match="does not fit the network"):

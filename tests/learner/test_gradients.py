@@ -82,7 +82,7 @@ def step_by(trained: TrainedNetwork, network, observations, columns, loss):
     trained.network = network
     samples = columns | {"inputs": network.prepare(observations)}
     numbers = step_down(trained, samples, loss, 0.01)
-    return numbers, trained.adam.gradient.copy(), trained.adam.values()
+    return numbers, trained.adam.gradient.copy(), trained.adam.parameters.copy()
 
 
 def compare(module, choose, apply, columns, loss, rows):
@@ -267,7 +267,7 @@ def test_whole_updates_agree(algorithm, continuous, monkeypatch):
         assert kind is (NetworkByHand if by_hand else AutogradNetwork)
         metrics = [learner.update(random_episodes(continuous)) for _ in range(3)]
         weights = np.concatenate(
-            [learner.parts[f"{name}_adam"].values() for name in ("policy", "value")]
+            [learner.parts[f"{name}_adam"].parameters.copy() for name in ("policy", "value")]
         )
         results.append((metrics, weights))
     (ours, our_weights), (theirs, weights) = results
@@ -368,9 +368,9 @@ def test_a_changed_network_goes_through_autograd(change, monkeypatch):
     samples = policy_samples("gaussian", 100) | {
         "inputs": np.random.default_rng(0).standard_normal((100, 4)).astype(np.float32)
     }
-    before = trained.adam.values()
+    before = trained.adam.parameters.copy()
     step_down(trained, samples, LOSSES["clipped"], 0.01)
-    assert (trained.adam.values() != before).any()
+    assert (trained.adam.parameters != before).any()
 
 
 def test_a_new_network_of_another_function_goes_through_autograd():

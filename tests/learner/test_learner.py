@@ -276,9 +276,9 @@ def test_the_learning_rate_falls_to_nothing():
     learner = learner_of(True, learning_rate=1e-3, **options)
     moves = []
     for progress in (0, 0.25, 0.5, 0.75, 1, 1.25):
-        before = learner.parts["policy_adam"].values()
+        before = learner.parts["policy_adam"].parameters.copy()
         learner.update(random_episodes(True), progress)
-        moves.append(float(np.abs(learner.parts["policy_adam"].values() - before).max()))
+        moves.append(float(np.abs(learner.parts["policy_adam"].parameters - before).max()))
     assert moves[0] == pytest.approx(1e-3, rel=0.01)  # Adam's first step
     assert moves[0] > moves[1] > moves[2] > moves[3] > 0
     assert moves[4:] == [0, 0]

@@ -243,7 +243,7 @@ def test_an_update_from_the_policys_own_episodes_begins_without_divergence(algor
         normalize_observations=False,
         **options,
     )
-    before = learner.weights()["policy.network.0.weight"].clone()
+    before = learner.weights()["policy.network.0.weight"].copy()
     metrics = learner.update(played(learner.collecting(), range(20)))
     assert metrics["kl"] <= 1e-12 and metrics["policy_steps"] <= 1
     after = learner.weights()["policy.network.0.weight"]

@@ -610,10 +610,10 @@ def test_the_learning_rates_fall_to_nothing(algorithm):
             policy_delay=1,
         )
         adams = {name: part for name, part in learner.parts.items() if name.endswith("_adam")}
-        before = {name: adam.values() for name, adam in adams.items()}
+        before = {name: adam.parameters.copy() for name, adam in adams.items()}
         assert learner.update(random_episodes(continuous), progress)["gradient_steps"] == 1
         moves[progress] = [
-            np.abs(adam.values() - before[name]).max() for name, adam in adams.items()
+            np.abs(adam.parameters - before[name]).max() for name, adam in adams.items()
         ]
     assert moves[0] == pytest.approx([1e-3] * len(adams), rel=0.01)
     assert moves[0.5] == pytest.approx([5e-4] * len(adams), rel=0.01)
@@ -640,7 +640,7 @@ def test_priorities_are_the_last_errors():
 
     replay.prioritize = remember
     learner.update(random_episodes(False))
-    kept = replay.state_dict()["priorities"].numpy()
+    kept = replay.state_dict()["priorities"]
     # What was not drawn yet has the greatest priority before this step, 1.
     expected = dict.fromkeys(range(replay.store.first, replay.store.steps), 1.0)
     drawn = zip(positions["last"].tolist(), errors["last"].astype(float), strict=True)

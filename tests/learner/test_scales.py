@@ -23,7 +23,7 @@ def changed(episodes: Episodes, **columns: np.ndarray) -> Episodes:
 
 
 def weights(learner) -> torch.Tensor:
-    values = [learner.parts[f"{name}_adam"].values() for name in ("policy", "value")]
+    values = [learner.parts[f"{name}_adam"].parameters.copy() for name in ("policy", "value")]
     return torch.from_numpy(np.concatenate(values))
 
 
@@ -99,10 +99,10 @@ def test_the_kl_limit_holds_for_narrow_distributions_and_shows(log_std):
 
 def test_an_update_that_no_halving_brings_within_the_limit_is_undone():
     learner = learner_of(True, learning_rate=0.5, initial_log_std=-20.0, max_kl=1e-12)
-    before = learner.parts["policy_adam"].values()
+    before = learner.parts["policy_adam"].parameters.copy()
     metrics = learner.update(sampled(learner))
     assert (metrics["kl"], metrics["update_scale"]) == (0, 0)
-    np.testing.assert_array_equal(learner.parts["policy_adam"].values(), before)
+    np.testing.assert_array_equal(learner.parts["policy_adam"].parameters, before)
 
 
 def test_a_whole_update_says_so():
@@ -134,7 +134,7 @@ def test_the_unit_of_observations_changes_nothing(scale):
             learner.update(
                 changed(episodes, observations=episodes.observations * np.float32(factor))
             )
-        learned.append(learner.parts["policy_adam"].values())
+        learned.append(learner.parts["policy_adam"].parameters.copy())
     np.testing.assert_allclose(*learned, rtol=1e-3, atol=1e-4)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import model
+from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.learner.on_policy import value_process
 from flame_rl.learner.on_policy.value_epochs import ValueEpochs, fit
 from flame_rl.learner.on_policy.value_process import ValueProcess
@@ -77,13 +78,13 @@ def test_the_same_bits_there_and_here():
     process = ValueProcess(there.network)
     for number in range(4):  # inputs are sent once for two updates
         epochs = epochs_of(number // 2)
-        before = there.adam.values()
+        before = there.adam.parameters.copy()
         begun(process, there, epochs)
-        np.testing.assert_array_equal(there.adam.values(), before)
+        np.testing.assert_array_equal(there.adam.parameters, before)
         loss = process.finish(there.adam)
         assert loss == fit(here.network, here.adam, epochs)
-        np.testing.assert_array_equal(there.adam.values(), here.adam.values())
-        assert (there.adam.values() != before).any()
+        np.testing.assert_array_equal(there.adam.parameters, here.adam.parameters)
+        assert (there.adam.parameters != before).any()
     for name, array in here.adam.state_dict().items():
         np.testing.assert_array_equal(there.adam.state_dict()[name], array)
 
@@ -116,14 +117,14 @@ def test_a_killed_process_is_done_without():
     begun(process, there, epochs)
     process._child.kill()
     process._child.wait()
-    before = there.adam.values()
+    before = there.adam.parameters.copy()
     # It may have answered before; nothing has changed if not.
     loss = process.finish(there.adam)
     if loss is None:
-        np.testing.assert_array_equal(there.adam.values(), before)
+        np.testing.assert_array_equal(there.adam.parameters, before)
         loss = fit(there.network, there.adam, epochs)
     assert loss == fit(here.network, here.adam, epochs)
-    np.testing.assert_array_equal(there.adam.values(), here.adam.values())
+    np.testing.assert_array_equal(there.adam.parameters, here.adam.parameters)
     while process.begin(there.adam, epochs):  # it is noticed at the latest by the next answer
         process.finish(there.adam)
     assert not process.begin(there.adam, epochs)
@@ -133,7 +134,7 @@ def test_a_process_that_cannot_start_is_done_without(monkeypatch):
     def no_process(*_, **__):
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(subprocess, "Popen", no_process)
+    monkeypatch.setattr(ChildProcess, "__init__", no_process)
     trained = trained_network()
     process = ValueProcess(trained.network)
     assert not process.begin(trained.adam, epochs_of(0))
@@ -146,7 +147,7 @@ def test_what_was_given_up_is_not_taken_for_an_answer():
     begun(process, there, epochs_of(1))
     begun(process, there, epochs_of(2))
     assert process.finish(there.adam) == fit(here.network, here.adam, epochs_of(2))
-    np.testing.assert_array_equal(there.adam.values(), here.adam.values())
+    np.testing.assert_array_equal(there.adam.parameters, here.adam.parameters)
 
 
 def test_it_ends_with_its_owner():

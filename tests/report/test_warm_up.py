@@ -21,8 +21,9 @@ class LateStarter:
 
     network: torch.nn.Module
     snapshot_of: object
-    seen: torch.Tensor = field(default_factory=lambda: torch.zeros(1))
+    seen: np.ndarray = field(default_factory=lambda: np.zeros(()))
     metrics: tuple[str, ...] = ("loss", "target_norm")
+    lag: int = 0
 
     @property
     def parts(self):
@@ -32,10 +33,10 @@ class LateStarter:
         return {"episodes": self.seen}
 
     def load_state_dict(self, state) -> None:
-        self.seen = state["episodes"].clone()
+        self.seen = state["episodes"].copy()
 
-    def snapshot(self, version: int) -> PolicySnapshot:
-        return self.snapshot_of(version)
+    def snapshot(self) -> PolicySnapshot:
+        return self.snapshot_of()
 
     collecting = snapshot
 

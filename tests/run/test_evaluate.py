@@ -200,7 +200,7 @@ def test_the_commands_options(whole, tmp_path):
     plain = evaluate()
     assert evaluate("--seed", "1")["reward_mean"] != plain["reward_mean"]
     assert evaluate("--explore")["reward_mean"] != plain["reward_mean"]
-    best = checkpoint.load(whole / "checkpoints" / "best.ckpt")
+    best = checkpoint.read_checkpoint(whole / "checkpoints" / "best.ckpt")
     assert evaluate("--best")["iterations"] == best.totals.iterations
     assert evaluate(run=whole / "checkpoints" / "00000008.ckpt")["iterations"] == 8
     files = sorted(path.name for path in tmp_path.iterdir())
@@ -293,7 +293,7 @@ def test_an_evaluation_is_of_the_weights_after_its_iteration(whole):
     rows = evaluations(whole)
     assert [row["iteration"] for row in rows] == [2, 5, 8]
     config = TrainConfig.from_json((whole / CONFIG_NAME).read_text())
-    best = checkpoint.load(whole / "checkpoints" / "best.ckpt")
+    best = checkpoint.read_checkpoint(whole / "checkpoints" / "best.ckpt")
     iteration = best.totals.iterations - 1
     with Trainer.load(whole, best=True, workers=0) as trainer:
         seeds = [
@@ -309,7 +309,7 @@ def test_an_evaluation_is_of_the_weights_after_its_iteration(whole):
 
 def test_the_best_checkpoint_is_the_best_evaluated(whole):
     rows = evaluations(whole)
-    best = checkpoint.load(whole / "checkpoints" / "best.ckpt")
+    best = checkpoint.read_checkpoint(whole / "checkpoints" / "best.ckpt")
     top = max(rows, key=lambda row: row["reward_mean"])
     assert best.score == top["reward_mean"]
     assert best.totals.iterations == top["iteration"] + 1
@@ -327,7 +327,7 @@ def killed(whole: Path, run: Path, iterations: int, saved: int) -> None:
         lines = (whole / name).read_bytes().splitlines(keepends=True)
         (run / name).write_bytes(b"".join(lines[: rows + 1]))
     for path in (run / "checkpoints").iterdir():
-        done = checkpoint.load(path).totals.iterations
+        done = checkpoint.read_checkpoint(path).totals.iterations
         if done > (iterations if path.name == "best.ckpt" else saved):
             path.unlink()
 
@@ -342,7 +342,7 @@ def test_evaluations_survive_a_resume(iterations, saved, workers, whole, tmp_pat
     assert "Going on after" in done.stdout or saved == 0
     for name in ("metrics.csv", "evaluations.csv", "weights.safetensors"):
         assert (run / name).read_bytes() == (whole / name).read_bytes()
-    best = [checkpoint.load(r / "checkpoints" / "best.ckpt") for r in (run, whole)]
+    best = [checkpoint.read_checkpoint(r / "checkpoints" / "best.ckpt") for r in (run, whole)]
     assert best[0].score == best[1].score and best[0].totals == best[1].totals
 
 

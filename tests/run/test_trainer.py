@@ -133,10 +133,10 @@ def test_learning_rates_fall_over_env_steps():
         trainer.train()
         policy, before = trainer.learner.parts["policy_adam"], trainer.totals.env_steps
         policy.load_state_dict({name: 0 * array for name, array in policy.state_dict().items()})
-        parameters = policy.values()
+        parameters = policy.parameters.copy()
         trainer.train()
         rate = trainer.config.algorithm.learning_rate * (1 - before / 400)
-        assert np.abs(policy.values() - parameters).max() == pytest.approx(rate, rel=1e-3)
+        assert np.abs(policy.parameters - parameters).max() == pytest.approx(rate, rel=1e-3)
 
 
 def test_it_is_the_training_of_the_command_line(tmp_path):

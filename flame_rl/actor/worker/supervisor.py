@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
 from flame_rl.actor.worker.frames import enlarge, read_frame, ready, write_frame
-from flame_rl.actor.worker.program import ONE_THREAD, python_program
+from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, FailureKind
 from flame_rl.wire.packing import Buffer
@@ -43,16 +43,45 @@ class Limits(NamedTuple):
     child_megabytes: int
 
 
+class _Player(ChildProcess):
+    """The child, and what its supervisor remembers of it.
+
+    Attributes:
+        last_words: the file for the traceback of a crash.
+        sent: the encoded weights that it holds.
+        episodes: how many it has played.
+        memory_bytes: its peak memory at its last answer.
+    """
+
+    def __init__(self) -> None:
+        self.sent: bytes | None = None
+        self.episodes = self.memory_bytes = 0
+        self.last_words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        # The child holds the other end and dies when this one closes, with its supervisor.
+        lifeline, held = os.pipe()
+        self._lifeline = os.fdopen(held, "wb", buffering=0)
+        descriptors = [self.last_words.fileno(), lifeline]
+        try:
+            super().__init__(
+                "flame_rl.actor.worker.child", *map(str, descriptors), descriptors=descriptors
+            )
+        finally:
+            os.close(lifeline)
+        for pipe in (self.stdin, self.stdout):
+            os.set_blocking(pipe.fileno(), False)
+        enlarge(self.stdout, _PIPE_BYTES)
+
+    def end(self) -> None:
+        super().end()
+        self.last_words.close()
+        self._lifeline.close()
+
+
 class Worker:
     """Supervises one child. `start` is optional and lets the child import early."""
 
     def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
-        self._last_words: BinaryIO | None = None
-        self._lifeline: BinaryIO | None = None
-        self._sent: bytes | None = None
-        self._episodes = 0
-        self._memory_bytes = 0
+        self._child: _Player | None = None
         self._closed = False
         self._calling = threading.RLock()
 
@@ -69,32 +98,10 @@ class Worker:
                 raise BrokenPipeError("this worker is closed")
             if self._child is not None and self._child.poll() is None:
                 return
-            self._forget()
-            self._last_words = tempfile.TemporaryFile()  # noqa: SIM115 - closed after the child
-            # The child holds the other end and dies when this one closes, with its supervisor.
-            lifeline, held = os.pipe()
-            self._lifeline = os.fdopen(held, "wb", buffering=0)
-            descriptors = [self._last_words.fileno(), lifeline]
-            command, environment = python_program(
-                "flame_rl.actor.worker.child", *map(str, descriptors)
-            )
-            try:
-                self._child = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=environment | ONE_THREAD,
-                    pass_fds=descriptors,
-                    bufsize=0,
-                    start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
-                )
-            finally:
-                os.close(lifeline)
-            for pipe in (self._child.stdin, self._child.stdout):
-                os.set_blocking(pipe.fileno(), False)
-            enlarge(self._child.stdout, _PIPE_BYTES)
+            self._end_child()
+            self._child = _Player()
             if self._closed:  # while the child was being started
-                _kill(self._child)
+                self._child.kill_group()
 
     def describe(
         self,
@@ -137,18 +144,18 @@ class Worker:
         """
 
         def frames() -> list[bytes]:
-            return [request] if self._sent == snapshot else [snapshot, request]
+            return [request] if self._child.sent == snapshot else [snapshot, request]
 
         with self._calling:
             answer = self._call(frames, limits.deadline, withdrawn)
-            if self._child is not None:
-                self._sent = snapshot
-                self._episodes += limits.episodes
+            if (child := self._child) is not None:
+                child.sent = snapshot
+                child.episodes += limits.episodes
                 if (
                     # A simulator that has failed may be in a broken state.
                     packing.message_type(answer) == "failure"
-                    or self._episodes >= limits.child_episodes
-                    or self._memory_bytes > limits.child_megabytes * 1_000_000
+                    or child.episodes >= limits.child_episodes
+                    or child.memory_bytes > limits.child_megabytes * 1_000_000
                 ):
                     self._replace()
             return answer
@@ -158,7 +165,7 @@ class Worker:
         self._closed = True
         child = self._child
         if child is not None:
-            _kill(child)
+            child.kill_group()
         with self._calling:
             self._end_child()
 
@@ -186,12 +193,13 @@ class Worker:
 
         try:
             self.start()
+            child = self._child
             for frame in frames():
-                write_frame(self._child.stdin, frame, wait)
-            answer, self._memory_bytes = read_frame(self._child.stdout, wait)
+                write_frame(child.stdin, frame, wait)
+            answer, child.memory_bytes = read_frame(child.stdout, wait)
             if not answer:
                 kind = "crash"
-                answer, self._memory_bytes = read_frame(self._child.stdout, wait)
+                answer, child.memory_bytes = read_frame(child.stdout, wait)
             packing.message_type(answer)
             return answer
         except packing.WireError as error:
@@ -216,9 +224,8 @@ class Worker:
 
     def _end_child(self) -> None:
         if self._child is not None:
-            _kill(self._child)
-            self._child.wait()
-        self._forget()
+            self._child.end()
+            self._child = None
 
     def _ending(self, error: OSError) -> str:
         if self._child is None:
@@ -230,27 +237,11 @@ class Worker:
             return f"broke off: {error}"
         return f"died by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
-    def _forget(self) -> None:
-        if self._child is not None:
-            self._child.stdin.close()
-            self._child.stdout.close()
-        for file in (self._last_words, self._lifeline):
-            if file is not None:
-                file.close()
-        self._child = self._last_words = self._lifeline = self._sent = None
-        self._episodes = self._memory_bytes = 0
-
     def _read_last_words(self) -> str:
-        if self._last_words is None:
+        if self._child is None:
             return ""
-        self._last_words.seek(0)
-        return self._last_words.read(20_000).decode(errors="replace")
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End the child's process group: the child and whatever its simulator has started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
+        self._child.last_words.seek(0)
+        return self._child.last_words.read(20_000).decode(errors="replace")
 
 
 def _signal_name(number: int) -> str:

@@ -14,11 +14,10 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import subprocess
 import sys
 import time
 
-from flame_rl.actor.worker.program import python_program
+from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
 
 JANITOR_SECONDS = 600.0
@@ -34,85 +33,60 @@ class Janitor:
     """
 
     def __init__(self) -> None:
-        self._application: str | None = None
-        self._sessions: list[str] = []
-        self._weights: list[str] = []
-        command, environment = python_program("flame_rl.backends.flame.cleanup")
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,
-            text=True,
-        )
+        self._left = _nothing()
+        self._process = ChildProcess(__name__, silent=True)
 
-    def remember_application(self, name: str) -> None:
-        self._application = name
-        self._tell(f"application {name}")
-
-    def remember_session(self, name: str) -> None:
-        self._sessions.append(name)
-        self._tell(f"session {name}")
-
-    def remember_weights(self, reference: str) -> None:
-        self._weights.append(reference)
-        self._tell(f"weights {reference}")
+    def remember(self, kind: str, name: str) -> None:
+        """Remember an "application" by its name, a "session" by its id, or "weights" in the object
+        cache by their reference as JSON."""
+        self._left[kind].append(name)
+        self._tell(f"{kind} {name}")
 
     def clean_up(self, seconds: float) -> bool:
         """Remove everything now; returns whether nothing is left."""
-        return clean_up(self._application, self._sessions, self._weights, seconds)
+        return clean_up(self._left, seconds)
 
     def dismiss(self) -> None:
         """End the process, because nothing is left to remove."""
-        self._tell_last("dismissed")
+        self._tell("dismissed")
         self._process.wait()
 
     def look_again(self) -> None:
         """Let the process remove everything once more, a few seconds from now: weights or answers
         that were on their way may arrive late. This one does not wait for it."""
-        self._tell_last("late")
-
-    def _tell_last(self, line: str) -> None:
-        self._tell(line)
-        with contextlib.suppress(OSError):  # the process has died already
-            self._process.stdin.close()
+        self._tell("late")
 
     def _tell(self, line: str) -> None:
         with contextlib.suppress(OSError):  # a run goes on without this safety net
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
+            self._process.stdin.write(f"{line}\n".encode())
 
 
-def clean_up(
-    application: str | None, sessions: list[str], weights: list[str], seconds: float
-) -> bool:
+def _nothing() -> dict[str, list[str]]:
+    return {"application": [], "session": [], "weights": []}
+
+
+def clean_up(left: dict[str, list[str]], seconds: float) -> bool:
     """Close the sessions, unregister the application and delete its objects.
 
     Closing a session cancels the tasks that have not begun. Flame refuses while others run; their
     executors notice within about a second that the weights are gone, and end them.
 
     Args:
-        application: its name.
-        sessions: their ids.
-        weights: references to the weights in the object cache, as JSON.
+        left: what the run has on the cluster; see `Janitor.remember`.
         seconds: how long to try.
 
     Returns:
         Whether nothing is left.
     """
-    if application is None:
-        return True
     limit = time.monotonic() + seconds
     withdrawn = False
     while True:
-        if all([close_session(session) for session in sessions]):
-            if _remove(application):
+        if all([close_session(session) for session in left["session"]]):
+            if all(_remove(application) for application in left["application"]):
                 return True
         elif not withdrawn:
             withdrawn = True
-            for reference in weights:
+            for reference in left["weights"]:
                 _withdraw(reference)
         if time.monotonic() > limit:
             return False
@@ -159,18 +133,17 @@ def _withdraw(reference: str) -> None:
 
 def main() -> None:
     """Remember the lines of standard input; clean up if it ends without `dismissed`."""
-    told: dict[str, list[str]] = {"application": [], "session": [], "weights": []}
+    left = _nothing()
     for line in sys.stdin:
-        what, _, value = line.rstrip("\n").partition(" ")
-        if what == "dismissed":
+        kind, _, name = line.rstrip("\n").partition(" ")
+        if kind == "dismissed":
             return
-        if what == "late":
+        if kind == "late":
             time.sleep(_LATE_SECONDS)
             break
-        told[what].append(value)
-    if told["application"]:
-        signal.alarm(int(2 * JANITOR_SECONDS))  # whatever happens, this process ends
-        clean_up(told["application"][-1], told["session"], told["weights"], JANITOR_SECONDS)
+        left[kind].append(name)
+    signal.alarm(int(2 * JANITOR_SECONDS))  # whatever happens, this process ends
+    clean_up(left, JANITOR_SECONDS)
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def deploy(env_id: str, janitor: Janitor) -> tuple[Runner, list[str]]:
     with tempfile.TemporaryDirectory(prefix="flame-rl-") as folder:
         package = stage_package(Path(folder), env_id)
         name = f"flame-rl-{package.digest}-{secrets.token_hex(4)}"
-        janitor.remember_application(name)
+        janitor.remember("application", name)
         # Runner packs the current directory and offers no other way.
         with contextlib.chdir(folder):
             try:

@@ -54,7 +54,7 @@ class Session:
 
         def open_service() -> RunnerService:
             service = runner.service(Collector, resreq=room.claim)
-            janitor.remember_session(service._session.id)  # also after the timeout
+            janitor.remember("session", service._session.id)  # also after the timeout
             return service
 
         self._service = call_with_timeout(CALL_SECONDS, open_service)
@@ -68,7 +68,7 @@ class Session:
         array = np.frombuffer(encoded, np.uint8)
         if self._weights is None:
             self._weights = call_with_timeout(CALL_SECONDS, lambda: self._runner.put_object(array))
-            self._janitor.remember_weights(json.dumps(asdict(self._weights)))
+            self._janitor.remember("weights", json.dumps(asdict(self._weights)))
         else:
             update = flamepy.core.cache.update_object
             self._weights = call_with_timeout(CALL_SECONDS, lambda: update(self._weights, array))

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-import torch
 from gymnasium import spaces
-from torch import Tensor
 
 import model
 from flame_rl.learner.off_policy.gradient_step import GradientStep
@@ -41,10 +39,10 @@ class Counter:
     def __init__(self) -> None:
         self.count = 0
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"count": torch.tensor(self.count)}
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {"count": np.array(self.count)}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         self.count = int(state["count"])
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import subprocess
 import weakref
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from flame_rl.actor.worker.frames import enlarge, read_frame, ready, write_frame
-from flame_rl.actor.worker.program import ONE_THREAD, python_program
+from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.learner.on_policy.value_epochs import ValueEpochs, fit
 from flame_rl.learner.training.adam import Adam
 from flame_rl.nets.by_hand import NetworkByHand
@@ -41,7 +40,7 @@ class ValueProcess:
         """`network` is the value network."""
         self._layers = [_described(layer) for layer in network.layers]
         self._parameters = network.parameters
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: ChildProcess | None = None
         self._ready = False
         self._gone = False
         # It has been asked, and its answer was not read.
@@ -92,16 +91,8 @@ class ValueProcess:
     def _is_ready(self) -> bool:
         """Whether it has started; it is started if it was not."""
         if self._child is None:
-            command, environment = python_program(__name__)
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment | ONE_THREAD,
-                bufsize=0,
-                start_new_session=True,  # Ctrl-C in the terminal is the learner's to handle
-            )
-            weakref.finalize(self, _end, self._child)
+            self._child = ChildProcess(__name__)
+            weakref.finalize(self, self._child.end)
             enlarge(self._child.stdin, _PIPE_BYTES)
             self._write("network", {"layers": self._layers, "parameters": self._parameters}, {})
         if not self._ready and ready(self._child.stdout, select.POLLIN, 0):
@@ -119,15 +110,8 @@ class ValueProcess:
 
     def _give_up(self) -> None:
         if self._child is not None:
-            _end(self._child)
+            self._child.end()
         self._gone = True
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
-    child.stdin.close()
-    child.stdout.close()
 
 
 def _state_of(adam: Adam) -> dict[str, np.ndarray]:

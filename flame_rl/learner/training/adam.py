@@ -8,13 +8,8 @@ flat array, so that a step is a dozen operations and not a dozen for each parame
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # The paper's beta1, beta2 and epsilon.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
@@ -76,23 +71,15 @@ class Adam:
         change *= np.float32(learning_rate * factor1 / root2)
         self.parameters -= change
 
-    def values(self) -> np.ndarray:
-        """A copy of all parameters, flat, float32 [P]."""
-        return self.parameters.copy()
-
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Both sums and the number of steps."""
-        return {
-            "first": self._first_sum,
-            "second": self._second_sum,
-            "steps": np.array(self.steps),
-        }
+        """Both sums and the number of steps; see `Part`."""
+        steps = np.array(self.steps)
+        return {"first": self._first_sum, "second": self._second_sum, "steps": steps}
 
-    def load_state_dict(self, state: Mapping[str, np.ndarray | Tensor]) -> None:
-        """The inverse of `state_dict`. Raises KeyError or ValueError if it does not fit."""
-        first, second = np.asarray(state["first"]), np.asarray(state["second"])
-        for name, array in (("first", first), ("second", second)):
-            if (array.shape, array.dtype) != (self.parameters.shape, np.float32):
-                raise ValueError(f"{name}: {array.shape} of {array.dtype}")
-        self._first_sum, self._second_sum = first.copy(), second.copy()
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """See `Part`. Raises KeyError or ValueError if it does not fit."""
+        for name in ("first", "second"):
+            if (state[name].shape, state[name].dtype) != (self.parameters.shape, np.float32):
+                raise ValueError(f"{name}: {state[name].shape} of {state[name].dtype}")
+        self._first_sum, self._second_sum = state["first"].copy(), state["second"].copy()
         self.steps = int(state["steps"])

@@ -7,8 +7,6 @@ from functools import partial
 from itertools import chain
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from flame_rl.learner.training.slices import at_once
 
@@ -59,21 +57,17 @@ class RunningMoments:
         self._squares = self._squares + squares + difference**2 * (self.count * count / total)
         self.count = total
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {
-            "count": torch.tensor(self.count),
-            "mean": torch.from_numpy(self.mean),
-            "squares": torch.from_numpy(self._squares),
-        }
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """See `Part`."""
+        return {"count": np.array(self.count), "mean": self.mean, "squares": self._squares}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `state_dict`. Raises KeyError or ValueError if D differs."""
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        """See `Part`. Raises KeyError or ValueError if D differs."""
         for name in ("mean", "squares"):
             if state[name].shape != self.mean.shape:
-                raise ValueError(f"{name}: {tuple(state[name].shape)}, not {self.mean.shape}")
+                raise ValueError(f"{name}: {state[name].shape}, not {self.mean.shape}")
         self.count = int(state["count"])
-        self.mean = state["mean"].numpy().copy()
-        self._squares = state["squares"].numpy().copy()
+        self.mean, self._squares = state["mean"].copy(), state["squares"].copy()
 
 
 def _moments_of(blocks: Sequence[np.ndarray]) -> list[tuple[int, np.ndarray, np.ndarray]]:

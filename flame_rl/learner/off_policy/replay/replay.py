@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from flame_rl.learner.off_policy.replay.journal import Journal, JournalError
 from flame_rl.learner.off_policy.replay.samplers import Prioritized, uniform
@@ -75,7 +73,7 @@ class Replay:
         self._source: Path | None = None
         self._journal: Journal | None = None
         # A state that was loaded, whose episodes were not read yet.
-        self._waiting: dict[str, Tensor] | None = None
+        self._waiting: dict[str, np.ndarray] | None = None
 
     @property
     def env_steps(self) -> int:
@@ -106,11 +104,14 @@ class Replay:
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
 
-    def keep_for(self, states: Sequence[dict[str, Tensor]]) -> None:
-        """See `Files.keep_for`; this is the learner's part `PART`."""
-        if states and self._journal is not None:
-            oldest = _PLACE.index("oldest")
-            self._journal.forget(min(int(state[f"{PART}.place"][oldest]) for state in states))
+    def first_needed(self, state: dict[str, np.ndarray]) -> int:
+        """See `Files.first_needed`; this is the learner's part `PART`."""
+        return int(state[f"{PART}.place"][_PLACE.index("oldest")])
+
+    def forget_before(self, first: int) -> None:
+        """See `Files.forget_before`."""
+        if self._journal is not None:
+            self._journal.forget(first)
 
     def add(self, episodes: Episodes) -> None:
         """Add episodes in their order.
@@ -161,13 +162,12 @@ class Replay:
             self._opened().restore(self.store, place)
             if self._priorities is not None:
                 names = ("priorities", "greatest")
-                state = {name: self._waiting[name].numpy() for name in names}
-                self._priorities.restore(state)
+                self._priorities.restore({name: self._waiting[name] for name in names})
         except (JournalError, OSError, ValueError) as error:
             raise RunError(f"replay: {self._folder or self._source}: {error}") from error
         self._waiting = None
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, np.ndarray]:
         """How far the journal is, and the priorities. Raises RunError if the disk refuses."""
         if self._waiting is not None:
             return dict(self._waiting)
@@ -176,13 +176,10 @@ class Replay:
         else:
             with self._refused_by_the_disk():
                 place = self._opened().state(self.store)
-        state = {"place": torch.tensor([place[name] for name in _PLACE])}
-        if self._priorities is not None:
-            arrays = self._priorities.state()
-            state |= {name: torch.from_numpy(array) for name, array in arrays.items()}
-        return state
+        state = {"place": np.array([place[name] for name in _PLACE])}
+        return state if self._priorities is None else state | self._priorities.state()
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """The inverse of `state_dict`; the episodes are read when they are needed, by `recall`.
 
         Raises:
@@ -196,7 +193,7 @@ class Replay:
                 f"capacity: {self.store.capacity} steps, but the checkpoint is of a replay store "
                 f"of {state['place'][0]}; resume with the same capacity"
             )
-        self._waiting = {name: tensor.clone() for name, tensor in state.items()}
+        self._waiting = {name: array.copy() for name, array in state.items()}
 
     @contextmanager
     def _refused_by_the_disk(self) -> Iterator[None]:
