@@ -38,7 +38,7 @@ import numpy as np
 import tyro
 
 from benchmarks.table import compare, in_turn, write
-from flame_rl.learner.off_policy.replay.samplers import Prioritized, uniform
+from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, in_words
 from flame_rl.learner.off_policy.replay.views import n_step, sequences
 from flame_rl.wire.messages import Column, Episodes
@@ -79,7 +79,7 @@ def main(options: Options) -> None:
     # Beyond the capacity, so that the ring has begun anew.
     for _ in range(options.capacity // EPISODE * 5 // 4):
         store.add(episode(rng))
-    prioritized = Prioritized(store, alpha=0.6)
+    prioritized = PrioritizedSampler(store, alpha=0.6)
     prioritized.update(np.arange(store.first, store.steps), rng.random(store.size) + 0.01)
     reading = {
         "five arrays": five_arrays(options.capacity, rng),

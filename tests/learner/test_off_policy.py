@@ -19,12 +19,11 @@ from torch import Tensor, nn
 import model
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.off_policy.action_values import ActionValues
-from flame_rl.learner.off_policy.critics import Critics
-from flame_rl.learner.off_policy.target import TargetNetwork
+from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.modules import UnknownLayerError
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -129,7 +128,7 @@ def networks_of(learner: Learner) -> list[type]:
             for each in value if isinstance(value, list) else [value]:
                 if isinstance(each, with_networks):
                     found.append(type(vars(each).get("network") or vars(each)["_network"]))
-                elif isinstance(each, (ActionValues, Critics)):
+                elif isinstance(each, (ActionValues, CriticEnsemble)):
                     waiting.append(each)
     modules = [p for p in learner.parts.values() if isinstance(p, nn.Module)]
     assert len(found) == len([m for m in modules if "network" in dict(m.named_children())])
@@ -670,7 +669,8 @@ def test_discrete_actions_are_refused(algorithm):
 @pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS, "impala"])
 def test_a_capacity_beyond_this_machine_is_refused(algorithm):
     spec = spec_of(3, 2, algorithm in OF_CONTINUOUS_ACTIONS)
-    with pytest.raises(UsageError, match=r"^--capacity: 1,099,.* steps .* need \d+\.\d GB"):
+    words = r"^--capacity: 1,099,.* steps .* need \d+\.\d GB, .* has \d+\.\d GB; choose"
+    with pytest.raises(UsageError, match=words):
         make_learner(spec, algorithm=algorithm, capacity=1 << 40)
 
 

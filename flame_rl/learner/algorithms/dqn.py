@@ -18,8 +18,7 @@ import model
 from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
-from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.views import n_step
+from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.nets.network import Loss, Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.dqn import DQNSettings
@@ -60,7 +59,7 @@ class DQN(GradientStep):
         """Epsilon, and the probability that a step keeps the choice of the one before."""
         return {"epsilon": self._q.epsilon(env_steps), "repeat": self._settings.epsilon_repeat}
 
-    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+    def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """n steps as one."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 

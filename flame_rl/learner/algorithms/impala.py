@@ -17,8 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from flame_rl.learner.off_policy.gradient_step import GradientStep
-from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.views import sequences
+from flame_rl.learner.off_policy.replay.views import StoredSteps, sequences
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.returns import discounted_returns
@@ -57,7 +56,7 @@ class Impala(GradientStep):
         )
         return replace(episodes, columns=episodes.columns | {_LOG_PROBS.name: column})
 
-    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+    def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """The sequences that these steps lie in."""
         return sequences(store, positions, self._settings.sequence_length, 0, self._gamma)
 

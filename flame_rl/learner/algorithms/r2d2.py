@@ -16,8 +16,7 @@ import numpy as np
 import model
 from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
-from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.views import sequences
+from flame_rl.learner.off_policy.replay.views import StoredSteps, sequences
 from flame_rl.learner.off_policy.values import of_actions, q_loss, td_targets
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
@@ -47,7 +46,7 @@ class R2D2(GradientStep):
         """Epsilon."""
         return {"epsilon": self._q.epsilon(env_steps)}
 
-    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+    def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """The sequences that these steps lie in, and "learned", 1 for a step that is learned from,
         [B, L]."""
         burn_in = self._settings.burn_in

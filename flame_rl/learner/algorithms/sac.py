@@ -18,10 +18,9 @@ import torch
 from torch import nn
 
 import model
-from flame_rl.learner.off_policy.critics import Critics
+from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
-from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.views import n_step
+from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
 from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.flat import adam_of
@@ -55,7 +54,7 @@ class SAC(GradientStep):
             spec, experiment.hidden_sizes, experiment.activation, settings.initial_std
         )
         self._pi = TrainedNetwork(self.policy, raw_network)
-        self._critics = Critics(config, spec, count=2, average=settings.average_critics)
+        self._critics = CriticEnsemble(config, spec, count=2, average=settings.average_critics)
         temperature = Temperature(settings.initial_temperature)
         self._log_alpha = adam_of(temperature)
         self._target_entropy = settings.target_entropy * self._width
@@ -67,7 +66,7 @@ class SAC(GradientStep):
             "temperature_adam": self._log_alpha,
         }
 
-    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+    def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """Up to `n_step` steps as one."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 

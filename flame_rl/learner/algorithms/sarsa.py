@@ -15,8 +15,7 @@ import numpy as np
 import model
 from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
-from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.views import n_step
+from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import expected_values, of_actions, q_loss, td_targets
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
@@ -44,7 +43,7 @@ class Sarsa(GradientStep):
         """Epsilon."""
         return {"epsilon": self._q.epsilon(env_steps)}
 
-    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+    def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """Single steps, with the "next_actions" and whether they were "taken", [B] each: after an
         episode's last step there is none. And "epsilon", the latest, [B]."""
         samples = n_step(store, positions, 1, self._gamma)

@@ -18,8 +18,7 @@ import numpy as np
 import model
 from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
-from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.views import n_step
+from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import of_actions, successor_loss
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
@@ -69,7 +68,7 @@ class Successor(GradientStep):
         phi = columns.get("reward_parts", columns["rewards"][:, None]).astype(np.float32)
         return replace(episodes, columns=columns | {"reward_parts": phi})
 
-    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+    def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """Single steps."""
         return n_step(store, positions, 1, self._gamma)
 

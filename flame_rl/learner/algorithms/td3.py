@@ -13,13 +13,11 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.off_policy.critics import Critics
+from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
-from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.views import n_step
-from flame_rl.learner.off_policy.target import TargetNetwork
+from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.training.choose import raw_network
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.td3 import TD3Settings
@@ -68,8 +66,8 @@ class TD3(GradientStep):
             spec, experiment.hidden_sizes, experiment.activation
         )
         self._mu = TrainedNetwork(self.policy, raw_network)
-        self._target_mu = TargetNetwork(self._mu, raw_network)
-        self._critics = Critics(config, spec, critics)
+        self._target_mu = TargetNetwork(self._mu)
+        self._critics = CriticEnsemble(config, spec, critics)
         self.parts = {
             "policy": self.policy,
             "policy_adam": self._mu.adam,
@@ -83,7 +81,7 @@ class TD3(GradientStep):
             return {"std": _WARM_UP_NOISE}
         return {"std": self._settings.noise, "theta": self._theta}
 
-    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+    def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """Up to `n_step` steps as one."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 

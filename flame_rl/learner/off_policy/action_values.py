@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.off_policy.target import TargetNetwork
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import raw_network
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.network import Loss, Pass, Samples, Slope
 from flame_rl.settings.config import TrainConfig
 
@@ -32,7 +31,7 @@ class ActionValues:
         self._settings = config.algorithm
         self._target_period = target_period
         self.online = TrainedNetwork(module, raw_network)
-        self.target = TargetNetwork(self.online, raw_network)
+        self.target = TargetNetwork(self.online)
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -1,10 +1,10 @@
-"""One or two critics of continuous actions, with their target networks.
+"""The critics of continuous actions, one or two, with their target networks.
 
-Of two, the smaller value counts: a single critic's errors are what the policy exploits (Fujimoto et
-al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods", section 4.2). Or their
-mean does, which is less cautious: which is better depends on the task (Moskovitz et al. 2021,
-"Tactical Optimism and Pessimism for Deep Reinforcement Learning"). Both are computed at the same
-time, by a core each.
+Of two critics the smaller value is taken, because the policy exploits a single critic's errors
+(Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods", section
+4.2); or their mean, which is less cautious: which is better depends on the task (Moskovitz et al.
+2021, "Tactical Optimism and Pessimism for Deep Reinforcement Learning"). Each critic is computed by
+a core of its own.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from functools import partial
 import numpy as np
 
 import model
-from flame_rl.learner.off_policy.target import TargetNetwork
-from flame_rl.learner.off_policy.values import td_targets
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.choose import critic_network
 from flame_rl.learner.training.slices import at_once
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 
 
-class Critics:
-    """The networks of Q(s, a), in training, each with its Adam and its target network."""
+class CriticEnsemble:
+    """The networks of Q(s, a), in training, each with its Adam and its target network Q'.
+
+    B is the number of samples, D the width of an observation, A that of an action.
+    """
 
     def __init__(
         self, config: TrainConfig, spec: EnvironmentSpec, count: int, average: bool = False
@@ -38,7 +39,7 @@ class Critics:
             config: its `algorithm` has `Critics` settings.
             spec: of the environment.
             count: the number of critics, 1 or 2.
-            average: whether the mean of two critics counts, and not the smaller value.
+            average: whether the mean of two critics is taken, and not the smaller value.
 
         Raises:
             UsageError: stacked frames.
@@ -66,7 +67,7 @@ class Critics:
             )
             for _ in range(count)
         ]
-        self._targets = [TargetNetwork(critic, choose) for critic in self._critics]
+        self._targets = [TargetNetwork(critic) for critic in self._critics]
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -84,28 +85,26 @@ class Critics:
         return self._critics[0].adam.steps
 
     def target_values(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """The least of the target networks' values, or their mean, float32 [B], of observations
-        [B, D] and actions [B, A]."""
+        """Q'(s, a), float32 [B], of observations [B, D] and actions [B, A]."""
         inputs = _inputs(observations, actions)
-        each = at_once([partial(target.output, inputs) for target in self._targets])
-        return (np.mean(each, axis=0) if self._average else np.minimum.reduce(each))[:, 0]
+        values = at_once([partial(target.output, inputs) for target in self._targets])
+        return (np.mean(values, axis=0) if self._average else np.minimum.reduce(values))[:, 0]
 
     def learn(
         self, samples: Samples, next_values: np.ndarray, decay: float
     ) -> dict[str, np.ndarray]:
-        """One gradient step of each critic towards the TD targets.
+        """One gradient step of each critic: Q(s, a) -> r + discount * next value.
 
         Args:
-            samples: a minibatch.
+            samples: a minibatch; rewards are scaled.
             next_values: of what follows the samples' steps, float32 [B].
             decay: factor of the learning rate.
 
         Returns:
             "value_loss", the squared errors, and "value", [critics, B] each; "td_error", [B], the
-            absolute error, mean over the critics. All are of the scaled rewards.
+            absolute error, mean over the critics.
         """
-        rewards = self._reward_scale * samples["rewards"]
-        targets = td_targets(rewards, samples["discounts"], next_values)
+        targets = self._reward_scale * samples["rewards"] + samples["discounts"] * next_values
         inputs = _inputs(samples["observations"], samples["actions"])
         weights = samples.get("weights", np.float32(1))
 
@@ -129,21 +128,20 @@ class Critics:
         Args:
             observations: float32 [B, D].
             actions: float32 [B, A].
-            first: whether the first critic alone counts; otherwise the smaller value does, or the
-                mean.
+            first: whether the first critic alone is taken.
 
         Returns:
-            Q(s, a), the least or the mean, float32 [B]; dQ/da, float32 [B, A].
+            Q(s, a), float32 [B]; dQ/da, float32 [B, A].
         """
         inputs = _inputs(observations, actions)
         ones = np.ones((len(actions), 1), np.float32)
 
-        def of(critic: TrainedNetwork) -> tuple[np.ndarray, np.ndarray]:
+        def differentiate(critic: TrainedNetwork) -> tuple[np.ndarray, np.ndarray]:
             forward = critic.network.forward(inputs)
             return forward.outputs[0], forward.to_inputs((ones,))[:, self._observation_dim :]
 
         critics = self._critics[:1] if first else self._critics
-        (values, slopes), *others = at_once([partial(of, critic) for critic in critics])
+        (values, slopes), *others = at_once([partial(differentiate, each) for each in critics])
         for other_values, other_slopes in others:
             if self._average:
                 slopes = (slopes + other_slopes) / 2

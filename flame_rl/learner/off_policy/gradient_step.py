@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.off_policy.replay.store import ReplayStore
+from flame_rl.learner.off_policy.replay.views import StoredSteps
 from flame_rl.learner.state import Part
 from flame_rl.nets.network import Samples
 from flame_rl.wire.messages import Column, Episodes
@@ -42,7 +42,7 @@ class GradientStep(Protocol):
         """The episodes with the columns `columns`, before they are kept."""
         return episodes
 
-    def view(self, store: ReplayStore, positions: np.ndarray) -> Samples:
+    def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
         """What `step` needs of the steps at these positions; see replay/views.py."""
         ...
 

@@ -17,7 +17,7 @@ import model
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.observations import NormalizedObservations
 from flame_rl.learner.off_policy.replay.limiter import RateLimiter
-from flame_rl.learner.off_policy.replay.replay import PART, Replay, refuse_longer_episodes
+from flame_rl.learner.off_policy.replay.replay import PART, ReplayMemory, refuse_longer_episodes
 from flame_rl.learner.state import Part, learning_rate_factor, refuse_unless_finite
 from flame_rl.settings import groups
 from flame_rl.settings.config import TrainConfig
@@ -65,7 +65,7 @@ class OffPolicy:
 
     config: TrainConfig
     inner: GradientStep
-    replay: Replay
+    replay: ReplayMemory
     limiter: RateLimiter
     observations: NormalizedObservations | None
     beta: float
@@ -83,7 +83,7 @@ class OffPolicy:
         return (*self.inner.metrics, *REPLAYED)
 
     @property
-    def files(self) -> Replay:
+    def files(self) -> ReplayMemory:
         """See `Algorithm.files`."""
         return self.replay
 
@@ -184,7 +184,7 @@ def off_policy(
     if isinstance(settings, groups.Prioritized) and settings.prioritized:
         alpha, beta = settings.priority_alpha, settings.priority_beta
     columns = (*step_columns(spec), *inner.columns)
-    replay = Replay(spec, columns, settings.capacity, alpha, config.experiment.frame_stack)
+    replay = ReplayMemory(spec, columns, settings.capacity, alpha, config.experiment.frame_stack)
     observations = None
     normalizes = isinstance(settings, groups.Critics) and settings.normalize_observations
     # Numbers of one byte are as they are.

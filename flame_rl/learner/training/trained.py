@@ -1,14 +1,18 @@
-"""A network in training: a torch module, its Adam, and a step down a loss."""
+"""A network in training: a torch module, its Adam, and a step down a loss; and its target network,
+the slower copy whose values are learned from (Mnih et al. 2015, "Human-Level Control through Deep
+Reinforcement Learning")."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
+import numpy as np
 from torch import nn
 
-from flame_rl.learner.training.flat import adam_of
-from flame_rl.nets.network import Network, Pass, Slope
+from flame_rl.learner.training.flat import adam_of, flat_parameters
+from flame_rl.nets.network import Network, Pass, Samples, Slope
 
 
 class TrainedNetwork:
@@ -18,11 +22,12 @@ class TrainedNetwork:
         module: the network.
         adam: its optimiser.
         network: how it is computed and differentiated.
+        choose: makes that of a module.
     """
 
     def __init__(self, module: nn.Module, choose: Callable[[nn.Module], Network]) -> None:
-        """`choose` makes `network`; see gradients/choose.py."""
-        self.module = module
+        """`choose` makes `network`; see choose.py."""
+        self.module, self.choose = module, choose
         # First, because it moves the parameters to one array.
         self.adam = adam_of(module)
         self.network = choose(module)
@@ -46,3 +51,33 @@ class TrainedNetwork:
         self.adam.gradient *= 1 / len(forward.outputs[0])
         self.adam.clip_gradient(max_grad_norm)
         self.adam.step(learning_rate)
+
+
+class TargetNetwork:
+    """A copy that follows a network in training.
+
+    Attributes:
+        module: the copy.
+    """
+
+    def __init__(self, trained: TrainedNetwork) -> None:
+        self.module = copy.deepcopy(trained.module)
+        self._parameters = flat_parameters(self.module)
+        self._change = np.empty_like(self._parameters)
+        self._network = trained.choose(self.module)
+        self._trained = trained
+
+    def output(self, samples: Samples) -> np.ndarray:
+        """The network's only output."""
+        (output,) = self._network.outputs(samples)
+        return output
+
+    def follow(self, tau: float) -> None:
+        """target <- (1 - tau) target + tau network (Lillicrap et al. 2016, "Continuous Control with
+        Deep Reinforcement Learning", algorithm 1); tau 1 copies."""
+        if tau == 1:
+            self._parameters[:] = self._trained.adam.parameters
+        else:
+            change = np.subtract(self._trained.adam.parameters, self._parameters, out=self._change)
+            change *= np.float32(tau)
+            self._parameters += change

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.off_policy.replay.journal import Journal, JournalError
+from flame_rl.learner.off_policy.replay.journal import Journal, JournalError, Place
 from flame_rl.learner.off_policy.replay.records import records
-from flame_rl.learner.off_policy.replay.samplers import Prioritized, uniform
+from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from tests.helpers import contents
@@ -37,18 +37,18 @@ def step(journal, store, k, columns=CONTINUOUS):
 
 
 def played(folder, iterations, columns=CONTINUOUS, segment=SEGMENT):
-    """A journal, its store, and the states after each number of iterations."""
+    """A journal, its store, and the places after each number of iterations."""
     journal, store = Journal(folder, segment), ReplayStore(columns, CAPACITY)
-    states = [journal.state(store)]
+    places = [journal.place(store)]
     for k in range(iterations):
         step(journal, store, k, columns)
-        states.append(journal.state(store))
-    return journal, store, states
+        places.append(journal.place(store))
+    return journal, store, places
 
 
-def restored(folder, state, columns=CONTINUOUS):
+def restored(folder, place, columns=CONTINUOUS):
     journal, store = Journal(folder, SEGMENT), ReplayStore(columns, CAPACITY)
-    journal.restore(store, state)
+    journal.restore(store, place)
     return journal, store
 
 
@@ -66,17 +66,17 @@ def assert_same(one, other):
 @pytest.mark.parametrize("columns", [CONTINUOUS, DISCRETE])
 def test_a_resumed_run_is_as_one_that_never_stopped(tmp_path, columns):
     """Wherever it stopped, and whatever it had played beyond its last checkpoint."""
-    _, store, states = played(tmp_path / "whole", 30, columns)
+    _, store, places = played(tmp_path / "whole", 30, columns)
     assert len(contents(tmp_path / "whole")) > 3
     for stopped in range(0, 31, 3):
         folder = tmp_path / f"{stopped}"
         shutil.copytree(tmp_path / "whole", folder)
-        journal, again = restored(folder, states[stopped], columns)
-        assert journal.state(again) == states[stopped]
+        journal, again = restored(folder, places[stopped], columns)
+        assert journal.place(again) == places[stopped]
         for k in range(stopped, 30):
             step(journal, again, k, columns)
         assert_same(store, again)
-        assert journal.state(again) == states[-1]
+        assert journal.place(again) == places[-1]
         assert contents(folder) == contents(tmp_path / "whole")
 
 
@@ -87,13 +87,13 @@ def test_wherever_segments_end(tmp_path_factory, stopped, more, segment):
     journal, store = Journal(folder, segment), ReplayStore(CONTINUOUS, CAPACITY)
     for k in range(stopped):
         step(journal, store, k)
-    state = journal.state(store)
+    place = journal.place(store)
     for k in range(stopped, stopped + more):
         step(journal, store, k)
-    journal.forget(state["oldest"])
+    journal.forget(place.oldest)
     before, again = contents(folder), ReplayStore(CONTINUOUS, CAPACITY)
     journal = Journal(folder, segment)
-    journal.restore(again, state)
+    journal.restore(again, place)
     for k in range(stopped, stopped + more):
         step(journal, again, k)
     assert_same(store, again)
@@ -103,11 +103,11 @@ def test_wherever_segments_end(tmp_path_factory, stopped, more, segment):
 def test_the_next_thousand_positions_are_the_same(tmp_path):
     """Store and priorities; the same draws after the same episodes."""
     journal, store, _ = played(tmp_path, 6)
-    sampler, rng = Prioritized(store, 0.6), np.random.default_rng(0)
+    sampler, rng = PrioritizedSampler(store, 0.6), np.random.default_rng(0)
     for _ in range(20):
         positions, _ = sampler.sample(8, 0.4, rng)
         sampler.update(positions, rng.random(8) + 0.1)
-    state, sampled = journal.state(store), sampler.state()
+    place, sampled = journal.place(store), sampler.state()
 
     def go_on(journal, store, sampler):
         rng, drawn = np.random.default_rng(1), []
@@ -120,8 +120,8 @@ def test_the_next_thousand_positions_are_the_same(tmp_path):
         return drawn
 
     expected = go_on(journal, store, sampler)
-    journal, store = restored(tmp_path, state)
-    sampler = Prioritized(store, 0.6)
+    journal, store = restored(tmp_path, place)
+    sampler = PrioritizedSampler(store, 0.6)
     sampler.restore(sampled)
     actual = go_on(journal, store, sampler)
     assert sum(map(len, actual)) > 20_000
@@ -130,17 +130,17 @@ def test_the_next_thousand_positions_are_the_same(tmp_path):
 
 @pytest.fixture
 def torn(tmp_path):
-    """A folder whose newest segment has several records: its states, path, and where the last
+    """A folder whose newest segment has several records: its places, path, and where the last
     record begins and ends."""
     folder = tmp_path / "torn"
-    _, _, states = played(folder, 5)
-    assert states[-1]["segment"] == states[-2]["segment"] and states[-2]["end"] > 0
-    path = folder / f"{states[-1]['segment']:012d}.replay"
-    return folder, states, path, states[-2]["end"], states[-1]["end"]
+    _, _, places = played(folder, 5)
+    assert places[-1].segment == places[-2].segment and places[-2].end > 0
+    path = folder / f"{places[-1].segment:012d}.replay"
+    return folder, places, path, places[-2].end, places[-1].end
 
 
 def test_a_record_torn_at_any_byte_is_cut_off(torn):
-    folder, states, path, start, end = torn
+    folder, places, path, start, end = torn
     whole = path.read_bytes()
     assert len(whole) == end
     for length in range(start, end):
@@ -149,28 +149,28 @@ def test_a_record_torn_at_any_byte_is_cut_off(torn):
         assert path.read_bytes() == whole[:start]
         store = ReplayStore(CONTINUOUS, CAPACITY)
         with pytest.raises(JournalError, match=r"checkpoint needs.*another checkpoint"):
-            journal.restore(store, states[-1])
-        journal.restore(store, states[-2])
-        step(journal, store, len(states) - 2)
+            journal.restore(store, places[-1])
+        journal.restore(store, places[-2])
+        step(journal, store, len(places) - 2)
         assert path.read_bytes() == whole
 
 
 def test_a_flipped_byte_anywhere_is_found(torn):
-    folder, states, path, start, end = torn
+    folder, places, path, start, end = torn
     whole = path.read_bytes()
     for place in range(start, end):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         assert [record.end for record in records(path)][-1] == start
         journal, store = Journal(folder, SEGMENT), ReplayStore(CONTINUOUS, CAPACITY)
         with pytest.raises(JournalError):
-            journal.restore(store, states[-1])
+            journal.restore(store, places[-1])
         assert path.read_bytes() == whole[:start]
 
 
 def test_a_damaged_or_missing_segment_is_refused_and_nothing_is_cut_off(tmp_path):
-    _, _, states = played(tmp_path / "whole", 28, segment=1)
+    _, _, places = played(tmp_path / "whole", 28, segment=1)
     names = sorted(contents(tmp_path / "whole"))
-    needed = [name for name in names if int(name[:12]) >= states[-1]["oldest"]]
+    needed = [name for name in names if int(name[:12]) >= places[-1].oldest]
     assert len(needed) > 1
     for change in ("flip", "missing"):
         folder = tmp_path / change
@@ -183,25 +183,25 @@ def test_a_damaged_or_missing_segment_is_refused_and_nothing_is_cut_off(tmp_path
             path.write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
         before = contents(folder)
         with pytest.raises(JournalError):
-            restored(folder, states[-1])
+            restored(folder, places[-1])
         assert contents(folder) == before
 
 
 def test_another_capacity_is_refused(tmp_path):
-    journal, _, states = played(tmp_path, 10)
+    journal, _, places = played(tmp_path, 10)
     for capacity in (CAPACITY - 20, CAPACITY + 60):
-        with pytest.raises(ValueError, match=f"^capacity: {capacity} steps.* of {CAPACITY};"):
-            journal.restore(ReplayStore(CONTINUOUS, capacity), states[-1])
+        with pytest.raises(JournalError):
+            journal.restore(ReplayStore(CONTINUOUS, capacity), places[-1])
 
 
 def test_a_full_disk_leaves_the_journal_sound(tmp_path, monkeypatch):
     """The disk takes any number of bytes of the record, and none of the next attempt."""
-    _, _, states = played(tmp_path / "whole", 8)
+    _, _, places = played(tmp_path / "whole", 8)
     whole = contents(tmp_path / "whole")
     journal, store = Journal(tmp_path / "full", SEGMENT), ReplayStore(CONTINUOUS, CAPACITY)
     pwrite = os.pwrite
     for k in range(8):
-        before = (contents(tmp_path / "full"), journal.state(store))
+        before = (contents(tmp_path / "full"), journal.place(store))
         for room in (0, 1, 47, 48, 49, 300):
             left = [room]
 
@@ -217,13 +217,13 @@ def test_a_full_disk_leaves_the_journal_sound(tmp_path, monkeypatch):
                 step(journal, store, k)
             # A segment that the record was to begin is there, and empty.
             now = {name: data for name, data in contents(tmp_path / "full").items() if data}
-            assert (now, journal.state(store)) == before
+            assert (now, journal.place(store)) == before
             _, again = restored(tmp_path / "full", before[1])
             assert_same(store, again)
         monkeypatch.setattr(os, "pwrite", pwrite)
         step(journal, store, k)
     assert contents(tmp_path / "full") == whole
-    assert journal.state(store) == states[-1]
+    assert journal.place(store) == places[-1]
 
 
 def test_even_a_disk_that_cannot_shorten_a_file_loses_nothing(tmp_path, monkeypatch):
@@ -249,58 +249,58 @@ def test_even_a_disk_that_cannot_shorten_a_file_loses_nothing(tmp_path, monkeypa
     assert len(calls) == 2
     monkeypatch.undo()
     step(journal, store, 4)
-    _, again = restored(tmp_path, journal.state(store))
+    _, again = restored(tmp_path, journal.place(store))
     assert_same(store, again)
 
 
-def test_segments_are_deleted_once_no_state_needs_them(tmp_path):
-    journal, store, states = played(tmp_path, 30, segment=1)
-    # The second state's oldest episode begins a segment.
+def test_segments_are_deleted_once_no_place_needs_them(tmp_path):
+    journal, store, places = played(tmp_path, 30, segment=1)
+    # The second place's oldest episode begins a segment.
     for kept in (10, 23, 30):
-        journal.forget(states[kept]["oldest"])
+        journal.forget(places[kept].oldest)
         begins = sorted(begins_of(tmp_path))
         # All but the first begin later than the oldest episode that is needed.
-        assert begins[0] <= states[kept]["oldest"] < begins[1]
+        assert begins[0] <= places[kept].oldest < begins[1]
         copy = tmp_path.parent / f"{tmp_path.name}-{kept}"
         shutil.copytree(tmp_path, copy)
-        _, again = restored(copy, states[kept])
-        assert again.steps == states[kept]["steps"]
-    assert states[23]["oldest"] in begins_of(tmp_path.parent / f"{tmp_path.name}-23")
+        _, again = restored(copy, places[kept])
+        assert again.steps == places[kept].steps
+    assert places[23].oldest in begins_of(tmp_path.parent / f"{tmp_path.name}-23")
     assert_same(store, again)
     with pytest.raises(JournalError):
-        restored(tmp_path, states[1])
+        restored(tmp_path, places[1])
 
 
 def test_a_segment_is_rewritten_by_nobody(tmp_path):
-    """What an append or a state costs does not grow with the store."""
+    """What an append or a place costs does not grow with the store."""
     journal, store, _ = played(tmp_path, 10)
     before = contents(tmp_path)
     newest = max(before)
     step(journal, store, 10)
-    journal.state(store)
+    journal.place(store)
     after = contents(tmp_path)
     assert all(after[name] == data for name, data in before.items() if name != newest)
     assert after[newest].startswith(before[newest])
 
 
-def test_a_state_needs_all_episodes_in_the_journal(tmp_path):
+def test_a_place_needs_all_episodes_in_the_journal(tmp_path):
     journal, store, _ = played(tmp_path, 3)
     store.add(make_episodes([3], [True]))
     with pytest.raises(ValueError, match="append to the journal"):
-        journal.state(store)
+        journal.place(store)
 
 
 def test_a_run_that_begins_anew_empties_the_folder(tmp_path):
-    _, _, states = played(tmp_path, 10)
-    journal, store = restored(tmp_path, None)
-    assert contents(tmp_path) == {} and journal.state(store) == states[0]
+    _, _, places = played(tmp_path, 10)
+    journal, store = restored(tmp_path, Place(CAPACITY))
+    assert contents(tmp_path) == {} and journal.place(store) == places[0]
     step(journal, store, 0)
-    assert journal.state(store) == states[1]
+    assert journal.place(store) == places[1]
 
 
 def test_other_files_in_the_folder_are_left_alone(tmp_path):
     (tmp_path / "notes.replay").write_text("mine")
     (tmp_path / "notes.txt").write_text("mine")
     played(tmp_path, 10)
-    restored(tmp_path, None)
+    restored(tmp_path, Place(CAPACITY))
     assert set(contents(tmp_path)) == {"notes.replay", "notes.txt"}

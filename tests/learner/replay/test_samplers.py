@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.off_policy.replay.samplers import Prioritized, uniform
+from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.tree import SumTree, tree_bytes
 from tests.learner.replay.oracle import CONTINUOUS, Oracle, make_episodes
@@ -128,7 +128,7 @@ def test_an_empty_store_is_refused():
     with pytest.raises(ValueError, match="no steps"):
         uniform(store, 1, np.random.default_rng(0))
     with pytest.raises(ValueError, match="no steps"):
-        Prioritized(store, 0.6).sample(1, 0.4, np.random.default_rng(0))
+        PrioritizedSampler(store, 0.6).sample(1, 0.4, np.random.default_rng(0))
 
 
 # Prioritised -------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def test_priorities_are_those_of_a_plain_dict(actions, alpha, seed):
     """A list adds episodes; a number updates that many steps, some overwritten, some twice."""
     rng = np.random.default_rng(seed)
     store, oracle = ReplayStore(CONTINUOUS, CAPACITY), Oracle(CAPACITY)
-    sampler, naive = Prioritized(store, alpha), NaivePriorities(alpha)
+    sampler, naive = PrioritizedSampler(store, alpha), NaivePriorities(alpha)
     for action in actions:
         if isinstance(action, list):
             episodes = make_episodes(action, [True] * len(action))
@@ -197,7 +197,7 @@ def test_priorities_are_those_of_a_plain_dict(actions, alpha, seed):
 
 def test_priorities_are_drawn_in_proportion():
     store = store_of(5, 4, 6)
-    sampler, rng = Prioritized(store, 0.6), np.random.default_rng(0)
+    sampler, rng = PrioritizedSampler(store, 0.6), np.random.default_rng(0)
     priorities = np.array([0.1, 1, 2, 3, 4, 5, 6, 0.5, 9, 0.01])
     sampler.update(np.arange(5, 15), priorities)
     probabilities = priorities**0.6 / (priorities**0.6).sum()
@@ -215,7 +215,7 @@ def test_priorities_are_drawn_in_proportion():
 def test_a_batch_weighted_wholly_is_an_unbiased_mean():
     """With beta 1, weights make the mean over draws the mean over all steps."""
     store = store_of(10)
-    sampler, values = Prioritized(store, 1.0), np.arange(10.0)
+    sampler, values = PrioritizedSampler(store, 1.0), np.arange(10.0)
     sampler.update(np.arange(10), np.arange(1.0, 11))
     positions, weights = sampler.sample(100_000, 1.0, np.random.default_rng(0))
     mean = (weights * values[positions]).sum() / weights.sum()
@@ -224,7 +224,7 @@ def test_a_batch_weighted_wholly_is_an_unbiased_mean():
 
 def test_new_steps_have_the_greatest_priority_so_far():
     store = store_of(4)
-    sampler = Prioritized(store, 1.0)
+    sampler = PrioritizedSampler(store, 1.0)
     sampler.update(np.array([0, 1]), np.array([7.0, 0.5]))
     sampler.update(np.array([0]), np.array([2.0]))
     add(store, [2])
@@ -233,7 +233,7 @@ def test_new_steps_have_the_greatest_priority_so_far():
 
 def test_a_late_update_does_not_change_the_step_that_took_the_place():
     store = store_of(6)
-    sampler = Prioritized(store, 1.0)
+    sampler = PrioritizedSampler(store, 1.0)
     sampler.sample(1, 1.0, np.random.default_rng(0))
     add(store, [CAPACITY])
     sampler.update(np.array([0]), np.array([5.0]))
@@ -243,7 +243,7 @@ def test_a_late_update_does_not_change_the_step_that_took_the_place():
 @pytest.mark.parametrize("priority", [0.0, -1.0, np.nan, np.inf, 1e-320, 1e300])
 def test_a_priority_that_cannot_be_is_refused(priority):
     store = store_of(6)
-    sampler = Prioritized(store, 1.1)
+    sampler = PrioritizedSampler(store, 1.1)
     before = sampler.state()
     with pytest.raises(ValueError, match="priorities"):
         sampler.update(np.array([0, 1]), np.array([3.0, priority]))
@@ -252,21 +252,21 @@ def test_a_priority_that_cannot_be_is_refused(priority):
 
 def test_steps_to_come_and_a_negative_alpha_are_refused():
     store = store_of(6)
-    sampler = Prioritized(store, 1.0)
+    sampler = PrioritizedSampler(store, 1.0)
     with pytest.raises(ValueError, match="positions"):
         sampler.update(np.array([0, 6]), np.array([3.0, 3.0]))
     with pytest.raises(ValueError, match="alpha"):
-        Prioritized(store, -0.1)
+        PrioritizedSampler(store, -0.1)
 
 
 def test_a_restored_sampler_draws_the_same_positions():
     store, rng = ReplayStore(CONTINUOUS, 1000), np.random.default_rng(0)
-    sampler = Prioritized(store, 0.6)
+    sampler = PrioritizedSampler(store, 0.6)
     for _ in range(30):
         add(store, [37, 61])
         positions, _ = sampler.sample(64, 0.4, rng)
         sampler.update(positions, rng.random(64) + 0.01)
-    restored = Prioritized(store, 0.6)
+    restored = PrioritizedSampler(store, 0.6)
     restored.restore(sampler.state())
     other = copy.deepcopy(rng)
     for _ in range(20):
@@ -282,7 +282,7 @@ def test_a_restored_sampler_draws_the_same_positions():
 def test_restoring_forgets_what_the_sampler_held():
     """The ring of the store goes back to a place where the sampler held other steps."""
     store = store_of(6)
-    sampler = Prioritized(store, 1.0)
+    sampler = PrioritizedSampler(store, 1.0)
     sampler.update(np.arange(6), np.arange(1.0, 7))
     state = sampler.state()
     add(store, [5])
@@ -296,9 +296,9 @@ def test_restoring_forgets_what_the_sampler_held():
 
 
 def test_a_state_of_another_store_is_refused():
-    sampler = Prioritized(store_of(6), 1.0)
+    sampler = PrioritizedSampler(store_of(6), 1.0)
     with pytest.raises(ValueError, match="priorities"):
-        sampler.restore(Prioritized(store_of(5), 1.0).state())
+        sampler.restore(PrioritizedSampler(store_of(5), 1.0).state())
 
 
 def assert_same_state(one, other):

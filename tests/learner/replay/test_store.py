@@ -11,10 +11,8 @@ from flame_rl.learner.off_policy.replay.store import (
     ReplayStore,
     bytes_needed,
     in_words,
-    refuse_what_cannot_fit,
 )
 from flame_rl.learner.off_policy.replay.views import n_step, sequences
-from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, Episodes
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, Oracle, make_episodes, store_bytes
 
@@ -218,7 +216,7 @@ def test_memory_is_known_beforehand(columns, capacity):
     assert store_bytes(ReplayStore(columns, capacity)) == bytes_needed(columns, capacity)
 
 
-def test_what_cannot_fit_is_refused_in_words():
+def test_what_a_capacity_needs_in_words():
     ant = (
         Column("observations", "float32", (105,), True),
         Column("actions", "float32", (8,), False),
@@ -227,6 +225,3 @@ def test_what_cannot_fit_is_refused_in_words():
     small, needed = (bytes_needed(ant, capacity) for capacity in (20_000, 1_000_000))
     assert in_words("Ant-v5", 1_000_000, needed) == "1,000,000 steps of Ant-v5 need 0.5 GB"
     assert in_words("Ant-v5", 20_000, small) == "20,000 steps of Ant-v5 need 9.5 MB"
-    refuse_what_cannot_fit("Ant-v5", 1_000_000, needed, needed)
-    with pytest.raises(UsageError, match=r"^--capacity: .*Ant-v5 need 0.5 GB.* has 0.5 GB; choose"):
-        refuse_what_cannot_fit("Ant-v5", 1_000_000, needed, needed - 1)

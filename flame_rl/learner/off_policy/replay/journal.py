@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
-from flame_rl.learner.off_policy.replay.records import in_bytes, records, sync, write
+from flame_rl.learner.off_policy.replay.records import in_bytes, records, sync, write_from
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.wire.messages import Episodes
 
@@ -22,6 +23,24 @@ _SUFFIX = ".replay"
 
 class JournalError(ValueError):
     """The journal lacks what a checkpoint needs."""
+
+
+class Place(NamedTuple):
+    """How far a store and its journal have got.
+
+    Attributes:
+        capacity: of the store, in steps.
+        episodes, steps: how many were added.
+        oldest: number of the oldest episode that the store keeps.
+        segment, end: the last record ends at byte `end` of the segment `segment`.
+    """
+
+    capacity: int
+    episodes: int = 0
+    steps: int = 0
+    oldest: int = 0
+    segment: int = 0
+    end: int = 0
 
 
 class Journal:
@@ -60,18 +79,15 @@ class Journal:
         if end >= self._segment_bytes:
             sync(self._path(segment))
             segment, end = self._episodes, 0
-        parts = in_bytes(self._episodes, self._steps, episodes)
+        chunks = in_bytes(self._episodes, self._steps, episodes)
         self._synced = False
-        self._end = write(self._path(segment), end, parts)
+        self._end = write_from(self._path(segment), end, chunks)
         self._segment = segment
         self._episodes += len(episodes)
         self._steps += episodes.steps
 
-    def state(self, store: ReplayStore) -> dict[str, int]:
+    def place(self, store: ReplayStore) -> Place:
         """What a checkpoint holds of a store, once the journal is safely on disk.
-
-        "episodes" and "steps" were added to a store of "capacity" steps; "oldest" is the number of
-        the oldest episode kept; the last record ends at byte "end" of the segment "segment".
 
         Raises:
             OSError: the disk refuses.
@@ -86,61 +102,46 @@ class Journal:
             sync(self._path(self._segment))
             sync(self.folder)
             self._synced = True
-        return {
-            "capacity": store.capacity,
-            "episodes": self._episodes,
-            "steps": self._steps,
-            "oldest": store.oldest,
-            "segment": self._segment,
-            "end": self._end,
-        }
+        kept = store.capacity, self._episodes, self._steps, store.oldest
+        return Place(*kept, self._segment, self._end)
 
-    def restore(self, store: ReplayStore, state: dict[str, int] | None) -> None:
-        """Bring a store to the state, and cut off the journal there.
+    def restore(self, store: ReplayStore, place: Place) -> None:
+        """Bring a store to this place, and cut off the journal there.
 
         Args:
             store: whatever it holds is forgotten.
-            state: as `state` returned it; None: nothing was added.
+            place: as `place` returned it; one of a capacity alone: nothing was added.
 
         Raises:
-            ValueError: the store has another capacity.
-            JournalError: an episode of the state is missing or damaged. Nothing is cut off, and the
-                store is of no use.
+            JournalError: an episode before the place is missing or damaged, or the store has
+                another capacity. Nothing is cut off, and the store is of no use.
             OSError: the disk refuses.
         """
-        if state is None:
-            state = dict.fromkeys(("episodes", "steps", "oldest", "segment", "end"), 0)
-        elif state["capacity"] != store.capacity:
-            raise ValueError(
-                f"capacity: {store.capacity} steps, but the checkpoint is of a replay store of "
-                f"{state['capacity']}; resume with the same capacity"
-            )
-        place, reached = (state["segment"], state["end"]), (0, 0)
+        reached = (0, 0)
         store.begin(0, 0)
-        for segment in self._segments(state["oldest"]):
+        for segment in self._segments(place.oldest):
             for record in records(self._path(segment)):
-                if (segment, record.end) > place:
+                if (segment, record.end) > (place.segment, place.end):
                     break
                 if store.episodes == 0:
                     store.begin(record.before, record.steps_before)
                 store.add(record.episodes)
                 reached = (segment, record.end)
-        found = (reached, store.episodes, store.steps, store.oldest)
-        if found != (place, state["episodes"], state["steps"], state["oldest"]):
+        if Place(store.capacity, store.episodes, store.steps, store.oldest, *reached) != place:
             raise JournalError(
-                f"the checkpoint needs the episodes {state['oldest']} to "
-                f"{state['episodes'] - 1}, and {store.episodes - store.oldest} of them are there "
-                "and sound; resume from another checkpoint of the run, or begin it anew"
+                f"the checkpoint needs the episodes {place.oldest} to {place.episodes - 1}, and "
+                f"{store.episodes - store.oldest} of them are there and sound; resume from another "
+                "checkpoint of the run, or begin it anew"
             )
-        self._episodes, self._steps = state["episodes"], state["steps"]
-        self._segment, self._end = place
+        self._episodes, self._steps = place.episodes, place.steps
+        self._segment, self._end = place.segment, place.end
         self._cut_off()
 
     def forget(self, oldest: int) -> None:
-        """Delete the segments that no state needs.
+        """Delete the segments that no place needs.
 
         Args:
-            oldest: the least "oldest" of all states that may be restored.
+            oldest: the least `oldest` of all places that may be restored.
 
         Raises:
             OSError: the disk refuses.

@@ -44,14 +44,14 @@ class Record:
 
 
 def in_bytes(before: int, steps_before: int, episodes: Episodes) -> list[Buffer]:
-    """A record, to be written part after part; for the arguments see `Record`."""
+    """A record in chunks, to be written one after another; for the arguments see `Record`."""
     header = {"episodes": before, "steps": steps_before}
     arrays = {name: getattr(episodes, name) for name in _ABOUT_EPISODES}
     arrays |= {_COLUMN + name: array for name, array in episodes.columns.items()}
     body = pack_buffers(_KIND, header, arrays)
     digest = hashlib.sha256()
-    for part in body:
-        digest.update(part)
+    for chunk in body:
+        digest.update(chunk)
     return [_HEAD.pack(MAGIC, sum(map(len, body)), digest.digest()), *body]
 
 
@@ -82,8 +82,8 @@ def _record(body: bytearray, end: int) -> Record:
     return Record(before, steps_before, Episodes(**about, columns=columns), end)
 
 
-def write(path: Path, start: int, parts: Sequence[Buffer]) -> int:
-    """Write the parts from byte `start` on, where the file then ends; returns that end.
+def write_from(path: Path, start: int, chunks: Sequence[Buffer]) -> int:
+    """Write the chunks from byte `start` on, where the file then ends; returns that end.
 
     Raises OSError if the disk refuses; the file then ends at `start`, now or at the next write.
     """
@@ -91,10 +91,10 @@ def write(path: Path, start: int, parts: Sequence[Buffer]) -> int:
     try:
         os.ftruncate(descriptor, start)
         end = start
-        for part in parts:
-            rest = memoryview(part)
+        for chunk in chunks:
+            rest = memoryview(chunk)
             while rest:
-                # On a disk that is nearly full, a part of it.
+                # On a disk that is nearly full, fewer bytes than asked for.
                 written = os.pwrite(descriptor, rest, end)
                 rest, end = rest[written:], end + written
         return end

@@ -1,4 +1,4 @@
-"""Replay memory as a part of a learner: the store, its priorities, and its files."""
+"""The replay memory of a learner: the store, its priorities, and its files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from flame_rl.learner.off_policy.replay.journal import Journal, JournalError
-from flame_rl.learner.off_policy.replay.samplers import Prioritized, uniform
-from flame_rl.learner.off_policy.replay.store import (
-    ReplayStore,
-    bytes_needed,
-    in_words,
-    refuse_what_cannot_fit,
-)
+from flame_rl.learner.off_policy.replay.journal import Journal, JournalError, Place
+from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, uniform
+from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, in_words
 from flame_rl.learner.off_policy.replay.tree import tree_bytes
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import why_refused
@@ -27,14 +22,12 @@ from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
 # Its name among a learner's parts.
 PART = "replay"
-# What `Journal.state` returns, in the order in which a checkpoint holds it.
-_PLACE = ("capacity", "episodes", "steps", "oldest", "segment", "end")
 # Added to a TD error, so that no step is drawn with probability 0 (Schaul et al. 2016, section
 # 3.3).
 _LEAST_PRIORITY = 1e-6
 
 
-class Replay:
+class ReplayMemory:
     """Episodes to learn from again and again; a `Part` of an algorithm's state.
 
     A checkpoint holds no episodes, only how far it got in a journal (journal.py). The journal lies
@@ -65,10 +58,14 @@ class Replay:
             UsageError: they do not fit into this machine's memory.
         """
         needed = bytes_needed(columns, capacity) + (0 if alpha is None else tree_bytes(capacity))
-        refuse_what_cannot_fit(spec.env_id, capacity, needed, physical_bytes())
         self.needs = in_words(spec.env_id, capacity, needed)
+        if needed > physical_bytes():
+            raise UsageError(
+                f"--capacity: {self.needs}, and this machine has {physical_bytes() / 1e9:.1f} GB; "
+                "choose a smaller capacity"
+            )
         self.store = ReplayStore(columns, capacity, frames)
-        self._priorities = None if alpha is None else Prioritized(self.store, alpha)
+        self._priorities = None if alpha is None else PrioritizedSampler(self.store, alpha)
         self._folder: Path | None = None
         self._source: Path | None = None
         self._journal: Journal | None = None
@@ -79,7 +76,7 @@ class Replay:
     def env_steps(self) -> int:
         """Steps that were ever added."""
         if self._waiting is not None:
-            return int(self._waiting["place"][_PLACE.index("steps")])
+            return _place_in(self._waiting).steps
         return self.store.steps
 
     def keep_in(self, folder: Path) -> None:
@@ -106,7 +103,7 @@ class Replay:
 
     def first_needed(self, state: dict[str, np.ndarray]) -> int:
         """See `Files.first_needed`; this is the learner's part `PART`."""
-        return int(state[f"{PART}.place"][_PLACE.index("oldest")])
+        return _place_in(state, f"{PART}.").oldest
 
     def forget_before(self, first: int) -> None:
         """See `Files.forget_before`."""
@@ -139,7 +136,7 @@ class Replay:
         self, count: int, beta: float, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Positions of steps, int64 [count], and importance weights, float32 [count], or None where
-        steps are drawn uniformly; see `Prioritized.sample`."""
+        steps are drawn uniformly; see `PrioritizedSampler.sample`."""
         if self._priorities is None:
             return uniform(self.store, count, generator), None
         return self._priorities.sample(count, beta, generator)
@@ -157,9 +154,8 @@ class Replay:
         """
         if self._waiting is None:
             return
-        place = dict(zip(_PLACE, self._waiting["place"].tolist(), strict=True))
         try:
-            self._opened().restore(self.store, place)
+            self._opened().restore(self.store, _place_in(self._waiting))
             if self._priorities is not None:
                 names = ("priorities", "greatest")
                 self._priorities.restore({name: self._waiting[name] for name in names})
@@ -171,12 +167,11 @@ class Replay:
         """How far the journal is, and the priorities. Raises RunError if the disk refuses."""
         if self._waiting is not None:
             return dict(self._waiting)
-        if self.store.episodes == 0:
-            place = dict.fromkeys(_PLACE, 0) | {"capacity": self.store.capacity}
-        else:
+        place = Place(self.store.capacity)
+        if self.store.episodes:
             with self._refused_by_the_disk():
-                place = self._opened().state(self.store)
-        state = {"place": np.array([place[name] for name in _PLACE])}
+                place = self._opened().place(self.store)
+        state = {"place": np.array(place)}
         return state if self._priorities is None else state | self._priorities.state()
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
@@ -186,7 +181,7 @@ class Replay:
             KeyError, ValueError: the state is that of another replay memory.
         """
         names = {"place"} if self._priorities is None else {"place", "priorities", "greatest"}
-        if state.keys() != names or len(state["place"]) != len(_PLACE):
+        if state.keys() != names or len(state["place"]) != len(Place._fields):
             raise KeyError(f"replay: {', '.join(state)} where there must be {', '.join(names)}")
         if state["place"][0] != self.store.capacity:
             raise ValueError(
@@ -217,8 +212,12 @@ class Replay:
                     shutil.copytree(self._source, folder)
             self._journal = Journal(folder)
             if self._waiting is None:
-                self._journal.restore(self.store, None)
+                self._journal.restore(self.store, Place(self.store.capacity))
         return self._journal
+
+
+def _place_in(state: dict[str, np.ndarray], prefix: str = "") -> Place:
+    return Place(*state[f"{prefix}place"].tolist())
 
 
 def refuse_longer_episodes(steps: int, capacity: int) -> None:

@@ -24,7 +24,7 @@ def uniform(store: ReplayStore, count: int, generator: np.random.Generator) -> n
     return generator.integers(store.first, store.steps, count)
 
 
-class Prioritized:
+class PrioritizedSampler:
     """Steps in proportion to their priorities: P(i) = p_i^alpha / sum over k of p_k^alpha (Schaul
     et al. 2016, "Prioritized Experience Replay", eq. 1, with one draw from each of `count` equal
     parts of the sum).
@@ -62,8 +62,8 @@ class Prioritized:
         """
         _refuse_if_empty(self._store)
         self._follow_store()
-        part = self._tree.total / count
-        leaves = self._tree.find((np.arange(count) + generator.random(count)) * part)
+        share = self._tree.total / count
+        leaves = self._tree.find((np.arange(count) + generator.random(count)) * share)
         priorities = self._tree.leaves[leaves]
         # Size and total cancel out.
         weights = (priorities / priorities.min()) ** -beta

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from flame_rl.learner.training.frames import stacked_rows, step_rows, time_steps
-from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, Episodes
 
 # Of a step: its row (int64), its time and the number of steps left (int32 each).
@@ -195,16 +194,6 @@ def bytes_needed(columns: Sequence[Column], capacity: int) -> int:
         if not _is_real(column)
     )
     return (capacity + 1) * (4 * _width(columns) + others) + capacity * _BYTES_OF_A_STEP
-
-
-def refuse_what_cannot_fit(env_id: str, capacity: int, needed: int, there: int) -> None:
-    """Raise UsageError if the `needed` bytes of that capacity are more than the `there` bytes of
-    this machine."""
-    if needed > there:
-        raise UsageError(
-            f"--capacity: {in_words(env_id, capacity, needed)}, and this machine has "
-            f"{there / 1e9:.1f} GB; choose a smaller capacity"
-        )
 
 
 def in_words(env_id: str, capacity: int, needed: int) -> str:

@@ -1,4 +1,4 @@
-"""Views: positions of steps to training data, as index arithmetic over the store's rows.
+"""Views: positions of steps to training data, as index arithmetic over the rows of a store.
 
 Each returns columns by name with the same first dimension B, the number of positions, and copies
 what it returns. Besides the store's own columns there are "next_observations" and "discounts": the
@@ -9,13 +9,27 @@ D.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 
-from flame_rl.learner.off_policy.replay.store import ReplayStore
+
+class StoredSteps(Protocol):
+    """What a view needs of a store; see `flame_rl.learner.off_policy.replay.store.ReplayStore`."""
+
+    steps: int
+
+    def rows(self, positions: np.ndarray) -> np.ndarray: ...
+
+    def times(self, positions: np.ndarray) -> np.ndarray: ...
+
+    def left(self, positions: np.ndarray) -> np.ndarray: ...
+
+    def read(self, rows: np.ndarray, times: np.ndarray | None = None) -> dict[str, np.ndarray]: ...
 
 
 def n_step(
-    store: ReplayStore, positions: np.ndarray, n: int, discount: float
+    store: StoredSteps, positions: np.ndarray, n: int, discount: float
 ) -> dict[str, np.ndarray]:
     """Up to n steps as one, fewer where the episode ends before (Sutton and Barto 2018, eq. 7.1);
     n 1: single steps, or transitions.
@@ -50,7 +64,7 @@ def n_step(
 
 
 def sequences(
-    store: ReplayStore, positions: np.ndarray, length: int, overlap: int, discount: float
+    store: StoredSteps, positions: np.ndarray, length: int, overlap: int, discount: float
 ) -> dict[str, np.ndarray]:
     """The sequence of steps in which each position lies.
 
