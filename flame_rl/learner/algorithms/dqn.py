@@ -15,11 +15,21 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.off_policy import values
 from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.nets.network import Loss, Samples
+from flame_rl.learner.off_policy.values import (
+    c51_loss,
+    dueling,
+    dueling_loss,
+    of_actions,
+    project,
+    q_loss,
+    quantile_loss,
+    softmax,
+    td_targets,
+)
+from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.dqn import DQNSettings
 from flame_rl.wire.messages import EnvironmentSpec
@@ -38,22 +48,27 @@ class DQN(GradientStep):
         settings: DQNSettings = config.algorithm
         self._settings, self._gamma = settings, config.experiment.gamma
         self._support = None
+        quantiles, loss = 1, q_loss
         if settings.distribution == "c51":
             low, high = settings.lowest_return, settings.highest_return
             self._support = np.linspace(low, high, settings.atoms, dtype=np.float32)
+            loss = c51_loss(self._support)
+        elif settings.distribution == "quantiles":
+            quantiles = settings.atoms
+            loss = quantile_loss(quantiles)
         self.policy = model.ActionValueNetwork(
             spec,
             config.experiment.hidden_sizes,
             config.experiment.activation,
             dueling=settings.dueling,
-            quantiles=settings.atoms if settings.distribution == "quantiles" else 1,
+            quantiles=quantiles,
             support=self._support,
             frames=config.experiment.frame_stack,
         )
         self._atoms = self.policy.atoms
         self._q = ActionValues(config, self.policy, settings.target_period)
         self.parts = self._q.parts
-        self._loss = self._make_loss()
+        self._loss = dueling_loss(loss, self._atoms) if settings.dueling else loss
 
     def exploration(self, env_steps: int) -> dict[str, float]:
         """Epsilon, and the probability that a step keeps the choice of the one before."""
@@ -67,9 +82,9 @@ class DQN(GradientStep):
         self, samples: Samples, generator: np.random.Generator, decay: float
     ) -> dict[str, np.ndarray]:
         """One step down the loss, and every `target_period` steps one of the target network."""
-        return self._q.step(samples, self._targets(samples), self._loss, decay)
+        return self._q.step(samples, self.targets(samples), self._loss, decay)
 
-    def _targets(self, samples: Samples) -> np.ndarray:
+    def targets(self, samples: Samples) -> np.ndarray:
         """What the action's value, [B], its quantiles, or its atoms' probabilities, both [B, Z],
         should become."""
         following = {"inputs": samples["next_observations"]}
@@ -80,29 +95,21 @@ class DQN(GradientStep):
             (output,) = self._q.online.network.outputs(following)
             selecting = self._returns(output)
         best = self._expected(selecting).argmax(axis=1)
-        chosen = values.of_actions(returns, best)
+        chosen = of_actions(returns, best)
         rewards, discounts = samples["rewards"], samples["discounts"]
         if self._support is not None:
-            return values.project(self._support, rewards, discounts, chosen)
-        targets = values.td_targets(rewards, discounts, chosen)
+            return project(self._support, rewards, discounts, chosen)
+        targets = td_targets(rewards, discounts, chosen)
         return targets if self._settings.distribution == "quantiles" else targets[:, 0]
 
     def _returns(self, output: np.ndarray) -> np.ndarray:
         """The network's output as values, quantiles or probabilities, [B, A, Z]."""
         if self._settings.dueling:
-            output = values.dueling(output, self._atoms)
+            output = dueling(output, self._atoms)
         if self._support is not None:
-            return values.softmax(output, self._atoms)
+            return softmax(output, self._atoms)
         return output.reshape(len(output), -1, self._atoms)
 
     def _expected(self, returns: np.ndarray) -> np.ndarray:
         """Q(s, a), [B, A]."""
         return returns.mean(axis=2) if self._support is None else returns @ self._support
-
-    def _make_loss(self) -> Loss:
-        loss = values.q_loss
-        if self._support is not None:
-            loss = values.c51_loss(self._support)
-        elif self._settings.distribution == "quantiles":
-            loss = values.quantile_loss(self._atoms)
-        return values.dueling_loss(loss, self._atoms) if self._settings.dueling else loss

@@ -57,9 +57,9 @@ class Sarsa(GradientStep):
         self, samples: Samples, generator: np.random.Generator, decay: float
     ) -> dict[str, np.ndarray]:
         """One step down the Huber loss of the TD errors, and one of the target network."""
-        return self._q.step(samples, self._targets(samples), q_loss, decay)
+        return self._q.step(samples, self.targets(samples), q_loss, decay)
 
-    def _targets(self, samples: Samples) -> np.ndarray:
+    def targets(self, samples: Samples) -> np.ndarray:
         """What the actions' values should become, [B]."""
         q = self._q.target.output({"inputs": samples["next_observations"]})
         next_values = expected_values(q, samples["epsilon"])

@@ -33,7 +33,7 @@ class Successor(GradientStep):
     metrics = ("loss", "value", "td_error")
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
-        """Raises UsageError where the reward that is learned from is no weighted sum of parts."""
+        """Raises UsageError where the reward is no weighted sum of parts."""
         experiment = config.experiment
         weighted = experiment.reward_weights or not experiment.reward_parts
         if experiment.reward is not None or not weighted:
@@ -76,9 +76,9 @@ class Successor(GradientStep):
         self, samples: Samples, generator: np.random.Generator, decay: float
     ) -> dict[str, np.ndarray]:
         """One step down the Huber losses of all reward parts, and one of the target network."""
-        return self._psi.step(samples, self._targets(samples), self._loss, decay)
+        return self._psi.step(samples, self.targets(samples), self._loss, decay)
 
-    def _targets(self, samples: Samples) -> np.ndarray:
+    def targets(self, samples: Samples) -> np.ndarray:
         """What the successor features should become, [B, P]."""
         output = self._psi.target.output({"inputs": samples["next_observations"]})
         psi = output.reshape(len(output), -1, len(self._weights))

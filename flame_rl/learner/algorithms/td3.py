@@ -57,7 +57,7 @@ class TD3(GradientStep):
             policy_delay: steps of the critics for each of the policy and the target networks.
             smoothing: standard deviation and greatest size of the target policy's noise; None: it
                 has none.
-            theta: how far each step draws the noise that explores back to 0; 1: wholly.
+            theta: how far each step draws the exploring noise back to 0, from 0 to 1.
         """
         experiment, settings = config.experiment, config.algorithm
         self._settings, self._gamma = settings, experiment.gamma

@@ -1,10 +1,10 @@
 """The critics of continuous actions, one or two, with their target networks.
 
-Of two critics the smaller value is taken, because the policy exploits a single critic's errors
-(Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods", section
-4.2); or their mean, which is less cautious: which is better depends on the task (Moskovitz et al.
-2021, "Tactical Optimism and Pessimism for Deep Reinforcement Learning"). Each critic is computed by
-a core of its own.
+With two critics, the value is the smaller of theirs, because the policy exploits a single critic's
+errors (Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods",
+section 4.2); or it is their mean, which is less cautious: which is better depends on the task
+(Moskovitz et al. 2021, "Tactical Optimism and Pessimism for Deep Reinforcement Learning"). Each
+critic is computed by a core of its own.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ each on a minibatch that is drawn from it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -16,7 +18,6 @@ from gymnasium import spaces
 import model
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.observations import NormalizedObservations
-from flame_rl.learner.off_policy.replay.limiter import RateLimiter
 from flame_rl.learner.off_policy.replay.replay import PART, ReplayMemory, refuse_longer_episodes
 from flame_rl.learner.state import Part, learning_rate_factor, refuse_unless_finite
 from flame_rl.settings import groups
@@ -54,7 +55,6 @@ class OffPolicy:
         config: its `algorithm` has `Replay` settings.
         inner: the algorithm itself.
         replay: the experience.
-        limiter: how many gradient steps are due.
         observations: normalises them; None: `inner` gets them as they are.
         beta: exponent of the importance weights at the beginning of the run; it rises to 1 at the
             end. Without priorities it has no effect.
@@ -66,7 +66,6 @@ class OffPolicy:
     config: TrainConfig
     inner: GradientStep
     replay: ReplayMemory
-    limiter: RateLimiter
     observations: NormalizedObservations | None
     beta: float
     steps: Counter = field(default_factory=Counter)
@@ -113,7 +112,7 @@ class OffPolicy:
             self.observations.follow(episodes.observations)
         beta = self.beta + (1 - self.beta) * min(1.0, progress)
         decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
-        due = self.limiter.gradient_steps(replay.env_steps, self.steps.count)
+        due = gradient_steps_due(self.config.algorithm, replay.env_steps, self.steps.count)
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
         for _ in range(due):
@@ -138,7 +137,8 @@ class OffPolicy:
             generator: draws the minibatch, and is for the step itself.
             decay: factor of the learning rates.
         """
-        positions, weights = self.replay.draw(self.limiter.batch_size, beta, generator)
+        batch_size = self.config.algorithm.batch_size
+        positions, weights = self.replay.draw(batch_size, beta, generator)
         samples = self.inner.view(self.replay.store, positions)
         if self.observations is not None:
             samples = self.observations.normalize_samples(samples)
@@ -173,13 +173,6 @@ def off_policy(
     if not inner.remembers:
         _refuse_memory(config)
     refuse_longer_episodes(spec.time_limit or 0, settings.capacity)
-    samples_per_insert = settings.updates_per_step * settings.batch_size
-    limiter = RateLimiter(
-        samples_per_insert=samples_per_insert,
-        batch_size=settings.batch_size,
-        min_size_to_sample=max(1, settings.warm_up_steps),
-        error_buffer=max(samples_per_insert, settings.batch_size),
-    )
     alpha, beta = None, 1.0
     if isinstance(settings, groups.Prioritized) and settings.prioritized:
         alpha, beta = settings.priority_alpha, settings.priority_beta
@@ -191,7 +184,29 @@ def off_policy(
     if normalizes and observation_dtype(spec.observation_space) != "uint8":
         normalizer = model.ObservationNormalizer(spec.observation_dim)
         observations = NormalizedObservations(normalizer)
-    return OffPolicy(config, inner, replay, limiter, observations, beta)
+    return OffPolicy(config, inner, replay, observations, beta)
+
+
+def gradient_steps_due(settings: groups.Replay, env_steps: int, taken: int) -> int:
+    """How many gradient steps are due after `env_steps` env steps and `taken` gradient steps of the
+    run: `updates_per_step` for each env step since the warm-up, and one more.
+
+    It is Reverb's rate limiter (Cassirer et al. 2021, "Reverb: A Framework for Experience Replay")
+    for a learner that collects and learns in turn: samples may be ahead of env steps by those of a
+    gradient step, or of an env step where these are more.
+    """
+    since = env_steps - max(1, settings.warm_up_steps)
+    if since < 0:
+        return 0
+    samples_per_step = settings.updates_per_step * settings.batch_size
+    ahead = max(samples_per_step, settings.batch_size)
+    wanted = _exactly(samples_per_step) * since + _exactly(ahead)
+    return max(0, math.floor(wanted / settings.batch_size) - taken)
+
+
+def _exactly(number: float) -> Fraction:
+    """0.1 as a tenth, so that ten times a tenth is 1."""
+    return Fraction(number).limit_denominator(1_000_000)
 
 
 def with_exploration(snapshot: PolicySnapshot, numbers: dict[str, float]) -> PolicySnapshot:

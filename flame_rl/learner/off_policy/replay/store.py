@@ -17,7 +17,7 @@ import numpy as np
 from flame_rl.learner.training.frames import stacked_rows, step_rows, time_steps
 from flame_rl.wire.messages import Column, Episodes
 
-# Of a step: its row (int64), its time and the number of steps left (int32 each).
+# A step's row is int64, its time and the number of steps left are int32.
 _BYTES_OF_A_STEP = 8 + 4 + 4
 
 
@@ -198,7 +198,7 @@ def bytes_needed(columns: Sequence[Column], capacity: int) -> int:
 
 def in_words(env_id: str, capacity: int, needed: int) -> str:
     """What a capacity needs, in words: "1,000,000 steps of Ant-v5 need 0.5 GB"."""
-    # Of a small store, GB would say 0.0.
+    # In GB, a small store would need 0.0.
     size = f"{needed / 1e9:.1f} GB" if needed >= 1e8 else f"{needed / 1e6:.1f} MB"
     return f"{capacity:,} steps of {env_id} need {size}"
 

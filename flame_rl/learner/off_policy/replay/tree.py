@@ -49,7 +49,7 @@ class SumTree:
 
     def find(self, sums: np.ndarray) -> np.ndarray:
         """For each number from 0 to the total, the leaf at which the running sum of the leaves
-        passes it, int64 [B]; never a leaf that is 0. All descend together."""
+        passes it, int64 [B]; never a leaf that is 0."""
         rest = sums.copy()
         nodes = np.ones(len(sums), np.int64)
         for _ in range(self._depth):

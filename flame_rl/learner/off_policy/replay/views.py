@@ -1,10 +1,9 @@
 """Views: positions of steps to training data, as index arithmetic over the rows of a store.
 
-Each returns columns by name with the same first dimension B, the number of positions, and copies
-what it returns. Besides the store's own columns there are "next_observations" and "discounts": the
-factor of the next observation's value, 0 after an end. A time limit is no end: the value of the
-episode's last observation counts. Of a store with k frames, observations have a dimension k before
-D.
+Each returns columns by name, copies with the same first dimension B, the number of positions.
+Besides the store's own columns there are "next_observations" and "discounts": the factor of the
+next observation's value, 0 after an end. A time limit is no end: the value of the episode's last
+observation counts. In a store with k frames, observations have a dimension k before D.
 """
 
 from __future__ import annotations
@@ -69,9 +68,10 @@ def sequences(
     """The sequence of steps in which each position lies.
 
     The sequences of an episode begin at its steps 0, length - overlap, 2 (length - overlap), ...;
-    none begins where all steps that follow belong to the one before. Of two sequences with the same
-    step, it is the later one. A sequence ends with its episode: from there on "mask" is 0,
-    observations repeat the last one, and rewards, actions and discounts are 0.
+    none begins where the sequence before already has all steps that follow. Where two sequences
+    have the position's step, the later one is returned. A sequence ends with its episode: from
+    there on "mask" is 0, observations repeat the last one, and rewards, actions and discounts are
+    0.
 
     Args:
         store, positions, discount: as in `n_step`.

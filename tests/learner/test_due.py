@@ -1,12 +1,13 @@
-"""The rate limiter against Reverb's, which admits samples and inserts one by one."""
+"""When gradient steps are due, against Reverb's rate limiter, which admits samples and inserts one
+by one."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.off_policy.replay.limiter import RateLimiter
+from flame_rl.learner.off_policy.update import gradient_steps_due
+from flame_rl.settings.dqn import DQNSettings
 
 
 class OneByOne:
@@ -34,64 +35,43 @@ class OneByOne:
         return True
 
 
+def replay(per_step: float, batch_size: int, warm_up: int) -> DQNSettings:
+    return DQNSettings(updates_per_step=per_step, batch_size=batch_size, warm_up_steps=warm_up)
+
+
 # Eighths are exact in binary.
 EIGHTHS = st.integers(1, 40).map(lambda number: number / 8)
 
 
 @settings(max_examples=200, deadline=None)
-@given(EIGHTHS, st.integers(1, 9), st.integers(1, 30), st.integers(0, 50), st.data())
-def test_as_one_by_one(per_insert, batch_size, min_size, more, data):
-    error_buffer = max(per_insert, batch_size) + more
-    limiter = RateLimiter(per_insert, batch_size, min_size, error_buffer)
-    slow, taken = OneByOne(per_insert, min_size, error_buffer), 0
+@given(EIGHTHS, st.integers(1, 9), st.integers(0, 30), st.data())
+def test_as_one_by_one(per_step, batch_size, warm_up, data):
+    chosen, per_insert = replay(per_step, batch_size, warm_up), per_step * batch_size
+    slow, taken = OneByOne(per_insert, max(1, warm_up), max(per_insert, batch_size)), 0
     for _ in range(10):
         for _ in range(data.draw(st.integers(0, 30))):
             if not slow.insert():
                 break
-        due = limiter.gradient_steps(slow.inserts, taken)
+        due = gradient_steps_due(chosen, slow.inserts, taken)
         wanted = data.draw(st.integers(0, due))
         for _ in range(wanted):
             assert slow.sample(batch_size)
         taken += wanted
-        assert limiter.gradient_steps(slow.inserts, taken) == due - wanted
+        assert gradient_steps_due(chosen, slow.inserts, taken) == due - wanted
         if wanted == due:
             assert not slow.sample(batch_size)
 
 
-def test_nothing_is_sampled_before_the_warm_up_however_great_the_buffer():
-    limiter = RateLimiter(1, 1, 100, 1000)
-    assert limiter.gradient_steps(99, 0) == 0
-    assert limiter.gradient_steps(100, 0) == 1000
-
-
 def test_a_gradient_step_for_each_env_step_after_the_warm_up():
     """As in SAC, with episodes of 1000 steps and a warm-up of 10,000."""
-    limiter = RateLimiter(256, 256, 10_000, 256)
+    chosen = replay(1.0, 256, 10_000)
     taken, counts = 0, []
-    for inserted in range(1000, 20_001, 1000):
-        counts.append(limiter.gradient_steps(inserted, taken))
+    for env_steps in range(1000, 20_001, 1000):
+        counts.append(gradient_steps_due(chosen, env_steps, taken))
         taken += counts[-1]
     assert counts == [0] * 9 + [1] + [1000] * 10
 
 
 def test_a_tenth_is_a_tenth():
     """The binary number nearest to 0.29 is a little less; a hundred of it are 29."""
-    limiter = RateLimiter(0.29, 1, 1, 1.0)
-    assert limiter.gradient_steps(101, 29) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ((0, 1, 1, 1), "samples_per_insert"),
-        ((float("nan"), 1, 1, 1), "samples_per_insert"),
-        ((1, 0, 1, 1), "batch_size"),
-        ((1, 1, 0, 1), "min_size_to_sample"),
-        ((1, 32, 1, 31), "error_buffer"),
-        ((33, 32, 1, 32), "error_buffer"),
-        ((1, 1, 1, float("inf")), "error_buffer"),
-    ],
-)
-def test_what_could_never_go_on_is_refused(arguments, field):
-    with pytest.raises(ValueError, match=f"^{field}: "):
-        RateLimiter(*arguments)
+    assert gradient_steps_due(replay(0.29, 1, 1), 101, 29) == 1
