@@ -37,9 +37,7 @@ class InlineBackend:
             self._simulator, spec = describe(environment)
             return spec
         except SimulatorError as error:
-            env_id = environment.env_id
-            failure = CollectFailure(error.kind, str(error), env_id, traceback=error.cause)
-            raise UsageError(explain(failure)) from error
+            raise UsageError(explain(error.failure(environment.env_id))) from error
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         def submit(data: bytes, episodes: int) -> Future[bytes]:

@@ -72,8 +72,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
                     else codec.encode_episodes(result, request)
                 )
         except SimulatorError as error:
-            failure = CollectFailure(error.kind, str(error), traceback=error.cause)
-            answer = codec.encode_failure(failure)
+            answer = codec.encode_failure(error.failure())
         except WireError as error:
             answer = codec.encode_failure(CollectFailure("garbled", summary(error)))
         except Exception as error:
