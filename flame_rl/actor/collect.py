@@ -17,7 +17,7 @@ import numpy as np
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import Noise, reset_seed
 from flame_rl.actor.recording import Block, cut_out, new_block
-from flame_rl.actor.simulators.protocol import Simulator, rows_of
+from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.messages import (
@@ -255,7 +255,7 @@ class _Play:
     def _set_running(self, slots: np.ndarray) -> None:
         """Set the slots that play and the rows for which the policy acts, in whole blocks."""
         self.running = slots
-        self._live = rows_of(slots)
+        self._live = as_rows(slots)
         if len(slots) == 0:
             return
         padded = _padded(len(slots))

@@ -10,7 +10,7 @@ import threadpoolctl
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
-from flame_rl.actor.simulators.protocol import Simulator
+from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.backends.dispatch import Collected, Transport, explain, gather
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import codec

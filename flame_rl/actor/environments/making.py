@@ -6,21 +6,17 @@ import contextlib
 import difflib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 import gymnasium
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from flame_rl.actor.environments.observations import parts_of, type_of
+from flame_rl.actor.environments.observations import observation_parts, type_of
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of, unusable
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
-
-# A Gymnasium environment, or PettingZoo's.
-Made = TypeVar("Made", bound=Any)
 
 
 def make_environment(
@@ -51,18 +47,6 @@ def make_environment(
         if getattr(env, name, None) is None:
             raise unusable(f"{env_id} has no {name}; set it in __init__, or in the class")
     check_spaces(env_id, env.observation_space, env.action_space)
-    return env
-
-
-def another(make: Callable[[], Made], first: Made) -> Made:
-    """An environment besides `first`. Raises SimulatorError of kind "environment" if it is the
-    same object, which can only play one episode at a time."""
-    env = make()
-    if env.unwrapped is first.unwrapped:
-        raise unusable(
-            f"{type(first.unwrapped).__name__}: its function returned the same environment twice. "
-            "Several episodes are played side by side: make a new environment at every call"
-        )
     return env
 
 
@@ -125,7 +109,7 @@ def _time_limit(env: gymnasium.Env) -> int | None:
 
 def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Space) -> None:
     """Raise SimulatorError of kind "environment" for spaces that cannot be learned."""
-    for part in parts_of(observation) or (None,):
+    for part in observation_parts(observation) or (None,):
         reason = "it is empty" if part is None else _why_not_observed(part.space)
         if reason is not None:
             where = "" if part is None or not part.name else f"observation{part.name}: "

@@ -20,7 +20,7 @@ from flame_rl.actor.environments.making import describe_environment, make_enviro
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.plain import PlainSimulator
-from flame_rl.actor.simulators.protocol import Simulator
+from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
 # The twin's module and class, Gymnasium's class that it is a twin of, and the parts of the reward
