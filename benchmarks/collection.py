@@ -44,7 +44,7 @@ from flame_rl import TrainConfig, Trainer
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.making import make_environment
 from flame_rl.actor.simulators.choose import choose_simulator
-from flame_rl.actor.simulators.protocol import Simulator
+from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
 from flame_rl.wire.messages import CollectRequest, Column, Environment, PolicySnapshot

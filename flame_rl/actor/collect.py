@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import Noise, reset_seed
 from flame_rl.actor.recording import Block, cut_out, new_block
-from flame_rl.actor.simulators.protocol import Simulator, rows_of
+from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.messages import (
@@ -69,23 +70,15 @@ def collect_episodes(
         return _failure(request, "garbled", reason)
     play = _Play(policy, request, simulator)
     try:
-        play.begin()
-        while play.is_running:
+        play.begin_episodes(play.running)
+        while len(play.running) > 0:
             if withdrawn():
                 return _failure(request, "stale", "the learner has withdrawn this task")
             play.step()
     except SimulatorError as error:
         index, step, seed = play.where(error.slot)
-        return CollectFailure(
-            kind=error.kind,
-            message=str(error),
-            env_id=request.environment.env_id,
-            iteration=request.iteration,
-            index=index,
-            step=step,
-            seed=seed,
-            traceback=error.cause,
-        )
+        failure = error.failure(request.environment.env_id)
+        return replace(failure, iteration=request.iteration, index=index, step=step, seed=seed)
     return play.episodes()
 
 
@@ -95,6 +88,9 @@ class _Play:
     In a lock step, every running slot observes, acts and steps, each in an episode of its own.
     Episodes begin and end at any lock step; when all have ended, they are cut out of the blocks.
     Where K agents play together, every K slots are a group, and so are every K episodes.
+
+    Attributes:
+        running: int [n], the slots that play, ascending.
     """
 
     def __init__(self, policy: ActingPolicy, request: CollectRequest, simulator: Simulator) -> None:
@@ -133,19 +129,12 @@ class _Play:
         steps = BLOCK_BYTES // (width * widest)
         self._steps = max(1, min(BLOCK_STEPS, steps))
         self._width = width
-        self._noise = Noise(policy, request, self._steps, width) if request.explore else None
+        self._noise = Noise(policy, request, self._steps, width)
         self._states = policy.states(width)
         self._blocks: list[Block] = []
         self._set_running(np.arange(slots))
         self._block = self._new_block(0)
         self._row = 0
-
-    @property
-    def is_running(self) -> bool:
-        return len(self._running) > 0
-
-    def begin(self) -> None:
-        self._begin_episodes(self._running)
 
     def step(self) -> None:
         """Take one lock step, then end episodes and begin others in their slots."""
@@ -156,20 +145,19 @@ class _Play:
         for recorded, source in self._seen:
             recorded[row, live] = source[live]
         rows = self._acting
-        noise = None if self._noise is None else self._noise.rows[row, rows]
-        seen = simulator.observations[rows]
+        noise, seen = self._noise.of(row, rows), simulator.observations[rows]
         actions[rows] = self._policy.act(seen, noise, self._states, rows)
-        simulator.step(actions, self._running)
+        simulator.step(actions, self.running)
         for recorded, source in self._done:
             recorded[row, live] = source[live]
-        self._check_finite("reward", simulator.rewards[live], "step", self._running)
+        self._check_finite("reward", simulator.rewards[live], "step", self.running)
         if self._has_parts:
-            self._check_finite("reward parts", simulator.reward_parts[live], "step", self._running)
-        self._check_finite("observation", simulator.observations[live], "step", self._running)
+            self._check_finite("reward parts", simulator.reward_parts[live], "step", self.running)
+        self._check_finite("observation", simulator.observations[live], "step", self.running)
         self._row = row + 1
         ended = simulator.terminated[live] | simulator.truncated[live]
         if ended.any():
-            self._end_episodes(self._running[ended])
+            self._end_episodes(self.running[ended])
 
     def episodes(self) -> Episodes:
         """All episodes; call it once the last one has ended."""
@@ -196,14 +184,13 @@ class _Play:
     def _lock_step(self) -> int:
         return self._block.first + self._row
 
-    def _begin_episodes(self, slots: np.ndarray) -> None:
+    def begin_episodes(self, slots: np.ndarray) -> None:
         episodes = np.arange(self._begun, self._begun + len(slots))
         self._begun += len(slots)
         self._episode[slots] = episodes
         self._slot[episodes] = slots
         self._first[episodes] = self._lock_step
-        if self._noise is not None:
-            self._noise.begin(self._row, slots, episodes)
+        self._noise.begin(self._row, slots, episodes)
         self._states.begin(slots)
         simulator = self._simulator
         simulator.reset(slots, self._seeds[episodes])
@@ -218,23 +205,22 @@ class _Play:
         self._truncated[episodes] = simulator.truncated[slots]
         taken = self._free(slots)[: len(self._index) - self._begun]
         if len(taken):
-            self._begin_episodes(taken)
+            self.begin_episodes(taken)
         left = slots[len(taken) :]
         if self._agents > 1:
             left = np.setdiff1d(slots, taken)
             # Some of them have waited.
-            self._set_running(np.union1d(self._running, taken))
+            self._set_running(np.union1d(self.running, taken))
             self._played = np.union1d(self._played, taken)
         if len(left):
-            if self._noise is not None:
-                self._noise.end(left)
-            self._set_running(np.setdiff1d(self._running, left))
+            self._noise.end(left)
+            self._set_running(np.setdiff1d(self.running, left))
 
     def _free(self, ended: np.ndarray) -> np.ndarray:
         """The slots of the groups in which nobody plays any more, now that these have ended."""
         if self._agents == 1:
             return ended
-        playing = np.setdiff1d(self._running, ended)
+        playing = np.setdiff1d(self.running, ended)
         groups = np.setdiff1d(ended // self._agents, playing // self._agents)
         return (groups[:, None] * self._agents + np.arange(self._agents)).ravel()
 
@@ -242,14 +228,13 @@ class _Play:
         self._keep_block()
         self._block = self._new_block(self._lock_step)
         self._row = 0
-        if self._noise is not None:
-            self._noise.next_block()
+        self._noise.next_block()
 
     def _keep_block(self) -> None:
         self._blocks.append(self._block.of(self._played))
 
     def _new_block(self, first: int) -> Block:
-        self._played = self._running
+        self._played = self.running
         block = new_block(self._columns, first, self._steps, self._width)
         # Actions are written straight into the block if they are recorded.
         head = self._policy.head
@@ -269,8 +254,8 @@ class _Play:
 
     def _set_running(self, slots: np.ndarray) -> None:
         """Set the slots that play and the rows for which the policy acts, in whole blocks."""
-        self._running = slots
-        self._live = rows_of(slots)
+        self.running = slots
+        self._live = as_rows(slots)
         if len(slots) == 0:
             return
         padded = _padded(len(slots))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import traceback
 
-from flame_rl.wire.messages import FailureKind
+from flame_rl.wire.messages import CollectFailure, FailureKind
 from flame_rl.wire.text import legible
 
 # The most characters of an exception's text, so that it leaves room for the rest of the failure.
@@ -28,6 +28,15 @@ class SimulatorError(Exception):
         self.kind: FailureKind = kind
         self.slot = slot
         self.cause = cause
+
+    def failure(self, env_id: str = "") -> CollectFailure:
+        """The same as a message."""
+        return CollectFailure(self.kind, str(self), env_id, traceback=self.cause)
+
+
+def unusable(message: str, cause: str = "") -> SimulatorError:
+    """The error of an environment that cannot be made, or cannot be learned from."""
+    return SimulatorError("environment", message, cause=cause)
 
 
 def summary(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from flame_rl.nets.acting import ActingPolicy
+from flame_rl.nets.states import Rows
 from flame_rl.wire.messages import CollectRequest, Stream
 
 # The seeds of a training episode have the keys (iteration, index, 0) and, for the noise of each
@@ -40,13 +41,10 @@ def _sequence(
 
 class Noise:
     """The random numbers with which actions are sampled, a column for each slot and a row for each
-    lock step of a block.
+    lock step of a block; none if the request does not explore.
 
     An episode's numbers come one after another from its own generator and, where a step's noise
     depends on the step before, from the episode's own last row, however many are drawn at a time.
-
-    Attributes:
-        rows: float64 [steps, W, noise_width].
     """
 
     def __init__(
@@ -61,9 +59,14 @@ class Noise:
         """
         self._policy = policy
         self._request = request
-        self.rows = np.zeros((steps, width, policy.head.noise_width))
+        self._rows = np.zeros((steps, width, policy.head.noise_width))
         # For each slot that plays: the generator, and the last row drawn from it, None at first.
         self._playing: dict[int, tuple[np.random.Generator, np.ndarray | None]] = {}
+
+    def of(self, row: int, slots: Rows) -> np.ndarray | None:
+        """The numbers of some slots for a lock step of the block, float64 [n, noise_width]; None:
+        actions are not sampled."""
+        return self._rows[row, slots] if self._request.explore else None
 
     def begin(self, row: int, slots: np.ndarray, episodes: np.ndarray) -> None:
         """Episodes begin at `row`.
@@ -75,23 +78,19 @@ class Noise:
                 of its second, ….
         """
         request = self._request
+        if not request.explore:
+            return
         for slot, episode in zip(slots.tolist(), episodes.tolist(), strict=True):
             place, agent = divmod(episode, request.agents)
-            generator = noise_generator(
-                request.run_seed,
-                request.iteration,
-                request.indices[place],
-                request.stream,
-                agent,
-            )
-            self._playing[slot] = generator, None
-            if row < len(self.rows):
+            key = request.run_seed, request.iteration, request.indices[place], request.stream
+            self._playing[slot] = noise_generator(*key, agent), None
+            if row < len(self._rows):
                 self._draw(slot, row)
 
     def end(self, slots: np.ndarray) -> None:
         """Nothing plays in `slots` any more."""
         for slot in slots.tolist():
-            del self._playing[slot]
+            self._playing.pop(slot, None)
 
     def next_block(self) -> None:
         """Draw the rows of the next block."""
@@ -101,6 +100,6 @@ class Noise:
     def _draw(self, slot: int, row: int) -> None:
         """Draw the numbers of a slot from `row` on."""
         generator, before = self._playing[slot]
-        drawn = self._policy.draw_noise(generator, len(self.rows) - row, before)
-        self.rows[row:, slot] = drawn
+        drawn = self._policy.draw_noise(generator, len(self._rows) - row, before)
+        self._rows[row:, slot] = drawn
         self._playing[slot] = generator, drawn[-1]

@@ -10,7 +10,7 @@ import threadpoolctl
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
-from flame_rl.actor.simulators.protocol import Simulator
+from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.backends.dispatch import Collected, Transport, explain, gather
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import codec
@@ -37,9 +37,7 @@ class InlineBackend:
             self._simulator, spec = describe(environment)
             return spec
         except SimulatorError as error:
-            env_id = environment.env_id
-            failure = CollectFailure(error.kind, str(error), env_id, traceback=error.cause)
-            raise UsageError(explain(failure)) from error
+            raise UsageError(explain(error.failure(environment.env_id))) from error
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         def submit(data: bytes, episodes: int) -> Future[bytes]:

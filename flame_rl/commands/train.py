@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,9 +104,11 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
     from flame_rl.report.console import ConsoleReporter
     from flame_rl.report.tables import (
         TIMING_NAME,
-        EvaluationsReporter,
-        MetricsReporter,
-        TimingReporter,
+        TableReporter,
+        evaluations_row,
+        metrics_row,
+        refuse_names_of_columns,
+        timing_row,
     )
     from flame_rl.run.retention import Checkpointer
     from flame_rl.run.weights import save_weights
@@ -113,13 +116,12 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
     config, done = trainer.config, trainer.totals
     write_config(folder, config)
     learner, begun = trainer.learner, trainer.tables
-    names, parts = learner.algorithm.metrics, learner.rewards.names
-    tables = [
-        MetricsReporter(folder, names, begun.get(METRICS_NAME, b""), parts),
-        TimingReporter(folder, begun.get(TIMING_NAME, b"")),
-    ]
+    metrics = learner.algorithm.metrics
+    refuse_names_of_columns(learner.rewards.names, metrics)
+    row_of = {METRICS_NAME: partial(metrics_row, metrics), TIMING_NAME: timing_row}
     if config.experiment.evaluate_every is not None:
-        tables.append(EvaluationsReporter(folder, begun.get(EVALUATIONS_NAME, b"")))
+        row_of[EVALUATIONS_NAME] = evaluations_row
+    tables = [TableReporter(folder / name, begun, row) for name, row in row_of.items()]
     console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
     trainer.listen(console)
     consumers = [*tables, console]
@@ -128,14 +130,13 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
 
         consumers.append(TensorBoardReporter(folder, done))
     reporters = Reporters(consumers)
-    rows = [table.rows for table in tables]
-    checkpoints = Checkpointer(folder, trainer, rows)
+    checkpoints = Checkpointer(folder, trainer, tables)
 
     def save() -> None:
         # Each is tried, and what matters most comes first.
         with contextlib.ExitStack() as ending:
             ending.callback(reporters.close)
-            ending.callback(save_weights, folder, trainer.learner.weights())
+            ending.callback(save_weights, folder, learner.weights())
             checkpoints.save()
 
     try:

@@ -22,17 +22,18 @@ class Reporters:
 
     def __init__(self, reporters: list[Reporter]) -> None:
         self._reporters = reporters
-        self._refused: set[str] = set()
+        # By id: two may be of one class.
+        self._refused: set[int] = set()
 
     def report(self, result: IterationResult) -> None:
         for reporter in list(self._reporters):
             name = type(reporter).__name__
             try:
                 reporter.report(result)
-                self._refused.discard(name)
+                self._refused.discard(id(reporter))
             except OSError as error:
-                if name not in self._refused:
-                    self._refused.add(name)
+                if id(reporter) not in self._refused:
+                    self._refused.add(id(reporter))
                     warn(f"warning: {name} cannot write for now: {error}")
             except Exception as error:
                 self._reporters.remove(reporter)
@@ -43,5 +44,5 @@ class Reporters:
             try:
                 reporter.close()
             except Exception as error:
-                if not (isinstance(error, OSError) and type(reporter).__name__ in self._refused):
+                if not (isinstance(error, OSError) and id(reporter) in self._refused):
                     warn(f"warning: {type(reporter).__name__}: {error}")

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from flame_rl.report.tables import METRICS_NAME, TIMING_NAME, read_metrics, read_timing
+from flame_rl.report.tables import METRICS_NAME, TIMING_NAME, read_columns
 from flame_rl.run.folder import CONFIG_NAME
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import environment_id
@@ -67,7 +67,7 @@ def read_run(folder: Path) -> Run:
     """
     try:
         config = TrainConfig.from_json((folder / CONFIG_NAME).read_text(errors="replace"))
-        metrics, timing = read_metrics(folder), read_timing(folder)
+        metrics, timing = (read_columns(folder / name) for name in (METRICS_NAME, TIMING_NAME))
     except OSError as error:
         raise UsageError(f"{folder} holds no run: {error}") from error
     except (UsageError, ValueError, TypeError) as error:
@@ -138,7 +138,7 @@ def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Settin
 
 
 def _with_column(run: Run, column: str) -> Run:
-    values = read_metrics(run.folder)
+    values = read_columns(run.folder / METRICS_NAME)
     if column not in values:
         raise UsageError(
             f"--columns: {run.folder / METRICS_NAME} has no column {column!r}; it has "

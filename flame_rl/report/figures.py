@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flame_rl.report.curves import Axis, Setting, mean_curve, smooth, smoothing_window
-from flame_rl.report.tables import read_metrics
+from flame_rl.report.tables import METRICS_NAME, read_columns
 from flame_rl.system.display import has_display
 from flame_rl.system.errors import UsageError
 
@@ -52,7 +52,9 @@ def plot_curve(folder: Path, title: str) -> Path | None:
         The path of the picture; None if there is nothing to draw.
     """
     _choose_output()
-    metrics = {name: np.array(values) for name, values in read_metrics(folder).items()}
+    metrics = {
+        name: np.array(values) for name, values in read_columns(folder / METRICS_NAME).items()
+    }
     if not metrics:
         return None
     steps, mean, std = metrics["env_steps"], metrics["reward_mean"], metrics["reward_std"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.observations import parts_of, write_observation
+from flame_rl.actor.environments.observations import observation_parts, write_observation
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
@@ -19,7 +19,7 @@ class Agent:
         """`spec` has the environment's spaces."""
         self.version = snapshot.version
         self._policy = ActingPolicy(snapshot)
-        self._parts = parts_of(spec.observation_space)
+        self._parts = observation_parts(spec.observation_space)
         self._dtype = observation_dtype(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         self._states = self._policy.states(ROW_BLOCK)

@@ -15,7 +15,7 @@ import numpy as np
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.simulators.protocol import Simulator
+from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.backends.dispatch import refuse_unless_it_can_act
 from flame_rl.system.display import has_display
 from flame_rl.system.errors import Interrupted, RunError, UsageError

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
 from flame_rl.actor.environments.actions import has_bounds
-from flame_rl.actor.environments.observations import parts_of, write_observation
+from flame_rl.actor.environments.observations import observation_parts, write_observation
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.randomness import noise_generator, reset_seed
 from flame_rl.actor.recording import Block, cut_out
@@ -495,6 +495,6 @@ def test_what_numpy_cannot_convert_is_no_observation():
         def __array__(self, *arguments, **options):
             raise RuntimeError("it has a gradient")
 
-    parts = parts_of(spaces.Box(-1, 1, (2,)))
+    parts = observation_parts(spaces.Box(-1, 1, (2,)))
     with pytest.raises(ValueError, match=r"observation: .*it has a gradient"):
         write_observation(parts, Refuses(), np.zeros(2, np.float32))

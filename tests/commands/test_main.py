@@ -404,18 +404,10 @@ def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path):
 def test_a_full_disk_costs_the_report_and_not_the_run(tmp_path):
     """/dev/full refuses every write."""
     from flame_rl.report import Reporters
-    from flame_rl.report.tables import Rows
+    from flame_rl.report.tables import TableReporter
 
-    class FullDisk:
-        def __init__(self):
-            (tmp_path / "full.csv").symlink_to("/dev/full")
-            self.rows = Rows(tmp_path / "full.csv", b"")
-
-        def report(self, result):
-            self.rows.write({"iteration": result})
-
-        def close(self):
-            self.rows.close()
+    (tmp_path / "full.csv").symlink_to("/dev/full")
+    refused = TableReporter(tmp_path / "full.csv", {}, lambda result: {"iteration": result})
 
     class Sound(list):
         report = list.append
@@ -424,7 +416,7 @@ def test_a_full_disk_costs_the_report_and_not_the_run(tmp_path):
             pass
 
     sound = Sound()
-    reporters = Reporters([FullDisk(), sound])
+    reporters = Reporters([refused, sound])
     for result in range(3):
         reporters.report(result)
     reporters.close()

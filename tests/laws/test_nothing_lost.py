@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 from flame_rl import TrainConfig, Trainer
 from flame_rl.learner.training.adam import Adam
 from flame_rl.report import Reporters
-from flame_rl.report.tables import MetricsReporter
+from flame_rl.report.tables import TableReporter, metrics_row
 from flame_rl.run import checkpoint, retention
 from tests.helpers import ROOT, clean_environment, run_here, start_main
 from tests.runs import RUN, assert_same_run
@@ -96,8 +97,8 @@ def test_rows_are_written_when_there_is_room_again(tmp_path, monkeypatch, capsys
         folder.mkdir()
         with Trainer(config) as trainer:
             disk = Full(monkeypatch, room) if room is not None else None
-            metrics = MetricsReporter(folder, trainer.learner.algorithm.metrics)
-            reporters = Reporters([metrics])
+            row_of = partial(metrics_row, trainer.learner.algorithm.metrics)
+            reporters = Reporters([TableReporter(folder / "metrics.csv", {}, row_of)])
             for result in trainer:
                 reporters.report(result)
                 if disk is not None and result.iteration == 2:

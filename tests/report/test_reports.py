@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flame_rl.report import Reporters
-from flame_rl.report.tables import MetricsReporter
+from flame_rl.report.tables import refuse_names_of_columns
 from flame_rl.run.results import Totals
 from flame_rl.system.errors import UsageError
 from tests.helpers import ROOT, clean_environment, environment_id, run_here, run_main
@@ -106,9 +106,9 @@ def test_parts_of_the_reward_are_shown_where_rewards_are(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["loss", "env_steps", "reward_mean", "weights_digest"])
-def test_a_part_cannot_have_the_name_of_another_column(name, tmp_path):
+def test_a_part_cannot_have_the_name_of_another_column(name):
     with pytest.raises(UsageError, match=f"--reward-parts: '{name}' is the name of another column"):
-        MetricsReporter(tmp_path, ("loss", "kl"), reward_parts=("gain", name))
+        refuse_names_of_columns(("gain", name), ("loss", "kl"))
 
 
 def test_a_resumed_run_is_shown_once(reported, tmp_path):

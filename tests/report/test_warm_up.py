@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch
 from flame_rl import TrainConfig, Trainer
 from flame_rl.learner.learner import Learner
 from flame_rl.report.console import ConsoleReporter
-from flame_rl.report.tables import MetricsReporter, read_metrics
+from flame_rl.report.tables import TableReporter, metrics_row, read_columns
 from flame_rl.wire.messages import Episodes, PolicySnapshot
 
 
@@ -54,7 +55,8 @@ def test_columns_are_known_before_the_first_update(tmp_path, capsys):
     with Trainer(config) as trainer:
         policy = trainer.learner.parts["policy"]
         trainer.learner = Learner(config, LateStarter(policy, policy.snapshot))
-        metrics = MetricsReporter(tmp_path, trainer.learner.algorithm.metrics)
+        row_of = partial(metrics_row, trainer.learner.algorithm.metrics)
+        metrics = TableReporter(tmp_path / "metrics.csv", {}, row_of)
         console = ConsoleReporter(config, trainer.spec, False, trainer.totals)
         digests = []
         for result in trainer:
@@ -68,7 +70,7 @@ def test_columns_are_known_before_the_first_update(tmp_path, capsys):
     assert [row["loss"] for row in rows] == ["", "", "", "1.0"]
     assert [row["target_norm"] for row in rows] == ["", "", "2.0", "3.0"]
     assert digests[0] == digests[1] != digests[2] != digests[3]
-    assert np.isnan(read_metrics(tmp_path)["loss"][0])
+    assert np.isnan(read_columns(tmp_path / "metrics.csv")["loss"][0])
     shown = capsys.readouterr().out
     assert "Loss: -" in shown and "Loss: 1.0000" in shown
 

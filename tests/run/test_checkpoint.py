@@ -540,7 +540,7 @@ def test_a_full_disk_costs_metrics_a_warning_and_not_the_run(small_disk, tmp_pat
     done = run_here(*RUN, "--iterations", "70", cwd=tmp_path)
     assert done.returncode == 0
     (warning,) = done.stderr.splitlines()
-    assert "MetricsReporter" in warning and "No space left" in warning
+    assert "TableReporter" in warning and "No space left" in warning
     rows = (tmp_path / "run" / "metrics.csv").read_bytes()
     small_disk("80k")
     again = run_here("--resume", "run", "--iterations", "71", cwd=tmp_path)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.observations import parts_of, write_observation
+from flame_rl.actor.environments.observations import observation_parts, write_observation
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.agent import Agent
@@ -83,7 +83,7 @@ SPACES = st.recursive(
 @given(SPACES, st.integers(0, 1 << 30))
 def test_observations_are_flattened_as_gymnasium_does(space, seed):
     space.seed(seed)
-    parts = parts_of(space)
+    parts = observation_parts(space)
     assert parts[-1].stop == spaces.flatdim(space)
     row = np.full(parts[-1].stop, np.nan, np.float32)
     for _ in range(2):  # nothing is left of what was there before

@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium import spaces
 
-from flame_rl.actor.environments.making import check_spaces
-from flame_rl.actor.failure import SimulatorError, summary, traceback_of
-from flame_rl.wire import codec
+from flame_rl.actor.environments.making import (
+    as_sent,
+    cannot_be_made,
+    check_spaces,
+    module_not_found,
+)
+from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.wire.messages import Environment, EnvironmentSpec
-from flame_rl.wire.packing import WireError
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
@@ -63,7 +66,7 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
     except (Exception, SystemExit) as error:
         raise _explain(env_id, error) from error
     if not getattr(env, "possible_agents", None):
-        raise SimulatorError("environment", f"{env_id}: possible_agents names nobody")
+        raise unusable(f"{env_id}: possible_agents names nobody")
     _check_agents(env_id, env)
     return env
 
@@ -72,11 +75,7 @@ def describe_agents(environment: Environment) -> EnvironmentSpec:
     """The environment's id, spaces and agents. Raises SimulatorError of kind "environment"."""
     env = make_agents(environment)
     try:
-        # Encoded and decoded, so that every backend gives the learner the same spec.
-        spec = spec_of(environment, env)
-        return codec.decode_description(codec.encode_description(spec), spec.env_id)
-    except WireError as error:
-        raise SimulatorError("environment", f"{environment.env_id}: {error}") from error
+        return as_sent(spec_of(environment, env))
     finally:
         env.close()
 
@@ -106,20 +105,18 @@ def _made(env_id: str, module: ModuleType, options: dict[str, Any]) -> ParallelE
     if make_parallel is not None:
         return make_parallel(**options)
     if make is None:
-        raise SimulatorError(
-            "environment",
+        raise unusable(
             f"module {env_id} has no function parallel_env, nor env: it is no environment of "
-            "PettingZoo's kind",
+            "PettingZoo's kind"
         )
     from pettingzoo import AECEnv
     from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
     env = make(**options)
     if not isinstance(env, AECEnv):
-        raise SimulatorError(
-            "environment",
+        raise unusable(
             f"{env_id}: env() returned a {type(env).__name__}, which is no AECEnv of PettingZoo; "
-            "a function parallel_env must return a ParallelEnv",
+            "a function parallel_env must return a ParallelEnv"
         )
     cycles = env.metadata.get("is_parallelizable", False)
     return aec_to_parallel(env) if cycles else turn_based_aec_to_parallel(env)
@@ -130,12 +127,11 @@ def _check_agents(env_id: str, env: ParallelEnv) -> None:
     for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
         for other in others:
             if space_of(other) != space_of(first):
-                raise SimulatorError(
-                    "environment",
+                raise unusable(
                     f"the {kind} spaces of {env_id} differ between agents, which share one policy: "
                     f"{first} has {str(space_of(first))[:300]}, {other} has "
                     f"{str(space_of(other))[:300]}. SuperSuit's pad_observations_v0 and "
-                    "pad_action_space_v0 make them alike, in a module of your own",
+                    "pad_action_space_v0 make them alike, in a module of your own"
                 )
     check_spaces(env_id, env.observation_space(first), env.action_space(first))
 
@@ -143,11 +139,7 @@ def _check_agents(env_id: str, env: ParallelEnv) -> None:
 def _explain(env_id: str, error: BaseException) -> SimulatorError:
     """Turn what importing and making raised into one sentence with a remedy."""
     if not isinstance(error, ImportError):
-        return SimulatorError(
-            "environment",
-            f"environment {env_id} cannot be made: {summary(error)}",
-            cause=traceback_of(error),
-        )
+        return cannot_be_made(env_id, error)
     missing = getattr(error, "name", None) or ""
     package = missing.partition(".")[0]
     if missing == package and missing in PACKAGES:
@@ -158,13 +150,10 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
             f"mpe2, {_INSTALL}, and `uv add PACKAGE` any other"
         )
     elif missing == package:
-        text = (
-            f"module {missing!r} of environment {env_id} is not found; it must lie in the folder "
-            "of main.py, on PYTHONPATH, or be installed"
-        )
+        return module_not_found(env_id, missing)
     else:
         text = f"unknown environment {env_id}: there is no module {missing}{_near(env_id)}"
-    return SimulatorError("environment", text)
+    return unusable(text)
 
 
 def _near(env_id: str) -> str:

@@ -6,21 +6,17 @@ import contextlib
 import difflib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 import gymnasium
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from flame_rl.actor.environments.observations import parts_of, type_of
-from flame_rl.actor.failure import SimulatorError, summary, traceback_of
+from flame_rl.actor.environments.observations import observation_parts, type_of
+from flame_rl.actor.failure import SimulatorError, summary, traceback_of, unusable
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
-
-# A Gymnasium environment, or PettingZoo's.
-Made = TypeVar("Made", bound=Any)
 
 
 def make_environment(
@@ -49,32 +45,16 @@ def make_environment(
         raise _explain(env_id, error) from error
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
-            raise SimulatorError(
-                "environment", f"{env_id} has no {name}; set it in __init__, or in the class"
-            )
+            raise unusable(f"{env_id} has no {name}; set it in __init__, or in the class")
     check_spaces(env_id, env.observation_space, env.action_space)
-    return env
-
-
-def another(make: Callable[[], Made], first: Made) -> Made:
-    """An environment besides `first`. Raises SimulatorError of kind "environment" if it is the
-    same object, which can only play one episode at a time."""
-    env = make()
-    if env.unwrapped is first.unwrapped:
-        raise SimulatorError(
-            "environment",
-            f"{type(first.unwrapped).__name__}: its function returned the same environment twice. "
-            "Several episodes are played side by side: make a new environment at every call",
-        )
     return env
 
 
 def describe_environment(environment: Environment) -> EnvironmentSpec:
     """The environment's id, spaces and time limit. Raises SimulatorError of kind "environment"."""
     if environment.agent_number:
-        raise SimulatorError(
-            "environment",
-            f"--agent-number: {environment.env_id} is an environment of one agent, which has none",
+        raise unusable(
+            f"--agent-number: {environment.env_id} is an environment of one agent, which has none"
         )
     env = make_environment(environment.env_id, environment.max_episode_steps)
     try:
@@ -85,19 +65,21 @@ def describe_environment(environment: Environment) -> EnvironmentSpec:
             time_limit=_time_limit(env),
             reward_shape=reward_shape(env),
         )
-        # Encoded and decoded, so that every backend gives the learner the same spec.
+        return as_sent(spec)
+    finally:
+        try:
+            env.close()
+        except Exception as error:
+            raise unusable(f"{environment.env_id}: close raised {summary(error)}") from error
+
+
+def as_sent(spec: EnvironmentSpec) -> EnvironmentSpec:
+    """The spec encoded and decoded, so that every backend gives the learner the same one. Raises
+    SimulatorError of kind "environment" if it cannot be encoded."""
+    try:
         return codec.decode_description(codec.encode_description(spec), spec.env_id)
     except WireError as error:
-        raise SimulatorError("environment", f"{environment.env_id}: {error}") from error
-    finally:
-        _close(environment.env_id, env)
-
-
-def _close(env_id: str, env: gymnasium.Env) -> None:
-    try:
-        env.close()
-    except Exception as error:
-        raise SimulatorError("environment", f"{env_id}: close raised {summary(error)}") from error
+        raise unusable(f"{spec.env_id}: {error}") from error
 
 
 def reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
@@ -108,10 +90,9 @@ def reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
     if not isinstance(space, spaces.Box):
         return ()
     if len(space.shape) > 1 or 0 in space.shape:
-        raise SimulatorError(
-            "environment",
+        raise unusable(
             f"the reward space of {env.spec.id} cannot be learned from: {str(space)[:500]}; a Box "
-            "of shape (K,), with K of at least 1, can",
+            "of shape (K,), with K of at least 1, can"
         )
     return space.shape
 
@@ -128,24 +109,22 @@ def _time_limit(env: gymnasium.Env) -> int | None:
 
 def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Space) -> None:
     """Raise SimulatorError of kind "environment" for spaces that cannot be learned."""
-    for part in parts_of(observation) or (None,):
+    for part in observation_parts(observation) or (None,):
         reason = "it is empty" if part is None else _why_not_observed(part.space)
         if reason is not None:
             where = "" if part is None or not part.name else f"observation{part.name}: "
-            raise SimulatorError(
-                "environment",
+            raise unusable(
                 f"the observation space of {env_id} cannot be learned from: {where}{reason}, in "
                 f"{str(observation)[:500]}. A Box of numbers, Discrete, MultiDiscrete "
                 "and MultiBinary can, and Dict and Tuple of them; a wrapper of gymnasium.wrappers "
-                "(TransformObservation, FilterObservation) may make one",
+                "(TransformObservation, FilterObservation) may make one"
             )
     reason = _why_not_acted(action)
     if reason is not None:
-        raise SimulatorError(
-            "environment",
+        raise unusable(
             f"the action space of {env_id} cannot be learned: {str(action)[:500]}: {reason}; "
             "Discrete, MultiDiscrete, MultiBinary or a Box of real numbers can "
-            "(gymnasium.wrappers.TransformAction may make one)",
+            "(gymnasium.wrappers.TransformAction may make one)"
         )
 
 
@@ -174,10 +153,9 @@ def _why_not_acted(space: gymnasium.Space) -> str | None:
 def _explain(env_id: str, error: BaseException) -> SimulatorError:
     """Turn what `gymnasium.make` raised into one sentence with a remedy."""
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
-        return SimulatorError(
-            "environment",
+        return unusable(
             f"{env_id} needs a package that is not installed: {error} "
-            "(with uv: `uv add` in place of `pip install`)",
+            "(with uv: `uv add` in place of `pip install`)"
         )
     if isinstance(error, gymnasium.error.Error):
         name = (env_id.partition(":")[2] or env_id).lower()
@@ -185,23 +163,28 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
         known = {known.lower().rpartition("-v")[0]: known for known in gymnasium.registry}
         near = difflib.get_close_matches(name.partition("-v")[0], known, n=4)
         hint = f"; nearest names: {', '.join(known[n] for n in near)}" if near else ""
-        return SimulatorError("environment", f"unknown environment {env_id}: {error}{hint}")
+        return unusable(f"unknown environment {env_id}: {error}{hint}")
     module = env_id.rpartition(":")[0].partition(".")[0]
     if isinstance(error, ImportError) and not module:
-        return SimulatorError(
-            "environment",
-            f"{env_id} needs a package that is not installed: {error} (with uv: `uv add PACKAGE`)",
+        return unusable(
+            f"{env_id} needs a package that is not installed: {error} (with uv: `uv add PACKAGE`)"
         )
     if module and importlib.util.find_spec(module) is None:
-        return SimulatorError(
-            "environment",
-            f"module {module!r} of environment {env_id} is not found; it must lie in the folder of "
-            "main.py, on PYTHONPATH, or be installed",
-        )
-    return SimulatorError(
-        "environment",
-        f"environment {env_id} cannot be made: {summary(error)}",
-        cause=traceback_of(error),
+        return module_not_found(env_id, module)
+    return cannot_be_made(env_id, error)
+
+
+def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
+    """The error of an environment whose making raised this."""
+    text = f"environment {env_id} cannot be made: {summary(error)}"
+    return unusable(text, cause=traceback_of(error))
+
+
+def module_not_found(env_id: str, module: str) -> SimulatorError:
+    """The error of an environment whose module there is not."""
+    return unusable(
+        f"module {module!r} of environment {env_id} is not found; it must lie in the folder of "
+        "main.py, on PYTHONPATH, or be installed"
     )
 
 

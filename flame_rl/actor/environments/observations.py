@@ -32,7 +32,7 @@ class ObservationPart:
     stop: int
 
 
-def parts_of(space: gymnasium.Space) -> tuple[ObservationPart, ...]:
+def observation_parts(space: gymnasium.Space) -> tuple[ObservationPart, ...]:
     """The parts of an observation space in the order in which they are flattened."""
     parts: list[ObservationPart] = []
 

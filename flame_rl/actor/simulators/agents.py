@@ -5,28 +5,23 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.agents import make_agents, spec_of
-from flame_rl.actor.environments.making import another
-from flame_rl.actor.environments.observations import parts_of
+from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.actor.failure import SimulatorError, is_interrupt
-from flame_rl.actor.simulators.plain import PLAIN_SLOTS
-from flame_rl.actor.simulators.protocol import rows_of
+from flame_rl.actor.simulators.plain import PLAIN_SLOTS, EnvironmentsSimulator
 from flame_rl.actor.simulators.returned import raised, take_observation, take_outcome, take_parts
+from flame_rl.actor.simulators.simulator import as_rows
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.messages import Environment
 from flame_rl.wire.steps import step_columns
 
-if TYPE_CHECKING:
-    from pettingzoo import ParallelEnv
 
-
-class AgentsSimulator:
-    """An environment for each group of slots, stepped one after another. See `Simulator`.
+class AgentsSimulator(EnvironmentsSimulator):
+    """An environment for each group of slots, stepped one after another.
 
     All agents begin together. One that ends early gets no more actions, and nothing is read of it
     until the environment is reset.
@@ -41,32 +36,27 @@ class AgentsSimulator:
         self._make = lambda: make_agents(environment, render_mode)
         self._envs = [self._make()]
         self._names = list(self._envs[0].possible_agents)
-        self.agents = len(self._names)
-        slots = self.agents * max(1, PLAIN_SLOTS // self.agents)
-        self.slots = -(-slots // ROW_BLOCK) * ROW_BLOCK
+        agents = len(self._names)
+        slots = agents * max(1, PLAIN_SLOTS // agents)
+        slots = -(-slots // ROW_BLOCK) * ROW_BLOCK
         spec = spec_of(environment, self._envs[0])
         self._has_numbers = environment.agent_number
-        self._parts = parts_of(spec.observation_space)
+        self._parts = observation_parts(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         (observed,) = (column for column in step_columns(spec) if column.name == "observations")
-        self.observations = np.zeros((self.slots, *observed.shape), observed.dtype)
-        self.rewards = np.zeros(self.slots, np.float64)
-        self._part_names = environment.reward_parts
-        self.reward_parts = np.zeros((self.slots, len(self._part_names)), np.float64)
-        self.terminated = np.zeros(self.slots, bool)
-        self.truncated = np.zeros(self.slots, bool)
+        super().__init__(slots, *observed.shape, environment.reward_parts, observed.dtype)
+        self.agents = agents
         self._limit = environment.max_episode_steps
         # Of each environment, since its reset.
-        self._steps = np.zeros(self.slots // self.agents, np.int64)
+        self._steps = np.zeros(slots // agents, np.int64)
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         pairs = zip(slots.tolist(), seeds.tolist(), strict=True)
         for place, group in groupby(pairs, lambda pair: pair[0] // self.agents):
             first, seed = next(group)
-            while len(self._envs) <= place:
-                self._envs.append(another(self._make, self._envs[0]))
+            env = self._env(place)
             with _blamed("reset", first):
-                observations, _ = self._envs[place].reset(seed=seed)
+                observations, _ = env.reset(seed=seed)
             self._steps[place] = 0
             for slot, name in enumerate(self._names, first):
                 if name not in observations:
@@ -80,7 +70,7 @@ class AgentsSimulator:
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         chosen = self._to_environment(actions)
-        rows = rows_of(slots)
+        rows = as_rows(slots)
         self.terminated[rows] = False
         self.truncated[rows] = False
         for place, group in groupby(slots.tolist(), lambda slot: slot // self.agents):
@@ -112,15 +102,6 @@ class AgentsSimulator:
                         "reset; agents that appear later cannot be recorded",
                         first,
                     )
-
-    @property
-    def first(self) -> ParallelEnv:
-        """The environment of the first slots, to render or inspect."""
-        return self._envs[0]
-
-    def close(self) -> None:
-        for env in self._envs:
-            env.close()
 
     def _observe(self, slot: int, observation: object, source: str) -> None:
         if self._has_numbers:

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import seeding
 
-from flame_rl.actor.simulators.protocol import rows_of
+from flame_rl.actor.simulators.simulator import Simulator, as_rows
 
 SLOTS = 256
 
@@ -28,8 +28,8 @@ MAX_POSITION = 2.4
 MAX_ANGLE = 12 * 2 * math.pi / 360
 
 
-class CartPoleTwin:
-    """`SLOTS` poles. See `Simulator`.
+class CartPoleTwin(Simulator):
+    """`SLOTS` poles.
 
     The equations of motion are Florian's ("Correct equations for the dynamics of the cart-pole
     system", 2007) without friction, each operation in the order in which Gymnasium has it.
@@ -44,12 +44,8 @@ class CartPoleTwin:
             max_episode_steps: the step at which an episode is truncated.
             reward_parts: none.
         """
-        self.slots, self.agents = SLOTS, 1
-        self.observations = np.zeros((SLOTS, 4), np.float32)
-        self.rewards = np.ones(SLOTS, np.float64)  # every step pays 1, the last one too
-        self.reward_parts = np.zeros((SLOTS, 0))
-        self.terminated = np.zeros(SLOTS, bool)
-        self.truncated = np.zeros(SLOTS, bool)
+        super().__init__(SLOTS, 4, reward_parts)
+        self.rewards[:] = 1  # every step pays 1, the last one too
         # Position, velocity, angle and angular velocity of each slot.
         self._state = np.zeros((4, SLOTS))
         self._steps = np.zeros(SLOTS, np.int64)
@@ -63,7 +59,7 @@ class CartPoleTwin:
         self._steps[slots] = 0
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
-        rows = rows_of(slots)
+        rows = as_rows(slots)
         state = self._state[:, rows]
         position, velocity, angle, rotation = state
         force = np.where(actions[rows] == 1, FORCE, -FORCE)
@@ -83,6 +79,3 @@ class CartPoleTwin:
         self.terminated[rows] = (np.abs(position) > MAX_POSITION) | (np.abs(angle) > MAX_ANGLE)
         self._steps[rows] += 1
         self.truncated[rows] = self._steps[rows] >= self._limit
-
-    def close(self) -> None:
-        pass

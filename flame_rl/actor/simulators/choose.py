@@ -17,10 +17,10 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.agents import describe_agents, has_agents
 from flame_rl.actor.environments.making import describe_environment, make_environment
-from flame_rl.actor.failure import SimulatorError, summary
+from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.plain import PlainSimulator
-from flame_rl.actor.simulators.protocol import Simulator
+from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
 # The twin's module and class, Gymnasium's class that it is a twin of, and the parts of the reward
@@ -53,7 +53,7 @@ def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
     if environment.simulator == "plain" or has_agents(env_id):
         if environment.simulator == "fast":
             reason = f"{env_id} has several agents, and no fast twin"
-            raise SimulatorError("environment", f"--simulator fast is not possible: {reason}")
+            raise unusable(f"--simulator fast is not possible: {reason}")
         return plain_simulator(environment), ""
     env = make_environment(env_id, environment.max_episode_steps)
     try:
@@ -68,7 +68,7 @@ def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
     finally:
         env.close()
     if environment.simulator == "fast":
-        raise SimulatorError("environment", f"--simulator fast is not possible: {reason}")
+        raise unusable(f"--simulator fast is not possible: {reason}")
     note = f"Played by Gymnasium's own environment: {reason}." if env_id in _TWINS else ""
     return PlainSimulator(environment), note
 

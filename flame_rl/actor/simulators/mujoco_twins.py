@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import gymnasium
 import mujoco
@@ -17,7 +16,7 @@ import numpy as np
 from gymnasium.utils import seeding
 
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.simulators.protocol import rows_of
+from flame_rl.actor.simulators.simulator import Simulator, as_rows
 
 SLOTS = 64
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -70,27 +69,8 @@ ROBOTS = {
 _CONTACT_COST = 5e-4
 
 
-class _Physics(Protocol):
-    """The physics of all slots.
-
-    Attributes:
-        positions, velocities: float64 [W, nq] and [W, nv].
-        x: float64 [W], the robot's position along the track.
-        contacts: float64 [W, 6 * bodies], contact forces; None if they are not observed.
-    """
-
-    positions: np.ndarray
-    velocities: np.ndarray
-    x: np.ndarray
-    contacts: np.ndarray | None
-
-    def reset(self, slots: np.ndarray, positions: np.ndarray, velocities: np.ndarray) -> None: ...
-
-    def step(self, controls: np.ndarray, slots: np.ndarray, frames: int) -> None: ...
-
-
-class MujocoTwin:
-    """`SLOTS` robots. See `Simulator`."""
+class MujocoTwin(Simulator):
+    """`SLOTS` robots."""
 
     def __init__(
         self, env: gymnasium.Env, max_episode_steps: int, reward_parts: tuple[str, ...]
@@ -102,24 +82,14 @@ class MujocoTwin:
             reward_parts: names of parts of the reward, as `info` has them.
         """
         own = env.unwrapped
-        self.slots, self.agents = SLOTS, 1
+        super().__init__(SLOTS, own.observation_space.shape[0], reward_parts)
         self._robot = robot = ROBOTS[own.spec.id]
         self._limit = max_episode_steps
         self._frames = own.frame_skip
         self._dt = own.dt
         self._first = own.init_qpos, own.init_qvel
         self._bounds = own.action_space.low, own.action_space.high
-        self._physics: _Physics
-        if robot.feels_contacts:
-            self._physics = _OneByOne(own.model, SLOTS)
-        else:
-            self._physics = _Together(own.model, SLOTS)
-        self.observations = np.zeros((SLOTS, own.observation_space.shape[0]), np.float32)
-        self.rewards = np.zeros(SLOTS, np.float64)
-        self._part_names = reward_parts
-        self.reward_parts = np.zeros((SLOTS, len(reward_parts)), np.float64)
-        self.terminated = np.zeros(SLOTS, bool)
-        self.truncated = np.zeros(SLOTS, bool)
+        self._physics = (_OneByOne if robot.feels_contacts else _Together)(own.model, SLOTS)
         self._steps = np.zeros(SLOTS, np.int64)
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
@@ -137,11 +107,11 @@ class MujocoTwin:
             velocities[row] = first_velocity + drawn
         self._physics.reset(slots, positions, velocities)
         self._steps[slots] = 0
-        rows = rows_of(slots)
+        rows = as_rows(slots)
         self._observe(rows, self._clipped_contacts(rows))
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
-        robot, physics, rows = self._robot, self._physics, rows_of(slots)
+        robot, physics, rows = self._robot, self._physics, as_rows(slots)
         clipped = np.clip(actions[rows], *self._bounds)
         before = physics.x[rows].copy()
         physics.step(clipped, slots, self._frames)
@@ -166,9 +136,6 @@ class MujocoTwin:
         self._steps[rows] += 1
         self.truncated[rows] = self._steps[rows] >= self._limit
 
-    def close(self) -> None:
-        pass
-
     def _clipped_contacts(self, rows: slice | np.ndarray) -> np.ndarray | None:
         contacts = self._physics.contacts
         return None if contacts is None else np.clip(contacts[rows], -1.0, 1.0)
@@ -190,7 +157,13 @@ class MujocoTwin:
 
 
 class _Together:
-    """Physics that steps all slots in one call of MuJoCo, on this thread."""
+    """Physics that steps all slots in one call of MuJoCo, on this thread.
+
+    Attributes:
+        positions, velocities: float64 [W, nq] and [W, nv].
+        x: float64 [W], the robot's position along the track.
+        contacts: float64 [W, 6 * bodies], contact forces; None if they are not observed.
+    """
 
     def __init__(self, model: mujoco.MjModel, slots: int) -> None:
         from mujoco.batch import Batch  # MuJoCo 4.0 and later
@@ -211,7 +184,7 @@ class _Together:
     def step(self, controls: np.ndarray, slots: np.ndarray, frames: int) -> None:
         from mujoco.batch import SimulationError
 
-        self._controls[rows_of(slots)] = controls
+        self._controls[as_rows(slots)] = controls
         try:
             self._batch.step(None if len(slots) == self._batch.nsim else slots, nstep=frames)
         except SimulationError as error:
@@ -222,7 +195,7 @@ class _Together:
 
 
 class _OneByOne:
-    """Physics that steps one slot after another in a single MjData, into which it loads each state.
+    """As `_Together`, one slot after another in a single MjData, into which it loads each state.
 
     Contact forces need a second call after each step, which a batch does not make. One MjData stays
     in the processor's cache; many would not.

@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.making import another, make_environment, reward_shape
-from flame_rl.actor.environments.observations import parts_of
-from flame_rl.actor.failure import is_interrupt
-from flame_rl.actor.simulators.protocol import rows_of
+from flame_rl.actor.environments.making import make_environment, reward_shape
+from flame_rl.actor.environments.observations import observation_parts
+from flame_rl.actor.failure import is_interrupt, unusable
 from flame_rl.actor.simulators.returned import raised, take_observation, take_outcome, take_parts
+from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.wire.messages import Environment
 from flame_rl.wire.steps import observation_dtype
+
+if TYPE_CHECKING:
+    from pettingzoo import ParallelEnv
 
 # One forward pass serves all slots; with more, the environments outgrow the processor's cache.
 PLAIN_SLOTS = 32
 
 
-class PlainSimulator:
-    """A Gymnasium environment per slot, stepped one after another. See `Simulator`."""
+class EnvironmentsSimulator(Simulator):
+    """A simulator of separate environments, each made by `_make` when it is first needed."""
+
+    @property
+    def first(self) -> gymnasium.Env | ParallelEnv:
+        """The environment of the first slots, to render or inspect."""
+        return self._envs[0]
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    def _env(self, place: int) -> gymnasium.Env | ParallelEnv:
+        while len(self._envs) <= place:
+            own = self._make()
+            if own.unwrapped is self.first.unwrapped:
+                raise unusable(
+                    f"{type(own.unwrapped).__name__}: its function returned the same environment "
+                    "twice. Several episodes are played side by side: make a new environment at "
+                    "every call"
+                )
+            self._envs.append(own)
+        return self._envs[place]
+
+
+class PlainSimulator(EnvironmentsSimulator):
+    """A Gymnasium environment per slot, stepped one after another."""
 
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
         """
@@ -28,21 +58,20 @@ class PlainSimulator:
             environment: which environment to make; its `simulator` is ignored.
             render_mode: Gymnasium's, to show or film episodes; None: neither.
         """
-        self.slots, self.agents = PLAIN_SLOTS, 1
         self._make = lambda: make_environment(
             environment.env_id, environment.max_episode_steps, render_mode
         )
         self._envs = [self._make()]
         self._observation_space = space = self._envs[0].observation_space
         self._to_environment = action_converter(self._envs[0].action_space)
-        self._parts = parts_of(space)
-        dtype = observation_dtype(space)
-        self.observations = np.zeros((self.slots, self._parts[-1].stop), dtype)
-        self.rewards = np.zeros((self.slots, *reward_shape(self._envs[0])), np.float64)
-        self._part_names = environment.reward_parts
-        self.reward_parts = np.zeros((self.slots, len(self._part_names)), np.float64)
-        self.terminated = np.zeros(self.slots, bool)
-        self.truncated = np.zeros(self.slots, bool)
+        self._parts = observation_parts(space)
+        super().__init__(
+            PLAIN_SLOTS,
+            self._parts[-1].stop,
+            environment.reward_parts,
+            observation_dtype(space),
+            reward_shape(self._envs[0]),
+        )
         # float64 observations are converted to float32 for all slots together: one by one takes a
         # tenth of a fast environment's step.
         self._raw = self.observations
@@ -54,10 +83,9 @@ class PlainSimulator:
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):
-            while len(self._envs) <= slot:
-                self._envs.append(another(self._make, self._envs[0]))
+            env = self._env(slot)
             try:
-                observation, _ = self._envs[slot].reset(seed=seed)
+                observation, _ = env.reset(seed=seed)
             except BaseException as error:  # SystemExit, too
                 if is_interrupt(error):
                     raise
@@ -67,7 +95,7 @@ class PlainSimulator:
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         chosen = self._to_environment(actions)
-        rows = rows_of(slots)
+        rows = as_rows(slots)
         self.terminated[rows] = False
         self.truncated[rows] = False
         promised, raw, rewards = self._observation_space, self._raw_by_shape, self.rewards
@@ -104,19 +132,10 @@ class PlainSimulator:
                 take_parts(self, slot, self._part_names, info)
         self._convert(slots)
 
-    @property
-    def first(self) -> gymnasium.Env:
-        """The environment in slot 0, to render or inspect."""
-        return self._envs[0]
-
-    def close(self) -> None:
-        for env in self._envs:
-            env.close()
-
     def _convert(self, slots: np.ndarray) -> None:
         if self._raw is self.observations:
             return
-        rows = rows_of(slots)
+        rows = as_rows(slots)
         # A value beyond float32 becomes infinite here and is reported as such later.
         with np.errstate(over="ignore"):
             self.observations[rows] = self._raw[rows]

@@ -11,7 +11,7 @@ import numpy as np
 
 from flame_rl.actor.environments.observations import ObservationPart, write_observation
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
-from flame_rl.actor.simulators.protocol import Simulator
+from flame_rl.actor.simulators.simulator import Simulator
 
 
 def raised(source: str, error: BaseException, slot: int) -> SimulatorError:

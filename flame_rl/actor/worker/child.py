@@ -35,7 +35,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
     from flame_rl.actor.collect import collect_episodes
     from flame_rl.actor.failure import SimulatorError, summary, traceback_of
     from flame_rl.actor.simulators.choose import choose_simulator, describe
-    from flame_rl.actor.simulators.protocol import Simulator
+    from flame_rl.actor.simulators.simulator import Simulator
 
     snapshot: PolicySnapshot | WireError = WireError("no weights have come yet")
     simulators: dict[Environment, Simulator] = {}
@@ -72,8 +72,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
                     else codec.encode_episodes(result, request)
                 )
         except SimulatorError as error:
-            failure = CollectFailure(error.kind, str(error), traceback=error.cause)
-            answer = codec.encode_failure(failure)
+            answer = codec.encode_failure(error.failure())
         except WireError as error:
             answer = codec.encode_failure(CollectFailure("garbled", summary(error)))
         except Exception as error:

@@ -6,12 +6,12 @@ raises `SimulatorError`.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 import numpy as np
 
 
-class Simulator(Protocol):
+class Simulator:
     """Episodes side by side, each in a slot of its own. The arrays stay the same objects.
 
     Attributes:
@@ -26,13 +26,23 @@ class Simulator(Protocol):
         terminated, truncated: bool [W], after the slot's last step.
     """
 
-    slots: int
-    agents: int
-    observations: np.ndarray
-    rewards: np.ndarray
-    reward_parts: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
+    def __init__(
+        self,
+        slots: int,
+        width: int,
+        reward_parts: Sequence[str],
+        dtype: str = "float32",
+        reward_shape: tuple[int, ...] = (),
+    ) -> None:
+        """Make the arrays, for observations of `width` numbers and parts of the reward with these
+        names."""
+        self.slots, self.agents = slots, 1
+        self.observations = np.zeros((slots, width), dtype)
+        self.rewards = np.zeros((slots, *reward_shape))
+        self.reward_parts = np.zeros((slots, len(reward_parts)))
+        self.terminated = np.zeros(slots, bool)
+        self.truncated = np.zeros(slots, bool)
+        self._part_names = reward_parts
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         """Begin an episode in each of `slots`, determined by its seed.
@@ -44,7 +54,7 @@ class Simulator(Protocol):
         Raises:
             SimulatorError: the environment failed, or returned invalid data; `step` raises it too.
         """
-        ...
+        raise NotImplementedError
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         """Take one step in each of `slots`; the other slots stay as they are.
@@ -55,12 +65,13 @@ class Simulator(Protocol):
                 [rows] or [rows, F], counted from 0; see `environments.actions`.
             slots: int [n], ascending: those with a running episode.
         """
-        ...
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close what holds more than memory."""
 
 
-def rows_of(slots: np.ndarray) -> slice | np.ndarray:
+def as_rows(slots: np.ndarray) -> slice | np.ndarray:
     """An index of the rows of `slots`; a slice, which copies nothing, if they are consecutive.
 
     Args:
