@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from flame_rl.run.resumed_config import refuse_another_run, saved_config
+from flame_rl.run.folder import refuse_another_run, saved_config
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import Interrupted
 from flame_rl.system.output import say

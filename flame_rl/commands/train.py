@@ -16,10 +16,11 @@ from flame_rl.run.folder import (
     REPLAY_NAME,
     check_output,
     hold_folder,
+    refuse_another_run,
+    saved_config,
     shown,
     write_config,
 )
-from flame_rl.run.resumed_config import resumed_config
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import Interrupted, RunError, UsageError
@@ -49,6 +50,39 @@ def train(arguments: Sequence[str]) -> int:
         with contextlib.suppress(Interrupted):
             run(config, stop)
         return stop.exit_code
+
+
+def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
+    """The configuration of the run in `folder`, changed by the flags that were given.
+
+    Args:
+        folder: the run folder.
+        arguments: the command line.
+
+    Raises:
+        UsageError: the folder holds no run, or a flag would change its results.
+    """
+    saved = saved_config(folder)
+    given, _ = parse(arguments, saved)
+    refuse_another_run(saved, given)
+    if given.output.output != saved.output.output:
+        raise UsageError(
+            f"--output: a resumed run stays in its folder, {folder}; leave the flag out, or copy "
+            "the folder and resume the copy"
+        )
+    experiment, episode = given.experiment, given.output.reproduce
+    until, longer = experiment.env_steps, experiment.iterations != saved.experiment.iterations
+    if longer and until is not None and until == saved.experiment.env_steps:
+        raise UsageError(
+            f"--iterations: the run trains until {until:,} env steps, however many iterations that "
+            "takes; give --env-steps another number"
+        )
+    fixed = experiment.steps_per_iter is None
+    if fixed and episode is not None and episode >= experiment.episodes_per_iter:
+        raise UsageError(
+            f"--reproduce: an episode from 0 to {experiment.episodes_per_iter - 1}, not {episode}"
+        )
+    return given
 
 
 def run(config: TrainConfig, stop: StopSignal) -> None:
@@ -110,8 +144,8 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
         refuse_names_of_columns,
         timing_row,
     )
+    from flame_rl.run.checkpoint import save_weights
     from flame_rl.run.retention import Checkpointer
-    from flame_rl.run.weights import save_weights
 
     config, done = trainer.config, trainer.totals
     write_config(folder, config)

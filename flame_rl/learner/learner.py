@@ -16,7 +16,7 @@ from torch import nn
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
 from flame_rl.learner.state import Part, refuse_unless_finite
 from flame_rl.learner.training.choose import computing_on
-from flame_rl.learner.training.device import device_of, resolved
+from flame_rl.learner.training.device import device_of, reproducible, resolved
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
@@ -114,7 +114,7 @@ class Learner:
     def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = OWN) -> None:
         self.algorithm = algorithm
         self.rewards = rewards
-        self._seed = config.experiment.seed
+        self._seed, self._device = config.experiment.seed, config.execution.device
         self._updates = 0
 
     @property
@@ -152,7 +152,7 @@ class Learner:
         generator = np.random.default_rng(sequence)
         before = torch.get_rng_state()
         # NumPy need not warn of what `refuse_unless_finite` refuses.
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"), reproducible(self._device):
             metrics = self.algorithm.update(episodes, generator, progress)
         if not torch.equal(before, torch.get_rng_state()):
             raise UsageError(
@@ -232,7 +232,7 @@ def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(array.tobytes())
     return digest.hexdigest()
 
 

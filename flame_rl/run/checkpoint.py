@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 
-from flame_rl.run.results import Totals
+from flame_rl.run.results import RunState, Totals
 from flame_rl.settings.checks import Number
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
@@ -31,6 +32,7 @@ from flame_rl.wire.packing import pack, unpack
 MAGIC = b"flameCP1"
 FORMAT = 5
 _HASH_BYTES = 32
+WEIGHTS_NAME = "weights.safetensors"
 # Begins the name of a table among the arrays.
 _TABLE = "table "
 _MAX_TABLE_BYTES = 1 << 30
@@ -92,21 +94,20 @@ def refused_by_the_disk(path: Path) -> Iterator[None]:
 
 
 def encode_checkpoint(
-    totals: Totals,
+    state: RunState,
     score: float | None,
-    learner: dict[str, np.ndarray],
     spec: EnvironmentSpec,
     config: TrainConfig,
     tables: dict[str, bytes] | None = None,
 ) -> bytes:
     """The bytes of a checkpoint; see `Checkpoint` for the arguments."""
     checkpoint = Checkpoint(
-        **vars(totals),
+        **vars(state.totals),
         score=score,
         spec=spec,
         config=config.to_data(),
         versions=library_versions(),
-        learner=learner,
+        learner=state.learner,
         tables=tables or {},
     )
     header = {"format": FORMAT} | to_data(checkpoint, but=("learner", "tables"))
@@ -114,7 +115,7 @@ def encode_checkpoint(
         _TABLE + name: np.frombuffer(zlib.compress(text), np.uint8)
         for name, text in checkpoint.tables.items()
     }
-    body = pack("checkpoint", header, learner | texts)
+    body = pack("checkpoint", header, state.learner | texts)
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
@@ -172,3 +173,15 @@ def library_versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {
         name: importlib.metadata.version(name) for name in names
     }
+
+
+def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
+    """Write weights.safetensors, for any tool that reads the format. Raises RunError if the disk
+    refuses."""
+    path = folder / WEIGHTS_NAME
+    # The format takes no array whose numbers are in another order than their bytes.
+    ordered = {name: np.asarray(array, order="C") for name, array in weights.items()}
+    try:
+        write_atomically(path, safetensors.numpy.save(ordered))
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {why_refused(error)}") from error

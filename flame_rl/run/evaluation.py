@@ -44,7 +44,7 @@ class Evaluation:
         )
 
 
-def evaluate(
+def evaluate_policy(
     backend: Backend, snapshot: PolicySnapshot, request: CollectRequest, rewards: Rewards
 ) -> Evaluation:
     """Play the requested episodes and summarise the environment's own rewards. Raises as

@@ -1,4 +1,4 @@
-"""The folder of a run: its name, its lock and its files."""
+"""The folder of a run: its name, its lock, its files, and the configuration in it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.checks import flag
+from flame_rl.settings.config import TrainConfig, names_of
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import why_refused, write_atomically
 
@@ -75,6 +77,43 @@ def write_config(folder: Path, config: TrainConfig) -> None:
         write_atomically(folder / CONFIG_NAME, config.to_json().encode())
     except OSError as error:
         raise UsageError(f"--output: cannot write to {folder}: {why_refused(error)}") from error
+
+
+def saved_config(folder: Path) -> TrainConfig:
+    """The configuration of the run in `folder`, to be resumed. Raises UsageError if there is
+    none."""
+    try:
+        text = (folder / CONFIG_NAME).read_text(errors="replace")
+    except OSError as error:
+        raise UsageError(f"--resume: {folder} holds no run: {error}") from error
+    return TrainConfig.from_json(text).changed(resume=folder)
+
+
+def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
+    """Raise UsageError where flags would change the results of the run that is resumed."""
+    if different := differences(saved, given):
+        raise UsageError(
+            f"--resume: these flags would make it another run: {different}. Leave them "
+            "out, or begin a new run"
+        )
+
+
+def differences(saved: TrainConfig, given: TrainConfig) -> str:
+    """The settings of `given` that make it another run than `saved`, as text; "" if there are none.
+
+    Settings that decide the result must stay, except for the number of iterations or env steps, and
+    what the algorithm's `may_change` names.
+    """
+    names = ("iterations", "env_steps", *saved.algorithm.may_change)
+    wanted = {name: getattr(given.experiment, name) for name in names}
+    extended = replace(saved.experiment, **wanted)
+    pairs = [(extended, given.experiment), (saved.algorithm, given.algorithm)]
+    return "; ".join(
+        f"{flag(name)} {getattr(before, name)} in the run, {getattr(after, name)} now"
+        for before, after in pairs
+        for name in names_of(type(before))
+        if getattr(before, name) != getattr(after, name)
+    )
 
 
 def _make_folder(config: TrainConfig) -> Path:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flame_rl.backends import Backend
-from flame_rl.learner.training.device import reproducible
 from flame_rl.run.ahead import Ahead
-from flame_rl.run.evaluation import Evaluation, evaluate
+from flame_rl.run.evaluation import Evaluation, evaluate_policy
 from flame_rl.run.results import IterationResult, RunState, Timing, Totals, progress
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec
@@ -56,8 +55,7 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
     try:
         own = learner.rewards.own_of(collected.episodes)
         learned = learner.rewards.learned_of(collected.episodes, own)
-        with reproducible(config.execution.device):
-            losses = learner.update(learned, progress(experiment, done))
+        losses = learner.update(learned, progress(experiment, done))
         updated = time.perf_counter()
         evaluation = None
         if experiment.evaluate_every and after.iterations % experiment.evaluate_every == 0:
@@ -110,31 +108,20 @@ def _validate(trainer: Trainer, backend: Backend) -> Evaluation:
     iteration = trainer.totals.iterations
     request = make_request(trainer.config, trainer.spec, iteration, indices, snapshot.version)
     request = replace(request, stream="validation", explore=False)
-    return evaluate(backend, snapshot, request, trainer.learner.rewards)
-
-
-def episodes_wanted(config: TrainConfig, length_mean: float, agents: int) -> int:
-    """The number of episodes in the next iteration, fixed before it starts. What several agents
-    play together counts once.
-
-    Args:
-        config: episodes_per_iter or steps_per_iter.
-        length_mean: mean steps of an agent's episode in the previous iteration, 0 if there was
-            none.
-        agents: the number of agents that play together.
-    """
-    steps = config.experiment.steps_per_iter
-    if steps is None:
-        return config.experiment.episodes_per_iter
-    return max(1, round(steps / (length_mean * agents))) if length_mean else FIRST_EPISODES
+    return evaluate_policy(backend, snapshot, request, trainer.learner.rewards)
 
 
 def training_request(
     config: TrainConfig, spec: EnvironmentSpec, done: Totals, version: int
 ) -> CollectRequest:
-    """The request for the next iteration's episodes, collected by the policy `version`."""
-    indices = tuple(range(episodes_wanted(config, done.length_mean, spec.agent_count)))
-    return make_request(config, spec, done.iterations, indices, version)
+    """The request for the next iteration's episodes, collected by the policy `version`: as many as
+    it asks for, where what several agents play together counts once."""
+    steps, count = config.experiment.steps_per_iter, config.experiment.episodes_per_iter
+    if steps is not None:
+        count = FIRST_EPISODES
+        if done.length_mean:
+            count = max(1, round(steps / (done.length_mean * spec.agent_count)))
+    return make_request(config, spec, done.iterations, tuple(range(count)), version)
 
 
 def make_request(

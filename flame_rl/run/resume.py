@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flame_rl.learner.learner import Learner
 from flame_rl.run.checkpoint import Checkpoint, CheckpointError, library_versions, read_checkpoint
 from flame_rl.run.folder import CHECKPOINTS_NAME
 from flame_rl.run.retention import BEST_NAME, numbered
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import Prioritized
 from flame_rl.system.errors import UsageError
+
+if TYPE_CHECKING:
+    from flame_rl.learner.learner import Learner
 
 
 def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[str]]:

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from flame_rl.learner.learner import Files
 from flame_rl.run.checkpoint import (
     CheckpointError,
     encode_checkpoint,
@@ -22,6 +21,7 @@ from flame_rl.run.folder import CHECKPOINTS_NAME
 from flame_rl.run.results import IterationResult, RunState
 
 if TYPE_CHECKING:
+    from flame_rl.learner.learner import Files
     from flame_rl.run.trainer import Trainer
 
 BEST_NAME = "best.ckpt"
@@ -129,7 +129,7 @@ class Checkpointer:
             for table, length in zip(self._tables, lengths, strict=True)
         }
         spec, config = self._trainer.spec, self._trainer.config
-        data = encode_checkpoint(state.totals, score, state.learner, spec, config, tables)
+        data = encode_checkpoint(state, score, spec, config, tables)
         with refused_by_the_disk(path):
             write_checkpoint(path, data)
 

@@ -26,7 +26,7 @@ _BYTES_OF_A_RECORDED_STEP = 16
 _BYTES_OF_A_STEP = 8
 
 
-def refuse_what_cannot_fit(config: TrainConfig) -> None:
+def refuse_impossible_sizes(config: TrainConfig) -> None:
     """Raise UsageError for more layers than actors take, and for a setting that alone would need
     more memory than this machine has."""
     widths, memory = config.experiment.hidden_sizes, config.experiment.memory != "none"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+import gymnasium
 import numpy as np
 import threadpoolctl
 
@@ -22,11 +24,23 @@ from flame_rl.backends import Listener
 from flame_rl.backends.select import collects_elsewhere, is_distributed, make_backend
 from flame_rl.run.agent import Agent
 from flame_rl.run.ahead import Ahead, EitherEvent
-from flame_rl.run.evaluation import Evaluation, evaluate
-from flame_rl.run.folder import files_beside, files_of
-from flame_rl.run.own_environment import register, unregister
-from flame_rl.run.results import IterationResult, Totals, progress
-from flame_rl.run.sizes import refuse_many_episodes, refuse_what_cannot_fit
+from flame_rl.run.checkpoint import (
+    Checkpoint,
+    encode_checkpoint,
+    refused_by_the_disk,
+    write_checkpoint,
+)
+from flame_rl.run.evaluation import Evaluation, evaluate_policy
+from flame_rl.run.folder import differences, files_beside, files_of
+from flame_rl.run.iteration import environment_of, make_request, run_iteration
+from flame_rl.run.results import IterationResult, RunState, Totals, progress
+from flame_rl.run.resume import (
+    find_checkpoint,
+    load_newest,
+    load_state,
+    what_differs,
+)
+from flame_rl.run.sizes import refuse_impossible_sizes, refuse_many_episodes
 from flame_rl.run.warnings import environment_warnings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import CALLABLE, environment_id
@@ -36,8 +50,6 @@ from flame_rl.wire.messages import CollectRequest, Episodes
 
 if TYPE_CHECKING:
     from flame_rl.learner.learner import Files
-    from flame_rl.run.checkpoint import Checkpoint
-    from flame_rl.run.results import RunState
 
 
 # Called with every result as soon as there is one; "stop" ends the iteration over a Trainer.
@@ -96,7 +108,7 @@ class Trainer:
                 f"--env: the function {name.removeprefix(CALLABLE)} made this run's "
                 "environments; only Python can pass it: Trainer.load(path, env=…)"
             )
-        refuse_what_cannot_fit(config)
+        refuse_impossible_sizes(config)
         ended = EitherEvent(self._stop)
         # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, ended)
@@ -113,14 +125,13 @@ class Trainer:
     def _make_learner(self) -> None:
         from flame_rl.learner.learner import make_learner
         from flame_rl.learner.training.device import resolved
-        from flame_rl.run.iteration import environment_of
 
         experiment = self.config.experiment
         if isinstance(experiment.env, str):
             env_id = environment_id(experiment.env)
         else:
             name = experiment.env_name.removeprefix(CALLABLE)
-            env_id = self._registered = register(experiment.env, name)
+            env_id = self._registered = _register(experiment.env, name)
         spec = self._backend.describe(environment_of(self.config, env_id))
         # The note is about the simulator, which must not make a checkpoint's environment differ.
         self.spec, self.note = replace(spec, note=""), spec.note
@@ -156,11 +167,8 @@ class Trainer:
             UsageError: there is no sound checkpoint, it does not fit the networks in model.py, or a
                 change would make it another run.
         """
-        from flame_rl.run.resumed_config import differences
-
-        stop = threading.Event() if stop is None else stop
-        resume = unless_stopped(stop, lambda: importlib.import_module("flame_rl.run.resume"))
-        checkpoint, warnings = resume.find_checkpoint(Path(path), best)
+        path = Path(path)
+        checkpoint, warnings = find_checkpoint(path, best)
         saved = TrainConfig.from_data(checkpoint.config)
         if saved.experiment.env_name.startswith(CALLABLE) and "env" in changes:
             saved = saved.changed(env=changes["env"])
@@ -169,7 +177,7 @@ class Trainer:
             raise UsageError(f"these changes would make it another run: {different}")
         trainer = cls(config, callback, stop)
         try:
-            trainer._take_up(checkpoint, Path(path))
+            trainer._take_up(checkpoint, path)
         except BaseException:
             trainer.close()
             raise
@@ -183,9 +191,6 @@ class Trainer:
         Raises:
             UsageError: its newest sound checkpoint does not fit the networks in model.py.
         """
-        from flame_rl.run.resume import load_newest
-        from flame_rl.run.resumed_config import differences
-
         folder = self.config.output.resume
         if folder is None:
             return
@@ -203,8 +208,6 @@ class Trainer:
             self.warnings += self._take_up(checkpoint, folder)
 
     def _take_up(self, checkpoint: Checkpoint, path: Path) -> list[str]:
-        from flame_rl.run.resume import load_state, what_differs
-
         # A name may differ, and a checkpoint need not say the time limit.
         specs = (checkpoint.spec, self.spec)
         then, now = (replace(spec, env_id="", time_limit=None) for spec in specs)
@@ -224,8 +227,6 @@ class Trainer:
             RunError: workers kept failing, or the update became NaN. The learner is as it was.
             Interrupted: `stop` was set.
         """
-        from flame_rl.run.iteration import run_iteration
-
         if progress(self.config.experiment, self.totals) >= 1:
             name = "iterations" if self.config.experiment.env_steps is None else "env_steps"
             raise UsageError(
@@ -265,7 +266,8 @@ class Trainer:
             TypeError: `episodes` or `seed` is no integer.
         """
         request = self.evaluation_request(episodes, explore, seed)
-        return evaluate(self._backend, self.learner.snapshot(), request, self.learner.rewards)
+        snapshot, rewards = self.learner.snapshot(), self.learner.rewards
+        return evaluate_policy(self._backend, snapshot, request, rewards)
 
     def evaluation_request(self, episodes: int, explore: bool, seed: int) -> CollectRequest:
         """The request for an evaluation's episodes; see `evaluate`."""
@@ -278,7 +280,7 @@ class Trainer:
             raise UsageError(f"--seed: an integer from 0 to 2**63 - 1, not {seed}")
         self._refuse_if_closed()
         version = self.learner.snapshot().version
-        request = self._request(0, tuple(range(episodes)), version)
+        request = make_request(self.config, self.spec, 0, tuple(range(episodes)), version)
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episodes:
@@ -291,13 +293,9 @@ class Trainer:
             raise UsageError("--reproduce: name an episode of the next iteration")
         self._refuse_if_closed()
         snapshot, indices = self.learner.collecting(), (self.config.output.reproduce,)
-        request = self._request(self.totals.iterations, indices, snapshot.version)
+        iteration = self.totals.iterations
+        request = make_request(self.config, self.spec, iteration, indices, snapshot.version)
         return self._backend.collect(snapshot, request).episodes
-
-    def _request(self, iteration: int, indices: tuple[int, ...], version: int) -> CollectRequest:
-        from flame_rl.run.iteration import make_request
-
-        return make_request(self.config, self.spec, iteration, indices, version)
 
     def begin_episode(self) -> None:
         """Say that the next observation for `compute_action` is an episode's first. A policy with
@@ -337,15 +335,12 @@ class Trainer:
     def save(self, path: str | Path) -> None:
         """Write a checkpoint that `load` reads; replayed experience goes to a folder beside it,
         PATH.replay. Raises RunError if the disk refuses."""
-        from flame_rl.run.checkpoint import encode_checkpoint, refused_by_the_disk, write_checkpoint
-
         path = Path(path)
         with refused_by_the_disk(path):
             if self.files is not None:
                 self.files.copy_to(files_beside(path))
-            state = self.learner.state_dict()
-            data = encode_checkpoint(self.totals, None, state, self.spec, self.config)
-            write_checkpoint(path, data)
+            state = RunState(self.totals, self.learner.state_dict())
+            write_checkpoint(path, encode_checkpoint(state, None, self.spec, self.config))
 
     def listen(self, listener: Listener) -> None:
         """Let `listener` be told when a cluster gives no sign of life; otherwise nobody is."""
@@ -356,7 +351,7 @@ class Trainer:
         self._closed = True
         self._backend.close()
         if self._registered is not None:
-            unregister(self._registered)
+            gymnasium.registry.pop(self._registered, None)
 
     def _refuse_if_closed(self) -> None:
         if self._closed:
@@ -374,6 +369,22 @@ class Trainer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _register(make: Callable[[], gymnasium.Env], name: str) -> str:
+    """Give environments that a Python function makes a Gymnasium id, made from `name`, like any
+    other environment; returns the id."""
+    stem = re.sub(r"[^\w.]+", "-", name).strip("-")
+    env_id, number = stem, 2
+    while env_id in gymnasium.registry:
+        env_id, number = f"{stem}-{number}", number + 1
+
+    # Gymnasium copies what it registers, but not a plain function and what that refers to.
+    def entry_point() -> gymnasium.Env:
+        return make()
+
+    gymnasium.register(env_id, entry_point)
+    return env_id
 
 
 @contextmanager

@@ -20,9 +20,9 @@ from gymnasium import spaces
 
 from flame_rl import TrainConfig, Trainer
 from flame_rl.backends.select import is_distributed
+from flame_rl.commands.train import resumed_config
 from flame_rl.run import checkpoint
-from flame_rl.run.resumed_config import resumed_config
-from flame_rl.run.sizes import refuse_what_cannot_fit
+from flame_rl.run.sizes import refuse_impossible_sizes
 from flame_rl.run.warnings import environment_warnings
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import names_of
@@ -85,7 +85,7 @@ def test_a_resume_that_cannot_be_changes_nothing(flags, words, run):
 
 def test_more_steps_than_fit_into_memory_are_refused():
     with pytest.raises(UsageError, match="--steps-per-iter: 1000000000000 would take"):
-        refuse_what_cannot_fit(TrainConfig(steps_per_iter=10**12))
+        refuse_impossible_sizes(TrainConfig(steps_per_iter=10**12))
 
 
 def test_more_episodes_than_fit_into_memory_are_refused(run):
@@ -146,7 +146,8 @@ def test_a_curve_with_gaps_is_refused_by_name(damage, run, tmp_path):
 def test_a_checkpoint_of_absurd_size_takes_no_memory(run, tmp_path):
     found = checkpoint.read_checkpoint(run / "checkpoints" / "00000002.ckpt")
     config = TrainConfig.from_data(found.config).changed(hidden_sizes=(40_000, 40_000))
-    data = checkpoint.encode_checkpoint(found.totals, 1.0, found.learner, found.spec, config)
+    state = checkpoint.RunState(found.totals, found.learner)
+    data = checkpoint.encode_checkpoint(state, 1.0, found.spec, config)
     (tmp_path / "absurd.ckpt").write_bytes(data)
     with pytest.raises(UsageError, match=r"--hidden-sizes: .* would take at least"):
         Trainer.load(tmp_path / "absurd.ckpt", local=True, workers=0)

@@ -15,8 +15,7 @@ import pytest
 
 from flame_rl.learner.learner import Learner
 from flame_rl.run import checkpoint, resume, retention
-from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, hold_folder
-from flame_rl.run.resumed_config import differences
+from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from tests.helpers import run_here, run_main, spec_of, start_main
@@ -418,7 +417,8 @@ def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
     config = TrainConfig(resume=tmp_path, hidden_sizes=(6,))
     folder = tmp_path / CHECKPOINTS_NAME
     folder.mkdir()
-    data = checkpoint.encode_checkpoint(checkpoint.Totals(3, 36, 99), 1.0, state, SPEC, config)
+    state = checkpoint.RunState(checkpoint.Totals(3, 36, 99), state)
+    data = checkpoint.encode_checkpoint(state, 1.0, SPEC, config)
     (folder / "00000003.ckpt").write_bytes(data)
     (tmp_path / "metrics.csv").write_text("iteration\n0\n1\n2\n")
     with pytest.raises(UsageError, match="does not fit the network"):

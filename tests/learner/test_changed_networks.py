@@ -12,7 +12,7 @@ from torch import nn
 import model
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.run.weights import WEIGHTS_NAME, save_weights
+from flame_rl.run.checkpoint import WEIGHTS_NAME, save_weights
 from flame_rl.system.errors import UsageError
 from tests.learners import learner_of, random_episodes
 

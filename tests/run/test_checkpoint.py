@@ -56,7 +56,8 @@ def sealed(body: bytes) -> bytes:
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
-GOOD = encode_checkpoint(Totals(7, 70, 300, 4.5), 1.5, new_learner().state_dict(), SPEC, CONFIG)
+STATE = RunState(Totals(7, 70, 300, 4.5), new_learner().state_dict())
+GOOD = encode_checkpoint(STATE, 1.5, SPEC, CONFIG)
 BODY = GOOD[len(MAGIC) + 32 :]
 HEADER, ARRAYS = packing.unpack(BODY, "checkpoint")
 # All before the tensors, which safetensors' own library can read from there on.
@@ -89,8 +90,8 @@ def test_round_trip(path):
     for name, array in learner.state_dict().items():
         np.testing.assert_array_equal(loaded.learner[name], array, name, strict=True)
     learner.load_state_dict(loaded.learner)
-    data = encode_checkpoint(loaded.totals, 1.5, learner.state_dict(), SPEC, CONFIG)
-    assert data == GOOD
+    state = RunState(loaded.totals, learner.state_dict())
+    assert encode_checkpoint(state, 1.5, SPEC, CONFIG) == GOOD
 
 
 def test_what_follows_from_the_seed_is_not_stored():

@@ -60,14 +60,15 @@ def test_a_saved_run_goes_on_with_its_device(card, tmp_path, monkeypatch):
     with Trainer.load(tmp_path / "cpu.ckpt") as trainer:
         assert trainer.config.execution.device == "cpu"
     modes = []
-    update = learners.Learner.update
-
-    def noting(*arguments):
-        modes.append(torch.get_deterministic_debug_mode())
-        return update(*arguments)
-
-    monkeypatch.setattr(learners.Learner, "update", noting)
     with Trainer(config) as trainer:
+        kind = type(trainer.learner.algorithm)
+        update = kind.update
+
+        def noting(*arguments):
+            modes.append(torch.get_deterministic_debug_mode())
+            return update(*arguments)
+
+        monkeypatch.setattr(kind, "update", noting)
         assert trainer.config.execution.device == "cuda"
         assert trainer.train().weights_digest == expected[0]
         trainer.save(path)
