@@ -63,11 +63,11 @@ def evaluate(arguments: Sequence[str]) -> int:
     command = tyro.cli(EvaluateCommand, args=arguments, prog="main.py evaluate")
     with stop_on_signals() as stop:
         with contextlib.suppress(Interrupted):
-            run(command, stop)
+            _run(command, stop)
         return stop.exit_code
 
 
-def run(command: EvaluateCommand, stop: StopSignal) -> None:
+def _run(command: EvaluateCommand, stop: StopSignal) -> None:
     """Evaluate and print."""
     from flame_rl.backends.select import where_collected
     from flame_rl.run.trainer import Trainer

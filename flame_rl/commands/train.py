@@ -16,9 +16,9 @@ from flame_rl.run.folder import (
     REPLAY_NAME,
     check_output,
     hold_folder,
+    path_to_show,
     refuse_another_run,
     saved_config,
-    shown,
     write_config,
 )
 from flame_rl.settings.config import TrainConfig
@@ -48,7 +48,7 @@ def train(arguments: Sequence[str]) -> int:
         config, _ = parse(arguments, description=f"{DESCRIPTION}\n\nOther commands: {commands}.")
     with stop_on_signals() as stop:
         with contextlib.suppress(Interrupted):
-            run(config, stop)
+            _run(config, stop)
         return stop.exit_code
 
 
@@ -85,7 +85,7 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     return given
 
 
-def run(config: TrainConfig, stop: StopSignal) -> None:
+def _run(config: TrainConfig, stop: StopSignal) -> None:
     """Train, and report to the console and the run folder."""
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.backends.select import where_collected
@@ -129,7 +129,7 @@ def run(config: TrainConfig, stop: StopSignal) -> None:
             from flame_rl.report.figures import plot_curve
 
             plot_curve(folder, title=f"{config.algorithm.title} on {trainer.spec.env_id}")
-        say(f"Run folder: {shown(folder, here)}")
+        say(f"Run folder: {path_to_show(folder, here)}")
 
 
 def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleReporter:
@@ -181,7 +181,7 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
         pass
     except BaseException as error:
         if isinstance(error, RunError) and error.episode is not None:
-            name = shlex.quote(str(shown(folder, here)))
+            name = shlex.quote(str(path_to_show(folder, here)))
             error.add_note(
                 "This command collects that episode alone, in one process:\n"
                 f"  uv run main.py --resume {name} --reproduce {error.episode}"

@@ -72,16 +72,16 @@ def watch(arguments: Sequence[str]) -> int:
         )
     with stop_on_signals() as stop:
         with contextlib.suppress(Interrupted):
-            run(command, stop)
+            _run(command, stop)
         return stop.exit_code
 
 
-def run(command: WatchCommand, stop: StopSignal) -> None:
+def _run(command: WatchCommand, stop: StopSignal) -> None:
     """Show the episodes and print each one's reward."""
     from flame_rl.report.bar import LateBar
     from flame_rl.tools.viewer import show
 
-    with load(command, stop) as trainer:
+    with _load(command, stop) as trainer:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         request = trainer.evaluation_request(command.episodes, command.explore, command.seed)
@@ -105,7 +105,7 @@ def run(command: WatchCommand, stop: StopSignal) -> None:
         say(f"Film: {command.video}")
 
 
-def load(command: WatchCommand, stop: StopSignal) -> Trainer:
+def _load(command: WatchCommand, stop: StopSignal) -> Trainer:
     """Make the trainer whose policy is shown."""
     from flame_rl.run.trainer import Trainer
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from flame_rl.actor.failure import summary, traceback_of
-from flame_rl.learner.imported import imported
+from flame_rl.learner.user_function import import_function
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Episodes
@@ -65,8 +65,8 @@ class Rewards:
         episodes = own if self.learned is None else _with_rewards(own, self.learned)
         if not self.parts:
             return episodes
-        parts = np.concatenate([_parts_of(episode) for episode in collected])
-        return replace(episodes, columns=episodes.columns | {"reward_parts": parts})
+        columns = episodes.columns | {"reward_parts": _parts_of(collected)}
+        return replace(episodes, columns=columns)
 
     def own_return(self, episode: Episode) -> float:
         """The undiscounted sum of the environment's own reward in a collected episode. Raises
@@ -140,10 +140,10 @@ def _refuse_other_count(experiment: Experiment, parts: tuple[str, ...], env_id: 
         )
 
 
-def _parts_of(episode: Episode) -> np.ndarray:
-    """Of a vector its numbers, then those recorded from `info`, float64 [T, P]."""
-    numbers = [episode.rewards] if episode.rewards.ndim == 2 else []
-    named = [episode.reward_parts] if "reward_parts" in episode.columns else []
+def _parts_of(episodes: Episode | Episodes) -> np.ndarray:
+    """The numbers of a reward that is a vector, then those recorded from `info`, float64 [N, P]."""
+    numbers = [episodes.rewards] if episodes.rewards.ndim == 2 else []
+    named = [episodes.reward_parts] if "reward_parts" in episodes.columns else []
     return np.concatenate([*numbers, *named], axis=1)
 
 
@@ -163,7 +163,7 @@ def _with_rewards(episodes: Episodes, reward: Reward) -> Episodes:
 
 def _shaped_by(name: str) -> Reward:
     """The user's function `module:function`, with its results checked."""
-    function = imported("reward", name)
+    function = import_function("reward", name)
 
     def shaped(episode: Episode) -> np.ndarray:
         columns = {}

@@ -62,8 +62,8 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(
-                f"another process is writing the run in {shown(folder, Path.cwd())}; wait for its "
-                "end or stop it, or begin a new run in another folder"
+                f"another process is writing the run in {path_to_show(folder, Path.cwd())}; wait "
+                "for its end or stop it, or begin a new run in another folder"
             ) from error
         except OSError:
             pass  # a file system without locks
@@ -152,6 +152,6 @@ def files_of(path: Path) -> Path:
     return beside
 
 
-def shown(folder: Path, here: Path) -> Path:
+def path_to_show(folder: Path, here: Path) -> Path:
     """The folder as it is seen from where the user is."""
     return folder.relative_to(here) if folder.is_relative_to(here) else folder

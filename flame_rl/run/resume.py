@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flame_rl.run.checkpoint import Checkpoint, CheckpointError, library_versions, read_checkpoint
 from flame_rl.run.folder import CHECKPOINTS_NAME
-from flame_rl.run.retention import BEST_NAME, numbered
+from flame_rl.run.retention import BEST_NAME, list_checkpoints
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import Prioritized
 from flame_rl.system.errors import UsageError
@@ -45,7 +45,8 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     with each that was tried before."""
     damaged = []
     best = folder / CHECKPOINTS_NAME / BEST_NAME
-    for path in [*numbered(folder / CHECKPOINTS_NAME), *([best] if best.exists() else [])]:
+    paths = list_checkpoints(folder / CHECKPOINTS_NAME) + [best] * best.exists()
+    for path in paths:
         try:
             checkpoint = read_checkpoint(path)
         except CheckpointError as error:

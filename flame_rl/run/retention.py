@@ -93,11 +93,11 @@ class Checkpointer:
         self._write(path, latest, self._lengths, self._score)
         self._score = None
         self._save_best()
-        done = [file for file in numbered(self._folder) if number_of(file) <= iterations]
+        done = [path for path in list_checkpoints(self._folder) if _iterations(path) <= iterations]
         kept = self._trainer.config.output.keep_checkpoints
         with refused_by_the_disk(self._folder):
-            for file in done[kept:]:
-                file.unlink(missing_ok=True)
+            for old in done[kept:]:
+                old.unlink(missing_ok=True)
             if (files := self._trainer.files) is not None:
                 self._needed[path] = files.first_needed(latest.learner)
                 self._forget(files, done[:kept])
@@ -147,13 +147,13 @@ def with_collector(state: RunState) -> RunState:
     return replace(state, learner=state.learner | collector)
 
 
-def numbered(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints that the run wrote into a folder, the newest first; other files are not its
     own."""
-    own = [file for file in folder.glob("*.ckpt") if _OWN_NAME.fullmatch(file.name)]
-    return sorted((file for file in own if file.is_file()), key=number_of, reverse=True)
+    own = [path for path in folder.glob("*.ckpt") if _OWN_NAME.fullmatch(path.name)]
+    return sorted((path for path in own if path.is_file()), key=_iterations, reverse=True)
 
 
-def number_of(file: Path) -> int:
+def _iterations(path: Path) -> int:
     """The number of iterations that a checkpoint's name says."""
-    return int(_OWN_NAME.fullmatch(file.name)[1])
+    return int(_OWN_NAME.fullmatch(path.name)[1])

@@ -142,7 +142,7 @@ def test_a_terminal_that_is_closed_leaves_everything_saved(tmp_path):
     os.close(reader)
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 129
-    saved = retention.numbered(tmp_path / "run" / "checkpoints")
+    saved = retention.list_checkpoints(tmp_path / "run" / "checkpoints")
     rows = metrics.read_text().splitlines()
     assert len(saved) == 1 and int(saved[0].stem) == len(rows) - 1 > 5
 

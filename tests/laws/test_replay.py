@@ -21,7 +21,7 @@ from flame_rl import Trainer
 from flame_rl.learner.off_policy.replay.journal import Journal
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.run.checkpoint import read_checkpoint
-from flame_rl.run.retention import numbered
+from flame_rl.run.retention import list_checkpoints
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError, UsageError
 from tests.helpers import clean_environment, contents, environment_id, run_here
@@ -354,7 +354,7 @@ def test_a_run_that_failed_is_resumed(failure, algorithm, wholes, tmp_path, monk
     else:
         assert done.returncode == 1 and done.stderr.startswith("error: ")
         assert failure != "full disk" or str(run / "replay") in done.stderr
-    (newest,) = numbered(run / "checkpoints")
+    (newest,) = list_checkpoints(run / "checkpoints")
     assert newest.name == "00000005.ckpt" and rows(run) == 1 + 5
     resume(run)
     assert_same(run, wholes(algorithm))
@@ -463,7 +463,7 @@ def test_segments_that_no_checkpoint_needs_are_deleted(wholes, tmp_path):
         run = train(tmp_path / str(count), "sarsa", keep_checkpoints=count)
         assert_same(run, whole)
         kept[count] = len(contents(run / "replay"))
-        checkpoints = numbered(run / "checkpoints")
+        checkpoints = list_checkpoints(run / "checkpoints")
         assert len(checkpoints) == min(count, ITERATIONS // 2)
         for checkpoint in checkpoints:
             again = Path(shutil.copytree(run, tmp_path / str(count) / checkpoint.stem))

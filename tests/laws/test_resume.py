@@ -316,7 +316,7 @@ def assert_timing_is_complete(run: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, killed, whole, tmp_path):
-    newest = retention.numbered(killed / "checkpoints")[0]
+    newest = retention.list_checkpoints(killed / "checkpoints")[0]
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 4
     content = {"flip": data, "cut": data[:900], "empty": b"", "foreign": b"PK\3\4" * 100}
@@ -332,7 +332,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, killed
 def test_the_best_one_is_used_where_all_others_are_damaged(killed, whole, tmp_path):
     folder = killed / "checkpoints"
     best = checkpoint.read_checkpoint(folder / retention.BEST_NAME).totals.iterations
-    for path in retention.numbered(folder):
+    for path in retention.list_checkpoints(folder):
         path.write_bytes(path.read_bytes()[:-1])
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0

@@ -31,7 +31,7 @@ from flame_rl.run.checkpoint import (
 from flame_rl.run.folder import CHECKPOINTS_NAME
 from flame_rl.run.results import RunState, Totals
 from flame_rl.run.resume import load_newest
-from flame_rl.run.retention import BEST_NAME, Checkpointer, numbered
+from flame_rl.run.retention import BEST_NAME, Checkpointer, list_checkpoints
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec, packing
@@ -418,7 +418,7 @@ def test_saved_every_so_many_iterations_and_at_the_end(tmp_path):
 def test_the_newest_sound_one_is_used_and_the_damaged_are_named(tmp_path):
     assert load_newest(tmp_path) == (None, [])
     save_all(tmp_path, [0.0, 1.0, 2.0, 3.0], keep_checkpoints=4)
-    newest, before, *_ = numbered(tmp_path / CHECKPOINTS_NAME)
+    newest, before, *_ = list_checkpoints(tmp_path / CHECKPOINTS_NAME)
     assert load_newest(tmp_path)[0].totals.iterations == 4
     newest.write_bytes(newest.read_bytes()[:-1])
     before.write_bytes(HOSTILE["a weight of NaN"])
@@ -563,7 +563,7 @@ def test_a_full_disk_ends_the_run_at_a_checkpoint_and_room_lets_it_go_on(small_d
     for words in ("error: the checkpoint ", "No space left", "--resume"):
         assert done.stderr.count(words) == 1
     assert "Traceback" not in done.stderr
-    sound = numbered(disk / "run" / CHECKPOINTS_NAME)
+    sound = list_checkpoints(disk / "run" / CHECKPOINTS_NAME)
     assert len(sound) >= 2
     for path in sound:
         read_checkpoint(path)

@@ -22,7 +22,7 @@ from flame_rl.actor.randomness import reset_seed
 from flame_rl.run import checkpoint
 from flame_rl.run.evaluation import bootstrap_interval
 from flame_rl.run.folder import CONFIG_NAME
-from flame_rl.run.retention import numbered
+from flame_rl.run.retention import list_checkpoints
 from tests.flame_fixtures import Flame
 from tests.helpers import environment_id, run_here, run_main, start_main
 
@@ -209,7 +209,7 @@ def test_the_commands_options(whole, tmp_path):
 
 def test_a_damaged_newest_checkpoint_is_named(whole, tmp_path):
     run = Path(shutil.copytree(whole, tmp_path / "run"))
-    newest = numbered(run / "checkpoints")[0]
+    newest = list_checkpoints(run / "checkpoints")[0]
     newest.write_bytes(newest.read_bytes()[:-1])
     done = run_here("evaluate", "run", "--episodes", "2", "--workers", "0", cwd=tmp_path)
     assert done.returncode == 0 and "after 8 iterations" in done.stdout

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.actor.failure import summary, traceback_of
-from flame_rl.learner.imported import imported
 from flame_rl.learner.on_policy.batch import Batch
+from flame_rl.learner.user_function import import_function
 from flame_rl.nets.network import Samples
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -29,7 +29,7 @@ def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module
     Raises:
         UsageError: it cannot be made, or something in it is not float32.
     """
-    make = imported("auxiliary", name)
+    make = import_function("auxiliary", name)
     try:
         module = make(features, spec)
     except Exception as error:

@@ -11,7 +11,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.system.errors import UsageError
 
 
-def imported(setting: str, name: str) -> Callable[..., Any]:
+def import_function(setting: str, name: str) -> Callable[..., Any]:
     """The function `module:function`. Raises UsageError, which names the setting's flag."""
     module, _, attribute = name.rpartition(":")
     try:
