@@ -5,6 +5,7 @@ All backends share this; each supplies a `Transport`.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 
 from flame_rl.actor.randomness import reset_seed
-from flame_rl.backends.shares import split
 from flame_rl.nets.acting import check_snapshot
 from flame_rl.system.errors import EnvironmentUnusable, Interrupted, RunError, UsageError
 from flame_rl.wire import codec
@@ -106,10 +106,7 @@ def gather(
     refuse_unless_it_can_act(snapshot)
     started = time.perf_counter()
     # A stack: the first task is at the end.
-    pending = [
-        _Task(replace(request, indices=indices), attempt=1)
-        for indices in split(request.indices, task_sizes)
-    ][::-1]
+    pending = _tasks_of(request, task_sizes)[::-1]
     running: dict[Future[Buffer], _Task] = {}
     answers: list[Episodes] = []
     bytes_out = bytes_in = retries = deaths = 0
@@ -158,6 +155,15 @@ def gather(
     answers.sort(key=lambda episodes: episodes.index[0])
     episodes = concatenate(answers)
     return Collected(episodes, bytes_out, bytes_in, waiting, time.perf_counter() - started, retries)
+
+
+def _tasks_of(request: CollectRequest, sizes: Sequence[int]) -> list[_Task]:
+    """The request in tasks of these numbers of episodes."""
+    ends = itertools.accumulate(sizes)
+    return [
+        _Task(replace(request, indices=request.indices[start:stop]), attempt=1)
+        for start, stop in itertools.pairwise([0, *ends])
+    ]
 
 
 def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:

@@ -3,12 +3,7 @@ together."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from typing import TypeVar
-
-Item = TypeVar("Item")
 
 # A task of this length takes far longer than sending it, and the wait for the last one is short.
 TASK_SECONDS = 0.25
@@ -54,9 +49,3 @@ class Shares:
     def took(self, episodes: int, seconds: float) -> None:
         """Note how long an iteration's episodes took, with all workers busy."""
         self._episode_seconds = seconds * self._workers / episodes
-
-
-def split(items: Sequence[Item], sizes: Sequence[int]) -> list[Sequence[Item]]:
-    """The items of each task, one task after another."""
-    ends = itertools.accumulate(sizes)
-    return [items[start:stop] for start, stop in itertools.pairwise([0, *ends])]
