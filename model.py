@@ -3,7 +3,7 @@
 A policy is a torch module with two methods that the learner uses: `log_prob_and_entropy`, and
 `snapshot`, which exports the layers for the actors; those run in NumPy and never import torch. A
 module that actors run exports itself: `layer` gives its kind, a name in
-flame_rl/nets/layers.py, and its arrays.
+flame_rl/nets/kinds.py, and its arrays.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
-from flame_rl.learner.off_policy.values import dueling
 from flame_rl.learner.on_policy.auxiliary import loss_of_steps, make_auxiliary
 from flame_rl.learner.training import gru
+from flame_rl.nets.discrete import dueling
 from flame_rl.nets.layers import OBSERVATION_CLIP
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.losses import loss_name
@@ -861,7 +861,7 @@ def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
         elif not isinstance(module, nn.Identity):
             raise TypeError(
                 f"{type(module).__name__} has no method `layer`, which exports it for the actors; "
-                "flame_rl/nets/layers.py has the kinds of layers that they know"
+                "flame_rl/nets/kinds.py has the kinds of layers that they know"
             )
     return tuple(layers)
 

@@ -1,18 +1,20 @@
-"""A policy that acts: its layers and its head in NumPy."""
+"""A policy that acts: its layers and its head in NumPy, and what the layers remember."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from flame_rl.nets.heads import HEADS
-from flame_rl.nets.layers import LAYERS, ROW_BLOCK
-from flame_rl.nets.protocol import ArrayTypes, Head
-from flame_rl.nets.states import Rows, States
+from flame_rl.nets.heads import HeadKind
+from flame_rl.nets.kinds import HEADS, LAYERS
+from flame_rl.nets.layers import ROW_BLOCK, LayerKind
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
+
+# Which slots: a slice, or their numbers, some perhaps more than once.
+Rows = slice | np.ndarray
 
 
 class ActingPolicy:
@@ -36,17 +38,16 @@ class ActingPolicy:
         # None.
         self._layers = []
         dtype = "float64"
-        for layer, shape in zip(snapshot.layers, checked.states, strict=True):
-            kind = LAYERS[layer.kind]
-            dtype = kind.dtype(**layer.arrays) or dtype
+        for sent, layer, shape in zip(snapshot.layers, checked.layers, checked.states, strict=True):
+            dtype = layer.dtype() or dtype
             # C order always: BLAS sums a transposed matrix in another order.
             arrays = {
-                name: np.array(array, None if name in kind.integers else dtype, order="C")
-                for name, array in layer.arrays.items()
+                name: np.array(array, None if name in layer.integers else dtype, order="C")
+                for name, array in sent.arrays.items()
             }
             before = sum(place is not None for *_, place in self._layers)
             place = None if shape is None else before
-            self._layers.append((partial(kind.forward, **kind.prepared(**arrays)), dtype, place))
+            self._layers.append((type(layer)(**arrays).acting(), dtype, place))
 
     def states(self, slots: int) -> States:
         """What the layers remember of the episodes in `slots` slots: nothing yet."""
@@ -92,7 +93,7 @@ class ActingPolicy:
         Args:
             observations, states, rows: as in `forward`.
             noise: float64 [B, noise_width], to sample with; None: the action without noise,
-                as `Head.greedy` says.
+                as `HeadKind.greedy` says.
 
         Returns:
             [B, ...], of the head's type and shape.
@@ -136,6 +137,55 @@ class ActingPolicy:
         return noise
 
 
+class States:
+    """The state of each layer with a memory, for each slot: that of the slot's episode.
+
+    It is float32 between steps, whatever a layer computes with, so that a state that is recorded is
+    the one that acted.
+
+    Attributes:
+        arrays: float32 [W, ...], one for each layer with a memory, in order.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], slots: int) -> None:
+        """
+        Args:
+            shapes: those of the layers' states.
+            slots: W.
+        """
+        self.arrays = [np.zeros((slots, *shape), np.float32) for shape in shapes]
+
+    def begin(self, slots: np.ndarray) -> None:
+        """Episodes begin in these slots, int [n]: nothing is remembered there."""
+        for array in self.arrays:
+            array[slots] = 0
+
+    def apply(
+        self,
+        place: int,
+        layer: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+        x: np.ndarray,
+        rows: Rows,
+    ) -> np.ndarray:
+        """One step of a layer, whose state becomes the next one.
+
+        Args:
+            place: of its state in `arrays`.
+            layer: see `flame_rl.nets.layers.LayerKind.act`.
+            x: its input, [blocks, ROW_BLOCK, inputs].
+            rows: the slot of each of these rows. A slot that occurs twice must have the same input
+                twice.
+
+        Returns:
+            Its output, [blocks, ROW_BLOCK, outputs].
+        """
+        array = self.arrays[place]
+        before = array[rows].astype(x.dtype, copy=False)
+        y, state = layer(x, before.reshape(*x.shape[:2], *array.shape[1:]))
+        array[rows] = state.reshape(-1, *array.shape[1:])
+        return y
+
+
 def check_snapshot(snapshot: PolicySnapshot) -> None:
     """Raises WireError, naming layer and array, if the snapshot's layers are too many or unknown or
     do not fit each other."""
@@ -144,13 +194,14 @@ def check_snapshot(snapshot: PolicySnapshot) -> None:
 
 @dataclass(frozen=True)
 class _Checked:
-    """A snapshot whose layers fit each other: the widths of observation and output, the shape of
-    each layer's state, None for a layer without one, and the head."""
+    """A snapshot whose layers fit each other: the widths of observation and output, the layers, the
+    shape of each layer's state, None for a layer without one, and the head."""
 
     observation_dim: int
     output_dim: int
+    layers: list[LayerKind]
     states: list[tuple[int, ...] | None]
-    head: Head
+    head: HeadKind
 
 
 def _checked(snapshot: PolicySnapshot) -> _Checked:
@@ -161,18 +212,18 @@ def _checked(snapshot: PolicySnapshot) -> _Checked:
             f"{MAX_LAYERS} can act"
         )
     observation_dim = width = None
+    layers: list[LayerKind] = []
     states: list[tuple[int, ...] | None] = []
     for place, layer in enumerate(snapshot.layers):
         where = f"layer {place} ({layer.kind[:40]})"
         if layer.kind not in LAYERS:
             raise WireError(f"{where}: none of {', '.join(LAYERS)}")
         kind = LAYERS[layer.kind]
-        shapes = {name: ("float32", shape) for name, shape in kind.arrays.items()}
-        shapes |= {name: ("int32", shape) for name, shape in kind.integers.items()}
-        sizes = _check_arrays(where, layer, shapes, width)
+        sizes = _check_arrays(where, layer, kind, width)
         try:
-            kind.check(**layer.arrays)
-            for name, size in kind.sizes(**layer.arrays).items():
+            layers.append(kind(**layer.arrays))
+            layers[-1].check()
+            for name, size in layers[-1].sizes().items():
                 if sizes.setdefault(name, size) != size:
                     raise WireError(
                         f"{size} numbers where {sizes[name]} come from the layer before"
@@ -189,17 +240,20 @@ def _checked(snapshot: PolicySnapshot) -> _Checked:
     if snapshot.head.kind not in HEADS:
         raise WireError(f"{where}: none of {', '.join(HEADS)}")
     head = HEADS[snapshot.head.kind]
-    _check_arrays(where, snapshot.head, head.arrays, width)
+    _check_arrays(where, snapshot.head, head, width)
     try:
-        return _Checked(observation_dim, width, states, head(width, **snapshot.head.arrays))
+        made = head(width, **snapshot.head.arrays)
+        return _Checked(observation_dim, width, layers, states, made)
     except WireError as error:
         raise WireError(f"{where}: {error}") from error
 
 
 def _check_arrays(
-    where: str, layer: Layer, declared: ArrayTypes, width: int | None
+    where: str, layer: Layer, kind: type[LayerKind] | type[HeadKind], width: int | None
 ) -> dict[str | int, int]:
     """Compare arrays with the declaration of their kind; returns the named sizes."""
+    declared = {name: ("float32", shape) for name, shape in kind.arrays.items()}
+    declared |= {name: ("int32", shape) for name, shape in kind.integers.items()}
     if layer.arrays.keys() != declared.keys():
         raise WireError(f"{where}: arrays {sorted(layer.arrays)[:10]} and not {sorted(declared)}")
     # A number stands for itself.

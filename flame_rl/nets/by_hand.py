@@ -1,4 +1,4 @@
-"""Networks of dense layers, differentiated by hand in NumPy.
+"""Networks of layers that know their derivatives, differentiated in NumPy.
 
 A minibatch of 64 steps is little arithmetic, and torch spends most of its time between operations:
 by hand, the same gradient takes a fraction.
@@ -6,12 +6,16 @@ by hand, the same gradient takes a fraction.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from flame_rl.nets.learning_heads import Head
-from flame_rl.nets.learning_layers import Activation, Dense, Layer
+from flame_rl.nets.heads import RawOutput
+from flame_rl.nets.kinds import LAYERS
+from flame_rl.nets.layers import DenseLayer, LayerByHand, NormalizeLayer
 from flame_rl.nets.network import Samples, Slope
 
 # The C library keeps the memory of arrays up to about this size for the next ones; memory for
@@ -20,23 +24,55 @@ _SLICE_BYTES = 300_000
 # So that Python costs little in wide networks.
 _LEAST_ROWS = 32
 
-# Mean and standard deviation, float32 [D] each, and the greatest size of a normalised number.
-Moments = tuple[np.ndarray, np.ndarray, float]
+
+class Place(NamedTuple):
+    """Where an array lies in the flat parameters, and its gradient in the flat gradient.
+
+    Attributes:
+        start: of its first number, in bytes.
+        shape: of the array.
+        strides: of the array, in bytes.
+    """
+
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def of(self, flat: np.ndarray) -> np.ndarray:
+        """The view of a flat array, float32 [P]."""
+        return np.ndarray(self.shape, np.float32, flat, self.start, self.strides)
 
 
-def normalized(observations: np.ndarray, moments: Moments) -> np.ndarray:
-    """Observations, float32 [..., D], at mean 0 and standard deviation 1, clipped."""
-    mean, std, limit = moments
-    x = observations - mean
-    x /= std
-    return np.clip(x, -limit, limit, out=x)
+@dataclass(frozen=True)
+class PlacedLayer:
+    """A layer, and the place of each array of `LayerByHand.learned`."""
+
+    layer: LayerByHand
+    places: tuple[Place, ...]
+
+    def described(self) -> list[Any]:
+        """The layer without its parameters, as JSON can hold it."""
+        others = [name for name in self.layer.arrays if name not in self.layer.learned]
+        constants = {name: vars(self.layer)[name].tolist() for name in others}
+        return [self.layer.kind, self.places, constants]
+
+
+def placed_layers(descriptions: Sequence[list[Any]], flat: np.ndarray) -> list[PlacedLayer]:
+    """The inverse of `PlacedLayer.described`, on flat parameters, float32 [P]."""
+    layers = []
+    for kind, places, constants in descriptions:
+        made = tuple(Place(start, tuple(shape), tuple(strides)) for start, shape, strides in places)
+        arrays = {name: np.array(array, np.float32) for name, array in constants.items()}
+        views = dict(zip(LAYERS[kind].learned, (place.of(flat) for place in made), strict=True))
+        layers.append(PlacedLayer(LAYERS[kind](**views, **arrays), made))
+    return layers
 
 
 class NetworkByHand:
-    """See `Network`. Dense layers, with layer norms and activations between them, and a head.
+    """See `Network`. Layers that know their derivatives, and what a loss sees of the last one.
 
     Attributes:
-        layers: from the inputs to the head.
+        layers: from the inputs to the output.
         parameters: P, the length of the flat gradient.
         input_dim: the width of "inputs".
     """
@@ -45,60 +81,77 @@ class NetworkByHand:
     frames = 1
     parallel = True
 
-    def __init__(self, layers: Sequence[Layer], head: Head, moments: Moments | None = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[PlacedLayer],
+        output: RawOutput,
+        places: tuple[Place, ...] = (),
+        normalizer: NormalizeLayer | None = None,
+    ) -> None:
         """
         Args:
-            layers: the first one is a `Dense`.
-            head: turns the output of the last layer into the outputs that a loss sees.
-            moments: mean, standard deviation and limit of the normalisation before the layers.
+            layers: the first one is a `DenseLayer`.
+            output: what a loss sees.
+            places: those of the arrays of `output.learned`.
+            normalizer: before the layers.
         """
         self.layers = layers
-        self._head = head
-        self._moments = moments
-        dense = [layer for layer in layers if isinstance(layer, Dense)]
-        own = [layer for layer in layers if not isinstance(layer, Activation)]
-        self.parameters = sum(layer.weight.size + layer.bias.size for layer in own)
-        self.parameters += head.parameters
-        self.input_dim = dense[0].weight.shape[1]
-        widest = max(max(layer.weight.shape) for layer in dense)
+        self._output = output
+        self._normalizer = normalizer
+        self._layers = [each.layer for each in layers]
+        self._places = [*(each.places for each in layers), places]
+        self.parameters = sum(math.prod(p.shape) for each in self._places for p in each)
+        weights = [layer.weight for layer in self._layers if isinstance(layer, DenseLayer)]
+        self.input_dim = len(weights[0])
+        widest = max(max(weight.shape) for weight in weights)
         self.slice_rows = max(_LEAST_ROWS, _SLICE_BYTES // (4 * widest))
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
-        return observations if self._moments is None else normalized(observations, self._moments)
+        if self._normalizer is None:
+            return observations
+        return self._normalizer.normalize(observations)
 
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         x = samples["inputs"]
-        for layer in self.layers:
+        for layer in self._layers:
             x, _ = layer.forward(x)
-        return self._head(x, samples)[0]
+        return self._output.forward(x, samples)[0]
 
     def forward(self, samples: Samples) -> PassByHand:
-        return PassByHand(self.layers, self._head, samples)
+        return PassByHand(self._layers, self._places, self._output, samples)
 
 
 class PassByHand:
     """See `Pass`."""
 
-    def __init__(self, layers: Sequence[Layer], head: Head, samples: Samples) -> None:
-        self._layers = layers
+    def __init__(
+        self,
+        layers: Sequence[LayerByHand],
+        places: Sequence[tuple[Place, ...]],
+        output: RawOutput,
+        samples: Samples,
+    ) -> None:
+        """`places` has those of each layer, then those of the output."""
+        self._layers, self._places = layers, places
         # Of each layer, what it keeps for the way back.
         self._kept = []
         x = samples["inputs"]
         for layer in layers:
             x, kept = layer.forward(x)
             self._kept.append(kept)
-        self.outputs, self._of_output = head(x, samples)
+        self.outputs, self._back = output.forward(x, samples)
 
     def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
-        slope = self._of_output(slopes, gradient)
-        for place in reversed(range(len(self._layers))):
-            layer, kept = self._layers[place], self._kept[place]
-            layer.to_parameters(kept, slope, gradient)
-            if place:
+        slope = self._back(slopes, *[place.of(gradient) for place in self._places[-1]])
+        for number in reversed(range(len(self._layers))):
+            layer, kept, places = self._layers[number], self._kept[number], self._places[number]
+            if places:
+                layer.to_parameters(kept, slope, *[place.of(gradient) for place in places])
+            if number:
                 slope = layer.to_inputs(kept, slope)
 
     def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
-        slope = self._of_output(slopes, None)
+        slope = self._back(slopes)
         for layer, kept in zip(reversed(self._layers), reversed(self._kept), strict=True):
             slope = layer.to_inputs(kept, slope)
         return slope

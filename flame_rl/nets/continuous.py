@@ -1,12 +1,16 @@
-"""Heads whose actions are real numbers."""
+"""Heads whose actions are real numbers; see heads.py."""
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
 
-from flame_rl.nets.protocol import ArrayTypes, NoiseKind
+from flame_rl.nets.heads import Backward, HeadKind
+from flame_rl.nets.layers import Shapes
+from flame_rl.nets.network import Samples, Slope
+from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.packing import WireError
 
 # The logarithms of a squashed Gaussian's standard deviations are clipped to this, where it acts and
@@ -15,19 +19,25 @@ from flame_rl.wire.packing import WireError
 LOG_STD_RANGE = (-20.0, 2.0)
 
 
-class Gaussian:
+class GaussianHead(HeadKind):
     """A diagonal Gaussian: the output is its mean, and its standard deviation depends on no
-    observation. Actions are float32 [B, A]."""
+    observation. Actions are float32 [B, A].
 
-    arrays: ClassVar[ArrayTypes] = {"log_std": ("float32", ("in",))}
-    noise: ClassVar[NoiseKind] = "normal"
-    dtype: ClassVar[str] = "float32"
-    noise_carry = 0.0
-    noise_repeat = 0.0
+    A loss sees log-probabilities of "actions", and entropies, float32 [B] each. With
+    z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1, and
+    d entropy / d log std = 1.
+    """
+
+    kind = "gaussian"
+    arrays: ClassVar[Shapes] = {"log_std": ("in",)}
+    learned = ("log_std",)
+    noise = "normal"
+    dtype = "float32"
 
     def __init__(self, width: int, log_std: np.ndarray) -> None:
         self.noise_width = width
         self.shape = (width,)
+        self._log_std = log_std
         self._std = np.exp(log_std.astype(np.float64))
 
     def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -36,17 +46,44 @@ class Gaussian:
     def greedy(self, output: np.ndarray) -> np.ndarray:
         return output.astype(np.float32)
 
+    def forward(
+        self, output: np.ndarray, samples: Samples
+    ) -> tuple[tuple[np.ndarray, ...], Backward]:
+        (width,) = self.shape
+        inverse = np.exp(-self._log_std)
+        z = (samples["actions"] - output) * inverse
+        constant = float(np.add.reduce(self._log_std)) + 0.5 * math.log(2 * math.pi) * width
+        log_probs = -0.5 * np.einsum("ba,ba->b", z, z) - constant
+        entropies = np.full(len(z), constant + 0.5 * width, np.float32)
 
-class SquashedGaussian:
+        def backward(slopes: tuple[Slope, ...], *gradients: np.ndarray) -> np.ndarray:
+            of_log_probs, of_entropies = slopes
+            weighted = of_log_probs[:, None] * z
+            for own in gradients:
+                same = isinstance(of_entropies, float)
+                total = of_entropies * len(z) if same else np.add.reduce(of_entropies)
+                rest = total - np.add.reduce(of_log_probs)
+                np.add(np.einsum("ba,ba->a", weighted, z), rest, out=own)
+            weighted *= inverse
+            return weighted
+
+        return (log_probs, entropies), backward
+
+    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+        return {"mean": output}
+
+    def to_onnx(self, graph: Graph, x: str) -> None:
+        graph.apply("Identity", x, output="mean")
+
+
+class SquashedGaussianHead(HeadKind):
     """The tanh of a diagonal Gaussian whose means, then the logarithms of whose standard deviations
     are the output; the latter are clipped to `LOG_STD_RANGE` (Haarnoja et al. 2018, appendix C).
     Actions are float32 [B, A] between -1 and 1, or at these where float32 rounds to them."""
 
-    arrays: ClassVar[ArrayTypes] = {}
-    noise: ClassVar[NoiseKind] = "normal"
-    dtype: ClassVar[str] = "float32"
-    noise_carry = 0.0
-    noise_repeat = 0.0
+    kind = "squashed_gaussian"
+    noise = "normal"
+    dtype = "float32"
 
     def __init__(self, width: int) -> None:
         if width % 2:
@@ -72,8 +109,19 @@ class SquashedGaussian:
         mean, _ = self.mean_and_log_std(output)
         return np.tanh(mean).astype(np.float32)
 
+    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+        mean, log_std = self.mean_and_log_std(output)
+        return {"mean": mean, "log_std": log_std, "action": self.greedy(output)}
 
-class Noisy:
+    def to_onnx(self, graph: Graph, x: str) -> None:
+        first, second = np.arange(2 * self.noise_width, dtype=np.int32).reshape(2, -1)
+        mean = graph.apply("Gather", x, graph.constant(first), output="mean", axis=1)
+        log_std = graph.apply("Gather", x, graph.constant(second), axis=1)
+        graph.apply("Clip", log_std, *map(graph.constant, LOG_STD_RANGE), output="log_std")
+        graph.apply("Tanh", mean, output="action")
+
+
+class NoisyHead(HeadKind):
     """A deterministic action, which is the output, and normal noise that is added to it (Fujimoto
     et al. 2018, algorithm 1), or the noise x of an Ornstein-Uhlenbeck process that begins at 0 in
     every episode (Lillicrap et al. 2016, section 7, with theta 0.15):
@@ -83,10 +131,10 @@ class Noisy:
     With theta 1 the noise of each step is independent. The noise that the head is given is x / std.
     Actions are float32 [B, A], clipped to -1 and 1; the output should be within these already."""
 
-    arrays: ClassVar[ArrayTypes] = {"std": ("float32", ("in",)), "theta": ("float32", (1,))}
-    noise: ClassVar[NoiseKind] = "normal"
-    dtype: ClassVar[str] = "float32"
-    noise_repeat = 0.0
+    kind = "noisy"
+    arrays: ClassVar[Shapes] = {"std": ("in",), "theta": (1,)}
+    noise = "normal"
+    dtype = "float32"
 
     def __init__(self, width: int, std: np.ndarray, theta: np.ndarray) -> None:
         """`std`, float32 [A], is the standard deviation of what is added to the noise at each step;
@@ -102,12 +150,14 @@ class Noisy:
         self._std = std.astype(np.float64)
 
     def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        return _clipped(output + self._std * noise)
+        return self.greedy(output + self._std * noise)
 
     def greedy(self, output: np.ndarray) -> np.ndarray:
-        return _clipped(output)
+        # np.clip takes several times as long on arrays this small.
+        return np.minimum(np.maximum(output, -1.0), 1.0).astype(np.float32)
 
+    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+        return {"action": self.greedy(output)}
 
-def _clipped(actions: np.ndarray) -> np.ndarray:
-    # np.clip takes several times as long on arrays this small.
-    return np.minimum(np.maximum(actions, -1.0), 1.0).astype(np.float32)
+    def to_onnx(self, graph: Graph, x: str) -> None:
+        graph.apply("Clip", x, graph.constant(-1.0), graph.constant(1.0), output="action")

@@ -1,87 +1,106 @@
-"""A convolution in NumPy, as a layer of a policy; see layers.py.
-
-It is one float32 product for each picture: a matrix of the picture's windows, a row for each place
-of the filters, times the weights, a column for each filter. Large products are cut into parts by
-rows. The parts have the same sizes whichever pictures share the batch, and so the same bits.
-"""
+"""A convolution in NumPy, as a layer that acts; see layers.py."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from flame_rl.nets.layers import SMALL_PRODUCT, LayerKind, Shapes
+from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.packing import WireError
 
-# Up to this number of multiplications, OpenBLAS does not first copy the matrices to where it reads
-# them fastest; for products of few rows or columns, copying takes longer than it gains.
-SMALL_PRODUCT = 1_000_000
 # Windows of several pictures are copied at once while they fit in a cache.
 _WINDOW_BYTES = 1 << 20
 
 
-def convolution(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, size: np.ndarray, stride: np.ndarray
-) -> np.ndarray:
+@dataclass(frozen=True, eq=False)
+class ConvolutionLayer(LayerKind):
     """The cross-correlation of pictures with filters, without padding, plus a bias, as torch's
-    Conv2d. Pictures have channels last, and are flat before and after.
+    Conv2d. Pictures have channels last, and are flat before and after: [..., rows * columns *
+    channels] -> [..., places down * places across * filters].
 
-    Args:
-        x: float32 [blocks, ROW_BLOCK, rows * columns * channels].
-        weight: float32 [height, width, channels, filters].
-        bias: float32 [filters].
-        size: rows and columns of a picture, integers [2].
-        stride: how far the filters move each time, down or to the right, integer [1].
+    It is one float32 product for each picture: a matrix of the picture's windows, a row for each
+    place of the filters, times the weights, a column for each filter. Large products are cut by
+    rows, in the same way whichever pictures share the batch, so that the bits are the same.
 
-    Returns:
-        float32 [blocks, ROW_BLOCK, places down * places across * filters].
+    `size` is the rows and columns of a picture, and `stride` how far the filters move each time,
+    down or to the right.
     """
-    height, width, channels, filters = weight.shape
-    rows, columns = size.tolist()
-    (step,) = stride.tolist()
-    pictures = x.reshape(-1, rows, columns, channels)
-    down, across = _places(rows, height, step), _places(columns, width, step)
-    shape = len(pictures), down, across, height, width, channels
-    picture, row, column, channel = pictures.strides
-    strides = picture, step * row, step * column, row, column, channel
-    windows = np.lib.stride_tricks.as_strided(pictures, shape, strides, writeable=False)
-    matrix = weight.reshape(-1, filters)
-    places = down * across
-    y = np.empty((len(pictures), places, filters), x.dtype)
-    at_once = max(1, _WINDOW_BYTES // (places * len(matrix) * x.itemsize))
-    copied = np.empty((min(at_once, len(pictures)), *shape[1:]), x.dtype)
-    products = math.ceil(places * matrix.size / SMALL_PRODUCT)
-    part = math.ceil(places / products)
-    for first in range(0, len(pictures), at_once):
-        some = windows[first : first + at_once]
-        copied[: len(some)] = some
-        of_some = copied[: len(some)].reshape(len(some), places, -1)
-        for top in range(0, places, part):
-            # NumPy calls BLAS for each picture.
-            product = y[first : first + at_once, top : top + part]
-            np.matmul(of_some[:, top : top + part], matrix, out=product)
-    y += bias
-    return y.reshape(*x.shape[:2], -1)
 
+    kind = "convolution"
+    arrays: ClassVar[Shapes] = {
+        "weight": ("height", "width", "channels", "filters"),
+        "bias": ("filters",),
+    }
+    integers: ClassVar[Shapes] = {"size": (2,), "stride": (1,)}
+    weight: np.ndarray
+    bias: np.ndarray
+    size: np.ndarray
+    stride: np.ndarray
 
-def convolution_sizes(
-    weight: np.ndarray, bias: np.ndarray, size: np.ndarray, stride: np.ndarray
-) -> dict[str, int]:
-    """Widths of input and output, "in" and "out". Raises WireError for a stride below 1, and for
-    pictures that are smaller than the filters."""
-    height, width, channels, filters = weight.shape
-    rows, columns = size.tolist()
-    (step,) = stride.tolist()
-    if step < 1:
-        raise WireError(f"stride: {step}, not at least 1")
-    if rows < height or columns < width:
-        raise WireError(
-            f"size: pictures of {rows} x {columns}, smaller than the filters, {height} x {width}"
+    def sizes(self) -> dict[str, int]:
+        height, width, channels, filters = self.weight.shape
+        rows, columns = self.size.tolist()
+        (step,) = self.stride.tolist()
+        if step < 1:
+            raise WireError(f"stride: {step}, not at least 1")
+        if rows < height or columns < width:
+            raise WireError(
+                f"size: pictures of {rows} x {columns}, smaller than the filters, "
+                f"{height} x {width}"
+            )
+        down, across = self._places()
+        return {"in": rows * columns * channels, "out": down * across * filters}
+
+    def dtype(self) -> str:
+        return "float32"
+
+    def act(self, x: np.ndarray) -> np.ndarray:
+        height, width, channels, filters = self.weight.shape
+        pictures = x.reshape(-1, *self.size.tolist(), channels)
+        step, (down, across) = int(self.stride[0]), self._places()
+        shape = len(pictures), down, across, height, width, channels
+        picture, row, column, channel = pictures.strides
+        strides = picture, step * row, step * column, row, column, channel
+        windows = np.lib.stride_tricks.as_strided(pictures, shape, strides, writeable=False)
+        matrix = self.weight.reshape(-1, filters)
+        places = down * across
+        y = np.empty((len(pictures), places, filters), x.dtype)
+        at_once = max(1, _WINDOW_BYTES // (places * len(matrix) * x.itemsize))
+        copied = np.empty((min(at_once, len(pictures)), *shape[1:]), x.dtype)
+        products = math.ceil(places * matrix.size / SMALL_PRODUCT)
+        height_of_product = math.ceil(places / products)
+        for first in range(0, len(pictures), at_once):
+            some = windows[first : first + at_once]
+            copied[: len(some)] = some
+            of_some = copied[: len(some)].reshape(len(some), places, -1)
+            for top in range(0, places, height_of_product):
+                bottom = top + height_of_product
+                # NumPy calls BLAS for each picture.
+                product = y[first : first + at_once, top:bottom]
+                np.matmul(of_some[:, top:bottom], matrix, out=product)
+        y += self.bias
+        return y.reshape(*x.shape[:2], -1)
+
+    def to_onnx(self, graph: Graph, x: str) -> str:
+        shape = np.array([-1, *self.size.tolist(), self.weight.shape[2]], np.int64)
+        x = graph.apply("Reshape", x, graph.constant(shape))
+        x = graph.apply("Transpose", x, perm=[0, 3, 1, 2])
+        weight = graph.constant(self.weight.transpose(3, 2, 0, 1))
+        strides = [int(self.stride[0])] * 2
+        x = graph.apply("Conv", x, weight, graph.constant(self.bias), strides=strides)
+        x = graph.apply("Transpose", x, perm=[0, 2, 3, 1])
+        flat = np.array([-1, self.sizes()["out"]], np.int64)
+        return graph.apply("Reshape", x, graph.constant(flat))
+
+    def _places(self) -> tuple[int, int]:
+        """The number of places of a filter, down and across."""
+        step = int(self.stride[0])
+        down, across = (
+            (side - of_filter) // step + 1
+            for side, of_filter in zip(self.size.tolist(), self.weight.shape[:2], strict=True)
         )
-    places = _places(rows, height, step) * _places(columns, width, step)
-    return {"in": rows * columns * channels, "out": places * filters}
-
-
-def _places(size: int, of_filter: int, step: int) -> int:
-    """The number of places of a filter along a side of a picture."""
-    return (size - of_filter) // step + 1
+        return down, across

@@ -1,4 +1,4 @@
-"""Heads whose actions are choices."""
+"""Heads whose actions are choices; see heads.py."""
 
 from __future__ import annotations
 
@@ -6,44 +6,29 @@ from typing import ClassVar
 
 import numpy as np
 
-from flame_rl.nets.protocol import ArrayTypes, NoiseKind
+from flame_rl.nets.heads import Backward, HeadKind
+from flame_rl.nets.layers import Shapes
+from flame_rl.nets.network import Samples, Slope
+from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.packing import WireError
 
 
-class Categorical:
-    """A categorical distribution whose logits are the output; actions are int32 [B]."""
+class FactoredHead(HeadKind):
+    """F independent categorical distributions, whose logits are the output, those of one factor
+    after another. Actions are int32 [B, F].
 
-    arrays: ClassVar[ArrayTypes] = {}
-    noise: ClassVar[NoiseKind] = "uniform"
-    dtype: ClassVar[str] = "int32"
-    noise_width = 1
-    noise_carry = 0.0
-    noise_repeat = 0.0
-    shape: tuple[int, ...] = ()
+    A loss sees log-probabilities of "actions", and entropies, both summed over the factors, float32
+    [B] each. With p = softmax(x): d log p_a / d x_j = [a = j] - p_j, and with the entropy H,
+    d H / d x_j = -p_j (log p_j + H).
+    """
 
-    def __init__(self, width: int) -> None:
-        pass
-
-    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        # Transposed to one row per choice, because NumPy reduces many short rows slowly.
-        return chosen(np.ascontiguousarray(output.T), noise[:, 0])
-
-    def greedy(self, output: np.ndarray) -> np.ndarray:
-        return output.argmax(axis=1).astype(np.int32)
-
-
-class FactoredCategorical:
-    """F independent categorical distributions; actions are int32 [B, F]."""
-
-    arrays: ClassVar[ArrayTypes] = {"choices": ("int32", ("factors",))}
-    noise: ClassVar[NoiseKind] = "uniform"
-    dtype: ClassVar[str] = "int32"
-    noise_carry = 0.0
-    noise_repeat = 0.0
+    kind = "factored"
+    integers: ClassVar[Shapes] = {"choices": ("factors",)}
+    noise = "uniform"
+    dtype = "int32"
 
     def __init__(self, width: int, choices: np.ndarray) -> None:
-        """`choices`, int32 [F], is the number of choices of each factor; the output holds the
-        logits of one factor after another."""
+        """`choices`, int32 [F], is the number of choices of each factor."""
         if len(choices) == 0 or choices.min() < 1 or int(choices.sum(dtype=np.int64)) != width:
             raise WireError(
                 f"choices: {choices.tolist()[:20]} where numbers above 0 whose sum is {width}, the "
@@ -51,6 +36,7 @@ class FactoredCategorical:
             )
         self.noise_width = len(choices)
         self.shape = (len(choices),)
+        self._ends = np.cumsum(choices)[:-1]
         # Factors with fewer choices than others are padded with choices of probability 0.
         choice = np.arange(choices.max())
         first = np.cumsum(choices) - choices
@@ -67,54 +53,107 @@ class FactoredCategorical:
         impossible = np.full((1, len(output)), -np.inf)
         return np.concatenate([output.T, impossible])[self._places]
 
+    def forward(
+        self, output: np.ndarray, samples: Samples
+    ) -> tuple[tuple[np.ndarray, ...], Backward]:
+        actions = samples["actions"].reshape(len(output), -1)
+        rows = np.arange(len(output))
+        factors = []
+        for logits, action in zip(np.split(output, self._ends, axis=1), actions.T, strict=True):
+            shifted = logits - logits.max(axis=1, keepdims=True)
+            log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+            p = np.exp(log_p)
+            factors.append((action, log_p, p, -(p * log_p).sum(axis=1)))
+        log_probs = sum(log_p[rows, action] for action, log_p, _, _ in factors)
+        entropies = sum(entropy for *_, entropy in factors)
 
-class EpsilonGreedy:
-    """Action values that are the output: the action is any with probability epsilon, otherwise the
-    one of the greatest value (Mnih et al. 2015). Whether to explore, and the action then, may be
-    repeated for steps on end, which leads further than actions that undo each other (Dabney et al.
-    2021, "Temporally-Extended epsilon-Greedy Exploration"). Actions are int32 [B]."""
+        def backward(slopes: tuple[Slope, ...], *gradients: np.ndarray) -> np.ndarray:
+            of_log_probs = slopes[0][:, None]
+            of_entropies = np.broadcast_to(slopes[1], len(output))[:, None]
+            back = []
+            for action, log_p, p, entropy in factors:
+                slope = -p * (of_log_probs + of_entropies * (log_p + entropy[:, None]))
+                slope[rows, action] += slopes[0]
+                back.append(slope)
+            return back[0] if len(back) == 1 else np.concatenate(back, axis=1)
 
-    arrays: ClassVar[ArrayTypes] = {"epsilon": ("float32", (1,)), "repeat": ("float32", (1,))}
-    noise: ClassVar[NoiseKind] = "uniform"
-    dtype: ClassVar[str] = "int32"
-    # One number decides whether to explore, the other which action is taken then.
-    noise_width = 2
-    noise_carry = 0.0
-    shape: tuple[int, ...] = ()
+        return (log_probs, entropies), backward
 
-    def __init__(self, width: int, epsilon: np.ndarray, repeat: np.ndarray) -> None:
-        """`epsilon` and `repeat`, see `Head.noise_repeat`, float32 [1], are from 0 to 1."""
-        self._epsilon = _probability("epsilon", epsilon)
-        self.noise_repeat = _probability("repeat", repeat)
+    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+        return {"logits": output}
+
+    def to_onnx(self, graph: Graph, x: str) -> None:
+        graph.apply("Identity", x, output="logits")
+
+
+class CategoricalHead(FactoredHead):
+    """A categorical distribution whose logits are the output; actions are int32 [B]."""
+
+    kind = "categorical"
+    integers: ClassVar[Shapes] = {}
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, np.array([width]))
+        self.shape = ()
 
     def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        return explored(self.greedy(output), output.shape[1], self._epsilon, noise)
+        # Transposed to one row per choice, because NumPy reduces many short rows slowly.
+        return chosen(np.ascontiguousarray(output.T), noise[:, 0])
 
     def greedy(self, output: np.ndarray) -> np.ndarray:
         return output.argmax(axis=1).astype(np.int32)
 
 
-class EpsilonGreedyDistribution:
+class EpsilonGreedyHead(HeadKind):
+    """Action values that are the output: the action is any with probability epsilon, otherwise the
+    one of the greatest value (Mnih et al. 2015). Whether to explore, and the action then, may be
+    repeated for steps on end, which leads further than actions that undo each other (Dabney et al.
+    2021, "Temporally-Extended epsilon-Greedy Exploration"). Actions are int32 [B]."""
+
+    kind = "epsilon_greedy"
+    arrays: ClassVar[Shapes] = {"epsilon": (1,), "repeat": (1,)}
+    noise = "uniform"
+    dtype = "int32"
+    # One number decides whether to explore, the other which action is taken then.
+    noise_width = 2
+
+    def __init__(self, width: int, epsilon: np.ndarray, repeat: np.ndarray) -> None:
+        """`epsilon` and `repeat`, see `noise_repeat`, float32 [1], are from 0 to 1."""
+        self._epsilon = _probability("epsilon", epsilon)
+        self.noise_repeat = _probability("repeat", repeat)
+
+    def values(self, output: np.ndarray) -> np.ndarray:
+        """The value of each action, float64 [B, A]."""
+        return output
+
+    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        values = self.values(output)
+        return explored(values.argmax(axis=1), values.shape[1], self._epsilon, noise)
+
+    def greedy(self, output: np.ndarray) -> np.ndarray:
+        return self.values(output).argmax(axis=1).astype(np.int32)
+
+    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+        return {"values": output, "action": self.greedy(output)}
+
+    def to_onnx(self, graph: Graph, x: str) -> None:
+        graph.apply("Identity", x, output="values")
+        graph.apply("ArgMax", "values", output="action", axis=1, keepdims=0)
+
+
+class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
     """Categorical distributions of the return, one for each action, whose logits are the output,
     all those of one action after another. An action's value is the mean of its distribution
-    (Bellemare et al. 2017, algorithm 1); then as `EpsilonGreedy`. Actions are int32 [B]."""
+    (Bellemare et al. 2017, algorithm 1); then as `EpsilonGreedyHead`."""
 
-    arrays: ClassVar[ArrayTypes] = {
-        "epsilon": ("float32", (1,)),
-        "repeat": ("float32", (1,)),
-        "support": ("float32", ("atoms",)),
-    }
-    noise: ClassVar[NoiseKind] = "uniform"
-    dtype: ClassVar[str] = "int32"
-    noise_width = 2
-    noise_carry = 0.0
-    shape: tuple[int, ...] = ()
+    kind = "epsilon_greedy_distribution"
+    arrays: ClassVar[Shapes] = {**EpsilonGreedyHead.arrays, "support": ("atoms",)}
 
     def __init__(
         self, width: int, epsilon: np.ndarray, repeat: np.ndarray, support: np.ndarray
     ) -> None:
-        """`epsilon` and `repeat` are as in `EpsilonGreedy`; `support`, float32 [atoms], are the
-        returns that the distributions are about, and their number divides `width`."""
+        """`support`, float32 [atoms], are the returns that the distributions are about, and their
+        number divides `width`."""
         if width % len(support):
             raise WireError(
                 f"support: {len(support)} atoms do not divide the width of the output, {width}, "
@@ -122,24 +161,45 @@ class EpsilonGreedyDistribution:
             )
         if not np.isfinite(support).all():
             raise WireError("support: not finite")
-        self._epsilon = _probability("epsilon", epsilon)
-        self.noise_repeat = _probability("repeat", repeat)
+        super().__init__(width, epsilon, repeat)
         self._support = support.astype(np.float64)
+        self._actions = width // len(support)
 
     def values(self, output: np.ndarray) -> np.ndarray:
-        """The value of each action: float64 [B, A * atoms] -> [B, A]."""
         # The atoms of an action lie side by side, and NumPy adds them in the same order whatever
         # the number of rows is; in another layout the order depends on that number.
         logits = np.ascontiguousarray(output).reshape(len(output), -1, len(self._support))
         weights = np.exp(logits - logits.max(axis=2, keepdims=True))
         return (weights * self._support).sum(axis=2) / weights.sum(axis=2)
 
-    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        actions = output.shape[1] // len(self._support)
-        return explored(self.greedy(output), actions, self._epsilon, noise)
+    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+        logits = output.reshape(len(output), -1, len(self._support))
+        values = self.values(output)
+        return {"logits": logits, "values": values, "action": self.greedy(output)}
 
-    def greedy(self, output: np.ndarray) -> np.ndarray:
-        return self.values(output).argmax(axis=1).astype(np.int32)
+    def to_onnx(self, graph: Graph, x: str) -> None:
+        shape = graph.constant(np.array([-1, self._actions, len(self._support)], np.int64))
+        logits = graph.apply("Reshape", x, shape, output="logits")
+        probabilities = graph.apply("Softmax", logits, axis=2)
+        graph.apply("MatMul", probabilities, graph.constant(self._support), output="values")
+        graph.apply("ArgMax", "values", output="action", axis=1, keepdims=0)
+
+
+def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
+    """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a), for each atom apart (Wang et al. 2016, "Dueling
+    Network Architectures for Deep Reinforcement Learning", eq. 9).
+
+    Args:
+        outputs: [B, (1 + A) * Z]: the state's value first, then the advantage of each action.
+        atoms: Z.
+
+    Returns:
+        [B, A * Z].
+    """
+    rows = len(outputs)
+    by_action = outputs.reshape(rows, -1, atoms)
+    value, advantages = by_action[:, :1], by_action[:, 1:]
+    return (value + (advantages - advantages.mean(axis=1, keepdims=True))).reshape(rows, -1)
 
 
 def chosen(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
@@ -162,7 +222,7 @@ def explored(greedy: np.ndarray, actions: int, epsilon: float, noise: np.ndarray
     """Replace greedy actions with any, each as likely as another, with probability epsilon.
 
     Args:
-        greedy: int32 [B].
+        greedy: integers [B].
         actions: A, the number of actions.
         epsilon: the probability, from 0 to 1.
         noise: float64 [B, 2], in [0, 1): an action is replaced where the first number is below
@@ -171,7 +231,8 @@ def explored(greedy: np.ndarray, actions: int, epsilon: float, noise: np.ndarray
     Returns:
         int32 [B].
     """
-    return np.where(noise[:, 0] < epsilon, (noise[:, 1] * actions).astype(np.int32), greedy)
+    random = (noise[:, 1] * actions).astype(np.int32)
+    return np.where(noise[:, 0] < epsilon, random, greedy.astype(np.int32))
 
 
 def _probability(name: str, array: np.ndarray) -> float:

@@ -1,26 +1,117 @@
-"""The heads of a policy: one entry of `HEADS` for each kind."""
+"""The heads of a network in NumPy: what its output means to actors and to losses.
+
+discrete.py and continuous.py have the heads of policies, one class for each kind; kinds.py lists
+them.
+"""
 
 from __future__ import annotations
 
-from flame_rl.nets.continuous import (
-    Gaussian,
-    Noisy,
-    SquashedGaussian,
-)
-from flame_rl.nets.discrete import (
-    Categorical,
-    EpsilonGreedy,
-    EpsilonGreedyDistribution,
-    FactoredCategorical,
-)
-from flame_rl.nets.protocol import Head
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
-HEADS: dict[str, type[Head]] = {
-    "categorical": Categorical,
-    "factored": FactoredCategorical,
-    "gaussian": Gaussian,
-    "epsilon_greedy": EpsilonGreedy,
-    "epsilon_greedy_distribution": EpsilonGreedyDistribution,
-    "squashed_gaussian": SquashedGaussian,
-    "noisy": Noisy,
-}
+import numpy as np
+
+from flame_rl.nets.layers import Shapes
+from flame_rl.nets.network import Samples, Slope
+from flame_rl.nets.onnx_graph import Graph
+
+NoiseKind = Literal["normal", "uniform"]
+# From the slopes of a network's outputs to that of its last layer. Given places for the gradients
+# of the head's own parameters, it writes these as well.
+Backward = Callable[..., np.ndarray]
+
+
+class RawOutput:
+    """What a loss sees is the last layer's output as it is, float32 [B, outputs].
+
+    Attributes:
+        learned: names of the head's arrays that are parameters.
+    """
+
+    learned: ClassVar[tuple[str, ...]] = ()
+
+    def forward(
+        self, output: np.ndarray, samples: Samples
+    ) -> tuple[tuple[np.ndarray, ...], Backward]:
+        """What a loss sees of the output, float32 [B, ...] each, and the way back.
+
+        Args:
+            output: the last layer's, float32 [B, width].
+            samples: B samples.
+        """
+
+        def backward(slopes: tuple[Slope, ...], *gradients: np.ndarray) -> np.ndarray:
+            return slopes[0].copy()  # a layer may overwrite it
+
+        return (output,), backward
+
+
+class ValueOutput(RawOutput):
+    """What a loss sees is the only output times a scale, float32 [B]."""
+
+    def __init__(self, scale: np.ndarray) -> None:
+        """`scale` is a single number, which may change, float32 []."""
+        self._scale = scale
+
+    def forward(
+        self, output: np.ndarray, samples: Samples
+    ) -> tuple[tuple[np.ndarray, ...], Backward]:
+        scale = float(self._scale)
+
+        def backward(slopes: tuple[Slope, ...], *gradients: np.ndarray) -> np.ndarray:
+            return (slopes[0] * scale)[:, None]
+
+        return (output[:, 0] * scale,), backward
+
+
+class HeadKind(RawOutput):
+    """A policy's head, made of the width of the network's output and its arrays by name.
+
+    An action must not depend on which other observations share the batch: the order in which the
+    numbers of a row are added must not depend on the number of rows.
+
+    Attributes:
+        kind: its name in a `PolicySnapshot`.
+        arrays, integers: shapes of the arrays of float32, and of int32.
+        noise: the kind of random numbers that an action is sampled with: standard normal, or
+            uniform in [0, 1).
+        noise_width: how many random numbers an action takes.
+        noise_carry: the share of a step's noise that is added to the next step's own random
+            numbers; 0: the steps of an episode have independent noise.
+        noise_repeat: the probability that a step has the noise of the step before; an episode's
+            first step never has.
+        dtype, shape: the type and shape of one action.
+    """
+
+    kind: ClassVar[str]
+    arrays: ClassVar[Shapes] = {}
+    integers: ClassVar[Shapes] = {}
+    noise: ClassVar[NoiseKind]
+    dtype: ClassVar[str]
+    noise_width: int
+    noise_carry: float = 0.0
+    noise_repeat: float = 0.0
+    shape: tuple[int, ...] = ()
+
+    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """An action for each row of the output, float64 [B, width], from a row of noise, float64
+        [B, noise_width]."""
+        raise NotImplementedError
+
+    def greedy(self, output: np.ndarray) -> np.ndarray:
+        """The action without noise: the mean, or the choice that is likeliest or worth most."""
+        raise NotImplementedError
+
+    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+        """The outputs of an exported policy, other than the head's arrays, by name. `action` is the
+        action without noise; if it is an integer, `values` are those of all actions, [B, A].
+
+        Args:
+            output: the network's, float64 [B, width].
+        """
+        raise NotImplementedError
+
+    def to_onnx(self, graph: Graph, x: str) -> None:
+        """Add the nodes of the outputs that `exported` has, given the name of the network's
+        output."""
+        raise NotImplementedError

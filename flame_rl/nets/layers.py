@@ -1,266 +1,449 @@
-"""The layers of a policy in NumPy: one entry of `LAYERS` for each kind.
+"""The layers of a network in NumPy: one class for each kind.
 
-Law of this file: an observation's action must not depend on which other observations share the
+An instance is a layer with its arrays. It acts, for actors; it learns, where the kind knows its
+derivative (`LayerByHand`); and it writes itself into an ONNX graph. kinds.py lists all kinds.
+
+How a layer acts: an observation's action must not depend on which other observations share the
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
 `ROW_BLOCK` rows, padded if need be. With one BLAS thread, each row then has the same bits at any
 position and beside any other rows, as it would not have in one product of all rows. In float32,
 that fails on some processors where there is a single output; so only dense layers whose outputs are
-a multiple of 16, the width of BLAS's kernels, compute in float32. A convolution is a product for
-each observation. Activations are elementwise, so that they may have float32's precision.
+a multiple of 16, the width of BLAS's kernels, act in float32. A convolution is a product for each
+observation. Activations are elementwise, so that they may have float32's precision.
 
-A layer takes a stack of blocks, [blocks, ROW_BLOCK, inputs], which it may overwrite, and its arrays
-in the same type, and returns [blocks, ROW_BLOCK, outputs]. The type is float64, or what the layer's
-kind says. A layer with a memory takes the state of each row's episode, [blocks, ROW_BLOCK, ...],
-after its input, and returns the next one after its output; it must neither write into the state nor
-return it. An episode begins with zeros.
+How a layer learns: in float32 and in one product, on arrays that are views of a torch module's
+parameters, so that both are always the same layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 
-from flame_rl.nets.convolution import SMALL_PRODUCT, convolution, convolution_sizes
+from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.packing import WireError
 
 ROW_BLOCK = 8
 # Normalised observations are clipped at plus and minus this.
 OBSERVATION_CLIP = 10.0
+# Up to this number of multiplications, OpenBLAS does not first copy the matrices to where it reads
+# them fastest; for products of few rows or columns, copying takes longer than it gains.
+SMALL_PRODUCT = 1_000_000
 # A matrix of this many numbers does not fit a core's cache, so that reading it takes most of the
 # time; in float32 it has half the bytes.
 _LARGE_WEIGHT = 1 << 20
 # Outputs that BLAS computes at once.
 _KERNEL = 16
 
-
-def normalize(x: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """Scale numbers to mean 0 and standard deviation 1, clip at `OBSERVATION_CLIP`."""
-    x -= mean
-    x /= std
-    # np.clip takes twice as long on arrays this small.
-    np.minimum(x, OBSERVATION_CLIP, out=x)
-    np.maximum(x, -OBSERVATION_CLIP, out=x)
-    return x
-
-
-def scale(x: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """Multiply by a number, which brings a picture's integers near 1."""
-    x *= factor
-    return x
+# The shapes of arrays by name. A size is a number or a name, which stands for the same number
+# wherever it occurs: "in" is the width of what enters, and "out" that of what leaves a layer, if it
+# differs.
+Shapes = dict[str, tuple[str | int, ...]]
+# How a layer acts: x -> y, or x and state -> y and the next state; see `LayerKind.act`.
+Act = Callable[..., Any]
+# What a layer computed on the way forward and needs on the way back.
+Kept = tuple[np.ndarray, ...]
 
 
-def center(x: np.ndarray, mean: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """Subtract the mean picture, and multiply by a number."""
-    x -= mean
-    x *= factor
-    return x
+class LayerKind:
+    """A layer. Each kind is a dataclass whose fields are its arrays.
+
+    Attributes:
+        kind: its name in a `PolicySnapshot`.
+        arrays: shapes of the arrays of float32.
+        integers: shapes of those of int32.
+        state: the shape of what the layer remembers of an episode from step to step, in sizes of
+            its arrays; None: nothing.
+        bounded: whether the state is only what entered in the last few steps: a learner looks that
+            up, and need not unroll whole episodes.
+    """
+
+    kind: ClassVar[str]
+    arrays: ClassVar[Shapes] = {}
+    integers: ClassVar[Shapes] = {}
+    state: ClassVar[tuple[str | int, ...] | None] = None
+    bounded: ClassVar[bool] = False
+
+    def check(self) -> None:
+        """Raise WireError for values that the arrays must not have."""
+
+    def sizes(self) -> dict[str, int]:
+        """Sizes by name that follow from what is in the arrays, "in" and "out" among them. Raises
+        WireError where there are none."""
+        return {}
+
+    def dtype(self) -> str | None:
+        """The type in which the layer acts; None: that of the layer before."""
+        return "float64"
+
+    def act(self, x: np.ndarray) -> np.ndarray:
+        """The layer's output, with all arrays of float32 in the type of `dtype`.
+
+        Args:
+            x: a stack of blocks, [blocks, ROW_BLOCK, inputs], which may be overwritten.
+
+        Returns:
+            [blocks, ROW_BLOCK, outputs].
+
+        A layer with a memory takes the state of each row's episode, [blocks, ROW_BLOCK, ...], after
+        its input, and returns the next one after its output; it must neither write into the state
+        nor return it. An episode begins with zeros.
+        """
+        raise NotImplementedError
+
+    def acting(self) -> Act:
+        """`act`, or the same with what can be computed once for all calls."""
+        return self.act
+
+    def to_onnx(self, graph: Graph, x: str) -> str:
+        """Add the layer's nodes, given the name of its input; returns the name of its output. A
+        layer with a memory has none."""
+        raise NotImplementedError
 
 
-def dense(x: np.ndarray, parts: list[np.ndarray], bias: np.ndarray) -> np.ndarray:
-    """A fully connected layer; `parts` are columns of its weights, [inputs, columns] each."""
-    # NumPy calls BLAS for each block of the stack.
-    products = [x @ weight for weight in parts]
-    x = products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
-    x += bias
-    return x
+class LayerByHand(LayerKind):
+    """A layer that knows its derivative: y = f(x), float32 [B, inputs] -> [B, outputs].
+
+    Attributes:
+        learned: names of the arrays that are parameters.
+        in_place: whether y lies where x was, and the way back needs it. It may not follow another
+            such layer, nor be the first.
+    """
+
+    learned: ClassVar[tuple[str, ...]] = ()
+    in_place: ClassVar[bool] = False
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        """y, and what the way back needs."""
+        raise NotImplementedError
+
+    def to_parameters(self, kept: Kept, slope: np.ndarray, *gradients: np.ndarray) -> None:
+        """Write the gradient of each array of `learned` to its place in `gradients`, an array of
+        the same shape, given dL/dy."""
+
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        """dL/dx, given dL/dy, which may be overwritten."""
+        raise NotImplementedError
 
 
-def _dense_prepared(weight: np.ndarray, bias: np.ndarray) -> dict[str, Any]:
-    columns = SMALL_PRODUCT // (ROW_BLOCK * len(weight)) // _KERNEL * _KERNEL or weight.shape[1]
-    firsts = range(0, weight.shape[1], columns)
-    parts = [np.ascontiguousarray(weight[:, first : first + columns]) for first in firsts]
-    return {"parts": parts, "bias": bias}
+@dataclass(frozen=True, eq=False)
+class NormalizeLayer(LayerKind):
+    """Scales numbers to mean 0 and standard deviation 1, and clips them at `OBSERVATION_CLIP`."""
+
+    kind = "normalize"
+    arrays: ClassVar[Shapes] = {"mean": ("in",), "std": ("in",)}
+    mean: np.ndarray
+    std: np.ndarray
+
+    def check(self) -> None:
+        if not (self.std > 0).all():
+            raise WireError("std: not above 0")
+
+    def act(self, x: np.ndarray) -> np.ndarray:
+        x -= self.mean
+        x /= self.std
+        # np.clip takes twice as long on arrays this small.
+        np.minimum(x, OBSERVATION_CLIP, out=x)
+        np.maximum(x, -OBSERVATION_CLIP, out=x)
+        return x
+
+    def normalize(self, observations: np.ndarray) -> np.ndarray:
+        """Observations as a network learns from them, float32 [..., D]."""
+        x = observations - self.mean
+        x /= self.std
+        return np.clip(x, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=x)
+
+    def to_onnx(self, graph: Graph, x: str) -> str:
+        x = graph.apply("Sub", x, graph.constant(self.mean))
+        x = graph.apply("Div", x, graph.constant(self.std))
+        bounds = graph.constant(-OBSERVATION_CLIP), graph.constant(OBSERVATION_CLIP)
+        return graph.apply("Clip", x, *bounds)
 
 
-def _dense_dtype(weight: np.ndarray, bias: np.ndarray) -> str:
-    large = weight.size >= _LARGE_WEIGHT and bias.size % _KERNEL == 0
-    return "float32" if large else "float64"
+@dataclass(frozen=True, eq=False)
+class ScaleLayer(LayerKind):
+    """Multiplies by a number, which brings a picture's integers near 1."""
+
+    kind = "scale"
+    arrays: ClassVar[Shapes] = {"factor": (1,)}
+    factor: np.ndarray
+
+    def dtype(self) -> str:
+        return "float32"
+
+    def act(self, x: np.ndarray) -> np.ndarray:
+        x *= self.factor
+        return x
+
+    def to_onnx(self, graph: Graph, x: str) -> str:
+        return graph.apply("Mul", x, graph.constant(self.factor))
 
 
-def tanh(x: np.ndarray) -> np.ndarray:
+@dataclass(frozen=True, eq=False)
+class CenterLayer(LayerKind):
+    """Subtracts the mean picture, and multiplies by a number."""
+
+    kind = "center"
+    arrays: ClassVar[Shapes] = {"mean": ("in",), "factor": (1,)}
+    mean: np.ndarray
+    factor: np.ndarray
+
+    def dtype(self) -> str:
+        return "float32"
+
+    def act(self, x: np.ndarray) -> np.ndarray:
+        x -= self.mean
+        x *= self.factor
+        return x
+
+    def to_onnx(self, graph: Graph, x: str) -> str:
+        x = graph.apply("Sub", x, graph.constant(self.mean))
+        return graph.apply("Mul", x, graph.constant(self.factor))
+
+
+@dataclass(frozen=True, eq=False)
+class FramesLayer(LayerKind):
+    """The latest inputs, interleaved: the `frames` values of each number follow each other. Of
+    pictures, they become further channels. The state is the last output, [..., inputs, frames], the
+    latest input last."""
+
+    kind = "frames"
+    integers: ClassVar[Shapes] = {"size": (2,)}
+    state = ("in", "frames")
+    bounded = True
+    size: np.ndarray
+
+    def sizes(self) -> dict[str, int]:
+        inputs, count = self.size.tolist()
+        if inputs < 1 or count < 2:
+            raise WireError(
+                f"size: {count} frames of {inputs} numbers; at least 2 of 1 are a stack"
+            )
+        return {"in": inputs, "out": inputs * count, "frames": count}
+
+    def dtype(self) -> str:
+        return "float32"
+
+    def act(self, x: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        y = np.empty_like(state)
+        # One copy moves every number to the frame before its own; the latest frame is written over
+        # what came from the next number.
+        y.reshape(-1)[:-1] = state.reshape(-1)[1:]
+        y[..., -1] = x
+        return y.reshape(*x.shape[:-1], -1), y
+
+
+@dataclass(frozen=True, eq=False)
+class DenseLayer(LayerByHand):
+    """A fully connected layer, y = x W + b."""
+
+    kind = "dense"
+    arrays: ClassVar[Shapes] = {"weight": ("in", "out"), "bias": ("out",)}
+    learned = ("weight", "bias")
+    weight: np.ndarray
+    bias: np.ndarray
+
+    def dtype(self) -> str:
+        large = self.weight.size >= _LARGE_WEIGHT and self.bias.size % _KERNEL == 0
+        return "float32" if large else "float64"
+
+    def columns(self) -> list[np.ndarray]:
+        """The weights as parts by columns, so that each product is a small one for BLAS."""
+        inputs, outputs = self.weight.shape
+        width = SMALL_PRODUCT // (ROW_BLOCK * inputs) // _KERNEL * _KERNEL or outputs
+        firsts = range(0, outputs, width)
+        return [np.ascontiguousarray(self.weight[:, first : first + width]) for first in firsts]
+
+    def acting(self) -> Act:
+        columns, bias = self.columns(), self.bias
+
+        def act(x: np.ndarray) -> np.ndarray:
+            # NumPy calls BLAS for each block of the stack.
+            products = [x @ weight for weight in columns]
+            x = products[0] if len(products) == 1 else np.concatenate(products, axis=-1)
+            x += bias
+            return x
+
+        return act
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        y = x @ self.weight
+        y += self.bias
+        return y, (x,)
+
+    def to_parameters(self, kept: Kept, slope: np.ndarray, *gradients: np.ndarray) -> None:
+        weight, bias = gradients
+        # torch keeps weights as [outputs, inputs], and so the gradient.
+        np.matmul(slope.T, kept[0], out=weight.T)
+        sum_rows(slope, bias)
+
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        weight = self.weight.T
+        # The same numbers; BLAS takes three times as long with a single column.
+        return slope * weight if slope.shape[1] == 1 else slope @ weight
+
+    def to_onnx(self, graph: Graph, x: str) -> str:
+        x = graph.apply("MatMul", x, graph.constant(self.weight))
+        return graph.apply("Add", x, graph.constant(self.bias))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNormLayer(LayerByHand):
+    """y = w (x - mean) / sqrt(variance + epsilon) + b, with mean and variance of each row (Ba et
+    al. 2016, "Layer Normalization", eq. 4)."""
+
+    kind = "layer_norm"
+    arrays: ClassVar[Shapes] = {"weight": ("in",), "bias": ("in",), "epsilon": (1,)}
+    learned = ("weight", "bias")
+    weight: np.ndarray
+    bias: np.ndarray
+    epsilon: np.ndarray
+
+    def act(self, x: np.ndarray) -> np.ndarray:
+        x -= x.mean(axis=-1, keepdims=True)
+        variance = np.square(x).mean(axis=-1, keepdims=True)
+        x /= np.sqrt(variance + self.epsilon)
+        x *= self.weight
+        x += self.bias
+        return x
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        normalized = x - _row_means(x)
+        variance = np.einsum("bi,bi->b", normalized, normalized)[:, None] / self.weight.size
+        inverse = 1 / np.sqrt(variance + self.epsilon)
+        normalized *= inverse
+        y = normalized * self.weight
+        y += self.bias
+        return y, (normalized, inverse)
+
+    def to_parameters(self, kept: Kept, slope: np.ndarray, *gradients: np.ndarray) -> None:
+        weight, bias = gradients
+        sum_rows(kept[0] * slope, weight)
+        sum_rows(slope, bias)
+
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        normalized, inverse = kept
+        slope *= self.weight
+        # A row's shift and its stretch change nothing, so that they have no slope.
+        shift = _row_means(slope)
+        stretch = np.einsum("bi,bi->b", slope, normalized)[:, None] / self.weight.size
+        slope -= normalized * stretch
+        slope -= shift
+        slope *= inverse
+        return slope
+
+    def to_onnx(self, graph: Graph, x: str) -> str:
+        arrays = graph.constant(self.weight), graph.constant(self.bias)
+        return graph.apply(
+            "LayerNormalization", x, *arrays, axis=-1, epsilon=float(self.epsilon[0])
+        )
+
+
+class _ActivationLayer(LayerByHand):
+    """An elementwise function."""
+
+    in_place = True
+
+    def dtype(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class TanhLayer(_ActivationLayer):
+    kind = "tanh"
+
+    def act(self, x: np.ndarray) -> np.ndarray:
+        return float32_tanh(x)
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        np.tanh(x, out=x)
+        return x, (x,)
+
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        (y,) = kept
+        own = y * y
+        np.subtract(1.0, own, out=own)
+        slope *= own
+        return slope
+
+    def to_onnx(self, graph: Graph, x: str) -> str:
+        return graph.apply("Tanh", x)
+
+
+@dataclass(frozen=True, eq=False)
+class ReluLayer(_ActivationLayer):
+    kind = "relu"
+
+    def act(self, x: np.ndarray) -> np.ndarray:
+        return np.maximum(x, 0.0, out=x)
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        # With an array of zeros it takes a third of the time that it takes with the number.
+        np.maximum(x, _zeros(x.shape), out=x)
+        return x, (x,)
+
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        slope *= kept[0] > 0
+        return slope
+
+    def to_onnx(self, graph: Graph, x: str) -> str:
+        return graph.apply("Relu", x)
+
+
+@dataclass(frozen=True, eq=False)
+class SiluLayer(_ActivationLayer):
+    """x sigmoid(x)."""
+
+    kind = "silu"
+
+    def act(self, x: np.ndarray) -> np.ndarray:
+        # tanh form: no overflow for large negative x, unlike 1 / (1 + exp(-x)).
+        return 0.5 * x * (1.0 + float32_tanh(0.5 * x))
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        sigmoid = 0.5 + 0.5 * np.tanh(0.5 * x)
+        own = x.copy()
+        x *= sigmoid
+        return x, (own, x, sigmoid)
+
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        x, y, sigmoid = kept
+        slope *= sigmoid * (1.0 + x - y)
+        return slope
+
+    def to_onnx(self, graph: Graph, x: str) -> str:
+        return graph.apply("Mul", x, graph.apply("Sigmoid", x))
+
+
+def float32_tanh(x: np.ndarray) -> np.ndarray:
+    """tanh as actors compute it, in place."""
     # float32 is as precise as the learner's tanh, and four times as fast as float64. In place,
     # NumPy casts a piece at a time and needs no second array. An input beyond float32 becomes
     # infinite, and its tanh is still right: the caller silences NumPy's warning.
     return np.tanh(x, out=x, dtype=np.float32, casting="same_kind")
 
 
-def relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0.0, out=x)
+def sum_rows(rows: np.ndarray, out: np.ndarray) -> None:
+    """Write the sum of the rows, [B, N] -> [N]."""
+    # As a product it is several times as quick as NumPy's sum.
+    np.matmul(_ones(len(rows)), rows, out=out)
 
 
-def silu(x: np.ndarray) -> np.ndarray:
-    # tanh form: no overflow for large negative x, unlike 1 / (1 + exp(-x)).
-    return 0.5 * x * (1.0 + tanh(0.5 * x))
+def _row_means(rows: np.ndarray) -> np.ndarray:
+    """[B, N] -> [B, 1]."""
+    count = rows.shape[1]
+    return (rows @ _ones(count) / np.float32(count))[:, None]
 
 
-def frames(x: np.ndarray, state: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The latest inputs, interleaved: the `frames` values of each number follow each other. Of
-    pictures, they become further channels. The state is the last output, [..., inputs, frames], the
-    latest input last."""
-    y = np.empty_like(state)
-    # One copy moves every number to the frame before its own; the latest frame is written over what
-    # came from the next number.
-    y.reshape(-1)[:-1] = state.reshape(-1)[1:]
-    y[..., -1] = x
-    return y.reshape(*x.shape[:-1], -1), y
+@lru_cache(maxsize=16)
+def _zeros(shape: tuple[int, ...]) -> np.ndarray:
+    return np.zeros(shape, np.float32)
 
 
-def _frames_sizes(size: np.ndarray) -> dict[str, int]:
-    inputs, count = size.tolist()
-    if inputs < 1 or count < 2:
-        raise WireError(f"size: {count} frames of {inputs} numbers; at least 2 of 1 are a stack")
-    return {"in": inputs, "out": inputs * count, "frames": count}
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    x *= 0.5
-    x = tanh(x)
-    x += 1.0
-    x *= 0.5
-    return x
-
-
-def gru(
-    x: np.ndarray,
-    state: np.ndarray,
-    input_weight: np.ndarray,
-    input_bias: np.ndarray,
-    state_weight: np.ndarray,
-    state_bias: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """A gated recurrent unit (Cho et al. 2014, "Learning Phrase Representations using RNN
-    Encoder-Decoder", eq. 5 to 8), whose reset gate acts after the product, as torch's. Its output
-    is its next state. The gates' weights are in torch's order: reset, update, candidate."""
-    inputs, _, width = input_weight.shape
-    given = x @ input_weight.reshape(inputs, -1)
-    given += input_bias.reshape(-1)
-    kept = state @ state_weight.reshape(width, -1)
-    kept += state_bias.reshape(-1)
-    gates = sigmoid(given[..., : 2 * width] + kept[..., : 2 * width])
-    reset, update = gates[..., :width], gates[..., width:]
-    candidate = tanh(given[..., 2 * width :] + reset * kept[..., 2 * width :])
-    y = candidate + update * (state - candidate)
-    return y, y
-
-
-def lstm(
-    x: np.ndarray,
-    state: np.ndarray,
-    input_weight: np.ndarray,
-    state_weight: np.ndarray,
-    bias: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al.
-    2000). Its state is its last output and its cells. The gates' weights are in torch's order:
-    input, forget, candidate, output."""
-    inputs, _, width = input_weight.shape
-    gates = x @ input_weight.reshape(inputs, -1)
-    # Without gaps: how BLAS sums could depend on them.
-    gates += np.ascontiguousarray(state[..., 0, :]) @ state_weight.reshape(width, -1)
-    gates += bias.reshape(-1)
-    opened = sigmoid(gates[..., : 2 * width].copy())
-    entering, kept = opened[..., :width], opened[..., width:]
-    candidate = tanh(gates[..., 2 * width : 3 * width].copy())
-    shown = sigmoid(gates[..., 3 * width :].copy())
-    cells = kept * state[..., 1, :] + entering * candidate
-    y = shown * tanh(cells.copy())
-    return y, np.stack([y, cells], axis=-2)
-
-
-def _float32(**arrays: np.ndarray) -> str:
-    return "float32"
-
-
-def _dtype_of_input(**arrays: np.ndarray) -> None:
-    return None
-
-
-def _check_normalize(mean: np.ndarray, std: np.ndarray) -> None:
-    if not (std > 0).all():
-        raise WireError("std: not above 0")
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """One kind of layer.
-
-    Attributes:
-        forward: the function of the layer's input, of its state if it has one, and, by name, of its
-            arrays, as `prepared` makes them.
-        arrays: the shape of each array, float32. A size is a number or a name: "in" is the width of
-            the input, and "out" that of the output if it differs.
-        integers: the same of arrays of int32.
-        check: raises WireError for values that the arrays must not have.
-        sizes: sizes by name that follow from what is in the arrays, "in" and "out" among them;
-            raises WireError where there are none.
-        state: the shape of what the layer remembers of an episode from step to step, in sizes of
-            its arrays; None: nothing.
-        bounded: whether the state is only what entered in the last few steps: a learner looks that
-            up, and need not unroll whole episodes.
-        dtype: the type in which it computes, a function of the arrays by name; None: that of the
-            layer before.
-        prepared: what `forward` takes, made once of the arrays in that type.
-    """
-
-    forward: Callable[..., np.ndarray | tuple[np.ndarray, np.ndarray]]
-    arrays: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
-    integers: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
-    check: Callable[..., None] = lambda **arrays: None
-    sizes: Callable[..., dict[str, int]] = lambda **arrays: {}
-    state: tuple[str | int, ...] | None = None
-    bounded: bool = False
-    dtype: Callable[..., str | None] = lambda **arrays: "float64"
-    prepared: Callable[..., dict[str, Any]] = dict
-
-
-LAYERS: dict[str, LayerKind] = {
-    "normalize": LayerKind(normalize, {"mean": ("in",), "std": ("in",)}, check=_check_normalize),
-    "dense": LayerKind(
-        dense,
-        {"weight": ("in", "out"), "bias": ("out",)},
-        dtype=_dense_dtype,
-        prepared=_dense_prepared,
-    ),
-    "scale": LayerKind(scale, {"factor": (1,)}, dtype=_float32),
-    "center": LayerKind(center, {"mean": ("in",), "factor": (1,)}, dtype=_float32),
-    "convolution": LayerKind(
-        convolution,
-        {"weight": ("height", "width", "channels", "filters"), "bias": ("filters",)},
-        {"size": (2,), "stride": (1,)},
-        sizes=convolution_sizes,
-        dtype=_float32,
-    ),
-    "frames": LayerKind(
-        frames,
-        integers={"size": (2,)},
-        sizes=_frames_sizes,
-        state=("in", "frames"),
-        bounded=True,
-        dtype=_float32,
-    ),
-    "tanh": LayerKind(tanh, dtype=_dtype_of_input),
-    "relu": LayerKind(relu, dtype=_dtype_of_input),
-    "silu": LayerKind(silu, dtype=_dtype_of_input),
-    "gru": LayerKind(
-        gru,
-        {
-            "input_weight": ("in", 3, "out"),
-            "input_bias": (3, "out"),
-            "state_weight": ("out", 3, "out"),
-            "state_bias": (3, "out"),
-        },
-        state=("out",),
-    ),
-    "lstm": LayerKind(
-        lstm,
-        {
-            "input_weight": ("in", 4, "out"),
-            "state_weight": ("out", 4, "out"),
-            "bias": (4, "out"),
-        },
-        state=(2, "out"),
-    ),
-}
+@lru_cache(maxsize=16)
+def _ones(count: int) -> np.ndarray:
+    return np.ones(count, np.float32)

@@ -7,18 +7,16 @@ and the action without noise where that is not the network's output or its argma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.convolution import convolution_sizes
-from flame_rl.nets.layers import LAYERS, OBSERVATION_CLIP, ROW_BLOCK
+from flame_rl.nets.kinds import LAYERS
+from flame_rl.nets.layers import ROW_BLOCK
+from flame_rl.nets.onnx_graph import Graph
 from flame_rl.system.errors import RunError
 from flame_rl.system.optional import require
-from flame_rl.tools.onnx_graph import Graph
-from flame_rl.tools.onnx_heads import HEAD_OUTPUTS, Arrays
-from flame_rl.wire.messages import Layer, PolicySnapshot
+from flame_rl.wire.messages import PolicySnapshot
 
 GROUP = "export"
 # Versions that runtimes of 2022 and later read.
@@ -27,53 +25,7 @@ _OPSET, _IR_VERSION = 17, 8
 _TOLERANCE = 1e-4
 _CHECK_ROWS = 1024
 
-
-def _normalize(graph: Graph, x: str, layer: Layer) -> str:
-    x = graph.apply("Sub", x, graph.constant(layer.arrays["mean"]))
-    x = graph.apply("Div", x, graph.constant(layer.arrays["std"]))
-    bounds = graph.constant(-OBSERVATION_CLIP), graph.constant(OBSERVATION_CLIP)
-    return graph.apply("Clip", x, *bounds)
-
-
-def _scale(graph: Graph, x: str, layer: Layer) -> str:
-    return graph.apply("Mul", x, graph.constant(layer.arrays["factor"]))
-
-
-def _center(graph: Graph, x: str, layer: Layer) -> str:
-    return _scale(graph, graph.apply("Sub", x, graph.constant(layer.arrays["mean"])), layer)
-
-
-def _dense(graph: Graph, x: str, layer: Layer) -> str:
-    x = graph.apply("MatMul", x, graph.constant(layer.arrays["weight"]))
-    return graph.apply("Add", x, graph.constant(layer.arrays["bias"]))
-
-
-def _convolution(graph: Graph, x: str, layer: Layer) -> str:
-    arrays = layer.arrays
-    rows, columns = arrays["size"].tolist()
-    channels = arrays["weight"].shape[2]
-    places = convolution_sizes(**arrays)["out"]
-    shape = np.array([-1, rows, columns, channels], np.int64)
-    x = graph.apply("Reshape", x, graph.constant(shape))
-    x = graph.apply("Transpose", x, perm=[0, 3, 1, 2])
-    weight = graph.constant(arrays["weight"].transpose(3, 2, 0, 1))
-    strides = [int(arrays["stride"][0])] * 2
-    x = graph.apply("Conv", x, weight, graph.constant(arrays["bias"]), strides=strides)
-    x = graph.apply("Transpose", x, perm=[0, 2, 3, 1])
-    return graph.apply("Reshape", x, graph.constant(np.array([-1, places], np.int64)))
-
-
-# By kind of layer: adds its nodes, given the name of its input; returns the name of its output.
-_LAYERS: dict[str, Callable[[Graph, str, Layer], str]] = {
-    "normalize": _normalize,
-    "scale": _scale,
-    "center": _center,
-    "convolution": _convolution,
-    "dense": _dense,
-    "tanh": lambda graph, x, layer: graph.apply("Tanh", x),
-    "relu": lambda graph, x, layer: graph.apply("Relu", x),
-    "silu": lambda graph, x, layer: graph.apply("Mul", x, graph.apply("Sigmoid", x)),
-}
+Arrays = dict[str, np.ndarray]
 
 
 def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
@@ -101,29 +53,23 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
 
     Raises:
         UsageError: the package onnx is missing.
-        RunError: the policy has a layer or a head that this module does not know, or a memory.
+        RunError: the policy has a memory.
     """
     onnx = require("onnx", "onnx", GROUP)
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
-    graph, x = Graph(onnx), "observation"
-    for kind, known in [
-        *((layer.kind, _LAYERS) for layer in snapshot.layers),
-        (snapshot.head.kind, HEAD_OUTPUTS),
-    ]:
-        if kind in LAYERS and LAYERS[kind].state is not None:
-            raise RunError(
-                f"{kind!r} cannot be exported: it remembers an episode, and the file's only input "
-                "is one observation"
-            )
-        if kind not in known:
-            raise RunError(f"{kind!r} cannot be exported: it is missing in tools/onnx_*.py")
-    for layer in snapshot.layers:
-        x = _LAYERS[layer.kind](graph, x, layer)
     policy, arrays = ActingPolicy(snapshot), snapshot.head.arrays
-    of_head = HEAD_OUTPUTS[snapshot.head.kind]
-    of_head.add(graph, x, policy.output_dim, arrays)
+    graph, x = Graph(onnx), "observation"
+    for layer in snapshot.layers:
+        kind = LAYERS[layer.kind]
+        if kind.state is not None:
+            raise RunError(
+                f"{layer.kind!r} cannot be exported: it remembers an episode, and the file's only "
+                "input is one observation"
+            )
+        x = kind(**layer.arrays).to_onnx(graph, x)
+    policy.head.to_onnx(graph, x)
     outputs = []
-    for name, rows in of_head.expected(policy.head, np.zeros((1, policy.output_dim))).items():
+    for name, rows in policy.head.exported(np.zeros((1, policy.output_dim))).items():
         element = float32 if rows.dtype.kind == "f" else onnx.TensorProto.INT64
         outputs.append(helper.make_tensor_value_info(name, element, ["batch", *rows.shape[1:]]))
     for name, array in arrays.items():
@@ -169,7 +115,7 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot) -> float:
         observations = first.arrays["mean"] + first.arrays["std"] * observations
     observations = observations.astype(np.float32)
     arrays = snapshot.head.arrays
-    expected = HEAD_OUTPUTS[snapshot.head.kind].expected(policy.head, policy.forward(observations))
+    expected = policy.head.exported(policy.forward(observations))
     names = [output.name for output in session.get_outputs()]
     got = dict(zip(names, session.run(None, {"observation": observations}), strict=True))
     difference = _difference(got, expected, arrays)
@@ -177,7 +123,7 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot) -> float:
     if not difference <= _TOLERANCE:
         raise RunError(
             f"the exported policy differs from this one by {difference:.2g}; nothing was written. "
-            "A layer or head in tools/onnx_*.py may not be what it is in actor/policy/"
+            "The `to_onnx` of a layer or head in flame_rl/nets/ may not be what acts"
         )
     return difference
 
@@ -211,5 +157,4 @@ def _difference(got: Arrays, expected: Arrays, arrays: Arrays) -> float:
 def output_names(snapshot: PolicySnapshot) -> list[str]:
     """The names of the model's outputs, in order."""
     policy = ActingPolicy(snapshot)
-    of_head = HEAD_OUTPUTS[snapshot.head.kind]
-    return [*of_head.expected(policy.head, np.zeros((1, policy.output_dim))), *snapshot.head.arrays]
+    return [*policy.head.exported(np.zeros((1, policy.output_dim))), *snapshot.head.arrays]

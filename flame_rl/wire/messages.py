@@ -124,8 +124,8 @@ class Layer:
     """A layer or a head of a policy.
 
     Attributes:
-        kind: a name in `flame_rl.nets.layers.LAYERS` or, for a head, in
-            `flame_rl.nets.heads.HEADS`; these declare the arrays of each kind.
+        kind: a name in `flame_rl.nets.kinds.LAYERS` or, for a head, in `HEADS`; these declare the
+            arrays of each kind.
         arrays: the parameters by name, float32, or int32 where the kind declares it.
     """
 

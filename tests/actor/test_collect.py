@@ -21,7 +21,7 @@ from flame_rl.actor.randomness import noise_generator, reset_seed
 from flame_rl.actor.recording import Block, cut_out
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.heads import HEADS
+from flame_rl.nets.kinds import HEADS
 from flame_rl.wire.messages import CollectFailure, Column, Environment, Layer, PolicySnapshot
 from tests.helpers import (
     ROOT,

@@ -20,7 +20,7 @@ from flame_rl.learner.on_policy.value_epochs import ValueEpochs, fit
 from flame_rl.learner.on_policy.value_process import ValueProcess
 from flame_rl.learner.training.modules import network_by_hand
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.nets.learning_heads import Value
+from flame_rl.nets.heads import ValueOutput
 from flame_rl.system.cores import available_cores
 from tests.helpers import ROOT
 from tests.learners import ON_POLICY, learner_of, random_episodes
@@ -42,7 +42,7 @@ class ValueNetwork(nn.Module):
 
 def trained_network() -> TrainedNetwork:
     return TrainedNetwork(
-        ValueNetwork(), lambda module: network_by_hand(module, Value(module.scale.numpy()))
+        ValueNetwork(), lambda module: network_by_hand(module, ValueOutput(module.scale.numpy()))
     )
 
 

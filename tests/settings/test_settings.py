@@ -9,7 +9,7 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
-from flame_rl.nets.layers import LAYERS
+from flame_rl.nets.kinds import LAYERS
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import SECTIONS, TrainConfig, names_of
 from flame_rl.settings.environments import ENVIRONMENTS, environment_id

@@ -10,14 +10,12 @@ import torch
 from gymnasium import spaces
 
 from flame_rl import Trainer
+from flame_rl.nets import layers
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.heads import HEADS
-from flame_rl.nets.layers import LAYERS
+from flame_rl.nets.onnx_graph import Graph
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.tools import onnx_file as export
-from flame_rl.tools.onnx_graph import Graph
-from flame_rl.tools.onnx_heads import HEAD_OUTPUTS
 from flame_rl.wire.messages import Layer
 from model import GRU, make_networks
 from tests.helpers import ROOT, run_here, run_main, snapshot_with, spec_of
@@ -59,7 +57,7 @@ def test_the_file_computes_what_torch_does(continuous, activation, normalize, si
     session = onnxruntime.InferenceSession(model)
     (asked,) = session.get_inputs()
     assert (asked.name, asked.shape, asked.type) == ("observation", ["batch", 5], "tensor(float)")
-    assert session.get_modelmeta().custom_metadata_map == {"env_id": "Some-v0", "updates": "12"}
+    assert session.get_modelmeta().custom_metadata_map == {"env_id": "Some-v0", "updates": "0"}
     observation = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
     # The clip is part of the policy.
     observation[3:] *= 100
@@ -115,18 +113,6 @@ def test_the_file_of_pictures_computes_what_torch_does(shape):
         expected = policy(torch.from_numpy(observations.astype(np.uint8))).logits
     np.testing.assert_allclose(torch.from_numpy(logits).log_softmax(-1), expected, atol=1e-4)
     assert expected.std(dim=0).min() > 1e-2
-
-
-def test_a_layer_that_has_no_node_is_named():
-    snapshot = make_policy().snapshot()
-    other = dataclasses.replace(snapshot, layers=(*snapshot.layers, Layer("mish", {})))
-    with pytest.raises(RunError, match="'mish' cannot be exported"):
-        export.to_onnx(other, "Some-v0")
-
-
-def test_every_kind_has_its_node():
-    without_memory = {name for name, kind in LAYERS.items() if kind.state is None}
-    assert export._LAYERS.keys() == without_memory and HEAD_OUTPUTS.keys() == HEADS.keys()
 
 
 def test_a_memory_is_refused():
@@ -299,7 +285,7 @@ def test_a_file_of_another_policy_is_refused(change):
 def test_a_missing_clip_is_noticed(monkeypatch):
     snapshot = make_policy(activation="relu").snapshot()
     with monkeypatch.context() as patch:
-        patch.setattr(export, "OBSERVATION_CLIP", 1e9)
+        patch.setattr(layers, "OBSERVATION_CLIP", 1e9)
         model = export.to_onnx(snapshot, "Some-v0")
     with pytest.raises(RunError, match="nothing was written"):
         export.check_onnx(model, snapshot)

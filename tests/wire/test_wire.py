@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from flame_rl.nets.acting import check_snapshot
-from flame_rl.nets.heads import HEADS
+from flame_rl.nets.kinds import HEADS
 from flame_rl.wire import codec, packing
 from flame_rl.wire.fields import WireError, from_data, to_data
 from flame_rl.wire.messages import CollectFailure, Column, Environment, EnvironmentSpec, Episode

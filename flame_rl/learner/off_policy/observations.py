@@ -9,7 +9,7 @@ import numpy as np
 import model
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.normalize import RunningMoments
-from flame_rl.nets.by_hand import normalized
+from flame_rl.nets.layers import NormalizeLayer
 from flame_rl.nets.network import Samples
 from flame_rl.wire.messages import PolicySnapshot
 
@@ -41,8 +41,8 @@ class NormalizedObservations:
     def normalize_samples(self, samples: Samples) -> Samples:
         """The samples with normalised observations."""
         normalizer = self._normalizer
-        moments = normalizer.mean.numpy(), normalizer.std.numpy(), normalizer.limit
-        return samples | {name: normalized(samples[name], moments) for name in _OBSERVATIONS}
+        layer = NormalizeLayer(normalizer.mean.numpy(), normalizer.std.numpy())
+        return samples | {name: layer.normalize(samples[name]) for name in _OBSERVATIONS}
 
     def add_layer(self, snapshot: PolicySnapshot) -> PolicySnapshot:
         """The policy with the normalisation as its first layer."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flame_rl.nets.discrete import dueling
 from flame_rl.nets.network import Loss, Samples, Slope
 
 # Relative to the distance of two atoms: float32 rounds those of a wide support by less.
@@ -259,23 +260,6 @@ def successor_loss(weights: np.ndarray) -> Loss:
         return _weighted(samples, numbers, np.clip(errors, -1, 1), outputs)
 
     return loss
-
-
-def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
-    """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a), for each atom apart (Wang et al. 2016, "Dueling
-    Network Architectures for Deep Reinforcement Learning", eq. 9).
-
-    Args:
-        outputs: [B, (1 + A) * Z]: the state's value first, then the advantage of each action.
-        atoms: Z.
-
-    Returns:
-        [B, A * Z].
-    """
-    rows = len(outputs)
-    by_action = outputs.reshape(rows, -1, atoms)
-    value, advantages = by_action[:, :1], by_action[:, 1:]
-    return (value + (advantages - advantages.mean(axis=1, keepdims=True))).reshape(rows, -1)
 
 
 def dueling_slope(slope: np.ndarray, atoms: int = 1) -> np.ndarray:

@@ -19,9 +19,8 @@ from flame_rl.actor.worker.frames import enlarge, read_frame, ready, write_frame
 from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.learner.on_policy.value_epochs import ValueEpochs, fit
 from flame_rl.learner.training.adam import Adam
-from flame_rl.nets.by_hand import NetworkByHand
-from flame_rl.nets.learning_heads import Value
-from flame_rl.nets.learning_layers import ACTIVATIONS, Dense, Layer, LayerNorm
+from flame_rl.nets.by_hand import NetworkByHand, placed_layers
+from flame_rl.nets.heads import ValueOutput
 from flame_rl.system.cores import available_cores
 from flame_rl.wire import packing
 
@@ -38,7 +37,7 @@ class ValueProcess:
 
     def __init__(self, network: NetworkByHand) -> None:
         """`network` is the value network."""
-        self._layers = [_described(layer) for layer in network.layers]
+        self._layers = [layer.described() for layer in network.layers]
         self._parameters = network.parameters
         self._child: ChildProcess | None = None
         self._ready = False
@@ -124,37 +123,15 @@ def _set_state(adam: Adam, state: dict[str, np.ndarray]) -> None:
     adam.load_state_dict(state)
 
 
-def _described(layer: Layer) -> list[Any]:
-    """A layer as JSON can hold it; see `_layer`."""
-    if isinstance(layer, Dense):
-        return ["dense", layer.start, *layer.weight.shape]
-    if isinstance(layer, LayerNorm):
-        return ["layer_norm", layer.start, layer.weight.size, layer.epsilon]
-    return [next(name for name, each in ACTIVATIONS.items() if each is layer)]
-
-
-def _layer(description: list[Any], parameters: np.ndarray) -> Layer:
-    """The layer, on views of the flat parameters."""
-    kind, *numbers = description
-    if kind == "dense":
-        start, outputs, inputs = numbers
-        weight, bias = np.split(parameters[start : start + outputs * (inputs + 1)], [-outputs])
-        return Dense(weight.reshape(outputs, inputs), bias, start)
-    if kind == "layer_norm":
-        start, size, epsilon = numbers
-        return LayerNorm(*np.split(parameters[start : start + 2 * size], 2), epsilon, start)
-    return ACTIVATIONS[kind]
-
-
 def main() -> None:
     """What the process does until its standard input closes."""
     questions: BinaryIO = os.fdopen(0, "rb", buffering=0)
     answers: BinaryIO = os.fdopen(1, "wb", buffering=0)
     header, _ = packing.unpack(read_frame(questions)[0], "network")
     adam = Adam(np.zeros(header["parameters"], np.float32))
-    layers = [_layer(description, adam.parameters) for description in header["layers"]]
+    layers = placed_layers(header["layers"], adam.parameters)
     scale = np.ones((), np.float32)
-    network = NetworkByHand(layers, Value(scale))
+    network = NetworkByHand(layers, ValueOutput(scale))
     write_frame(answers, b"")  # it is ready
     # The C library keeps freed memory up to the size of the largest piece that was freed; what it
     # does not keep comes from the kernel each time, which takes longer than the arithmetic.

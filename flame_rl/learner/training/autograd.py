@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flame_rl.learner.training.frames import gathered
 from flame_rl.learner.training.placed import Placed, fetched
-from flame_rl.nets.layers import LAYERS
+from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.network import Samples, Slope
 from flame_rl.wire.messages import Layer
 
@@ -130,7 +130,8 @@ def slice_rows(module: nn.Module, most: int, device: torch.device | None) -> int
     limit = _SLICE_BYTES
     if device is not None:
         most, limit = _SLICE_ROWS_ELSEWHERE, _SLICE_BYTES_ELSEWHERE
-    numbers = sum(sum(LAYERS[layer.kind].sizes(**layer.arrays).values()) for layer in known(module))
+    layers = [LAYERS[layer.kind](**layer.arrays) for layer in known(module)]
+    numbers = sum(sum(layer.sizes().values()) for layer in layers)
     return min(most, max(1, limit // (4 * numbers))) if numbers else most
 
 

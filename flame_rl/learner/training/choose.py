@@ -21,7 +21,9 @@ from flame_rl.learner.training.autograd import Apply, AutogradNetwork
 from flame_rl.learner.training.modules import UnknownLayerError, network_by_hand
 from flame_rl.learner.training.sequences import SequenceNetwork, remembers
 from flame_rl.nets.by_hand import NetworkByHand
-from flame_rl.nets.learning_heads import Categorical, Gaussian, Head, Raw, Value
+from flame_rl.nets.continuous import GaussianHead
+from flame_rl.nets.discrete import CategoricalHead, FactoredHead
+from flame_rl.nets.heads import RawOutput, ValueOutput
 from flame_rl.nets.network import Network, Samples
 
 _CHECK_ROWS = 64
@@ -53,23 +55,28 @@ def policy_network(module: nn.Module) -> Network:
         return plain
     snapshot = module.snapshot()
     last, head = snapshot.layers[-1], snapshot.head
+    rng = np.random.default_rng(0)
     # A Gaussian whose standard deviation is something else goes through torch.
     if head.kind == "gaussian" and hasattr(module, "log_std"):
-        # torch lists a module's own parameters before those of its layers.
-        first = next(module.parameters()) is module.log_std
-        rest = sum(p.numel() for p in module.parameters()) - module.log_std.numel()
-        log_std = module.log_std.detach().numpy()
-        return _chosen(plain, module, Gaussian(log_std, 0 if first else rest))
+        width = module.log_std.numel()
+        actions = rng.standard_normal((_CHECK_ROWS, width)).astype(np.float32)
+        output = GaussianHead(width, module.log_std.detach().numpy())
+        return _chosen(plain, module, output, {"actions": actions}, module.log_std)
     if head.kind == "factored":
-        return _chosen(plain, module, Categorical(tuple(head.arrays["choices"].tolist())))
+        choices = head.arrays["choices"]
+        actions = rng.integers(0, choices, (_CHECK_ROWS, len(choices)), np.int32)
+        output = FactoredHead(int(choices.sum()), choices)
+        return _chosen(plain, module, output, {"actions": actions})
     if head.kind == "categorical" and last.kind == "dense":
-        return _chosen(plain, module, Categorical(len(last.arrays["bias"])))
+        width = len(last.arrays["bias"])
+        actions = rng.integers(0, width, _CHECK_ROWS, np.int32)
+        return _chosen(plain, module, CategoricalHead(width), {"actions": actions})
     return plain
 
 
 def value_network(module: nn.Module) -> Network:
     """A value network as in model.py: its output is the values."""
-    return _chosen(_by_torch(module, _of_inputs), module, Value(module.scale.numpy()))
+    return _chosen(_by_torch(module, _of_inputs), module, ValueOutput(module.scale.numpy()), {})
 
 
 def shared_network(module: nn.Module) -> Network:
@@ -85,7 +92,7 @@ def shared_network(module: nn.Module) -> Network:
 def raw_network(module: nn.Module) -> Network:
     """A module of observations alone, such as action values or a deterministic policy: its output
     as it is, [B, outputs]."""
-    return _chosen(_by_torch(module, _of_inputs), module, Raw())
+    return _chosen(_by_torch(module, _of_inputs), module, RawOutput(), {})
 
 
 def critic_network(module: nn.Module, observation_dim: int) -> Network:
@@ -96,7 +103,7 @@ def critic_network(module: nn.Module, observation_dim: int) -> Network:
         inputs = samples["inputs"]
         return (m(inputs[:, :observation_dim], inputs[:, observation_dim:])[:, None],)
 
-    return _chosen(_by_torch(module, apply), module, Raw())
+    return _chosen(_by_torch(module, apply), module, RawOutput(), {})
 
 
 def _of_inputs(module: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -112,18 +119,19 @@ def _may_be_by_hand(plain: Network) -> bool:
     return _DEVICE.get() is None and not plain.remembers
 
 
-def _chosen(plain: Network, module: nn.Module, head: Head) -> Network:
-    """The module by hand, with that head, if that can be made and agrees with `plain`; else
-    `plain`."""
+def _chosen(
+    plain: Network, module: nn.Module, output: RawOutput, columns: Samples, *learned: Tensor
+) -> Network:
+    """The module by hand, with that output and its parameters, if that can be made and agrees with
+    `plain` for samples with these columns; else `plain`."""
     if not _may_be_by_hand(plain):
         return plain
     try:
-        quick = network_by_hand(module, head)
+        quick = network_by_hand(module, output, *learned)
     except UnknownLayerError:
         return plain
     rng = np.random.default_rng(0)
     observations = rng.standard_normal((_CHECK_ROWS, quick.input_dim)).astype(np.float32)
-    columns = head.random_columns(rng, _CHECK_ROWS)
     with _far_from_new(module):
         agree = _agree(plain, quick, observations, columns)
     return quick if agree else plain

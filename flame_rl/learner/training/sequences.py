@@ -18,7 +18,7 @@ from flame_rl.learner.training.autograd import (
     tracked,
 )
 from flame_rl.learner.training.placed import Placed, fetched
-from flame_rl.nets.layers import LAYERS
+from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.network import Samples
 
 # A slice takes as long as its longest sequence has steps, nearly regardless of how many sequences

@@ -1,4 +1,4 @@
-"""An ONNX graph, written node by node."""
+"""An ONNX graph, written node by node. The package onnx is given, and imported by nothing here."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ class Graph:
         return name
 
     def apply(
-        self, operation: str, *inputs: str, output: str | None = None, **attributes: int | list[int]
+        self,
+        operation: str,
+        *inputs: str,
+        output: str | None = None,
+        **attributes: float | list[int],
     ) -> str:
-        """Add a node; returns the name of its output."""
+        """Add a node; returns the name of its output, which is `output` if that is given."""
         output = output or f"value_{len(self.nodes)}"
         self.nodes.append(self._onnx.helper.make_node(operation, inputs, [output], **attributes))
         return output

@@ -15,8 +15,8 @@ from threadpoolctl import threadpool_limits
 
 import model
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.nets.heads import HEADS
-from flame_rl.nets.layers import LAYERS, ROW_BLOCK
+from flame_rl.nets.kinds import HEADS, LAYERS
+from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
@@ -65,7 +65,7 @@ def test_numpy_equals_torch(activation, continuous, normalizes):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_an_activation_sees_one_number_at_a_time(name, dtype):
-    activation, torchs = LAYERS[name].forward, model.Activation(name)
+    activation, torchs = LAYERS[name]().act, model.Activation(name)
     x = (np.random.default_rng(5).standard_normal(10_000) * 4).astype(dtype)
     x[:6] = 0, 1e-30, -1e-30, np.finfo(dtype).max, np.finfo(dtype).min, 88
     expected = activation(x.copy())
@@ -151,9 +151,8 @@ PROCESSORS = {"Haswell": "avx2", "Sandybridge": "avx"}
 def test_a_large_layer_is_a_plain_product(inputs, outputs, dtype, count):
     snapshot = random_snapshot(inputs, outputs, True, ())
     arrays = snapshot.layers[0].arrays
-    kind = LAYERS["dense"]
-    assert kind.dtype(**arrays) == dtype
-    assert len(kind.prepared(**arrays)["parts"]) == count
+    layer = LAYERS["dense"](**arrays)
+    assert layer.dtype() == dtype and len(layer.columns()) == count
     rows = np.random.default_rng(1).standard_normal((16, inputs)).astype(np.float32)
     expected = np.einsum("bi,io->bo", rows, arrays["weight"], dtype=np.float64) + arrays["bias"]
     found = ActingPolicy(snapshot).forward(rows)
@@ -175,7 +174,7 @@ def test_a_large_layer_gives_the_same_bits_on_other_processors(processor):
         pytest.skip(f"this processor has no {PROCESSORS[processor]}")
     code = """
 from threadpoolctl import threadpool_info
-from tests.actor.test_policy import *
+from tests.nets.test_policy import *
 print(*(each.get("architecture") for each in threadpool_info()))
 for large in LARGE:
     test_a_large_layer_gives_the_same_bits_in_any_company(*large)
@@ -221,7 +220,7 @@ def test_every_kind_of_layer_gives_the_same_bits_in_any_company(kind, width):
     integers = {"size": size, "stride": [2]}
     arrays |= {name: np.array(integers[name], np.int32) for name in LAYERS[kind].integers}
     output = sizes["out"] if any("out" in s for s in LAYERS[kind].arrays.values()) else width
-    output = LAYERS[kind].sizes(**arrays).get("out", output)
+    output = LAYERS[kind](**arrays).sizes().get("out", output)
     weight = rng.standard_normal((width, width)).astype(np.float32)
     first = Layer("dense", {"weight": weight, "bias": np.ones(width, np.float32)})
     head = Layer("gaussian", {"log_std": np.zeros(output, np.float32)})

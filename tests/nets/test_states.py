@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.layers import LAYERS, LayerKind
+from flame_rl.nets.kinds import LAYERS
+from flame_rl.nets.layers import LayerKind
 from flame_rl.run.agent import Agent
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from tests.helpers import assert_same_episodes, described, environment_id, plain, request_for
@@ -15,16 +19,23 @@ from tests.helpers import assert_same_episodes, described, environment_id, plain
 WANDERING = environment_id("Wandering")
 
 
+@dataclass(frozen=True, eq=False)
+class SumLayer(LayerKind):
+    """The scaled sum of the episode's inputs so far."""
+
+    arrays: ClassVar = {"scale": ("in",)}
+    state = ("in",)
+    scale: np.ndarray
+
+    def act(self, x: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        total = state + x * self.scale
+        return total, total
+
+
 @pytest.fixture
 def summing(monkeypatch) -> PolicySnapshot:
     """A policy whose action is the scaled sum of the episode's observations so far."""
-
-    def add(x: np.ndarray, state: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        total = state + x * scale
-        return total, total
-
-    kind = LayerKind(add, {"scale": ("in",)}, state=("in",))
-    monkeypatch.setitem(LAYERS, "sum", kind)
+    monkeypatch.setitem(LAYERS, "sum", SumLayer)
     layer = Layer("sum", {"scale": np.array([0.1], np.float32)})
     return PolicySnapshot(0, (layer,), Layer("gaussian", {"log_std": np.zeros(1, np.float32)}))
 

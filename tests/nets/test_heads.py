@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.nets.heads import HEADS
+from flame_rl.nets.kinds import HEADS
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
