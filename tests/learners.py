@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+from torch import nn
 
+import model
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.learner import make_learner as learner_of_config
 from flame_rl.learner.training.slices import accumulate
@@ -30,6 +32,11 @@ def make_config(env: str, **options) -> TrainConfig:
     foreign -= set(names_of(settings_class(algorithm)))
     chosen = {name: value for name, value in options.items() if name not in foreign}
     return TrainConfig(env=env, **chosen)
+
+
+def policy_and_value(spec: EnvironmentSpec, config: TrainConfig) -> tuple[nn.Module, nn.Module]:
+    """New networks of an on-policy algorithm."""
+    return model.policy(spec, config), model.value(spec, config)
 
 
 def make_learner(spec: EnvironmentSpec, **options) -> Learner:

@@ -72,6 +72,7 @@ for words in json.loads(sys.argv[1]):
         ("add-an-environment", True),
         ("add-an-algorithm", False),
         ("add-a-replay-learner", False),
+        ("add-a-layer", False),
         ("rewards", False),
         ("losses", False),
         ("agents", False),

@@ -11,15 +11,18 @@ import pytest
 
 from tests.helpers import ROOT, clean_environment
 
-# Each may import those before it. Those that are sent to a cluster come with nothing else.
-FOLDERS = {
+# Each folder, model.py and main.py, and which others they may import. Those that are sent to a
+# cluster come with nothing else.
+PLACES = {
     "system": set(),
     "wire": set(),
     "settings": {"system", "wire"},
     "nets": {"wire"},
     "actor": {"wire", "nets"},
     "backends": {"system", "wire", "settings", "nets", "actor"},
-    "learner": {"system", "wire", "settings", "nets", "actor"},
+    "modules": {"wire", "settings", "nets"},
+    "model": {"wire", "settings", "modules"},
+    "learner": {"system", "wire", "settings", "nets", "actor", "modules", "model"},
     "run": {"system", "wire", "settings", "nets", "actor", "backends", "learner"},
     "report": {"system", "wire", "settings", "run"},
     "tools": {"system", "wire", "settings", "nets", "actor", "backends", "run", "report"},
@@ -34,11 +37,17 @@ FOLDERS = {
         "report",
         "tools",
     },
+    "main": {"system", "commands"},
 }
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in (ROOT / "flame_rl").rglob("*.py")
+    for path in (ROOT / "main.py", ROOT / "model.py", *(ROOT / "flame_rl").rglob("*.py"))
 }
+
+
+def place_of(module: str) -> str:
+    """The folder of a module, or model or main; empty for the package itself."""
+    return "".join(module.removeprefix("flame_rl").lstrip(".").split(".")[:1])
 
 
 def imports_of(module: str) -> set[str]:
@@ -49,7 +58,7 @@ def imports_of(module: str) -> set[str]:
             node.body = []
     found: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flame_rl"):
+        if isinstance(node, ast.ImportFrom) and place_of(node.module or "") in PLACES:
             inner = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= inner & FILES.keys() or {node.module}
         if isinstance(node, ast.Import):
@@ -71,24 +80,27 @@ def test_a_circle_would_be_found():
 
 
 def test_every_folder_has_its_place():
-    assert {path.parent.name for path in (ROOT / "flame_rl").glob("*/__init__.py")} == set(FOLDERS)
+    assert {place_of(module) for module in FILES} == {*PLACES, ""}
     assert [path.name for path in (ROOT / "flame_rl").glob("*.py")] == ["__init__.py"]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_imports_only_what_stands_below_it(folder):
+@pytest.mark.parametrize("place", PLACES)
+def test_a_folder_imports_only_what_stands_below_it(place):
     for module in FILES:
-        if module.split(".")[1:2] != [folder]:
-            continue
-        others = {name.split(".")[1] for name in imports_of(module) if "." in name} - {folder}
-        assert others <= FOLDERS[folder], f"{module} imports {sorted(others - FOLDERS[folder])}"
+        if place_of(module) == place:
+            others = {place_of(name) for name in imports_of(module)} - {place, ""}
+            assert others <= PLACES[place], f"{module} imports {sorted(others - PLACES[place])}"
+
+
+def test_model_py_is_seen():
+    """Both what it imports, and that the learner imports it."""
+    assert "flame_rl.modules.networks" in imports_of("model")
+    assert any("model" in imports_of(m) for m in FILES if place_of(m) == "learner")
 
 
 def test_settings_wire_and_actor_need_no_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('torch')")
-    wanted = [
-        m for m in FILES if m.split(".")[1:2] in (["settings"], ["nets"], ["actor"], ["wire"])
-    ]
+    wanted = [m for m in FILES if place_of(m) in ("settings", "nets", "actor", "wire")]
     code = f"import importlib\nfor name in {wanted}:\n  importlib.import_module(name)"
     environment = clean_environment(tmp_path) | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
     done = subprocess.run(

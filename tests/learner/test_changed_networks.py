@@ -7,28 +7,184 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from gymnasium import spaces
 from torch import nn
 
 import model
 from flame_rl.learner.training.autograd import AutogradNetwork
+from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.modules.layers import Activation, Dense, LayerModule, layers_of
+from flame_rl.modules.networks import GaussianPolicy
+from flame_rl.modules.observations import ObservationNormalizer, Scaling
+from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.run.checkpoint import WEIGHTS_NAME, save_weights
 from flame_rl.system.errors import UsageError
-from tests.learners import learner_of, random_episodes
+from flame_rl.wire.messages import Layer, PolicySnapshot
+from tests.helpers import spec_of
+from tests.learners import ON_POLICY, learner_of, make_config, random_episodes
 
 OPTIONS = {"normalize_observations": False, "hidden_sizes": (8,)}
+SPEC = spec_of(3, 2, continuous=True)
+
+
+class OtherOutputs(GaussianPolicy):
+    """The same layers, and another function of a loss's outputs."""
+
+    def of_output(self, output, samples):
+        log_probs, entropies = super().of_output(output, samples)
+        return 2 * log_probs, entropies
+
+
+class OtherForward(GaussianPolicy):
+    """The same layers, and another output."""
+
+    def forward(self, observations):
+        return super().forward(observations).square()
+
+
+class OtherDense(Dense):
+    """A layer that computes something else than the kind that it inherits."""
+
+    def forward(self, x):
+        return super().forward(x) ** 2
+
+
+class OtherNormalizer(ObservationNormalizer):
+    def forward(self, observation):
+        return super().forward(observation) + 1
+
+
+class Residual(LayerModule):
+    """A kind that nets/ does not know."""
+
+    kind = "residual"
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = Dense(width, width)
+
+    def forward(self, x):
+        return x + self.dense(x)
+
+
+class Swish(nn.Module):
+    """No `LayerModule`."""
+
+    def forward(self, x):
+        return nn.functional.silu(x)
+
+
+def of_another_class(kind):
+    def change(policy):
+        policy.__class__ = kind
+
+    return change
+
+
+def tie(policy):
+    policy.network[2].weight = policy.network[0].weight = nn.Parameter(torch.randn(3, 3))
+
+
+CHANGES = {
+    "outputs of its own": of_another_class(OtherOutputs),
+    "a forward of its own": of_another_class(OtherForward),
+    "a method replaced": lambda p: setattr(p, "of_output", lambda output, samples: (output,)),
+    "a layer's method replaced": lambda p: setattr(p.network[1], "forward", torch.sin),
+    "a layer of another class": lambda p: setattr(p.network[0], "__class__", OtherDense),
+    "an unknown kind of layer": lambda p: p.network.insert(1, Residual(3)),
+    "a module that is no layer": lambda p: p.network.insert(1, Swish()),
+    "torch's own linear layer": lambda p: p.network.insert(1, nn.Linear(3, 3)),
+    "dropout": lambda p: p.network.insert(1, nn.Dropout()),
+    "an activation first": lambda p: p.network.insert(0, Activation("tanh")),
+    # Each would overwrite what the other keeps.
+    "two activations": lambda p: p.network.insert(1, Activation("relu")),
+    "no layer": lambda p: setattr(p, "network", nn.Sequential()),
+    "other layers around them": lambda p: setattr(p, "network", nn.Sequential(p.network)),
+    "another normaliser": lambda p: setattr(p.normalizer, "__class__", OtherNormalizer),
+    "bytes": lambda p: setattr(p, "normalizer", Scaling(spaces.Box(0, 255, (3,), np.uint8))),
+    "frames": lambda p: setattr(p, "frames", nn.Flatten(-1)),
+    "a parameter more": lambda p: setattr(p, "temperature", nn.Parameter(torch.ones(()))),
+    "a frozen layer": lambda p: p.network[0].requires_grad_(False),
+    "tied layers": tie,
+    "float64": lambda p: p.double(),
+    "a hook": lambda p: p.network[0].register_forward_hook(lambda *given: None),
+    "a hook before": lambda p: p.network.register_forward_pre_hook(lambda *given: None),
+    "a hook on the way back": lambda p: p.register_full_backward_hook(lambda *given: None),
+    "a hook of a parameter": lambda p: p.log_std.register_hook(torch.neg),
+    "a parametrisation": lambda p: nn.utils.parametrizations.weight_norm(p.network[0]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_network_goes_through_autograd(change):
+    config = make_config("X-v0", hidden_sizes=(3,), activation="tanh", normalize_observations=True)
+    policy = model.policy(SPEC, config)
+    assert type(network_of(policy)) is NetworkByHand
+    CHANGES[change](policy)
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    assert type(network_of(policy)) is AutogradNetwork
+    for name, tensor in policy.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_a_changed_critic_goes_through_autograd():
+    config = make_config("X-v0", algorithm="td3", hidden_sizes=(3,))
+    for change in (
+        lambda critic: critic.features.append(Activation("tanh")),
+        lambda critic: setattr(critic, "normalizer", ObservationNormalizer(3)),
+    ):
+        critic = model.critic(SPEC, config)
+        assert type(network_of(critic)) is NetworkByHand
+        change(critic)
+        assert type(network_of(critic)) is AutogradNetwork
+
+
+class TwoMethods(nn.Module):
+    """A policy with what model.py's first lines ask for, and nothing more."""
+
+    def __init__(self, spec, config):
+        super().__init__()
+        self.layers = nn.Sequential(
+            Dense(spec.observation_dim, 8), Activation("tanh"), Dense(8, spec.action_dim)
+        )
+
+    def outputs(self, samples):
+        distribution = torch.distributions.Normal(self.layers(samples["inputs"]), 0.5)
+        log_probs = distribution.log_prob(samples["actions"]).sum(-1)
+        return log_probs, distribution.entropy().sum(-1)
+
+    def snapshot(self):
+        log_std = np.full(self.layers[-1].out_features, np.log(0.5), np.float32)
+        return PolicySnapshot(0, layers_of(self.layers), Layer("gaussian", {"log_std": log_std}))
+
+
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_two_methods_are_enough_for_a_policy(algorithm, monkeypatch):
+    monkeypatch.setattr(model, "policy", TwoMethods)
+    learner = learner_of(True, algorithm=algorithm, overlap=algorithm != "reinforce")
+    before = learner.weights_digest()
+    metrics = learner.update(random_episodes(True))
+    assert learner.weights_digest() != before and np.isfinite(metrics["loss"])
+    assert learner.collecting().version == (1 if algorithm == "reinforce" else 0)
 
 
 def learner_with(change, monkeypatch):
     """A learner of A2C whose networks `change(policy, value)` has changed."""
-    make = model.make_networks
+    make, made = model.value, []
+    make_policy = model.policy
 
-    def changed(spec, config):
-        policy, value = make(spec, config)
-        change(policy, value)
-        return policy, value
+    def policy(spec, config):
+        made.append(make_policy(spec, config))
+        return made[-1]
 
-    monkeypatch.setattr(model, "make_networks", changed)
+    def value(spec, config):
+        value = make(spec, config)
+        change(made[-1], value)
+        return value
+
+    monkeypatch.setattr(model, "policy", policy)
+    monkeypatch.setattr(model, "value", value)
     return learner_of(True, algorithm="a2c", **OPTIONS)
 
 
@@ -87,8 +243,6 @@ def test_weights_that_two_layers_share_are_written_twice(tmp_path):
 )
 def test_a_module_that_counts_is_computed_by_one_core(layer, parallel):
     module = nn.Sequential(nn.Linear(3, 2), layer)
-    network = TrainedNetwork(
-        module, lambda m: AutogradNetwork(m, lambda own, samples: (own(samples["inputs"]),))
-    ).network
+    network = TrainedNetwork(module, lambda own, samples: (own(samples["inputs"]),)).network
     assert network.parallel == parallel
     assert np.isfinite(network.outputs({"inputs": np.ones((4, 3), np.float32)})[0]).all()

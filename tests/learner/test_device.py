@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from flame_rl.learner import learner as learners
 from flame_rl.learner.training import device
-from flame_rl.learner.training.placed import Placed
+from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -59,9 +59,9 @@ def test_every_algorithm_learns_the_same_with_twins(algorithm, shared, monkeypat
     }
     if shared:
         options |= {"shared_torso": True}
-    used: set[Placed] = set()
-    follow = Placed.follow
-    monkeypatch.setattr(Placed, "follow", lambda self: used.add(self) or follow(self))
+    used: set[AutogradNetwork] = set()
+    follow = AutogradNetwork._follow
+    monkeypatch.setattr(AutogradNetwork, "_follow", lambda self: used.add(self) or follow(self))
     digests, metrics = [], []
     for place in (None, torch.device("cpu")):
         used.clear()
@@ -75,7 +75,7 @@ def test_every_algorithm_learns_the_same_with_twins(algorithm, shared, monkeypat
         metrics.append(learner.update(random_episodes(spec)))
         digests.append(learner.weights_digest())
         assert len(used) >= 2
-        assert all((each.module is not each._trained) is (place is not None) for each in used)
+        assert all((each._module is not each._trained) is (place is not None) for each in used)
     assert digests[0] == digests[1]
     assert metrics[0] == metrics[1]
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-import model
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step, sequences
@@ -14,6 +13,7 @@ from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.frames import Stacks, gathered
+from flame_rl.modules.observations import FrameStack
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.run.agent import Agent
 from flame_rl.settings.algorithms import ALGORITHMS
@@ -181,6 +181,6 @@ def test_stacks_that_are_none_are_refused(size, words):
 def test_a_picture_becomes_channels():
     """The newest frame of a place is its last channel, as in a stack of NumPy's along the end."""
     frames = torch.arange(2 * 3 * 24).reshape(2, 3, 24)  # three frames of 4 x 3 x 2
-    got = model.FrameStack(24, 3)(frames).reshape(2, 4, 3, 2, 3)
+    got = FrameStack(24, 3)(frames).reshape(2, 4, 3, 2, 3)
     expected = np.stack([frames[:, i].numpy().reshape(2, 4, 3, 2) for i in range(3)], axis=-1)
     np.testing.assert_array_equal(got, expected)

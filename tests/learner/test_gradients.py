@@ -4,31 +4,36 @@ formulas."""
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from torch import nn
 
 import model
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy.kl_limit import log_probs_of
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
-from flame_rl.learner.training import minibatches
+from flame_rl.learner.training import choose, minibatches
 from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.choose import (
-    critic_network,
-    policy_network,
-    raw_network,
-    value_network,
-)
+from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.modules.networks import (
+    Returns,
+)
 from flame_rl.nets.by_hand import NetworkByHand
+from flame_rl.nets.kinds import LAYERS
+from flame_rl.nets.layers import LayerByHand
 from flame_rl.nets.network import differentiate
-from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
-from tests.learners import ON_POLICY, learner_of, make_config, random_episodes, step_down
+from flame_rl.wire.messages import EnvironmentSpec
+from tests.learners import (
+    ON_POLICY,
+    learner_of,
+    make_config,
+    policy_and_value,
+    random_episodes,
+    step_down,
+)
 
 ACTIONS = {
     "gaussian": spaces.Box(-1, 1, (3,)),
@@ -51,7 +56,7 @@ def networks(actions: str, activation: str, sizes: tuple[int, ...], normalize: b
         "X-v0", hidden_sizes=sizes, activation=activation, normalize_observations=normalize
     )
     torch.manual_seed(0)
-    made = model.make_networks(spec, config)
+    made = policy_and_value(spec, config)
     with torch.no_grad():
         for module in made:
             for parameter in module.parameters():
@@ -85,13 +90,13 @@ def step_by(trained: TrainedNetwork, network, observations, columns, loss):
     return numbers, trained.adam.gradient.copy(), trained.adam.parameters.copy()
 
 
-def compare(module, choose, apply, columns, loss, rows):
+def compare(module, columns, loss, rows):
     observations = np.random.default_rng(0).normal(0, 3, (rows, 4)).astype(np.float32)
     results = []
     for by_hand in (True, False):
-        trained = TrainedNetwork(module(), choose)
+        trained = TrainedNetwork(module())
         assert type(trained.network) is NetworkByHand
-        network = trained.network if by_hand else AutogradNetwork(trained.module, apply)
+        network = trained.network if by_hand else AutogradNetwork(trained.module)
         if "log_probs" in columns:  # of a policy near this one, as they are in training
             now = log_probs_of(network, columns | {"inputs": observations})
             noise = np.random.default_rng(5).normal(0, 0.3, rows).astype(np.float32)
@@ -101,7 +106,7 @@ def compare(module, choose, apply, columns, loss, rows):
     assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
     # Rounded as torch rounds: about as far from the gradient in float64 as autograd's.
     exact = np.zeros(len(gradient))
-    network = AutogradNetwork(module().double(), apply)
+    network = AutogradNetwork(module().double())
     samples = columns | {"inputs": observations}
     doubled = {n: c.astype(float) if c.dtype == np.float32 else c for n, c in samples.items()}
     differentiate(network, loss, doubled, exact)
@@ -119,8 +124,6 @@ def test_a_policy_by_hand_is_the_policy_by_autograd(actions, activation, loss):
     for sizes, normalize, rows in [((16,), True, 64), ((8, 12, 6), False, 200), ((4, 4), True, 20)]:
         compare(
             lambda sizes=sizes, n=normalize: networks(actions, activation, sizes, n)[0],
-            policy_network,
-            lambda m, s: m.log_prob_and_entropy(s["inputs"], s["actions"]),
             policy_samples(actions, rows),
             LOSSES[loss],
             rows,
@@ -133,8 +136,6 @@ def test_a_value_network_by_hand_is_that_by_autograd(activation, sizes):
     targets = np.random.default_rng(2).normal(0, 5, 1500).astype(np.float32)
     compare(
         lambda: networks("gaussian", activation, sizes, True)[1],
-        value_network,
-        lambda m, s: (m(s["inputs"]),),
         {"targets": targets},
         value_loss(7.0),
         1500,
@@ -181,16 +182,35 @@ BOX, DISCRETE = (
     EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS[name])
     for name in ("gaussian", "categorical")
 )
+
+
+def of_replay(make, algorithm: str, spec: EnvironmentSpec, *arguments, **options):
+    """A function from an activation to a new network of an algorithm with replay."""
+    return lambda activation: make(
+        spec, make_config("X-v0", algorithm=algorithm, activation=activation, **options), *arguments
+    )
+
+
+DUELLING = Returns(dueling=True, support=np.linspace(-1, 1, 6))
 RAW = {
-    "values": lambda **o: model.ActionValueNetwork(DISCRETE, (8, 12), **o),
-    "duelling distributions": lambda **o: model.ActionValueNetwork(
-        DISCRETE, (8,), dueling=True, support=np.linspace(-1, 1, 6), **o
-    ),
-    "deterministic": lambda **o: model.DeterministicPolicy(BOX, (8, 12), **o),
-    "squashed": lambda **o: model.SquashedGaussianPolicy(BOX, (12,), **o),
-    "critic": lambda **o: model.ActionCritic(BOX, (8, 12), **o),
-    "normalised critic": lambda **o: model.ActionCritic(BOX, (8, 12), layer_norm=True, **o),
+    "values": of_replay(model.action_values, "dqn", DISCRETE, hidden_sizes=(8, 12)),
+    "duelling": of_replay(model.action_values, "dqn", DISCRETE, DUELLING, hidden_sizes=(8,)),
+    "deterministic": of_replay(model.deterministic_policy, "td3", BOX, hidden_sizes=(8, 12)),
+    "squashed": of_replay(model.squashed_policy, "sac", BOX, hidden_sizes=(12,)),
+    "critic": of_replay(model.critic, "td3", BOX, hidden_sizes=(8, 12), layer_norm=False),
+    "normalised critic": of_replay(model.critic, "td3", BOX, hidden_sizes=(8, 12), layer_norm=True),
 }
+
+
+def test_every_network_and_every_layer_is_compared():
+    """In the tests of this file."""
+    made = [make("tanh") for make in RAW.values()]
+    made += networks("gaussian", "relu", (8,), True)
+    made += networks("categorical", "silu", (8,), True)
+    assert {type(module) for module in made} == set(choose.OUTPUTS)
+    learned = {name for name, kind in LAYERS.items() if issubclass(kind, LayerByHand)}
+    layers = [layer.kind for module in made for layer in module.network]
+    assert set(layers) == learned
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
@@ -198,18 +218,18 @@ RAW = {
 def test_networks_of_learners_with_replay(kind, activation):
     """Outputs, gradients, and slopes for the inputs, against torch in float64."""
     torch.manual_seed(0)
-    module = RAW[kind](activation=activation)
+    module = RAW[kind](activation)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     critic = "critic" in kind
-    trained = TrainedNetwork(module, (lambda m: critic_network(m, 4)) if critic else raw_network)
+    trained = TrainedNetwork(module)
     assert type(trained.network) is NetworkByHand
     rng = np.random.default_rng(0)
     inputs = rng.normal(0, 2, (50, 4 + 3 * critic)).astype(np.float32)
     exact = copy.deepcopy(module).double()
     leaf = torch.from_numpy(inputs).double().requires_grad_()
-    wanted = exact(leaf[:, :4], leaf[:, 4:])[:, None] if critic else exact(leaf)
+    (wanted,) = exact.outputs({"inputs": leaf})
     slope = rng.standard_normal(wanted.shape).astype(np.float32)
     kept = slope.copy()
     leaves = [*exact.parameters(), leaf]
@@ -237,16 +257,14 @@ def test_slopes_of_several_outputs_for_the_inputs(actions):
     samples = policy_samples(actions, 30) | {"inputs": inputs}
     taken = torch.from_numpy(samples["actions"])
     taken = taken.double() if taken.is_floating_point() else taken.long()
-    for module, choose in ((policy, policy_network), (value, value_network)):
-        network = choose(module)
+    for module in (policy, value):
+        network = network_of(module)
         assert type(network) is NetworkByHand
         forward = network.forward(samples)
         slopes = tuple(rng.standard_normal(o.shape).astype(np.float32) for o in forward.outputs)
         leaf = torch.from_numpy(inputs).double().requires_grad_()
         exact = copy.deepcopy(module).double()
-        outputs = (exact(leaf),)
-        if module is policy:
-            outputs = exact.log_prob_and_entropy(leaf, taken)
+        outputs = exact.outputs({"inputs": leaf, "actions": taken})
         total = sum((o * torch.from_numpy(s)).sum() for o, s in zip(outputs, slopes, strict=True))
         (expected,) = torch.autograd.grad(total, [leaf])
         ours = forward.to_inputs(slopes)
@@ -261,7 +279,7 @@ def test_whole_updates_agree(algorithm, continuous, monkeypatch):
     results = []
     for by_hand in (True, False):
         if not by_hand:
-            monkeypatch.setattr(NetworkByHand, "__init__", refuse)
+            monkeypatch.setattr(choose, "network_by_hand", lambda module: None)
         learner = learner_of(continuous, **options, minibatches=3)
         kind = type(learner.algorithm.networks.policy.network)
         assert kind is (NetworkByHand if by_hand else AutogradNetwork)
@@ -276,132 +294,20 @@ def test_whole_updates_agree(algorithm, continuous, monkeypatch):
         assert own == pytest.approx(other, rel=1e-3, abs=1e-4)
 
 
-def refuse(self, *arguments) -> None:
-    from flame_rl.learner.training.modules import UnknownLayerError
-
-    raise UnknownLayerError
-
-
-class Doubled(model.ContinuousPolicy):
-    """The same layers, and another function."""
-
-    def log_prob_and_entropy(self, observation, action):
-        log_probs, entropies = super().log_prob_and_entropy(observation, action)
-        return 2 * log_probs, entropies
-
-
-class Squashed(model.ContinuousPolicy):
-    """Differs from its layers in means that are not small; those of a new policy are."""
-
-    def of_output(self, mean, action):
-        return super().of_output(torch.tanh(mean), action)
-
-
-class SquaredValues(model.ValueNetwork):
-    """Differs from its layers in values that are not 0; those of a new network are."""
-
-    def forward(self, observation):
-        return super().forward(observation).square()
-
-
-class SquaredCritic(model.ActionCritic):
-    """The same layers, and another function."""
-
-    def forward(self, observation, action):
-        return super().forward(observation, action).square()
-
-
-class Residual(nn.Module):
-    """No layer that is known by hand."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.dense = model.Dense(width, width)
-
-    def forward(self, x):
-        return x + self.dense(x)
-
-    def layer(self):
-        return replace(self.dense.layer(), kind="residual")
-
-
-class TwoMethods(nn.Module):
-    """A policy with what model.py's first lines ask for, and nothing more."""
-
-    def __init__(self, spec, config):
-        super().__init__()
-        self.layers = model.mlp((spec.observation_dim, 8, spec.action_dim), "tanh", 0.01)
-
-    def log_prob_and_entropy(self, observation, action):
-        distribution = torch.distributions.Normal(self.layers(observation), 0.5)
-        return distribution.log_prob(action).sum(-1), distribution.entropy().sum(-1)
-
-    def snapshot(self):
-        log_std = np.full(self.layers[-1].out_features, np.log(0.5), np.float32)
-        head = Layer("gaussian", {"log_std": log_std})
-        return PolicySnapshot(0, model.layers_of(self.layers), head)
-
-
-@pytest.mark.parametrize("algorithm", ON_POLICY)
-def test_two_methods_are_enough_for_a_policy(algorithm, monkeypatch):
-    monkeypatch.setattr(model, "policy_class", lambda spec: TwoMethods)
-    learner = learner_of(True, algorithm=algorithm, overlap=algorithm != "reinforce")
-    before = learner.weights_digest()
-    metrics = learner.update(random_episodes(True))
-    assert learner.weights_digest() != before and np.isfinite(metrics["loss"])
-    assert learner.collecting().version == (1 if algorithm == "reinforce" else 0)
-
-
-@pytest.mark.parametrize("change", ["another function", "another layer", "another parameter"])
-def test_a_changed_network_goes_through_autograd(change, monkeypatch):
-    policy, value = networks("gaussian", "tanh", (8,), True)
-    if change == "another function":
-        policy.__class__ = Doubled
-    if change == "another layer":
-        value.network.insert(1, Residual(8))
-        assert type(value_network(value)) is AutogradNetwork
-        return
-    if change == "another parameter":
-        policy.temperature = nn.Parameter(torch.ones(()))
-    trained = TrainedNetwork(policy, policy_network)
-    assert type(trained.network) is AutogradNetwork
-    samples = policy_samples("gaussian", 100) | {
-        "inputs": np.random.default_rng(0).standard_normal((100, 4)).astype(np.float32)
-    }
-    before = trained.adam.parameters.copy()
-    step_down(trained, samples, LOSSES["clipped"], 0.01)
-    assert (trained.adam.parameters != before).any()
-
-
-def test_a_new_network_of_another_function_goes_through_autograd():
-    spec = EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS["gaussian"])
-    config = make_config("X-v0")
-    policy, value = Squashed(spec, config), SquaredValues(spec, config)
-    critic = SquaredCritic(spec, (64, 64), "tanh", False)
-    before = [copy.deepcopy(module.state_dict()) for module in (policy, value, critic)]
-    assert type(policy_network(policy)) is AutogradNetwork
-    assert type(value_network(value)) is AutogradNetwork
-    assert type(critic_network(critic, 4)) is AutogradNetwork
-    for module, state in zip((policy, value, critic), before, strict=True):
-        for name, tensor in module.state_dict().items():
-            assert torch.equal(tensor, state[name])
-
-
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
 @pytest.mark.parametrize("sizes", [(), (8,), (64, 64), (256, 256)])
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_new_networks_are_by_hand(actions, sizes, activation):
     spec = EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS[actions])
     config = make_config("X-v0", hidden_sizes=sizes, activation=activation)
-    policy, value = model.make_networks(spec, config)
-    assert type(policy_network(policy)) is NetworkByHand
-    assert type(value_network(value)) is NetworkByHand
+    for module in policy_and_value(spec, config):
+        assert type(network_of(module)) is NetworkByHand
 
 
 def test_by_hand_reads_the_module_itself():
     """Weights and statistics that are set later, as at a resume, count."""
     first, second = (networks("gaussian", "tanh", (8,), True)[0] for _ in range(2))
-    trained = TrainedNetwork(first, policy_network)
+    trained = TrainedNetwork(first)
     with torch.no_grad():
         for parameter in second.parameters():
             parameter.mul_(1.5)
@@ -411,7 +317,8 @@ def test_by_hand_reads_the_module_itself():
     actions = policy_samples("gaussian", 10)["actions"]
     inputs = trained.network.prepare(observations)
     ours = trained.network.outputs({"inputs": inputs, "actions": actions})
+    samples = {"inputs": torch.from_numpy(observations), "actions": torch.from_numpy(actions)}
     with torch.no_grad():
-        theirs = second.log_prob_and_entropy(*map(torch.from_numpy, (observations, actions)))
+        theirs = second.outputs(samples)
     for own, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(own, other.numpy(), rtol=1e-5, atol=1e-5)

@@ -12,7 +12,7 @@ from torch import nn
 
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
-from flame_rl.learner.training import autograd, sequences
+from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.losses import loss_name
@@ -126,8 +126,8 @@ def test_losses_gradient_and_norms_are_those_of_the_plain_sum(
     algorithm, memory, continuous, monkeypatch
 ):
     if algorithm == "a2c":  # several slices
-        monkeypatch.setattr(autograd, "_SLICE_ROWS", 5)
-        monkeypatch.setattr(sequences, "_SLICE_ROWS", 5)
+        monkeypatch.setattr(AutogradNetwork, "most_rows", 5)
+        monkeypatch.setattr(SequenceNetwork, "most_rows", 5)
     learner = shared_learner(
         continuous,
         algorithm=algorithm,
@@ -175,7 +175,7 @@ def test_a_shared_policy_acts_as_it_learns_and_carries_nothing_else(algorithm):
     assert [layer.kind for layer in snapshot.layers] == ["normalize", "dense", "tanh", "dense"]
     observations = np.random.default_rng(3).standard_normal((16, 3)).astype(np.float32)
     with torch.no_grad():
-        expected = module.policy(torch.from_numpy(observations)).mean.numpy()
+        expected = module.policy(torch.from_numpy(observations)).numpy()
     np.testing.assert_allclose(
         ActingPolicy(snapshot).forward(observations), expected, rtol=1e-4, atol=1e-5
     )

@@ -9,22 +9,22 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import model
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
 from flame_rl.learner.training import slices
-from flame_rl.learner.training.choose import policy_network, value_network
+from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import time_steps
+from flame_rl.modules.recurrent import GRU, MEMORIES
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.network import split
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import described, environment_id, plain, request_for
-from tests.learners import ON_POLICY, gradient_of, make_config, make_learner
+from tests.learners import ON_POLICY, gradient_of, make_config, make_learner, policy_and_value
 
 ACTIONS = {
     "gaussian": spaces.Box(-1, 1, (3,)),
@@ -39,7 +39,7 @@ def networks(memory: str, actions: str = "gaussian", hidden: tuple[int, ...] = (
     spec = EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS[actions])
     config = make_config("X-v0", memory=memory, memory_size=5, hidden_sizes=hidden)
     torch.manual_seed(0)
-    made = model.make_networks(spec, config)
+    made = policy_and_value(spec, config)
     with torch.no_grad():
         for module in made:
             for parameter in module.parameters():
@@ -79,17 +79,17 @@ def one_by_one(module, samples, function) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("hidden", [(6,), ()])
 @pytest.mark.parametrize("actions", ACTIONS)
-@pytest.mark.parametrize("memory", model.MEMORIES)
+@pytest.mark.parametrize("memory", MEMORIES)
 def test_a_policys_gradient_is_that_of_each_episode_by_itself(memory, actions, hidden):
     policy, _ = networks(memory, actions, hidden)
     samples = samples_of(actions)
-    network = policy_network(policy)
+    network = network_of(policy)
     assert network.remembers
 
     parts = one_by_one(
         policy,
         samples,
-        lambda m, x, a: m.log_prob_and_entropy(x, a.long() if a.dtype != x.dtype else a),
+        lambda m, x, a: m.outputs({"inputs": x, "actions": a.long() if a.dtype != x.dtype else a}),
     )
     log_prob, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
     (got, got_entropy) = network.outputs(samples)
@@ -105,23 +105,23 @@ def test_a_policys_gradient_is_that_of_each_episode_by_itself(memory, actions, h
     assert numbers["loss"] == pytest.approx(loss.item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("memory", model.MEMORIES)
+@pytest.mark.parametrize("memory", MEMORIES)
 def test_a_value_networks_gradient_is_that_of_each_episode_by_itself(memory):
     _, value = networks(memory)
     samples = samples_of("gaussian")
-    values = torch.cat(one_by_one(value, samples, lambda m, x, a: m(x)))
+    values = torch.cat(one_by_one(value, samples, lambda m, x, a: m.outputs({"inputs": x})[0]))
     loss = 0.5 * ((values - torch.from_numpy(samples["targets"])) / 7).square().mean()
     expected = torch.autograd.grad(loss, list(value.parameters()))
     expected = torch.cat([part.reshape(-1) for part in expected])
     gradient = np.zeros(len(expected), np.float32)
-    gradient_of(value_network(value), samples, value_loss(7.0), gradient)
+    gradient_of(network_of(value), samples, value_loss(7.0), gradient)
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(7, 3, 4), (1, 2, 4), (6, 4)])
 def test_the_gradient_of_a_gru_is_torchs(shape):
     torch.manual_seed(2)
-    memory = model.GRU(4, 5).double()
+    memory = GRU(4, 5).double()
     with torch.no_grad():
         for parameter in memory.parameters():
             parameter.add_(torch.randn_like(parameter))
@@ -136,17 +136,14 @@ def test_the_gradient_of_a_gru_is_torchs(shape):
 
 
 def test_a_network_without_memory_is_not_unrolled():
-    assert not any(
-        choose(module).remembers
-        for choose, module in zip((policy_network, value_network), networks("none"), strict=True)
-    )
+    assert not any(network_of(module).remembers for module in networks("none"))
 
 
-@pytest.mark.parametrize("memory", model.MEMORIES)
+@pytest.mark.parametrize("memory", MEMORIES)
 def test_slices_have_whole_episodes_and_the_same_bytes_on_any_number_of_cores(memory, monkeypatch):
     policy, _ = networks(memory)
     lengths = np.random.default_rng(3).integers(1, 9, 60)
-    samples, network = samples_of("gaussian", lengths), policy_network(policy)
+    samples, network = samples_of("gaussian", lengths), network_of(policy)
     gradients = {}
     for rows, cores in ((10_000, 1), (12, 1), (12, 3)):
         monkeypatch.setattr(network, "slice_rows", rows)
@@ -205,7 +202,7 @@ def played(snapshot, indices):
         simulator.close()
 
 
-@pytest.mark.parametrize("memory", model.MEMORIES)
+@pytest.mark.parametrize("memory", MEMORIES)
 def test_the_learner_remembers_what_the_policy_remembered_when_it_acted(memory):
     """Log-probabilities of recorded actions: unrolled in torch, and from what the actors compute
     one step at a time."""
@@ -216,7 +213,7 @@ def test_the_learner_remembers_what_the_policy_remembered_when_it_acted(memory):
             parameter.add_(0.3 * torch.randn_like(parameter))
     snapshot = learner.snapshot()
     episodes = played(snapshot, range(30))
-    got = log_probs_of(policy_network(policy), policy_samples(make_batch(episodes, whole=True)))
+    got = log_probs_of(network_of(policy), policy_samples(make_batch(episodes, whole=True)))
     std = np.exp(snapshot.head.arrays["log_std"][0])
     acting, expected = ActingPolicy(snapshot), []
     for episode in episodes:

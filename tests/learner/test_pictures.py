@@ -14,13 +14,21 @@ import model
 from flame_rl.learner.on_policy.losses import policy_gradient_loss
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.choose import critic_network, policy_network, value_network
+from flame_rl.learner.training.choose import network_of
+from flame_rl.modules.layers import Convolution
+from flame_rl.modules.observations import Centering
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.run.trainer import one_thread
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import episode_of, together
-from tests.learners import OF_CONTINUOUS_ACTIONS, gradient_of, make_config, make_learner
+from tests.learners import (
+    OF_CONTINUOUS_ACTIONS,
+    gradient_of,
+    make_config,
+    make_learner,
+    policy_and_value,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ACTIONS = {
@@ -39,7 +47,7 @@ def networks(spec: EnvironmentSpec, **options):
     """Policy and value network, away from the policy's small first outputs."""
     settings = {"hidden_sizes": (12,), "algorithm": "ppo", "activation": "relu"} | options
     torch.manual_seed(0)
-    made = model.make_networks(spec, make_config("X-v0", **settings))
+    made = policy_and_value(spec, make_config("X-v0", **settings))
     with torch.no_grad():
         for module in made:
             for parameter in module.parameters():
@@ -124,14 +132,14 @@ def test_numbers_of_other_types_are_no_pictures():
 def test_what_acts_is_what_learns(shape, memory):
     """Outputs of the actors' policy, step by step, against the torch module's over all steps."""
     policy, _ = networks(spec_of(shape), memory=memory, memory_size=6)
-    if isinstance(policy.normalizer, model.Centering):
+    if isinstance(policy.normalizer, Centering):
         rng = np.random.default_rng(2)
         policy.normalizer.set(*rng.uniform(20, 150, (2, policy.normalizer.observation_dim)))
     acting = ActingPolicy(policy.snapshot())
     observations = np.random.default_rng(0).integers(0, 256, (4, 8, int(np.prod(shape))))
     observations = observations.astype(np.uint8)
     with torch.no_grad():
-        expected = policy(torch.from_numpy(observations)).logits.numpy()
+        expected = policy(torch.from_numpy(observations)).log_softmax(-1).numpy()
     states = acting.states(8)
     for observation, logits in zip(observations, expected, strict=True):
         got = acting.forward(observation, states)
@@ -144,7 +152,7 @@ def test_what_acts_is_what_learns(shape, memory):
 def test_slices_are_the_whole_and_the_same_on_any_number_of_cores(actions, monkeypatch):
     spec = spec_of((10, 10, 4), actions)
     policy, _ = networks(spec)
-    network, samples = policy_network(policy), samples_of(spec, 160)
+    network, samples = network_of(policy), samples_of(spec, 160)
     assert type(network) is AutogradNetwork
     gradients = {}
     monkeypatch.setattr(slices, "_LEAST_SLICES", 2)
@@ -169,7 +177,7 @@ def test_the_gradient_is_that_of_finite_differences():
     spec = spec_of((5, 4, 2))
     policy, _ = networks(spec, activation="tanh")
     policy.double()
-    network, samples = policy_network(policy), samples_of(spec, 6)
+    network, samples = network_of(policy), samples_of(spec, 6)
     parameters = list(policy.parameters())
     gradient = np.zeros(sum(p.numel() for p in parameters))
     loss = policy_gradient_loss(0.3)
@@ -237,8 +245,8 @@ def test_a_critic_sees_the_picture_and_the_action():
     """The slope for the actions is that of finite differences."""
     spec = spec_of((6, 5, 2), "gaussian")
     torch.manual_seed(0)
-    critic = model.ActionCritic(spec, (12,), "tanh").double()
-    network = critic_network(critic, spec.observation_dim)
+    config = make_config("X-v0", algorithm="td3", hidden_sizes=(12,), activation="tanh")
+    network = network_of(model.critic(spec, config).double())
     rng = np.random.default_rng(0)
     pictures, actions = rng.integers(0, 256, (4, 60)), rng.standard_normal((4, 3))
 
@@ -258,14 +266,12 @@ def test_a_critic_sees_the_picture_and_the_action():
 def test_memory_is_bounded_by_the_size_of_pictures():
     rows = {}
     for side in (10, 84, 210):
-        for made, choose in zip(
-            networks(spec_of((side, side, 3))), (policy_network, value_network), strict=True
-        ):
-            network = choose(made)
+        for made in networks(spec_of((side, side, 3))):
+            network = network_of(made)
             numbers = sum(
                 int(np.prod(layer.size)) + int(np.prod(layer.output_size))
                 for layer in made.modules()
-                if isinstance(layer, model.Convolution)
+                if isinstance(layer, Convolution)
             )
             assert 4 * numbers * network.slice_rows <= 1 << 25
             rows[side] = network.slice_rows

@@ -11,21 +11,15 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.learner.training import autograd, sequences, slices
-from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.choose import (
-    computing_on,
-    critic_network,
-    policy_network,
-    raw_network,
-    value_network,
-)
+from flame_rl.learner.training import autograd, slices
+from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
+from flame_rl.learner.training.choose import computing_on, network_of
 from flame_rl.learner.training.device import device_of, reproducible
 from flame_rl.learner.training.frames import time_steps
-from flame_rl.learner.training.sequences import SequenceNetwork
+from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import spec_of
-from tests.learners import make_config
+from tests.learners import make_config, policy_and_value
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -44,7 +38,7 @@ def networks(observations: spaces.Box, actions: str = "categorical", **options):
     spec = EnvironmentSpec("X-v0", observations, ACTIONS[actions])
     torch.manual_seed(0)
     settings = {"hidden_sizes": (8,), "memory_size": 5, "algorithm": "ppo"} | options
-    made = model.make_networks(spec, make_config("X-v0", **settings))
+    made = policy_and_value(spec, make_config("X-v0", **settings))
     with torch.no_grad():
         for module in made:
             change(module)
@@ -111,10 +105,10 @@ def test_a_twin_gives_the_bits_of_its_module(observations, memory, actions):
     """Also after the module has changed."""
     made = networks(observations, actions, memory=memory)
     samples = samples_of(observations, actions)
-    for module, choose in zip(made, (policy_network, value_network), strict=True):
-        direct = choose(module)
+    for module in made:
+        direct = network_of(module)
         with computing_on(CPU):
-            twin = choose(module)
+            twin = network_of(module)
         kind = SequenceNetwork if memory != "none" else AutogradNetwork
         assert type(direct) is type(twin) is kind
         before = computed(twin, samples)
@@ -130,13 +124,14 @@ def test_a_twin_gives_the_bits_of_its_module(observations, memory, actions):
 def test_a_critics_twin_gives_the_slope_for_the_action():
     spec = EnvironmentSpec("X-v0", PICTURE, ACTIONS["gaussian"])
     torch.manual_seed(0)
-    critic = model.ActionCritic(spec, (8,), "tanh")
+    config = make_config("X-v0", algorithm="td3", hidden_sizes=(8,), activation="tanh")
+    critic = model.critic(spec, config)
     rng = np.random.default_rng(0)
     inputs = rng.integers(0, 256, (9, 63)).astype(np.float32)
     slopes = []
     for place in (None, CPU):
         with computing_on(place):
-            forward = critic_network(critic, 60).forward({"inputs": inputs})
+            forward = network_of(critic).forward({"inputs": inputs})
         slopes.append(forward.to_inputs((np.ones((9, 1), np.float32),)))
     assert slopes[0][:, 60:].any()
     same(slopes[:1], slopes[1:])
@@ -166,8 +161,7 @@ def fetched_from(monkeypatch) -> list[torch.Tensor]:
         seen.append(tensor)
         return np.zeros(tensor.shape, np.float32)
 
-    for module in (autograd, sequences):
-        monkeypatch.setattr(module, "fetched", fetched)
+    monkeypatch.setattr(autograd, "fetched", fetched)
     return seen
 
 
@@ -179,7 +173,7 @@ def test_everything_is_moved_to_the_device(observations, memory, actions, monkey
     made = networks(observations, actions, memory=memory)
     samples = samples_of(observations, actions)
     with computing_on(META):
-        chosen = policy_network(made[0]), value_network(made[1])
+        chosen = list(map(network_of, made))
     for module, network in zip(made, chosen, strict=True):
         network.outputs(samples)
         forward = network.forward(samples)
@@ -191,21 +185,20 @@ def test_everything_is_moved_to_the_device(observations, memory, actions, monkey
 
 
 def test_networks_by_hand_are_for_the_cpu():
-    policy, value = networks(VECTOR)
-    dense = model.ActionValueNetwork(spec_of(60, 3, False), (8,))
+    config = make_config("X-v0", algorithm="dqn", hidden_sizes=(8,))
+    made = (*networks(VECTOR), model.action_values(spec_of(60, 3, False), config))
     for place in (None, CPU):
         with computing_on(place):
-            chosen = [policy_network(policy), value_network(value), raw_network(dense)]
+            chosen = list(map(network_of, made))
         assert [type(network) is AutogradNetwork for network in chosen] == [place is CPU] * 3
         assert all(network.parallel is (place is None) for network in chosen)
-    assert type(policy_network(policy)) is not AutogradNetwork
+    assert type(network_of(made[0])) is NetworkByHand
 
 
 def test_a_card_computes_larger_slices_one_after_another(monkeypatch):
     policy, _ = networks(PICTURE)
     here, there = (
-        AutogradNetwork(policy, lambda m, s: (m(s["inputs"]).logits,), place)
-        for place in (None, CPU)
+        AutogradNetwork(policy, lambda m, s: (m(s["inputs"]),), place) for place in (None, CPU)
     )
     assert there.slice_rows > 8 * here.slice_rows
     pool = []
@@ -235,11 +228,11 @@ class NoThreads:
 def test_a_card_gives_the_gradient_of_the_cpu(observations, memory, actions):
     made = networks(observations, actions, memory=memory)
     samples = samples_of(observations, actions)
-    for module, choose in zip(made, (policy_network, value_network), strict=True):
+    for module in made:
         results = []
         for name in ("cpu", "cuda", "cuda"):
             with computing_on(device_of(name)), reproducible(name):
-                results.append(computed(choose(module), samples))
+                results.append(computed(network_of(module), samples))
         same(*results[1:])
         for ours, theirs in zip(*results[:2], strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(ours).max())

@@ -12,8 +12,10 @@ from torch import nn
 
 import model
 from flame_rl.learner.off_policy.update import with_exploration
+from flame_rl.modules.networks import ActionValueNetwork, Returns
 from flame_rl.wire.messages import PolicySnapshot
 from tests.helpers import spec_of
+from tests.learners import make_config
 
 D, A, Z, ROWS = 4, 3, 5, 20
 HIDDEN = (16, 8)
@@ -21,14 +23,16 @@ SUPPORT = np.linspace(-2, 2, Z)
 OBSERVATIONS = np.random.default_rng(0).normal(0, 2, (ROWS, D)).astype(np.float32)
 
 
-def discrete(**options) -> model.ActionValueNetwork:
+def discrete(**returns) -> ActionValueNetwork:
     torch.manual_seed(0)
-    return model.ActionValueNetwork(spec_of(D, A, continuous=False), HIDDEN, **options)
+    config = make_config("X-v0", algorithm="dqn", hidden_sizes=HIDDEN)
+    return model.action_values(spec_of(D, A, continuous=False), config, Returns(**returns))
 
 
-def continuous(kind: type[nn.Module], **options) -> nn.Module:
+def continuous(make, algorithm: str, **options) -> nn.Module:
     torch.manual_seed(0)
-    return kind(spec_of(D, A, continuous=True), HIDDEN, **options)
+    config = make_config("X-v0", algorithm=algorithm, hidden_sizes=HIDDEN, **options)
+    return make(spec_of(D, A, continuous=True), config)
 
 
 def output_of(module: nn.Module, *inputs: np.ndarray) -> np.ndarray:
@@ -104,7 +108,7 @@ def test_a_network_has_quantiles_or_a_support():
 
 
 def test_a_deterministic_policy():
-    module = continuous(model.DeterministicPolicy)
+    module = continuous(model.deterministic_policy, "td3")
     with torch.no_grad():
         module.network[-2].weight.mul_(30)
     actions = output_of(module, OBSERVATIONS)
@@ -117,7 +121,7 @@ def test_a_deterministic_policy():
 
 
 def test_a_squashed_gaussian_policy():
-    module = continuous(model.SquashedGaussianPolicy)
+    module = continuous(model.squashed_policy, "sac", initial_std=1.0)
     outputs = output_of(module, OBSERVATIONS)
     assert outputs.shape == (ROWS, 2 * A)
     snapshot = module.snapshot()
@@ -127,15 +131,15 @@ def test_a_squashed_gaussian_policy():
 
 
 def test_the_first_standard_deviations_of_a_squashed_gaussian_policy():
-    usual = output_of(continuous(model.SquashedGaussianPolicy), OBSERVATIONS)
-    small = output_of(continuous(model.SquashedGaussianPolicy, initial_std=0.2), OBSERVATIONS)
+    usual = output_of(continuous(model.squashed_policy, "sac", initial_std=1.0), OBSERVATIONS)
+    small = output_of(continuous(model.squashed_policy, "sac", initial_std=0.2), OBSERVATIONS)
     np.testing.assert_array_equal(small[:, :A], usual[:, :A])
     np.testing.assert_allclose(np.exp(small[:, A:]), 0.2 * np.exp(usual[:, A:]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 def test_an_action_critic(layer_norm):
-    module = continuous(model.ActionCritic, layer_norm=layer_norm)
+    module = continuous(model.critic, "td3", layer_norm=layer_norm)
     actions = np.random.default_rng(1).uniform(-1, 1, (ROWS, A)).astype(np.float32)
     x = np.concatenate([OBSERVATIONS, actions], axis=1).astype(np.float64)
     *hidden, last = [layer for layer in module.network if isinstance(layer, nn.Linear)]
@@ -151,7 +155,9 @@ def test_an_action_critic(layer_norm):
 
 def test_first_weights_are_torchs_own():
     torch.manual_seed(5)
-    network = model.uniform_mlp((D, 16, 8, A), "relu")
+    network = model.action_values(
+        spec_of(D, A, continuous=False), make_config("X-v0", algorithm="dqn", hidden_sizes=HIDDEN)
+    )
     torch.manual_seed(5)
     plain = nn.Sequential(nn.Linear(D, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, A))
     for ours, theirs in zip(network.parameters(), plain.parameters(), strict=True):

@@ -13,14 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-import model
 from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.learner.on_policy import value_process
 from flame_rl.learner.on_policy.value_epochs import ValueEpochs, fit
 from flame_rl.learner.on_policy.value_process import ValueProcess
-from flame_rl.learner.training.modules import network_by_hand
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.nets.heads import ValueOutput
+from flame_rl.modules.layers import Activation, Dense, LayerNorm
+from flame_rl.modules.networks import ValueNetwork
 from flame_rl.system.cores import available_cores
 from tests.helpers import ROOT
 from tests.learners import ON_POLICY, learner_of, random_episodes
@@ -28,22 +27,17 @@ from tests.learners import ON_POLICY, learner_of, random_episodes
 pytestmark = pytest.mark.skipif(available_cores() == 1, reason="there is one core")
 
 
-class ValueNetwork(nn.Module):
-    """Every kind of layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.normalizer = nn.Identity()
-        self.network = model.uniform_mlp((3, 8, 12, 1), "silu", layer_norm=True)
-        self.network[2] = model.Activation("relu")
-        self.register_buffer("scale", torch.tensor(2.0))
-
-
 def trained_network() -> TrainedNetwork:
-    return TrainedNetwork(
-        ValueNetwork(), lambda module: network_by_hand(module, ValueOutput(module.scale.numpy()))
-    )
+    """A value network with every kind of layer."""
+    torch.manual_seed(0)
+    layers = [
+        *(Dense(3, 8), LayerNorm(8), Activation("relu")),
+        *(Dense(8, 12), LayerNorm(12), Activation("silu"), Dense(12, 5), Activation("tanh")),
+        Dense(5, 1),
+    ]
+    network = ValueNetwork((nn.Identity(), nn.Identity()), layers)
+    network.scale.fill_(2.0)
+    return TrainedNetwork(network)
 
 
 def epochs_of(seed: int, steps: int = 300, minibatches: int = 4) -> ValueEpochs:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-import model
+from flame_rl.modules.layers import Activation, Convolution, Dense, layers_of
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
@@ -32,10 +32,10 @@ def network(size, layers, outputs: int = 0) -> nn.Sequential:
     torch.manual_seed(3)
     modules: list[nn.Module] = []
     for filters, width, stride in layers:
-        modules += [model.Convolution(size, filters, width, stride), model.Activation("relu")]
+        modules += [Convolution(size, filters, width, stride), Activation("relu")]
         size = modules[-2].output_size
     if outputs:
-        modules.append(model.Dense(int(np.prod(size)), outputs))
+        modules.append(Dense(int(np.prod(size)), outputs))
     for module in modules[::2]:
         nn.init.orthogonal_(module.weight, 2.0)
         nn.init.normal_(module.bias, std=0.1)
@@ -44,7 +44,7 @@ def network(size, layers, outputs: int = 0) -> nn.Sequential:
 
 def snapshot_of(*modules: nn.Module) -> PolicySnapshot:
     layers = (Layer("scale", {"factor": np.array([1 / 255], np.float32)}),)
-    return PolicySnapshot(0, layers + model.layers_of(*modules), Layer("squashed_gaussian", {}))
+    return PolicySnapshot(0, layers + layers_of(*modules), Layer("squashed_gaussian", {}))
 
 
 def pictures(size, count: int) -> np.ndarray:

@@ -14,6 +14,8 @@ from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
 import model
+from flame_rl.modules.layers import Activation
+from flame_rl.modules.recurrent import GRU, LSTM, MEMORIES
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.nets.kinds import HEADS, LAYERS
 from flame_rl.nets.layers import ROW_BLOCK
@@ -23,7 +25,6 @@ from flame_rl.wire.packing import WireError
 from tests.helpers import ROOT, head_of, random_snapshot, spec_of
 
 ACTIVATIONS = ["tanh", "relu", "silu"]
-MEMORIES = {"gru": model.GRU, "lstm": model.LSTM}
 
 
 def policy_of(
@@ -35,7 +36,7 @@ def policy_of(
     config = TrainConfig(
         activation=activation, hidden_sizes=hidden, normalize_observations=normalizes
     )
-    policy, _ = model.make_networks(spec, config)
+    policy = model.policy(spec, config)
     if normalizes:
         policy.normalizer.set(np.array([0, 1, -2, 5, 0.5]), np.array([1, 0.1, 3, 9, 1e-4]))
     with torch.no_grad():  # away from the small first outputs
@@ -65,7 +66,7 @@ def test_numpy_equals_torch(activation, continuous, normalizes):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_an_activation_sees_one_number_at_a_time(name, dtype):
-    activation, torchs = LAYERS[name]().act, model.Activation(name)
+    activation, torchs = LAYERS[name]().act, Activation(name)
     x = (np.random.default_rng(5).standard_normal(10_000) * 4).astype(dtype)
     x[:6] = 0, 1e-30, -1e-30, np.finfo(dtype).max, np.finfo(dtype).min, 88
     expected = activation(x.copy())
@@ -81,7 +82,7 @@ def test_an_activation_sees_one_number_at_a_time(name, dtype):
 def test_observations_of_one_byte_are_scaled_as_torch_scales_them():
     space = spaces.Box(0, 200, (5,), np.uint8)
     spec = EnvironmentSpec("X-v0", space, spaces.Discrete(3))
-    policy, _ = model.make_networks(spec, TrainConfig(algorithm="ppo", hidden_sizes=()))
+    policy = model.policy(spec, TrainConfig(algorithm="ppo", hidden_sizes=()))
     observations = np.random.default_rng(0).integers(0, 201, (16, 5)).astype(np.uint8)
     weight, bias = (p.detach().numpy() for p in policy.network.parameters())
     expected = observations / 200 @ weight.T + bias
@@ -89,7 +90,7 @@ def test_observations_of_one_byte_are_scaled_as_torch_scales_them():
     np.testing.assert_allclose(forward(observations), expected, rtol=1e-5, atol=1e-7)
     with torch.no_grad():
         np.testing.assert_allclose(
-            policy(torch.from_numpy(observations)).logits.exp(),
+            policy(torch.from_numpy(observations)).softmax(-1),
             np.exp(expected) / np.exp(expected).sum(axis=1, keepdims=True),
             rtol=1e-5,
         )
@@ -320,7 +321,7 @@ FLOATS = np.ones(3, np.float32)
 
 def memory_of(kind: str, **wrong: tuple[int, ...]) -> Layer:
     """A layer with 3 inputs and 4 outputs, some of whose arrays have a wrong shape."""
-    arrays = model.LSTM(3, 4).layer().arrays if kind == "lstm" else model.GRU(3, 4).layer().arrays
+    arrays = LSTM(3, 4).layer().arrays if kind == "lstm" else GRU(3, 4).layer().arrays
     return Layer(kind, arrays | {name: np.ones(shape, np.float32) for name, shape in wrong.items()})
 
 
@@ -395,7 +396,7 @@ def test_as_many_layers_as_there_may_be():
 def test_a_module_without_a_counterpart_is_refused():
     policy = policy_of(False, "tanh")
     policy.network.append(torch.nn.Dropout())
-    with pytest.raises(TypeError, match="Dropout has no method `layer`"):
+    with pytest.raises(TypeError, match="Dropout is no `LayerModule`"):
         policy.snapshot()
 
 
@@ -432,7 +433,8 @@ def test_torch_and_numpy_agree_on_several_choices(name):
     chosen = torch.from_numpy(actions).long()
     expected = sum(part.log_prob(chosen[:, i]) for i, part in enumerate(parts))
     with torch.no_grad():
-        log_prob, entropy = policy.log_prob_and_entropy(torch.from_numpy(rows), chosen)
+        samples = {"inputs": torch.from_numpy(rows), "actions": chosen}
+        log_prob, entropy = policy.outputs(samples)
     np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(entropy, sum(part.entropy() for part in parts), rtol=1e-4)
     greedy = acting.act(rows[:8], None)
@@ -491,14 +493,14 @@ def test_without_noise_the_likeliest_action_or_the_mean(continuous):
     policy = policy_of(continuous, "tanh")
     observations = np.random.default_rng(4).standard_normal((64, 5)).astype(np.float32)
     with torch.no_grad():
-        distribution = policy(torch.from_numpy(observations))
+        output = policy(torch.from_numpy(observations))
     actions = ActingPolicy(policy.snapshot()).act(observations, None)
     if continuous:
         assert actions.dtype == np.float32
-        np.testing.assert_allclose(actions, distribution.mean, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(actions, output, rtol=1e-4, atol=1e-5)
     else:
         assert actions.dtype == np.int32
-        np.testing.assert_array_equal(actions, distribution.probs.argmax(dim=1))
+        np.testing.assert_array_equal(actions, output.argmax(dim=1))
 
 
 def test_extreme_logits_do_not_overflow():

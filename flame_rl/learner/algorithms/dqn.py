@@ -20,7 +20,6 @@ from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import (
     c51_loss,
-    dueling,
     dueling_loss,
     of_actions,
     project,
@@ -29,6 +28,8 @@ from flame_rl.learner.off_policy.values import (
     softmax,
     td_targets,
 )
+from flame_rl.modules.networks import Returns
+from flame_rl.nets.discrete import dueling
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.dqn import DQNSettings
@@ -56,16 +57,9 @@ class DQN(GradientStep):
         elif settings.distribution == "quantiles":
             quantiles = settings.atoms
             loss = quantile_loss(quantiles)
-        self.policy = model.ActionValueNetwork(
-            spec,
-            config.experiment.hidden_sizes,
-            config.experiment.activation,
-            dueling=settings.dueling,
-            quantiles=quantiles,
-            support=self._support,
-            frames=config.experiment.frame_stack,
-        )
-        self._atoms = self.policy.atoms
+        returns = Returns(settings.dueling, quantiles, self._support)
+        self._atoms = returns.numbers
+        self.policy = model.action_values(spec, config, returns)
         self._q = ActionValues(config, self.policy, settings.target_period)
         self.parts = self._q.parts
         self._loss = dueling_loss(loss, self._atoms) if settings.dueling else loss

@@ -38,7 +38,7 @@ class R2D2(GradientStep):
             raise UsageError("--memory: r2d2 is for networks with one; choose gru or lstm, or dqn")
         self._settings: R2D2Settings = config.algorithm
         self._gamma = config.experiment.gamma
-        self.policy = model.RecurrentValueNetwork(spec, config)
+        self.policy = model.action_values(spec, config)
         self._q = ActionValues(config, self.policy)
         self.parts = self._q.parts
 

@@ -22,7 +22,6 @@ from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
-from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.flat import adam_of
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import TrainedNetwork
@@ -47,13 +46,11 @@ class SAC(GradientStep):
     metrics = ("loss", "value_loss", "value", "td_error", "policy_entropy", "temperature")
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
-        experiment, settings = config.experiment, config.algorithm
-        self._settings: SACSettings = settings
-        self._gamma, self._width = experiment.gamma, spec.action_dim
-        self.policy = model.SquashedGaussianPolicy(
-            spec, experiment.hidden_sizes, experiment.activation, settings.initial_std
-        )
-        self._pi = TrainedNetwork(self.policy, raw_network)
+        settings: SACSettings = config.algorithm
+        self._settings = settings
+        self._gamma, self._width = config.experiment.gamma, spec.action_dim
+        self.policy = model.squashed_policy(spec, config)
+        self._pi = TrainedNetwork(self.policy)
         self._critics = CriticEnsemble(config, spec, count=2, average=settings.average_critics)
         temperature = Temperature(settings.initial_temperature)
         self._log_alpha = adam_of(temperature)

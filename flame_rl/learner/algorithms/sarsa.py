@@ -30,12 +30,9 @@ class Sarsa(GradientStep):
     metrics = ("loss", "value", "td_error")
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
-        experiment = config.experiment
         self._settings: SarsaSettings = config.algorithm
-        self._gamma = experiment.gamma
-        self.policy = model.ActionValueNetwork(
-            spec, experiment.hidden_sizes, experiment.activation, frames=experiment.frame_stack
-        )
+        self._gamma = config.experiment.gamma
+        self.policy = model.action_values(spec, config)
         self._q = ActionValues(config, self.policy)
         self.parts = self._q.parts
 

@@ -20,6 +20,7 @@ from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import of_actions, successor_loss
+from flame_rl.modules.networks import Returns
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -43,13 +44,7 @@ class Successor(GradientStep):
             )
         self._gamma = experiment.gamma
         self._weights = np.array(experiment.reward_weights or (1.0,), np.float32)
-        self.policy = model.SuccessorNetwork(
-            spec,
-            experiment.hidden_sizes,
-            experiment.activation,
-            weights=self._weights,
-            frames=experiment.frame_stack,
-        )
+        self.policy = model.action_values(spec, config, Returns(weights=self._weights))
         self._psi = ActionValues(config, self.policy)
         self.parts = self._psi.parts
         self._loss = successor_loss(self._weights)

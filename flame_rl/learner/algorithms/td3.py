@@ -16,7 +16,6 @@ import model
 from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.training.choose import raw_network
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
@@ -59,13 +58,10 @@ class TD3(GradientStep):
                 has none.
             theta: how far each step draws the exploring noise back to 0, from 0 to 1.
         """
-        experiment, settings = config.experiment, config.algorithm
-        self._settings, self._gamma = settings, experiment.gamma
+        self._settings, self._gamma = config.algorithm, config.experiment.gamma
         self._policy_delay, self._smoothing, self._theta = policy_delay, smoothing, theta
-        self.policy = model.DeterministicPolicy(
-            spec, experiment.hidden_sizes, experiment.activation
-        )
-        self._mu = TrainedNetwork(self.policy, raw_network)
+        self.policy = model.deterministic_policy(spec, config)
+        self._mu = TrainedNetwork(self.policy)
         self._target_mu = TargetNetwork(self._mu)
         self._critics = CriticEnsemble(config, spec, critics)
         self.parts = {

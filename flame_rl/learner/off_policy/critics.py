@@ -15,7 +15,6 @@ import numpy as np
 
 import model
 from flame_rl.learner.state import Part
-from flame_rl.learner.training.choose import critic_network
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.network import Samples
@@ -44,29 +43,17 @@ class CriticEnsemble:
         Raises:
             UsageError: stacked frames.
         """
-        experiment = config.experiment
-        if experiment.frame_stack > 1:
+        frames = config.experiment.frame_stack
+        if frames > 1:
             raise UsageError(
-                f"--frame-stack: {experiment.frame_stack}, and {config.algorithm_name} learns from "
-                "one observation; leave the flag out, or choose ppo"
+                f"--frame-stack: {frames}, and {config.algorithm_name} learns from one "
+                "observation; leave the flag out, or choose ppo"
             )
         self._average = average
         self._rate = config.algorithm.value_learning_rate
         self._reward_scale = config.algorithm.reward_scale
         self._observation_dim = spec.observation_dim
-        choose = partial(critic_network, observation_dim=spec.observation_dim)
-        self._critics = [
-            TrainedNetwork(
-                model.ActionCritic(
-                    spec,
-                    experiment.hidden_sizes,
-                    experiment.activation,
-                    config.algorithm.layer_norm,
-                ),
-                choose,
-            )
-            for _ in range(count)
-        ]
+        self._critics = [TrainedNetwork(model.critic(spec, config)) for _ in range(count)]
         self._targets = [TargetNetwork(critic) for critic in self._critics]
 
     @property

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-import model
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.normalize import RunningMoments
+from flame_rl.modules.observations import ObservationNormalizer
 from flame_rl.nets.layers import NormalizeLayer
 from flame_rl.nets.network import Samples
 from flame_rl.wire.messages import PolicySnapshot
@@ -24,7 +24,7 @@ class NormalizedObservations:
     normalised when they are drawn, and in the actors by a layer before the policy's own.
     """
 
-    def __init__(self, normalizer: model.ObservationNormalizer) -> None:
+    def __init__(self, normalizer: ObservationNormalizer) -> None:
         self._normalizer = normalizer
         self._moments = RunningMoments(normalizer.observation_dim)
 

@@ -15,16 +15,16 @@ from typing import Literal
 import numpy as np
 from gymnasium import spaces
 
-import model
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.observations import NormalizedObservations
 from flame_rl.learner.off_policy.replay.replay import PART, ReplayMemory, refuse_longer_episodes
 from flame_rl.learner.state import Part, learning_rate_factor, refuse_unless_finite
+from flame_rl.modules.observations import ObservationNormalizer, has_bytes
 from flame_rl.settings import groups
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
-from flame_rl.wire.steps import observation_dtype, step_columns
+from flame_rl.wire.steps import step_columns
 
 # Metrics of every learner here, besides its own.
 REPLAYED = ("gradient_steps", "replay_steps")
@@ -181,8 +181,8 @@ def off_policy(
     observations = None
     normalizes = isinstance(settings, groups.Critics) and settings.normalize_observations
     # Numbers of one byte are as they are.
-    if normalizes and observation_dtype(spec.observation_space) != "uint8":
-        normalizer = model.ObservationNormalizer(spec.observation_dim)
+    if normalizes and not has_bytes(spec):
+        normalizer = ObservationNormalizer(spec.observation_dim)
         observations = NormalizedObservations(normalizer)
     return OffPolicy(config, inner, replay, observations, beta)
 

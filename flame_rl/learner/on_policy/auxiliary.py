@@ -6,6 +6,8 @@ saved with the network, and never sent to actors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -13,9 +15,49 @@ from torch import Tensor, nn
 from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.user_function import import_function
+from flame_rl.modules.networks import Policy, SharedNetwork
 from flame_rl.nets.network import Samples
+from flame_rl.settings.losses import loss_name
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
+
+
+def add_auxiliary(network: SharedNetwork, names: Sequence[str], spec: EnvironmentSpec) -> None:
+    """Make the modules of the auxiliary losses, "module:class" each, and add them to the network.
+    Raises UsageError as `make_auxiliary` does."""
+    features = network.policy.network[-1].in_features
+    for name in names:
+        network.auxiliary[f"{loss_name(name)}_loss"] = make_auxiliary(name, features, spec)
+
+
+def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """The network's outputs, and the losses of each auxiliary module, float32 [B] each.
+
+    Args:
+        network: with its auxiliary modules.
+        samples: "inputs" are observations; with "actions", and where there are auxiliary losses
+            what `columns_of` gives.
+    """
+    policy = network.policy
+    observed = policy.observed(samples["inputs"])
+    features = network.features(observed)
+    outputs = network.of_features(features, samples)
+    if not network.auxiliary:
+        return outputs
+    following = _observed_alone(policy, samples["next_observations"])
+    seen = samples | {"observations": observed, "next_observations": following}
+    losses = (loss_of_steps(*item, features, seen) for item in network.auxiliary.items())
+    return (*outputs, *losses)
+
+
+def _observed_alone(policy: Policy, observations: Tensor) -> Tensor:
+    """One observation, without those before it, normalised as one of them: [B, D] -> [B, D]."""
+    if isinstance(policy.frames, nn.Identity):
+        return policy.observed(observations)
+    count = policy.frames.size[1]
+    # The normaliser takes stacks: one of equal observations, of which one is kept.
+    stack = observations.unsqueeze(-2).expand(*observations.shape[:-1], count, -1)
+    return policy.observed(stack)[..., ::count]
 
 
 def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import nn
 
 import model
 from flame_rl.learner.on_policy.actor_critic import (
@@ -18,6 +17,7 @@ from flame_rl.learner.on_policy.actor_critic import (
     Statistics,
     TwoNetworks,
 )
+from flame_rl.learner.on_policy.auxiliary import add_auxiliary, every_output
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.kl_limit import (
     copy_tensors,
@@ -28,11 +28,13 @@ from flame_rl.learner.on_policy.kl_limit import (
 from flame_rl.learner.on_policy.value_epochs import ValueTraining
 from flame_rl.learner.on_policy.value_process import ValueProcess
 from flame_rl.learner.state import Part, learning_rate_factor
-from flame_rl.learner.training.choose import policy_network, shared_network, value_network
+from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.modules.networks import SharedNetwork
+from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.by_hand import NetworkByHand
-from flame_rl.nets.network import Network
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.groups import OnPolicy
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 # Metrics of every algorithm here.
@@ -111,40 +113,31 @@ class OnPolicyAlgorithm:
 
 
 def on_policy(config: TrainConfig, spec: EnvironmentSpec, algorithm: Update) -> OnPolicyAlgorithm:
-    """An algorithm with new networks. Raises UsageError as `model.make_networks` does."""
+    """An algorithm with new networks. Raises UsageError as `add_auxiliary` does."""
     networks = make_actor_critic(config, spec)
     collector = None
     if config.overlap:
         module = copy.deepcopy(networks.policy.module)
-        collector = Computed(module, _policy_network(module))
+        acts = module.policy if isinstance(module, SharedNetwork) else module
+        collector = Computed(module, network_of(acts))
     return OnPolicyAlgorithm(networks, config, algorithm, collector)
 
 
 def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec) -> ActorCritic:
     """A policy and a value network, or with --shared-torso one network that is both."""
     settings = config.algorithm
-    first, *others = model.make_networks(spec, config)
-    if others:
-        policy = TrainedNetwork(first, policy_network)
-        value = TrainedNetwork(others[0], value_network)
-        by_hand = isinstance(value.network, NetworkByHand)
-        elsewhere = ValueProcess(value.network) if by_hand else None
-        training = ValueTraining(value.network, value.adam, elsewhere)
-        statistics = Statistics(_normalizers(first, *others), value.module.scale)
-        return TwoNetworks(policy, value, training, statistics, settings)
-    network = TrainedNetwork(first, shared_network)
-    policy = Computed(first, _policy_network(first))
-    value = Computed(first, value_network(first))
-    statistics = Statistics(_normalizers(first), first.scale)
-    return OneNetwork(network, policy, value, statistics, settings)
-
-
-def _policy_network(module: nn.Module) -> Network:
-    return policy_network(module.policy if isinstance(module, model.SharedNetwork) else module)
-
-
-def _normalizers(*modules: nn.Module) -> list[nn.Module]:
-    kinds = model.ObservationNormalizer, model.Centering
-    # A user's own policy need not have one.
-    found = [getattr(module, "normalizer", None) for module in modules]
-    return [each for each in found if isinstance(each, kinds)]
+    if isinstance(settings, OnPolicy) and settings.shared_torso:
+        module = model.shared(spec, config)
+        add_auxiliary(module, settings.auxiliary, spec)
+        network = TrainedNetwork(module, every_output)
+        policy = Computed(module, network_of(module.policy))
+        values = Computed(module, network_of(module, SharedNetwork.values))
+        statistics = Statistics(normalizers_of(module), module.scale)
+        return OneNetwork(network, policy, values, statistics, settings)
+    modules = model.policy(spec, config), model.value(spec, config)
+    policy, value = map(TrainedNetwork, modules)
+    by_hand = isinstance(value.network, NetworkByHand)
+    elsewhere = ValueProcess(value.network) if by_hand else None
+    training = ValueTraining(value.network, value.adam, elsewhere)
+    statistics = Statistics(normalizers_of(*modules), value.module.scale)
+    return TwoNetworks(policy, value, training, statistics, settings)

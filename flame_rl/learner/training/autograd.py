@@ -1,31 +1,34 @@
-"""Any torch module; torch differentiates it."""
+"""Any torch module; torch differentiates it, on the CPU or on another device.
+
+What is trained stays on the CPU in any case: the parameters, and with them Adam, checkpoints and
+snapshots. On another device a twin of the module computes; it gets all numbers of its module before
+each pass, and its results come back as arrays, so that nothing but a network knows of the device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flame_rl.learner.training.frames import gathered
-from flame_rl.learner.training.placed import Placed, fetched
+from flame_rl.modules.layers import LayerModule
 from flame_rl.nets.kinds import LAYERS
+from flame_rl.nets.layers import LayerKind
 from flame_rl.nets.network import Samples, Slope
-from flame_rl.wire.messages import Layer
 
 # Computes a module's outputs, [B, ...] each, from the samples as tensors.
 Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
-# Few enough rows to fit in a cache and to divide a large minibatch among cores, many enough that
-# Python costs little.
-_SLICE_ROWS = 2048
 # Convolutions have so many numbers in a row that fewer rows are fast; the bytes of all of them.
 _SLICE_BYTES = 1 << 25
 # Another device computes a slice with all that it has, and bounded memory is all that slices are
 # for. Their size decides the bytes, so that it must not depend on the device's own memory.
 _SLICE_ROWS_ELSEWHERE = 1 << 16
 _SLICE_BYTES_ELSEWHERE = 1 << 30
-# Buffers of model.py's modules, which the learner sets between updates.
+# Buffers of flame_rl/modules/, which the learner sets between updates.
 _CONSTANTS = ("mean", "std", "factor", "scale")
 
 
@@ -33,14 +36,27 @@ class AutogradNetwork:
     """See `Network`. Observations reach the module as they are."""
 
     remembers = False
+    # Few enough rows to fit in a cache and to divide a large minibatch among cores, many enough
+    # that Python costs little.
+    most_rows = 2048
 
-    def __init__(self, module: nn.Module, apply: Apply, device: torch.device | None = None) -> None:
-        """`device` is as for `Placed`."""
-        self._placed = Placed(module, device)
-        self._apply = apply
-        self._parameters = list(self._placed.module.parameters())
-        self.slice_rows = slice_rows(module, _SLICE_ROWS, device)
-        self.frames = frames_of(module)
+    def __init__(
+        self, module: nn.Module, apply: Apply | None = None, device: torch.device | None = None
+    ) -> None:
+        """
+        Args:
+            module: any.
+            apply: computes its outputs; None: its method `outputs` does.
+            device: that of a twin; None: the module itself computes, on the CPU.
+        """
+        self._trained = module
+        self._module = module if device is None else copy.deepcopy(module).to(device)
+        self._device = torch.device("cpu") if device is None else device
+        self._apply = apply or (lambda twin, samples: twin.outputs(samples))
+        self._parameters = list(self._module.parameters())
+        layers = layers_in(module)
+        self.slice_rows = _slice_rows(layers, self.most_rows, device)
+        self.frames = max((layer.sizes().get("frames", 1) for layer in layers), default=1)
         self.parallel = device is None and changes_nothing(module)
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
@@ -48,17 +64,57 @@ class AutogradNetwork:
 
     @torch.no_grad()
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
-        placed = self._placed
-        placed.follow()
-        outputs = self._apply(placed.module, tensors_of(samples, placed.device))
+        self._follow()
+        outputs = self._computed(samples, tensors_of(samples, self._device))
         return tuple(map(fetched, outputs))
 
     def forward(self, samples: Samples) -> AutogradPass:
-        placed = self._placed
-        placed.follow()
-        tensors = tensors_of(samples, placed.device)
-        inputs = tensors["inputs"] = tracked(tensors["inputs"])
-        return AutogradPass(inputs, self._apply(placed.module, tensors), self._parameters)
+        self._follow()
+        tensors = tensors_of(samples, self._device)
+        # The loss's slope for the inputs can be asked for, unless they are integers. A tensor of
+        # its own, because a gradient flag would stay with the caller's.
+        inputs = tensors["inputs"].detach()
+        tensors["inputs"] = inputs.requires_grad_(inputs.is_floating_point())
+        return AutogradPass(inputs, self._computed(samples, tensors), self._parameters)
+
+    def _computed(self, samples: Samples, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """The outputs, [B, ...] each, given the samples as arrays and as tensors."""
+        return self._apply(self._module, tensors)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Give the twin the parameters and buffers that the module has now."""
+        if self._module is self._trained:
+            return
+        for own, given in zip(_numbers(self._module), _numbers(self._trained), strict=True):
+            # By `data`, because a pass through the twin may not have been carried back yet, and
+            # autograd refuses to do that with a tensor that it has seen change.
+            own.data.copy_(given)
+
+
+class SequenceNetwork(AutogradNetwork):
+    """See `Network`. A module with a memory, unrolled over whole sequences from their first step;
+    samples have "time" among their columns.
+
+    The module takes time steps by sequences, [T, S, ...], of which shorter sequences are padded
+    at their ends; its outputs are [T, S, ...], too.
+    """
+
+    remembers = True
+    # A slice takes as long as its longest sequence has steps, nearly regardless of how many
+    # sequences there are: as few slices as memory allows.
+    most_rows = 16_384
+
+    def _computed(self, samples: Samples, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        time = samples["time"]
+        lengths = np.diff(np.flatnonzero(time == 0), append=len(time))
+        steps, count = int(lengths.max()), len(lengths)
+        # Of each row, in time steps by sequences made flat.
+        places = time.astype(np.int64) * count + np.arange(count).repeat(lengths)
+        place = torch.from_numpy(places).to(self._device)
+        padded = {name: _padded(column, place, steps, count) for name, column in tensors.items()}
+        outputs = super()._computed(samples, padded)
+        return tuple(output.flatten(0, 1)[place] for output in outputs)
 
 
 class AutogradPass:
@@ -113,46 +169,22 @@ class AutogradPass:
         return tuple(next(found) if t.requires_grad else torch.zeros_like(t) for t in targets)
 
 
-def _flat(shares: Sequence[Tensor]) -> np.ndarray:
-    # As one array, because each that comes from another device is waited for.
-    return fetched(torch.cat([share.reshape(-1) for share in shares]))
+def fetched(tensor: Tensor) -> np.ndarray:
+    """A tensor of any device as an array."""
+    return tensor.detach().cpu().numpy()
 
 
-def tracked(inputs: Tensor) -> Tensor:
-    """The inputs so that the loss's slope for them can be asked for, unless they are integers."""
-    # A tensor of its own, because a gradient flag would stay with the caller's.
-    return inputs.detach().requires_grad_(inputs.is_floating_point())
-
-
-def slice_rows(module: nn.Module, most: int, device: torch.device | None) -> int:
-    """How many rows are computed at once: `most`, on another device more, or fewer where
-    convolutions have so many numbers that these would take much memory."""
-    limit = _SLICE_BYTES
-    if device is not None:
-        most, limit = _SLICE_ROWS_ELSEWHERE, _SLICE_BYTES_ELSEWHERE
-    layers = [LAYERS[layer.kind](**layer.arrays) for layer in known(module)]
-    numbers = sum(sum(layer.sizes().values()) for layer in layers)
-    return min(most, max(1, limit // (4 * numbers))) if numbers else most
+def layers_in(module: nn.Module) -> list[LayerKind]:
+    """The layers of the module that actors know."""
+    layers = [each.layer() for each in module.modules() if isinstance(each, LayerModule)]
+    return [LAYERS[layer.kind](**layer.arrays) for layer in layers if layer.kind in LAYERS]
 
 
 def changes_nothing(module: nn.Module) -> bool:
     """Whether forward passes are sure to leave the module as it is: it has no buffers but those of
-    model.py. Batch normalisation, for example, counts in buffers, whose bits depend on the order of
-    the passes."""
+    flame_rl/modules/. Batch normalisation, for example, counts in buffers, whose bits depend on the
+    order of the passes."""
     return all(name.rpartition(".")[2] in _CONSTANTS for name, _ in module.named_buffers())
-
-
-def frames_of(module: nn.Module) -> int:
-    """How many observations are one input; see `Network`."""
-    sizes = [layer.arrays["size"] for layer in known(module) if layer.kind == "frames"]
-    return max((int(count) for _, count in sizes), default=1)
-
-
-def known(module: nn.Module) -> list[Layer]:
-    """The layers of the module that actors know."""
-    # Of the class: a user's module may have a submodule of that name.
-    layers = [part.layer() for part in module.modules() if hasattr(type(part), "layer")]
-    return [layer for layer in layers if layer.kind in LAYERS]
 
 
 def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
@@ -166,3 +198,29 @@ def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
         n: t if t.is_floating_point() or t.dtype == torch.uint8 else t.long()
         for n, t in tensors.items()
     }
+
+
+def _slice_rows(layers: Sequence[LayerKind], most: int, device: torch.device | None) -> int:
+    """How many rows are computed at once: `most`, on another device more, or fewer where
+    convolutions have so many numbers that these would take much memory."""
+    limit = _SLICE_BYTES
+    if device is not None:
+        most, limit = _SLICE_ROWS_ELSEWHERE, _SLICE_BYTES_ELSEWHERE
+    numbers = sum(sum(layer.sizes().values()) for layer in layers)
+    return min(most, max(1, limit // (4 * numbers))) if numbers else most
+
+
+def _numbers(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _flat(shares: Sequence[Tensor]) -> np.ndarray:
+    # As one array, because each that comes from another device is waited for.
+    return fetched(torch.cat([share.reshape(-1) for share in shares]))
+
+
+def _padded(column: Tensor, place: Tensor, steps: int, count: int) -> Tensor:
+    """[B, ...] -> [steps, count, ...], with zeros where no row is."""
+    padded = column.new_zeros((steps * count, *column.shape[1:]))
+    return padded.index_copy(0, place, column).unflatten(0, (steps, count))

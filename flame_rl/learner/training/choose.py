@@ -1,34 +1,47 @@
-"""Choose how a network is differentiated: over whole sequences if it has a memory, otherwise by
-hand where that is sure to be the same; and by torch wherever the CPU does not compute it.
+"""Choose how a network is computed: by hand where its type says that this is the same, otherwise by
+torch; over whole sequences if it has a memory; and by torch wherever the CPU does not compute it.
 
-Sure means that the module consists of layers that modules.py knows, and that a comparison with
-autograd agrees, with weights that are far from those of a new network, whose outputs are near 0: a
-module that somebody changed in model.py goes through torch.
+By hand are the networks of flame_rl/modules/networks.py, of layers whose kinds know their
+derivatives. A module that somebody changed, by a subclass, a hook, a frozen or a shared parameter,
+goes through torch.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.training.autograd import Apply, AutogradNetwork
-from flame_rl.learner.training.modules import UnknownLayerError, network_by_hand
-from flame_rl.learner.training.sequences import SequenceNetwork, remembers
-from flame_rl.nets.by_hand import NetworkByHand
+from flame_rl.learner.training.autograd import (
+    Apply,
+    AutogradNetwork,
+    SequenceNetwork,
+    layers_in,
+)
+from flame_rl.modules.layers import LayerModule
+from flame_rl.modules.networks import (
+    ActionValueNetwork,
+    CategoricalPolicy,
+    CriticNetwork,
+    GaussianPolicy,
+    ObservationNetwork,
+    Policy,
+    ValueNetwork,
+)
+from flame_rl.modules.observations import ObservationNormalizer
+from flame_rl.nets.by_hand import NetworkByHand, Place, PlacedLayer
 from flame_rl.nets.continuous import GaussianHead
 from flame_rl.nets.discrete import CategoricalHead, FactoredHead
 from flame_rl.nets.heads import RawOutput, ValueOutput
-from flame_rl.nets.network import Network, Samples
+from flame_rl.nets.kinds import LAYERS
+from flame_rl.nets.layers import DenseLayer, LayerByHand, NormalizeLayer
+from flame_rl.nets.network import Network
 
-_CHECK_ROWS = 64
-# Relative to the greatest number; float32 rounds at 6e-8 per operation.
-_TOLERANCE = 1e-4
 # A context variable, so that algorithms need not pass the device on to their networks.
 _DEVICE: ContextVar[torch.device | None] = ContextVar("device", default=None)
 
@@ -44,144 +57,119 @@ def computing_on(device: torch.device | None) -> Iterator[None]:
         _DEVICE.reset(token)
 
 
-def policy_network(module: nn.Module) -> Network:
-    """A policy as in model.py: its outputs are log-probabilities of "actions", and entropies."""
-
-    def apply(m: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        return m.log_prob_and_entropy(samples["inputs"], samples["actions"])
-
-    plain = _by_torch(module, apply)
-    if not _may_be_by_hand(plain):
-        return plain
-    snapshot = module.snapshot()
-    last, head = snapshot.layers[-1], snapshot.head
-    rng = np.random.default_rng(0)
-    # A Gaussian whose standard deviation is something else goes through torch.
-    if head.kind == "gaussian" and hasattr(module, "log_std"):
-        width = module.log_std.numel()
-        actions = rng.standard_normal((_CHECK_ROWS, width)).astype(np.float32)
-        output = GaussianHead(width, module.log_std.detach().numpy())
-        return _chosen(plain, module, output, {"actions": actions}, module.log_std)
-    if head.kind == "factored":
-        choices = head.arrays["choices"]
-        actions = rng.integers(0, choices, (_CHECK_ROWS, len(choices)), np.int32)
-        output = FactoredHead(int(choices.sum()), choices)
-        return _chosen(plain, module, output, {"actions": actions})
-    if head.kind == "categorical" and last.kind == "dense":
-        width = len(last.arrays["bias"])
-        actions = rng.integers(0, width, _CHECK_ROWS, np.int32)
-        return _chosen(plain, module, CategoricalHead(width), {"actions": actions})
-    return plain
+def network_of(module: nn.Module, apply: Apply | None = None) -> Network:
+    """How a module is computed. Its outputs are those of its method `outputs`, or of `apply`."""
+    device = _DEVICE.get()
+    if device is None and apply is None:
+        by_hand = network_by_hand(module)
+        if by_hand is not None:
+            return by_hand
+    remembers = any(layer.state and not layer.bounded for layer in layers_in(module))
+    kind = SequenceNetwork if remembers else AutogradNetwork
+    return kind(module, apply, device)
 
 
-def value_network(module: nn.Module) -> Network:
-    """A value network as in model.py: its output is the values."""
-    return _chosen(_by_torch(module, _of_inputs), module, ValueOutput(module.scale.numpy()), {})
+def _categorical(module: CategoricalPolicy) -> tuple[RawOutput, list[Tensor]]:
+    width = sum(module.choices)
+    if module.factored:
+        return FactoredHead(width, np.array(module.choices, np.int32)), []
+    return CategoricalHead(width), []
 
 
-def shared_network(module: nn.Module) -> Network:
-    """A `SharedNetwork` as in model.py: its outputs are those of a policy, then of a value network,
-    then the losses of auxiliary modules."""
-
-    def apply(m: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        return m.every_output(samples)
-
-    return _by_torch(module, apply)
+def _gaussian(module: GaussianPolicy) -> tuple[RawOutput, list[Tensor]]:
+    return GaussianHead(len(module.log_std), module.log_std.detach().numpy()), [module.log_std]
 
 
-def raw_network(module: nn.Module) -> Network:
-    """A module of observations alone, such as action values or a deterministic policy: its output
-    as it is, [B, outputs]."""
-    return _chosen(_by_torch(module, _of_inputs), module, RawOutput(), {})
+# By the exact type of a network, what a loss sees of its last layer, and the parameters of that.
+OUTPUTS: dict[type[nn.Module], Callable[[nn.Module], tuple[RawOutput, list[Tensor]]]] = {
+    Policy: lambda module: (RawOutput(), []),
+    CategoricalPolicy: _categorical,
+    GaussianPolicy: _gaussian,
+    ActionValueNetwork: lambda module: (RawOutput(), []),
+    ValueNetwork: lambda module: (ValueOutput(module.scale.numpy()), []),
+    CriticNetwork: lambda module: (RawOutput(), []),
+}
 
 
-def critic_network(module: nn.Module, observation_dim: int) -> Network:
-    """A critic as in model.py: "inputs" are observations and actions side by side, [B, D + A]; its
-    output is the values, [B, 1]."""
+def network_by_hand(module: nn.Module) -> NetworkByHand | None:
+    """The module in NumPy, on its own parameters; None where the types of the module and of its
+    layers do not say that this is the same."""
+    if type(module) not in OUTPUTS or not _is_unchanged(module):
+        return None
+    if isinstance(module, ObservationNetwork):
+        plain = type(module.frames) is nn.Identity
+    else:  # a critic, whose inputs are more than observations
+        plain = type(module.normalizer) is nn.Identity and len(module.features) == 0
+    normalizer = module.normalizer
+    if not plain or type(normalizer) not in (nn.Identity, ObservationNormalizer):
+        return None
+    layers = list(module.network)
+    kinds = [_kind_by_hand(layer) for layer in layers]
+    if type(module.network) is not nn.Sequential or not _fit(kinds):
+        return None
 
-    def apply(m: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        inputs = samples["inputs"]
-        return (m(inputs[:, :observation_dim], inputs[:, observation_dim:])[:, None],)
-
-    return _chosen(_by_torch(module, apply), module, RawOutput(), {})
-
-
-def _of_inputs(module: nn.Module, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    return (module(samples["inputs"]),)
-
-
-def _by_torch(module: nn.Module, apply: Apply) -> Network:
-    kind = SequenceNetwork if remembers(module) else AutogradNetwork
-    return kind(module, apply, _DEVICE.get())
-
-
-def _may_be_by_hand(plain: Network) -> bool:
-    return _DEVICE.get() is None and not plain.remembers
-
-
-def _chosen(
-    plain: Network, module: nn.Module, output: RawOutput, columns: Samples, *learned: Tensor
-) -> Network:
-    """The module by hand, with that output and its parameters, if that can be made and agrees with
-    `plain` for samples with these columns; else `plain`."""
-    if not _may_be_by_hand(plain):
-        return plain
-    try:
-        quick = network_by_hand(module, output, *learned)
-    except UnknownLayerError:
-        return plain
-    rng = np.random.default_rng(0)
-    observations = rng.standard_normal((_CHECK_ROWS, quick.input_dim)).astype(np.float32)
-    with _far_from_new(module):
-        agree = _agree(plain, quick, observations, columns)
-    return quick if agree else plain
+    output, learned = OUTPUTS[type(module)](module)
+    arrays = [layer.arrays() for layer in layers]
+    views = [[of[name] for name in kind.learned] for kind, of in zip(kinds, arrays, strict=True)]
+    views.append(learned)
+    starts, start = {}, 0
+    for parameter in module.parameters():
+        starts[parameter.data_ptr()] = start
+        start += 4 * parameter.numel()
+    # Each parameter is learned by one layer alone.
+    if sorted(view.data_ptr() for each in views for view in each) != sorted(starts):
+        return None
+    *of_layers, of_output = [tuple(_place(view, starts) for view in each) for each in views]
+    placed = [
+        PlacedLayer(kind(**{name: tensor.detach().numpy() for name, tensor in of.items()}), places)
+        for kind, of, places in zip(kinds, arrays, of_layers, strict=True)
+    ]
+    normalize = None
+    if type(normalizer) is ObservationNormalizer:
+        normalize = NormalizeLayer(normalizer.mean.numpy(), normalizer.std.numpy())
+    return NetworkByHand(placed, output, of_output, normalize)
 
 
-@contextmanager
-def _far_from_new(module: nn.Module) -> Iterator[None]:
-    """Within the block, random numbers are added to the module's parameters and buffers."""
-    parameters = list(module.parameters())
-    buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
-    before = [number.detach().clone() for number in (*parameters, *buffers)]
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in parameters:
-            # Less for more inputs, so that outputs stay moderate.
-            inputs = parameter.shape[-1] if parameter.ndim > 1 else 1
-            parameter += torch.randn(parameter.shape, generator=generator) / (2 * math.sqrt(inputs))
-        for buffer in buffers:
-            # Scales are positive.
-            buffer += 0.5 + torch.rand(buffer.shape, generator=generator)
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for number, old in zip((*parameters, *buffers), before, strict=True):
-                number.copy_(old)
+def _is_unchanged(module: nn.Module) -> bool:
+    """Whether no part of the module has hooks or a method of its own, and every parameter is
+    trained, in float32."""
+    parts = list(module.modules())
+    hooks = [
+        each
+        for part in parts
+        for each in (
+            part._forward_hooks,
+            part._forward_pre_hooks,
+            part._backward_hooks,
+            part._backward_pre_hooks,
+        )
+    ]
+    own_methods = [value for part in parts for value in vars(part).values() if callable(value)]
+    return not any(hooks) and not own_methods and all(map(_is_trained, module.parameters()))
 
 
-def _agree(
-    plain: Network, quick: NetworkByHand, observations: np.ndarray, columns: Samples
-) -> bool:
-    """Whether outputs and gradients are the same but for float32's rounding.
+def _is_trained(parameter: nn.Parameter) -> bool:
+    plain = parameter.dtype == torch.float32 and not parameter._backward_hooks
+    return plain and parameter.requires_grad
 
-    Args:
-        plain, quick: compared.
-        observations: float32 [B, D].
-        columns: what else the samples have.
-    """
-    results = []
-    for network in (plain, quick):
-        samples = columns | {"inputs": network.prepare(observations)}
-        outputs = network.outputs(samples)
-        # Any slopes will do; each row and each output has its own.
-        rng = np.random.default_rng(1)
-        slopes = [rng.standard_normal(output.shape).astype(np.float32) for output in outputs]
-        gradient = np.zeros(quick.parameters, np.float32)
-        forward = network.forward(samples)
-        forward.to_parameters(tuple(slopes), gradient)
-        results.append((*outputs, gradient))
-    return all(
-        np.abs(ours - theirs).max() <= _TOLERANCE * np.abs(theirs).max()
-        for theirs, ours in zip(*results, strict=True)
-    )
+
+def _kind_by_hand(layer: nn.Module) -> type[LayerByHand] | None:
+    """The kind of a layer whose class says that it is the kind's; see `LayerModule`."""
+    if not isinstance(layer, LayerModule) or "kind" not in vars(type(layer)):
+        return None
+    kind = LAYERS.get(layer.kind)
+    return kind if kind is not None and issubclass(kind, LayerByHand) else None
+
+
+def _fit(kinds: list[type[LayerByHand] | None]) -> bool:
+    """Whether a network by hand may have these layers in this order; see `LayerByHand.in_place`."""
+    if None in kinds or not kinds or kinds[0] is not DenseLayer:
+        return False
+    return not any(first.in_place and second.in_place for first, second in pairwise(kinds))
+
+
+def _place(view: Tensor, starts: dict[int, int]) -> Place:
+    """Where a view of a parameter lies if all parameters lie one after another; `starts` has their
+    first bytes by address."""
+    strides = tuple(4 * stride for stride in view.stride())
+    return Place(starts[view.data_ptr()], tuple(view.shape), strides)

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-import model
+from flame_rl.modules.observations import picture_size
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -49,7 +49,7 @@ def pays(config: TrainConfig, spec: EnvironmentSpec) -> bool:
     layers, and for very large dense ones. With small dense layers a minibatch is computed before a
     card has got it."""
     experiment = config.experiment
-    if model.picture_size(spec) is not None:
+    if picture_size(spec) is not None:
         return True
     inputs = spec.observation_dim * experiment.frame_stack
     weights = sum(map(math.prod, pairwise((inputs, *experiment.hidden_sizes))))

@@ -1,0 +1,135 @@
+"""Layers as torch modules. Each exports itself for actors, as a kind of layer in flame_rl/nets/."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flame_rl.wire.messages import Layer
+
+
+class LayerModule(nn.Module):
+    """A torch module that is a kind of layer in flame_rl/nets/, too.
+
+    Attributes:
+        kind: the name of that kind. A class that says it in its own body computes what the kind
+            does, and may be differentiated by the kind's NumPy; a subclass that does not say it
+            again is differentiated by torch.
+    """
+
+    kind: str
+
+    def arrays(self) -> dict[str, Tensor]:
+        """The kind's arrays by name, float32 or int32. Those that the kind learns by hand are views
+        of parameters."""
+        return {}
+
+    def layer(self) -> Layer:
+        """A copy of the layer for actors."""
+        return Layer(self.kind, {name: array_of(tensor) for name, tensor in self.arrays().items()})
+
+
+class Dense(LayerModule, nn.Linear):
+    """A fully connected layer: float32 [..., inputs] -> [..., outputs]."""
+
+    kind = "dense"
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+
+    def arrays(self) -> dict[str, Tensor]:
+        # torch keeps [outputs, inputs]; the actors multiply from the left.
+        return {"weight": self.weight.T, "bias": self.bias}
+
+
+class LayerNorm(LayerModule, nn.LayerNorm):
+    """Normalises the numbers of each row: float32 [..., width] -> [..., width]."""
+
+    kind = "layer_norm"
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"weight": self.weight, "bias": self.bias, "epsilon": torch.tensor([self.eps])}
+
+
+class Activation(LayerModule):
+    """An activation by its name, which is the same in torch.nn.functional and for actors."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    @property
+    def kind(self) -> str:
+        return self.name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return getattr(nn.functional, self.name)(x)
+
+
+class Convolution(LayerModule, nn.Conv2d):
+    """Filters over pictures with channels last, as Gymnasium gives them, without padding. Pictures
+    are flat before and after: float32 [..., rows * columns * channels] -> [..., places down *
+    places across * filters].
+
+    Attributes:
+        size: rows, columns and channels of a picture.
+        output_size: the same of what comes out: places down and across, and filters.
+    """
+
+    kind = "convolution"
+
+    def __init__(self, size: tuple[int, int, int], filters: int, width: int, stride: int) -> None:
+        """`filters` square filters of that width."""
+        super().__init__(size[2], filters, width, stride)
+        self.size = size
+        down, across = ((side - width) // stride + 1 for side in size[:2])
+        self.output_size = (down, across, filters)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # torch counts channels before rows and columns, but takes them in any order in memory.
+        pictures = x.reshape(-1, *self.size).permute(0, 3, 1, 2)
+        y = super().forward(pictures).permute(0, 2, 3, 1)
+        return y.reshape(*x.shape[:-1], math.prod(self.output_size))
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {
+            "weight": self.weight.permute(2, 3, 1, 0),
+            "bias": self.bias,
+            "size": torch.tensor(self.size[:2]),
+            "stride": torch.tensor(self.stride[:1]),
+        }
+
+
+def orthogonal(layer: Dense | Convolution, gain: float = math.sqrt(2)) -> None:
+    """Make the weights orthogonal, scaled by `gain`, and the biases 0."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+
+
+def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
+    """The layers of the modules, one after another, for actors."""
+    layers: list[Layer] = []
+    for module in modules:
+        if isinstance(module, nn.Sequential):
+            layers += layers_of(*module)
+        elif isinstance(module, LayerModule):
+            layers.append(module.layer())
+        elif not isinstance(module, nn.Identity):
+            raise TypeError(
+                f"{type(module).__name__} is no `LayerModule` (flame_rl/modules/layers.py), which "
+                "exports itself for the actors; flame_rl/nets/kinds.py has the kinds of layers "
+                "that they know"
+            )
+    return tuple(layers)
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    """A copy of the tensor as an array, float32 or int32."""
+    dtype = np.float32 if tensor.is_floating_point() else np.int32
+    return np.array(tensor.detach().numpy(), dtype, order="C")

@@ -1,0 +1,313 @@
+"""Networks as torch modules: layers that begin with observations, and what their output means.
+
+B is the number of samples; with a memory it is two dimensions, time steps and sequences. D is the
+width of an observation, or with stacked frames [frames, D]; A that of an action or the number of
+actions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical
+
+from flame_rl.modules.layers import Dense, array_of, layers_of
+from flame_rl.nets.discrete import dueling
+from flame_rl.wire.messages import Layer, PolicySnapshot
+
+# What a network does with observations before its layers: it stacks and normalises them, with
+# modules of observations.py; each may be the identity.
+Observed = tuple[nn.Module, nn.Module]
+
+
+class ObservationNetwork(nn.Module):
+    """Layers that begin with observations.
+
+    Attributes:
+        frames, normalizer: see `Observed`.
+        network: the layers.
+    """
+
+    def __init__(self, observed: Observed, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.frames, self.normalizer = observed
+        self.network = nn.Sequential(*layers)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """The output of the layers: float32 or uint8 [B, D] -> float32 [B, width]."""
+        return self.network(self.observed(observations))
+
+    def observed(self, observations: Tensor) -> Tensor:
+        """What enters the layers, float32 [B, inputs]."""
+        return self.normalizer(self.frames(observations))
+
+    def outputs(self, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """What a loss sees; `samples` has "inputs", the observations."""
+        return self.of_output(self(samples["inputs"]), samples)
+
+    def of_output(self, output: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """What a loss sees, given the output of the layers: that output as it is."""
+        return (output,)
+
+
+class Policy(ObservationNetwork):
+    """Layers whose output is all that the actors' head needs. A loss sees the output as it is."""
+
+    def __init__(self, observed: Observed, layers: Sequence[nn.Module], head: Layer) -> None:
+        super().__init__(observed, layers)
+        self._head = head
+
+    def head(self) -> Layer:
+        """The head for actors."""
+        return self._head
+
+    def snapshot(self) -> PolicySnapshot:
+        """The layers and the head for actors."""
+        return PolicySnapshot(0, self.exported(), self.head())
+
+    def exported(self) -> tuple[Layer, ...]:
+        """The layers for actors."""
+        return layers_of(self.frames, self.normalizer, self.network)
+
+
+class CategoricalPolicy(Policy):
+    """A choice, or several independent ones: the network gives the logits of one factor after
+    another. A loss sees log-probabilities of "actions" and entropies, both summed over the
+    factors, float32 [B] each.
+
+    Attributes:
+        choices: the number of choices of each factor.
+        factored: whether actions have a dimension for the factors.
+    """
+
+    def __init__(
+        self,
+        observed: Observed,
+        layers: Sequence[nn.Module],
+        choices: Sequence[int],
+        factored: bool,
+    ) -> None:
+        head = Layer("categorical", {})
+        if factored:
+            head = Layer("factored", {"choices": np.array(choices, np.int32)})
+        super().__init__(observed, layers, head)
+        self.choices, self.factored = tuple(choices), factored
+
+    def of_output(self, output: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        actions = samples["actions"] if self.factored else samples["actions"][..., None]
+        factors = [
+            Categorical(logits=logits, validate_args=False)
+            for logits in output.split(self.choices, dim=-1)
+        ]
+        chosen = zip(factors, actions.unbind(-1), strict=True)
+        log_probs = sum(factor.log_prob(action) for factor, action in chosen)
+        return log_probs, sum(factor.entropy() for factor in factors)
+
+
+class GaussianPolicy(Policy):
+    """A Gaussian whose mean is the network's output, and whose standard deviation is learned and
+    depends on no observation. -1 and 1 are the environment's bounds, to which the actors clip;
+    probabilities are those of the unclipped actions. A loss sees log-probabilities of "actions"
+    and entropies, float32 [B] each."""
+
+    def __init__(
+        self, observed: Observed, layers: Sequence[nn.Module], width: int, log_std: float
+    ) -> None:
+        """`width` is A, and `log_std` the logarithm of the first standard deviation."""
+        super().__init__(observed, layers, Layer("gaussian", {}))
+        self.log_std = nn.Parameter(torch.full((width,), log_std))
+
+    def of_output(self, output: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        actions = samples["actions"]
+        # torch's Normal computes the same in three times as many operations.
+        squares = ((actions - output) * torch.exp(-self.log_std)).square().sum(-1)
+        normalization = self.log_std.sum() + 0.5 * math.log(2 * math.pi) * actions.shape[-1]
+        entropy = normalization + 0.5 * actions.shape[-1]
+        return -0.5 * squares - normalization, entropy.expand(squares.shape)
+
+    def head(self) -> Layer:
+        return Layer("gaussian", {"log_std": array_of(self.log_std)})
+
+
+@dataclass(frozen=True)
+class Returns:
+    """What an action-value network says of the return that follows each action: Z numbers, by
+    default one, its mean.
+
+    Attributes:
+        dueling: whether the output is divided into a part of the state, which comes first, and the
+            actions' advantages; see `flame_rl.nets.discrete.dueling`.
+        quantiles: Z, the quantiles of the return; 1: its mean.
+        support: float [Z], the atoms of C51, whose logits the network gives; None: no logits.
+        weights: float32 [Z]: the numbers are returns of parts of the reward, whose sum with these
+            weights is the value; None: of the whole reward.
+    """
+
+    dueling: bool = False
+    quantiles: int = 1
+    support: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if self.support is not None and self.quantiles != 1:
+            raise ValueError(
+                f"quantiles: {self.quantiles} beside a support; a network has only one of them"
+            )
+
+    @property
+    def numbers(self) -> int:
+        """Z."""
+        given = self.support if self.weights is None else self.weights
+        return self.quantiles if given is None else len(given)
+
+    def width(self, actions: int) -> int:
+        """The width of the network's output: A * Z, with `dueling` (1 + A) * Z."""
+        return (actions + self.dueling) * self.numbers
+
+
+class ActionValueNetwork(Policy):
+    """The value of each action, [B, A * Z], action by action; of a duelling network [B, (1 + A) *
+    Z]. Actors take the action of greatest value.
+
+    Attributes:
+        returns: what the Z numbers are.
+    """
+
+    def __init__(self, observed: Observed, layers: Sequence[nn.Module], returns: Returns) -> None:
+        super().__init__(observed, layers, _epsilon_greedy(returns.support))
+        self.returns = returns
+
+    def exported(self) -> tuple[Layer, ...]:
+        """The layers for actors. Their output is Q, [B, A], or with C51 logits, [B, A * Z]:
+        duelling, the mean of quantiles and a weighted sum are linear, so that the last layer
+        contains them."""
+        *layers, last = super().exported()
+        arrays = {
+            "weight": self._values(last.arrays["weight"]),
+            "bias": self._values(last.arrays["bias"][None])[0],
+        }
+        return (*layers, Layer(last.kind, arrays))
+
+    def _values(self, outputs: np.ndarray) -> np.ndarray:
+        """From what the network gives to what actors need: float32 [rows, width] -> [rows, A] or,
+        with C51, [rows, A * Z]."""
+        returns = self.returns
+        if returns.weights is not None:
+            return outputs.reshape(len(outputs), -1, returns.numbers) @ returns.weights
+        outputs = outputs.astype(np.float64)
+        if returns.dueling:
+            outputs = dueling(outputs, returns.numbers)
+        if returns.support is None:
+            outputs = outputs.reshape(len(outputs), -1, returns.numbers).mean(axis=2)
+        return outputs.astype(np.float32)
+
+
+class ValueNetwork(ObservationNetwork):
+    """The return that follows an observation. A loss sees it in units of reward, float32 [B].
+
+    Attributes:
+        scale: the size of returns, set by the learner: the layers work near 1, in any unit of
+            reward. Before the first update nothing is known, and every value is 0.
+    """
+
+    def __init__(self, observed: Observed, layers: Sequence[nn.Module]) -> None:
+        super().__init__(observed, layers)
+        self.register_buffer("scale", torch.zeros(()))
+
+    def of_output(self, output: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return (output.squeeze(-1) * self.scale,)
+
+
+class SharedNetwork(nn.Module):
+    """A policy and values that share all layers but the output of each, and what auxiliary losses
+    predict from the same features.
+
+    Attributes:
+        policy: as without sharing, and all that actors get. Its layers but the last are the shared
+            ones; what they give are the features.
+        value: the output layer of the values.
+        auxiliary: a module for each auxiliary loss, by the loss's name in metrics.csv; the learner
+            makes them.
+        scale: as in `ValueNetwork`.
+    """
+
+    def __init__(self, policy: Policy, value: Dense) -> None:
+        super().__init__()
+        self.policy, self.value = policy, value
+        self.auxiliary = nn.ModuleDict()
+        self.register_buffer("scale", torch.zeros(()))
+
+    def features(self, observed: Tensor) -> Tensor:
+        """The features, float32 [B, F], given what enters the layers."""
+        for layer in list(self.policy.network)[:-1]:
+            observed = layer(observed)
+        return observed
+
+    def outputs(self, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """What a loss sees: the policy's outputs, then the values."""
+        return self.of_features(self.features(self.policy.observed(samples["inputs"])), samples)
+
+    def of_features(self, features: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """What a loss sees, given the features."""
+        of_policy = self.policy.of_output(self.policy.network[-1](features), samples)
+        return (*of_policy, self._values(features))
+
+    def values(self, samples: dict[str, Tensor]) -> tuple[Tensor]:
+        """What a loss sees of the values alone."""
+        return (self._values(self.features(self.policy.observed(samples["inputs"]))),)
+
+    def snapshot(self) -> PolicySnapshot:
+        """The policy's layers and head for actors."""
+        return self.policy.snapshot()
+
+    def _values(self, features: Tensor) -> Tensor:
+        return self.value(features).squeeze(-1) * self.scale
+
+
+class CriticNetwork(nn.Module):
+    """The return that follows an observation and a continuous action. A loss sees it as [B, 1].
+
+    Attributes:
+        observation_dim: D. "inputs" are observations and actions side by side, [B, D + A].
+        normalizer: what is done with observations first.
+        features: layers of the observation alone.
+        network: layers of the features and the action.
+    """
+
+    def __init__(
+        self,
+        observation_dim: int,
+        normalizer: nn.Module,
+        features: Sequence[nn.Module],
+        layers: Sequence[nn.Module],
+    ) -> None:
+        super().__init__()
+        self.observation_dim = observation_dim
+        self.normalizer = normalizer
+        self.features = nn.Sequential(*features)
+        self.network = nn.Sequential(*layers)
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """float32 [B, D] and [B, A] -> [B]."""
+        features = self.features(self.normalizer(observations))
+        return self.network(torch.cat([features, actions], dim=-1)).squeeze(-1)
+
+    def outputs(self, samples: dict[str, Tensor]) -> tuple[Tensor]:
+        """What a loss sees: the values."""
+        inputs, end = samples["inputs"], self.observation_dim
+        return (self(inputs[:, :end], inputs[:, end:])[:, None],)
+
+
+def _epsilon_greedy(support: np.ndarray | None) -> Layer:
+    """The head that takes the action of greatest value; of C51 with the atoms."""
+    zero = np.zeros(1, np.float32)
+    arrays = {"epsilon": zero, "repeat": zero}
+    if support is None:
+        return Layer("epsilon_greedy", arrays)
+    support = np.array(support, np.float32)
+    return Layer("epsilon_greedy_distribution", arrays | {"support": support})

@@ -1,0 +1,152 @@
+"""What a network does with observations before its layers: stack and normalise them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from flame_rl.modules.layers import LayerModule
+from flame_rl.nets.layers import OBSERVATION_CLIP
+from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.steps import observation_dtype
+
+# The least side of a picture that a convolution of three rows and columns can see, and of one that
+# counts as large, for which the usual three convolutions of Atari's networks have room.
+_LEAST_OF_SMALL, _LEAST_OF_LARGE = 3, 36
+
+
+class FrameStack(LayerModule):
+    """The last observations, interleaved: [..., count, D] -> [..., D * count], where the `count`
+    values of each number follow each other. Of pictures, they become further channels. The actors'
+    layer gets one observation at a time, and keeps those before it."""
+
+    kind = "frames"
+
+    def __init__(self, observation_dim: int, count: int) -> None:
+        super().__init__()
+        self.size = observation_dim, count
+
+    def forward(self, observations: Tensor) -> Tensor:
+        return observations.transpose(-1, -2).flatten(-2)
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"size": torch.tensor(self.size)}
+
+
+class ObservationNormalizer(LayerModule):
+    """Brings observations to mean 0 and standard deviation 1, clipped at `OBSERVATION_CLIP`.
+
+    It is part of the network, so that a policy is always used with the statistics it was trained
+    with. The learner sets these from all observations that it has seen.
+
+    Attributes:
+        observation_dim: D.
+    """
+
+    kind = "normalize"
+
+    def __init__(self, observation_dim: int, frames: int = 1) -> None:
+        """`frames` is k, the number of observations that are stacked."""
+        super().__init__()
+        self.observation_dim, self._frames = observation_dim, frames
+        self.register_buffer("mean", torch.zeros(observation_dim * frames))
+        self.register_buffer("std", torch.ones(observation_dim * frames))
+
+    def set(self, mean: np.ndarray, std: np.ndarray) -> None:
+        """Set the statistics of observations, both float64 [D]."""
+        self.mean.copy_(torch.from_numpy(mean.repeat(self._frames)))
+        self.std.copy_(torch.from_numpy(std.repeat(self._frames)))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """float32 [B, D * k] -> [B, D * k]."""
+        normalized = (observation - self.mean) / self.std
+        return normalized.clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "std": self.std}
+
+
+class Scaling(LayerModule):
+    """Multiplies observations of one byte, such as pictures, by 1 / the greatest of their numbers:
+    uint8 [B, D] -> float32 [B, D], from 0 to 1."""
+
+    kind = "scale"
+
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.full((1,), 1 / _greatest(space)), persistent=False)
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return observation * self.factor
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"factor": self.factor}
+
+
+class Centering(LayerModule):
+    """Subtracts the mean picture, and divides all numbers by the same standard deviation: most of a
+    picture is a background that would drown what moves. The learner sets both from all pictures
+    that it has seen.
+
+    Attributes:
+        observation_dim: D.
+    """
+
+    kind = "center"
+
+    def __init__(self, space: spaces.Box, frames: int = 1) -> None:
+        """`frames` is k, the number of pictures that are stacked."""
+        super().__init__()
+        self.observation_dim, self._frames = math.prod(space.shape), frames
+        # So that numbers are 100 at most, however little changes from picture to picture.
+        self._least_std = _greatest(space) / 100
+        self.register_buffer("mean", torch.zeros(self.observation_dim * frames))
+        self.register_buffer("factor", torch.full((1,), 1 / _greatest(space)))
+
+    def set(self, mean: np.ndarray, std: np.ndarray) -> None:
+        """Set the statistics of each number of the pictures, both float64 [D]."""
+        self.mean.copy_(torch.from_numpy(mean.repeat(self._frames)))
+        self.factor.fill_(1 / max(self._least_std, np.sqrt(np.mean(std * std))))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """uint8 [B, D * k] -> float32 [B, D * k]."""
+        return (observation - self.mean) * self.factor
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "factor": self.factor}
+
+
+def normalizers_of(*modules: nn.Module) -> list[ObservationNormalizer | Centering]:
+    """The modules in these whose statistics the learner sets."""
+    every = (each for module in modules for each in module.modules())
+    return [each for each in every if isinstance(each, ObservationNormalizer | Centering)]
+
+
+def has_bytes(spec: EnvironmentSpec) -> bool:
+    """Whether observations are numbers of one byte."""
+    return observation_dtype(spec.observation_space) == "uint8"
+
+
+def picture_size(spec: EnvironmentSpec) -> tuple[int, int, int] | None:
+    """Rows, columns and channels of an observation that is a picture: a Box of one byte, [rows,
+    columns, channels] or [rows, columns]. None: it is a vector."""
+    shape = spec.observation_space.shape
+    if not has_bytes(spec) or len(shape) not in (2, 3) or min(shape[:2]) < _LEAST_OF_SMALL:
+        return None
+    rows, columns, *channels = shape
+    return rows, columns, math.prod(channels)
+
+
+def is_large(size: tuple[int, int, int] | None) -> bool:
+    """Whether an observation of that `picture_size` is a large picture, and not one of a game on a
+    small board, or none."""
+    return size is not None and min(size[:2]) >= _LEAST_OF_LARGE
+
+
+def _greatest(space: spaces.Box) -> int:
+    """The greatest of the numbers that observations of one byte may have; 1 if that is 0."""
+    return max(1, int(space.high.max()))
