@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.states import Rows
+from flame_rl.nets.acting import ActingPolicy, Rows
 from flame_rl.wire.messages import CollectRequest, Stream
 
 # The seeds of a training episode have the keys (iteration, index, 0) and, for the noise of each

@@ -219,8 +219,9 @@ class ValueNetwork(ObservationNetwork):
         super().__init__(observed, layers)
         self.register_buffer("scale", torch.zeros(()))
 
-    def of_output(self, output: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        return (output.squeeze(-1) * self.scale,)
+    def forward(self, observations: Tensor) -> Tensor:
+        """The values: float32 or uint8 [B, D] -> float32 [B]."""
+        return super().forward(observations).squeeze(-1) * self.scale
 
 
 class SharedNetwork(nn.Module):

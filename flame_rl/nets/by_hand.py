@@ -25,7 +25,7 @@ _SLICE_BYTES = 300_000
 _LEAST_ROWS = 32
 
 
-class Place(NamedTuple):
+class ArrayPlace(NamedTuple):
     """Where an array lies in the flat parameters, and its gradient in the flat gradient.
 
     Attributes:
@@ -48,7 +48,7 @@ class PlacedLayer:
     """A layer, and the place of each array of `LayerByHand.learned`."""
 
     layer: LayerByHand
-    places: tuple[Place, ...]
+    places: tuple[ArrayPlace, ...]
 
     def described(self) -> list[Any]:
         """The layer without its parameters, as JSON can hold it."""
@@ -61,7 +61,9 @@ def placed_layers(descriptions: Sequence[list[Any]], flat: np.ndarray) -> list[P
     """The inverse of `PlacedLayer.described`, on flat parameters, float32 [P]."""
     layers = []
     for kind, places, constants in descriptions:
-        made = tuple(Place(start, tuple(shape), tuple(strides)) for start, shape, strides in places)
+        made = tuple(
+            ArrayPlace(start, tuple(shape), tuple(strides)) for start, shape, strides in places
+        )
         arrays = {name: np.array(array, np.float32) for name, array in constants.items()}
         views = dict(zip(LAYERS[kind].learned, (place.of(flat) for place in made), strict=True))
         layers.append(PlacedLayer(LAYERS[kind](**views, **arrays), made))
@@ -85,7 +87,7 @@ class NetworkByHand:
         self,
         layers: Sequence[PlacedLayer],
         output: RawOutput,
-        places: tuple[Place, ...] = (),
+        places: tuple[ArrayPlace, ...] = (),
         normalizer: NormalizeLayer | None = None,
     ) -> None:
         """
@@ -127,7 +129,7 @@ class PassByHand:
     def __init__(
         self,
         layers: Sequence[LayerByHand],
-        places: Sequence[tuple[Place, ...]],
+        places: Sequence[tuple[ArrayPlace, ...]],
         output: RawOutput,
         samples: Samples,
     ) -> None:

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from threadpoolctl import threadpool_limits
 
 import model
-from flame_rl.modules.layers import Activation
+from flame_rl.modules.layers import Activation, LayerNorm
 from flame_rl.modules.recurrent import GRU, LSTM, MEMORIES
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.nets.kinds import HEADS, LAYERS
@@ -59,6 +59,20 @@ def test_numpy_equals_torch(activation, continuous, normalizes):
             rows = ((rows - policy.normalizer.mean) / policy.normalizer.std).clip(-10, 10)
         expected = policy.network(rows).numpy()
     acting = ActingPolicy(policy.float().snapshot())
+    np.testing.assert_allclose(acting.forward(observations), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_layer_norm_acts_as_torchs():
+    torch.manual_seed(1)
+    policy = policy_of(True, "tanh")
+    policy.network.insert(1, LayerNorm(32))
+    with torch.no_grad():
+        for parameter in policy.network[1].parameters():
+            parameter += torch.randn(parameter.shape)
+    observations = np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32)
+    with torch.no_grad():
+        expected = policy(torch.from_numpy(observations)).numpy()
+    acting = ActingPolicy(policy.snapshot())
     np.testing.assert_allclose(acting.forward(observations), expected, rtol=1e-4, atol=1e-5)
 
 

@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 import model
 from flame_rl import Trainer
+from flame_rl.modules.layers import LayerNorm
 from flame_rl.modules.recurrent import GRU
 from flame_rl.nets import layers
 from flame_rl.nets.acting import ActingPolicy
@@ -74,6 +75,15 @@ def test_the_file_computes_what_torch_does(continuous, activation, normalize, si
         else:
             assert set(answers) == {"logits"}
             np.testing.assert_allclose(answers["logits"], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_file_has_layer_norms():
+    policy = make_policy()
+    policy.network.insert(1, LayerNorm(64))
+    with torch.no_grad():
+        policy.network[1].weight += torch.randn(64)
+    snapshot = policy.snapshot()
+    assert export.check_onnx(export.to_onnx(snapshot, "Some-v0"), snapshot) < 1e-5
 
 
 @pytest.mark.parametrize("space", [spaces.MultiDiscrete([2, 4, 3]), spaces.MultiBinary(4)])

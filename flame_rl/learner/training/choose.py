@@ -34,7 +34,7 @@ from flame_rl.modules.networks import (
     ValueNetwork,
 )
 from flame_rl.modules.observations import ObservationNormalizer
-from flame_rl.nets.by_hand import NetworkByHand, Place, PlacedLayer
+from flame_rl.nets.by_hand import ArrayPlace, NetworkByHand, PlacedLayer
 from flame_rl.nets.continuous import GaussianHead
 from flame_rl.nets.discrete import CategoricalHead, FactoredHead
 from flame_rl.nets.heads import RawOutput, ValueOutput
@@ -168,8 +168,8 @@ def _fit(kinds: list[type[LayerByHand] | None]) -> bool:
     return not any(first.in_place and second.in_place for first, second in pairwise(kinds))
 
 
-def _place(view: Tensor, starts: dict[int, int]) -> Place:
+def _place(view: Tensor, starts: dict[int, int]) -> ArrayPlace:
     """Where a view of a parameter lies if all parameters lie one after another; `starts` has their
     first bytes by address."""
     strides = tuple(4 * stride for stride in view.stride())
-    return Place(starts[view.data_ptr()], tuple(view.shape), strides)
+    return ArrayPlace(starts[view.data_ptr()], tuple(view.shape), strides)
