@@ -13,7 +13,6 @@ from torch import nn
 import model
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import network_of
-from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import Activation, Dense, LayerModule, layers_of
 from flame_rl.modules.networks import GaussianPolicy
 from flame_rl.modules.observations import ObservationNormalizer, Scaling
@@ -243,6 +242,6 @@ def test_weights_that_two_layers_share_are_written_twice(tmp_path):
 )
 def test_a_module_that_counts_is_computed_by_one_core(layer, parallel):
     module = nn.Sequential(nn.Linear(3, 2), layer)
-    network = TrainedNetwork(module, lambda own, samples: (own(samples["inputs"]),)).network
+    network = network_of(module, lambda own, samples: (own(samples["inputs"]),))
     assert network.parallel == parallel
     assert np.isfinite(network.outputs({"inputs": np.ones((4, 3), np.float32)})[0]).all()

@@ -94,7 +94,7 @@ def compare(module, columns, loss, rows):
     observations = np.random.default_rng(0).normal(0, 3, (rows, 4)).astype(np.float32)
     results = []
     for by_hand in (True, False):
-        trained = TrainedNetwork(module())
+        trained = TrainedNetwork(module(), network_of)
         assert type(trained.network) is NetworkByHand
         network = trained.network if by_hand else AutogradNetwork(trained.module)
         if "log_probs" in columns:  # of a policy near this one, as they are in training
@@ -223,7 +223,7 @@ def test_networks_of_learners_with_replay(kind, activation):
         for parameter in module.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     critic = "critic" in kind
-    trained = TrainedNetwork(module)
+    trained = TrainedNetwork(module, network_of)
     assert type(trained.network) is NetworkByHand
     rng = np.random.default_rng(0)
     inputs = rng.normal(0, 2, (50, 4 + 3 * critic)).astype(np.float32)
@@ -307,7 +307,7 @@ def test_new_networks_are_by_hand(actions, sizes, activation):
 def test_by_hand_reads_the_module_itself():
     """Weights and statistics that are set later, as at a resume, count."""
     first, second = (networks("gaussian", "tanh", (8,), True)[0] for _ in range(2))
-    trained = TrainedNetwork(first)
+    trained = TrainedNetwork(first, network_of)
     with torch.no_grad():
         for parameter in second.parameters():
             parameter.mul_(1.5)

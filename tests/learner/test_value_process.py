@@ -17,6 +17,7 @@ from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.learner.on_policy import value_process
 from flame_rl.learner.on_policy.value_epochs import ValueEpochs, fit
 from flame_rl.learner.on_policy.value_process import ValueProcess
+from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import Activation, Dense, LayerNorm
 from flame_rl.modules.networks import ValueNetwork
@@ -37,7 +38,7 @@ def trained_network() -> TrainedNetwork:
     ]
     network = ValueNetwork((nn.Identity(), nn.Identity()), layers)
     network.scale.fill_(2.0)
-    return TrainedNetwork(network)
+    return TrainedNetwork(network, network_of)
 
 
 def epochs_of(seed: int, steps: int = 300, minibatches: int = 4) -> ValueEpochs:

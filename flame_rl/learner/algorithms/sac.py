@@ -22,6 +22,7 @@ from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
+from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.flat import adam_of
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import TrainedNetwork
@@ -50,7 +51,7 @@ class SAC(GradientStep):
         self._settings = settings
         self._gamma, self._width = config.experiment.gamma, spec.action_dim
         self.policy = model.squashed_policy(spec, config)
-        self._pi = TrainedNetwork(self.policy)
+        self._pi = TrainedNetwork(self.policy, network_of)
         self._critics = CriticEnsemble(config, spec, count=2, average=settings.average_critics)
         temperature = Temperature(settings.initial_temperature)
         self._log_alpha = adam_of(temperature)

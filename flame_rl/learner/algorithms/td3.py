@@ -16,6 +16,7 @@ import model
 from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
+from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
@@ -61,7 +62,7 @@ class TD3(GradientStep):
         self._settings, self._gamma = config.algorithm, config.experiment.gamma
         self._policy_delay, self._smoothing, self._theta = policy_delay, smoothing, theta
         self.policy = model.deterministic_policy(spec, config)
-        self._mu = TrainedNetwork(self.policy)
+        self._mu = TrainedNetwork(self.policy, network_of)
         self._target_mu = TargetNetwork(self._mu)
         self._critics = CriticEnsemble(config, spec, critics)
         self.parts = {

@@ -6,6 +6,7 @@ import numpy as np
 from torch import nn
 
 from flame_rl.learner.state import Part
+from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.network import Loss, Pass, Samples, Slope
 from flame_rl.settings.config import TrainConfig
@@ -29,7 +30,7 @@ class ActionValues:
         """
         self._settings = config.algorithm
         self._target_period = target_period
-        self.online = TrainedNetwork(module)
+        self.online = TrainedNetwork(module, network_of)
         self.target = TargetNetwork(self.online)
 
     @property

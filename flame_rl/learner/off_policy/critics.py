@@ -15,6 +15,7 @@ import numpy as np
 
 import model
 from flame_rl.learner.state import Part
+from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.network import Samples
@@ -53,7 +54,9 @@ class CriticEnsemble:
         self._rate = config.algorithm.value_learning_rate
         self._reward_scale = config.algorithm.reward_scale
         self._observation_dim = spec.observation_dim
-        self._critics = [TrainedNetwork(model.critic(spec, config)) for _ in range(count)]
+        self._critics = [
+            TrainedNetwork(model.critic(spec, config), network_of) for _ in range(count)
+        ]
         self._targets = [TargetNetwork(critic) for critic in self._critics]
 
     @property

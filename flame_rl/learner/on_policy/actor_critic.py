@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor, nn
 
-from flame_rl.learner.on_policy.auxiliary import columns_of
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.on_policy.value_epochs import ValueEpochs, ValueTraining
@@ -251,7 +250,7 @@ class OneNetwork:
 
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
         own = {"targets": targets.astype(np.float32)}
-        return own | columns_of(batch) if self._settings.auxiliary else own
+        return own | batch.outcomes() if self._settings.auxiliary else own
 
     def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
         settings, (policy, value) = self._settings, OWN

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from flame_rl.actor.failure import summary, traceback_of
-from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.user_function import import_function
 from flame_rl.modules.networks import Policy, SharedNetwork
-from flame_rl.nets.network import Samples
 from flame_rl.settings.losses import loss_name
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -36,7 +33,7 @@ def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Te
     Args:
         network: with its auxiliary modules.
         samples: "inputs" are observations; with "actions", and where there are auxiliary losses
-            what `columns_of` gives.
+            what `Batch.outcomes` gives.
     """
     policy = network.policy
     observed = policy.observed(samples["inputs"])
@@ -121,18 +118,6 @@ def loss_of_steps(
             "`detach` and `no_grad`"
         )
     return loss
-
-
-def columns_of(batch: Batch) -> Samples:
-    """What auxiliary losses see of the batch's steps besides the actions, [N, ...] by name."""
-    last = batch.lengths.cumsum() - 1
-    terminated = np.zeros(batch.steps, np.float32)
-    terminated[last] = batch.terminated
-    return {
-        "rewards": batch.rewards.astype(np.float32),
-        "next_observations": batch.observations.take(batch.rows + 1, axis=0),
-        "terminated": terminated,
-    }
 
 
 def _raised(name: str, error: Exception, when: str) -> UsageError:

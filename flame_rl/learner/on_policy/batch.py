@@ -76,6 +76,16 @@ class Batch:
         """float64 [N]."""
         return self.columns["rewards"]
 
+    def outcomes(self) -> dict[str, np.ndarray]:
+        """What auxiliary losses see of the steps besides the actions, [N, ...] by name."""
+        terminated = np.zeros(self.steps, np.float32)
+        terminated[self.lengths.cumsum() - 1] = self.terminated
+        return {
+            "rewards": self.rewards.astype(np.float32),
+            "next_observations": self.observations.take(self.rows + 1, axis=0),
+            "terminated": terminated,
+        }
+
     def returns(self, discount: float, last: np.ndarray) -> np.ndarray:
         """G_t of each step, float64 [N]; `last`, float64 [E], is the value of what follows an
         episode that was cut. See `discounted_returns`."""

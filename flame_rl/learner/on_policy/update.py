@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -129,13 +130,13 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec) -> ActorCritic
     if isinstance(settings, OnPolicy) and settings.shared_torso:
         module = model.shared(spec, config)
         add_auxiliary(module, settings.auxiliary, spec)
-        network = TrainedNetwork(module, every_output)
+        network = TrainedNetwork(module, partial(network_of, apply=every_output))
         policy = Computed(module, network_of(module.policy))
         values = Computed(module, network_of(module, SharedNetwork.values))
         statistics = Statistics(normalizers_of(module), module.scale)
         return OneNetwork(network, policy, values, statistics, settings)
     modules = model.policy(spec, config), model.value(spec, config)
-    policy, value = map(TrainedNetwork, modules)
+    policy, value = (TrainedNetwork(module, network_of) for module in modules)
     by_hand = isinstance(value.network, NetworkByHand)
     elsewhere = ValueProcess(value.network) if by_hand else None
     training = ValueTraining(value.network, value.adam, elsewhere)

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.training.autograd import Apply
-from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.flat import adam_of, flat_parameters
-from flame_rl.nets.network import Pass, Samples, Slope
+from flame_rl.nets.network import Network, Pass, Samples, Slope
 
 
 class TrainedNetwork:
@@ -23,14 +22,15 @@ class TrainedNetwork:
         module: the network.
         adam: its optimiser.
         network: how it is computed and differentiated.
+        choose: makes that of a module.
     """
 
-    def __init__(self, module: nn.Module, apply: Apply | None = None) -> None:
-        """`apply` computes the module's outputs; None: its method `outputs` does."""
-        self.module = module
+    def __init__(self, module: nn.Module, choose: Callable[[nn.Module], Network]) -> None:
+        """`choose` makes `network`; see choose.py."""
+        self.module, self.choose = module, choose
         # First, because it moves the parameters to one array.
         self.adam = adam_of(module)
-        self.network = network_of(module, apply)
+        self.network = choose(module)
 
     def descend(
         self,
@@ -64,7 +64,7 @@ class TargetNetwork:
         self.module = copy.deepcopy(trained.module)
         self._parameters = flat_parameters(self.module)
         self._change = np.empty_like(self._parameters)
-        self._network = network_of(self.module)
+        self._network = trained.choose(self.module)
         self._trained = trained
 
     def output(self, samples: Samples) -> np.ndarray:
