@@ -49,7 +49,8 @@ class Counter:
 
 @dataclass(frozen=True)
 class OffPolicy:
-    """An algorithm that learns from replayed experience, for `flame_rl.learner.learner.Learner`.
+    """An algorithm that learns from replayed experience, as `flame_rl.learner.learner.Algorithm`
+    describes it.
 
     Attributes:
         config: its `algorithm` has `Replay` settings.
@@ -72,34 +73,28 @@ class OffPolicy:
 
     @property
     def parts(self) -> dict[str, Part]:
-        """See `Algorithm.parts`."""
         own = {} if self.observations is None else self.observations.parts
         return {**self.inner.parts, **own, "gradient_steps": self.steps, PART: self.replay}
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """See `Algorithm.metrics`."""
         return (*self.inner.metrics, *REPLAYED)
 
     @property
     def files(self) -> ReplayMemory:
-        """See `Algorithm.files`."""
         return self.replay
 
     @property
     def notice(self) -> str:
-        """See `Algorithm.notice`."""
         warm_up = self.config.algorithm.warm_up_steps
         return f"Replay: {self.replay.needs}; learning begins after {warm_up:,} env steps"
 
     def snapshot(self) -> PolicySnapshot:
-        """The policy for the actors."""
         exploration = self.inner.exploration(self.replay.env_steps)
         snapshot = with_exploration(self.inner.policy.snapshot(), exploration)
         return snapshot if self.observations is None else self.observations.add_layer(snapshot)
 
     def collecting(self) -> PolicySnapshot:
-        """See `Algorithm.collecting`."""
         return self.snapshot()
 
     def update(
