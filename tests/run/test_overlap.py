@@ -127,7 +127,7 @@ def test_a_resumed_run_collects_again_what_was_being_collected(algorithm, tmp_pa
 def test_the_best_checkpoint_has_the_policy_that_collected_the_best_rewards(options, tmp_path):
     scores, collecting = [], []
     with Trainer(config_of("ppo", 0, **options)) as trainer:
-        keeper = Checkpointer(tmp_path, trainer)
+        keeper = Checkpointer(tmp_path, trainer, {})
         for _ in range(5):
             collecting.append(trainer.learner.collecting())
             result = trainer.train()
