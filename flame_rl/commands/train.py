@@ -164,7 +164,7 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
 
         consumers.append(TensorBoardReporter(folder, done))
     reporters = Reporters(consumers)
-    checkpoints = Checkpointer(folder, trainer, tables)
+    checkpoints = Checkpointer(folder, trainer, {t.path.name: t.text for t in tables})
 
     def save() -> None:
         # Each is tried, and what matters most comes first.

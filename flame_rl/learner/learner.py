@@ -6,8 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -21,35 +20,8 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
-
-class Files(Protocol):
-    """State that is too large for a checkpoint, in files of its own."""
-
-    def keep_in(self, folder: Path) -> None:
-        """Write the files to this folder, and read them from there when a state is loaded."""
-        ...
-
-    def read_from(self, folder: Path) -> None:
-        """Read the files of the next loaded state from this folder, which stays as it is."""
-        ...
-
-    def recall(self) -> None:
-        """Read what the state that was loaded last needs. Raises RunError if it is missing."""
-        ...
-
-    def copy_to(self, folder: Path) -> None:
-        """Copy the files. Raises OSError if the disk refuses."""
-        ...
-
-    def first_needed(self, state: dict[str, np.ndarray]) -> int:
-        """The number of the first episode that this state needs, as `Learner.state_dict` returned
-        it."""
-        ...
-
-    def forget_before(self, first: int) -> None:
-        """Delete files that hold only episodes before this number. Raises OSError if the disk
-        refuses."""
-        ...
+if TYPE_CHECKING:
+    from flame_rl.learner.off_policy.replay.replay import ReplayMemory
 
 
 class Algorithm(Protocol):
@@ -59,7 +31,7 @@ class Algorithm(Protocol):
         parts: everything with state that the next update depends on, by name. The torch modules
             among them are networks; their weights are digested and written to weights.safetensors.
         metrics: names of the numbers that `update` may return, in the order of metrics.csv.
-        files: state that no checkpoint holds, or None.
+        files: the replay memory, whose episodes no checkpoint holds; None if there is none.
         notice: what a person should know when a run begins; "" if nothing.
         lag: by how many updates the policy that collects is older than the latest one.
     """
@@ -68,7 +40,7 @@ class Algorithm(Protocol):
     def lag(self) -> int: ...
 
     @property
-    def files(self) -> Files | None: ...
+    def files(self) -> ReplayMemory | None: ...
 
     @property
     def notice(self) -> str: ...

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from flame_rl.run.checkpoint import (
     CheckpointError,
@@ -21,19 +21,12 @@ from flame_rl.run.folder import CHECKPOINTS_NAME
 from flame_rl.run.results import IterationResult, RunState
 
 if TYPE_CHECKING:
-    from flame_rl.learner.learner import Files
+    from flame_rl.learner.off_policy.replay.replay import ReplayMemory
     from flame_rl.run.trainer import Trainer
 
 BEST_NAME = "best.ckpt"
 # Names that a run gives its checkpoints; the second form where a folder has the first one.
 _OWN_NAME = re.compile(r"(\d{8,})(\.run)?\.ckpt")
-
-
-class Table(Protocol):
-    """A CSV file of the run: its path, and all of its text, whether it is on disk yet or not."""
-
-    path: Path
-    text: bytearray
 
 
 class Checkpointer:
@@ -44,12 +37,12 @@ class Checkpointer:
     one update earlier.
     """
 
-    def __init__(self, folder: Path, trainer: Trainer, tables: Sequence[Table] = ()) -> None:
+    def __init__(self, folder: Path, trainer: Trainer, tables: Mapping[str, bytearray]) -> None:
         """
         Args:
             folder: the run folder.
             trainer: does the run.
-            tables: the CSV files, which go into checkpoints.
+            tables: by file name, all text of each CSV file, whether it is on disk yet or not.
         """
         self._folder = folder / CHECKPOINTS_NAME
         self._trainer = trainer
@@ -59,7 +52,7 @@ class Checkpointer:
         self._best = -math.inf
         # The best state and the tables' lengths then, while it is not on disk.
         self._better: tuple[RunState, tuple[int, ...]] | None = None
-        # The first episode that each kept checkpoint needs of the algorithm's files.
+        # The first replayed episode that each kept checkpoint needs.
         self._needed: dict[Path, int] = {}
         with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
             score = read_checkpoint(self._folder / BEST_NAME).score
@@ -102,8 +95,8 @@ class Checkpointer:
                 self._needed[path] = files.first_needed(latest.learner)
                 self._forget(files, done[:kept])
 
-    def _forget(self, files: Files, checkpoints: list[Path]) -> None:
-        """Delete of the algorithm's files what none of these checkpoints needs."""
+    def _forget(self, files: ReplayMemory, checkpoints: list[Path]) -> None:
+        """Delete the files of replayed episodes that none of these checkpoints needs."""
         for path in set(checkpoints) - self._needed.keys():
             # Written before the run was resumed. Nobody can resume from a damaged one.
             with contextlib.suppress(CheckpointError):
@@ -121,12 +114,12 @@ class Checkpointer:
         return RunState(self._trainer.totals, self._trainer.learner.state_dict())
 
     def _table_lengths(self) -> tuple[int, ...]:
-        return tuple(len(table.text) for table in self._tables)
+        return tuple(map(len, self._tables.values()))
 
     def _write(self, path: Path, state: RunState, lengths: tuple[int, ...], score: float) -> None:
         tables = {
-            table.path.name: bytes(table.text[:length])
-            for table, length in zip(self._tables, lengths, strict=True)
+            name: bytes(text[:length])
+            for (name, text), length in zip(self._tables.items(), lengths, strict=True)
         }
         spec, config = self._trainer.spec, self._trainer.config
         data = encode_checkpoint(state, score, spec, config, tables)

@@ -48,7 +48,7 @@ from flame_rl.system.signals import unless_stopped
 from flame_rl.wire.messages import CollectRequest, Episodes
 
 if TYPE_CHECKING:
-    from flame_rl.learner.learner import Files
+    from flame_rl.learner.off_policy.replay.replay import ReplayMemory
 
 
 # Called with every result as soon as there is one; "stop" ends the iteration over a Trainer.
@@ -322,12 +322,12 @@ class Trainer:
         return self._agent
 
     @property
-    def files(self) -> Files | None:
-        """What the learner keeps in files of its own, if anything."""
+    def files(self) -> ReplayMemory | None:
+        """The replay memory, whose episodes are in files of their own; None if there is none."""
         return self.learner.algorithm.files
 
     def keep_files(self, folder: Path) -> None:
-        """Let the learner keep its files in this folder; otherwise it has a temporary one."""
+        """Keep replayed episodes in this folder; otherwise they are in a temporary one."""
         if self.files is not None:
             self.files.keep_in(folder)
 

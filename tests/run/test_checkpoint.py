@@ -359,7 +359,7 @@ def iterate(trainer: SimpleNamespace, score: float, evaluated: float | None = No
 
 def save_all(folder: Path, scores: list[float], first: int = 0, **options) -> None:
     trainer = stub_trainer(first, checkpoint_every=1, **options)
-    checkpointer = Checkpointer(folder, trainer)
+    checkpointer = Checkpointer(folder, trainer, {})
     for score in scores:
         checkpointer.report(iterate(trainer, score))
 
@@ -386,7 +386,7 @@ def test_with_evaluations_the_best_is_the_best_of_them(tmp_path):
     """Saved at once, though no other checkpoint is due."""
     for first in (0, 4):  # the second time taken up again
         trainer = stub_trainer(first, checkpoint_every=100, evaluate_every=2)
-        checkpointer = Checkpointer(tmp_path, trainer)
+        checkpointer = Checkpointer(tmp_path, trainer, {})
         for iteration, evaluated in ((0, None), (1, -3.0), (2, None), (3, -5.0)):
             checkpointer.report(iterate(trainer, 100.0, evaluated))
             if iteration:
@@ -405,7 +405,7 @@ def test_a_damaged_best_is_replaced(tmp_path):
 
 def test_saved_every_so_many_iterations_and_at_the_end(tmp_path):
     trainer = stub_trainer(checkpoint_every=4)
-    checkpointer = Checkpointer(tmp_path, trainer)
+    checkpointer = Checkpointer(tmp_path, trainer, {})
     checkpointer.save()  # there is nothing yet
     assert not (tmp_path / CHECKPOINTS_NAME).exists()
     for _ in range(6):

@@ -363,7 +363,7 @@ def test_evaluations_of_another_kind_would_be_another_run(whole, tmp_path):
 
 
 def test_an_evaluation_that_fails_names_itself_and_offers_no_reproduction(tmp_path):
-    seed = reset_seed(0, 0, 3, 2)
+    seed = reset_seed(0, 0, 3, "validation")
     done = run_here(
         *("--env", environment_id("Poisoned"), "--episodes-per-iter", "4", "--workers", "1"),
         *("--evaluate-every", "1", "--evaluate-episodes", "5", "--output", "run"),

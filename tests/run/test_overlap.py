@@ -15,6 +15,7 @@ from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.ahead import Ahead, EitherEvent
 from flame_rl.run.folder import CHECKPOINTS_NAME
+from flame_rl.run.iteration import make_request
 from flame_rl.run.retention import BEST_NAME, Checkpointer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -126,7 +127,7 @@ def test_a_resumed_run_collects_again_what_was_being_collected(algorithm, tmp_pa
 def test_the_best_checkpoint_has_the_policy_that_collected_the_best_rewards(options, tmp_path):
     scores, collecting = [], []
     with Trainer(config_of("ppo", 0, **options)) as trainer:
-        keeper = Checkpointer(tmp_path, trainer)
+        keeper = Checkpointer(tmp_path, trainer, {})
         for _ in range(5):
             collecting.append(trainer.learner.collecting())
             result = trainer.train()
@@ -201,7 +202,8 @@ def test_a_run_that_ends_early_ends_what_was_begun():
     options = {"env": "tests.environments:Slow-v0", "episodes_per_iter": 50}
     config = config_of("ppo", 1).changed(**options)
     trainer = Trainer(config)
-    trainer._backend.begin(trainer.learner.snapshot(), trainer._request(0, tuple(range(50)), 0))
+    request = make_request(trainer.config, trainer.spec, 0, tuple(range(50)), 0)
+    trainer._backend.begin(trainer.learner.snapshot(), request)
     began = time.perf_counter()
     trainer.close()
     assert time.perf_counter() - began < 5

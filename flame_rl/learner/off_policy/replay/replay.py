@@ -102,11 +102,13 @@ class ReplayMemory:
         part.rename(folder)
 
     def first_needed(self, state: dict[str, np.ndarray]) -> int:
-        """See `Files.first_needed`; this is the learner's part `PART`."""
+        """The number of the first episode that a state of the learner needs, as
+        `Learner.state_dict` returned it."""
         return _place_in(state, f"{PART}.").oldest
 
     def forget_before(self, first: int) -> None:
-        """See `Files.forget_before`."""
+        """Delete files that hold only episodes before this number. Raises OSError if the disk
+        refuses."""
         if self._journal is not None:
             self._journal.forget(first)
 
