@@ -57,12 +57,21 @@ class ConsoleReporter:
             f"  Continuous actions: {spec.continuous}\n"
             f"{_device(config)}{_agents(spec)}{_amounts(config)}"
             "\n"
-            f"Starting {mode} training..."
+            f"{self._start(mode)}"
         )
-        if done.iterations:
-            self._print(f"Going on after iteration {done.iterations - 1}")
         if sys.stdout is not None and sys.stdout.isatty():
             self._start_bar()
+
+    def _start(self, mode: str) -> str:
+        if self._is_finished:
+            return f"This run is finished, after {self._done.iterations} iterations."
+        going_on = f"\nGoing on after iteration {self._done.iterations - 1}"
+        return f"Starting {mode} training...{going_on if self._done.iterations else ''}"
+
+    @property
+    def _is_finished(self) -> bool:
+        """Whether there was nothing to do from the start."""
+        return progress(self._config.experiment, self._done) >= 1
 
     def _start_bar(self) -> None:
         # Here and not above: only a terminal needs it.
@@ -152,6 +161,8 @@ class ConsoleReporter:
 
     def summary(self, interrupted: bool) -> None:
         """Print the closing lines; after an interrupt, they cover what was done until then."""
+        if self._is_finished:
+            return
         seconds = time.perf_counter() - self._began
         total = self._last.episodes if self._last else self._done.episodes
         rate = (total - self._done.episodes) / seconds

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
+from flame_rl.settings.checks import flag
 from flame_rl.settings.environments import environment_id, environment_name
 from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import EnvironmentSource, Experiment
@@ -143,12 +144,16 @@ def names_of(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def refuse_both_sizes(settings: Mapping[str, Any]) -> None:
-    """Raise UsageError where both sizes of an iteration are given."""
-    if None not in (settings.get("episodes_per_iter"), settings.get("steps_per_iter")):
-        raise UsageError(
-            "--episodes-per-iter: --steps-per-iter takes its place; leave one of the two out"
-        )
+def refuse_two_sizes(settings: Mapping[str, Any]) -> None:
+    """Raise UsageError where two sizes of an iteration are given, or two lengths of the run; a text
+    is a word of the command line."""
+    pairs = (("episodes_per_iter", "steps_per_iter"), ("iterations", "env_steps"))
+    for replaced, name in pairs:
+        given = [settings.get(replaced), settings.get(name)]
+        if None not in given and "None" not in given:
+            raise UsageError(
+                f"{flag(replaced)}: {flag(name)} takes its place; leave one of the two out"
+            )
 
 
 def no_setting(name: str, algorithm: str) -> str:
@@ -162,9 +167,9 @@ def no_setting(name: str, algorithm: str) -> str:
 
 
 def _with_one_size(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings; with episodes_per_iter, steps_per_iter is None. Raises UsageError where both
-    are given."""
-    refuse_both_sizes(settings)
+    """The settings; with episodes_per_iter, steps_per_iter is None. Raises UsageError as
+    `refuse_two_sizes` does."""
+    refuse_two_sizes(settings)
     return ({"steps_per_iter": None} if "episodes_per_iter" in settings else {}) | settings
 
 

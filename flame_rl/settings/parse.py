@@ -15,7 +15,7 @@ import tyro
 
 from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
 from flame_rl.settings.checks import flag
-from flame_rl.settings.config import TrainConfig, names_of, no_setting, refuse_both_sizes
+from flame_rl.settings.config import TrainConfig, names_of, no_setting, refuse_two_sizes
 from flame_rl.system.errors import UsageError
 
 
@@ -46,7 +46,7 @@ def parse(
     """
     arguments = _with_hyphens(arguments)
     first = _read_first(arguments)
-    refuse_both_sizes(first)
+    refuse_two_sizes(first)
     if default is None:
         chosen = {name: first[name] for name in ("env", "algorithm") if name in first}
         if "episodes_per_iter" in first:
@@ -92,11 +92,12 @@ def resumed_folder(arguments: Sequence[str]) -> Path | None:
 
 def _read_first(arguments: Sequence[str]) -> dict[str, Any]:
     """The flags that decide how the others are read, as far as they are given: --env, --algorithm,
-    --episodes-per-iter, --steps-per-iter, --resume."""
+    --resume, the sizes of an iteration and the lengths of the run."""
     reader = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
     )
-    for name in ("--env", "--algorithm", "--episodes-per-iter", "--steps-per-iter"):
+    sizes = ("--episodes-per-iter", "--steps-per-iter", "--iterations", "--env-steps")
+    for name in ("--env", "--algorithm", *sizes):
         reader.add_argument(name)
     reader.add_argument("--resume", type=Path)
     try:
