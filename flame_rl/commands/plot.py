@@ -29,7 +29,7 @@ class PlotCommand:
     """Run folders; of one environment or of several."""
 
     columns: tuple[str, ...] = ("reward_mean",)
-    """Columns of metrics.csv, a curve for each."""
+    """Columns of metrics.csv, a curve for each; evaluation: the mean reward of evaluations."""
 
     output: Path = Path("curves.png")
     """The picture, .png or .svg."""

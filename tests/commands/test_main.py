@@ -63,7 +63,7 @@ def test_prints_what_the_documentation_shows(finished):
     lines = done.stdout.splitlines()
     rule = "=" * 60
     assert lines[0].startswith("No Flame cluster is configured; collecting with 2 local workers")
-    assert lines[2:17] == [
+    assert lines[2:18] == [
         rule,
         "Local REINFORCE on CartPole-v1",
         rule,
@@ -76,9 +76,10 @@ def test_prints_what_the_documentation_shows(finished):
         "  Training iterations: 12",
         "  Episodes per iteration: 10",
         "  Total episodes: 120",
+        "  Total steps: at most 60,000",
         "",
         "Starting local training...",
-        lines[16],
+        lines[17],
     ]
     progress = [line for line in lines if line.startswith("Iteration")]
     assert len(progress) == 3
