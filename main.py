@@ -21,6 +21,8 @@ def main() -> int:
         return run_command(sys.argv[1:])
     except KeyboardInterrupt:
         return 130
+    except SystemExit as end:  # after --help, or a flag that cannot be read
+        return end.code or 0
     except (UsageError, RunError, OSError) as error:
         text = why_refused(error) if isinstance(error, OSError) else error
         warn("\n".join([f"error: {text}", *getattr(error, "__notes__", [])]))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import tyro
 
+from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
@@ -60,7 +61,7 @@ class EvaluateCommand:
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
-    command = tyro.cli(EvaluateCommand, args=arguments, prog="main.py evaluate")
+    command = parse_command(EvaluateCommand, arguments, "main.py evaluate")
     with stop_on_signals() as stop:
         with contextlib.suppress(Interrupted):
             _run(command, stop)

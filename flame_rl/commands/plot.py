@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
 from flame_rl.system.output import say, warn
 
@@ -37,7 +38,7 @@ class PlotCommand:
 
 def plot(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is nothing to draw."""
-    command = tyro.cli(PlotCommand, args=arguments, prog="main.py plot")
+    command = parse_command(PlotCommand, arguments, "main.py plot")
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.report.curves import columns_of, group_runs, without_repetitions
     from flame_rl.report.figures import SUFFIXES, plot_settings

@@ -100,7 +100,7 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
     if notice := where_collected(config):
         say(f"{notice}\n")
     with contextlib.ExitStack() as ending:
-        trainer = ending.enter_context(Trainer(config, stop=stop))
+        trainer = ending.enter_context(Trainer(config, stop=stop, reports=True))
         if config.output.reproduce is None:
             folder = ending.enter_context(hold_folder(config))
             trainer.keep_files(folder / REPLAY_NAME)

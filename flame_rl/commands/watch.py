@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.parse import parse_command
 from flame_rl.system.display import has_display
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.output import say, warn
@@ -64,7 +65,7 @@ class WatchCommand:
 
 def watch(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
-    command = tyro.cli(WatchCommand, args=arguments, prog="main.py watch")
+    command = parse_command(WatchCommand, arguments, "main.py watch")
     if command.video is None and not has_display():
         raise UsageError(
             "there is no display for a window (DISPLAY, WAYLAND_DISPLAY): --video FILE.mp4 (or "

@@ -15,6 +15,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.settings.environments import environment_id, environment_name
 from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import EnvironmentSource, Experiment
+from flame_rl.settings.words import suggestion
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.fields import from_data, to_data
 
@@ -54,6 +55,7 @@ class TrainConfig:
         Raises:
             UsageError: a setting does not exist, or has a value that it cannot have.
         """
+        algorithm = algorithm.lower() if isinstance(algorithm, str) else algorithm
         chosen = settings_class(algorithm)
         env_id = environment_id(environment_name(env))
         preset = chosen.presets.get("", {}) | chosen.presets.get(env_id, {})
@@ -163,6 +165,9 @@ def no_setting(name: str, algorithm: str) -> str:
         *others, last = owners
         listed = f"{', '.join(others)} and {last}" if others else last
         return f"a setting of {listed}; {algorithm} has none of that name"
+    known = [name for kind in _kinds(settings_class(algorithm)).values() for name in names_of(kind)]
+    if nearest := suggestion(name, ["env", "algorithm", *known]):
+        return f"no such setting; did you mean {nearest}?"
     return "no such setting; print(TrainConfig()) shows them all"
 
 

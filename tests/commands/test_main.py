@@ -58,6 +58,14 @@ def test_help_is_quick_and_complete_without_torch(tmp_path):
         assert f"(default: {default})" in done.stdout
 
 
+def test_help_that_nobody_reads_to_its_end_is_no_error(tmp_path):
+    for words in (("--help",), ("evaluate", "--help")):
+        process = start_main(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.close()
+        assert (process.wait(30), process.stderr.read()) == (0, "")
+        process.stderr.close()
+
+
 def test_prints_what_the_documentation_shows(finished):
     done, _ = finished
     lines = done.stdout.splitlines()
