@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from flame_rl.commands.evaluate import headline
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.display import has_display
@@ -86,6 +87,8 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         request = trainer.evaluation_request(command.episodes, command.explore, command.seed)
+        count = command.episodes * trainer.spec.agent_count
+        say(headline(trainer, count, command.explore))
         limit = trainer.spec.time_limit
         steps = None if limit is None else limit * command.episodes
         with LateBar("Drawing", "env steps", steps) as bar:
@@ -97,7 +100,7 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
             for episode in show(snapshot, request, command.video, stop, on_step):
                 reward = trainer.learner.rewards.own_return(episode)
                 who = f"Episode {episode.index}{names[len(lengths)]}"
-                say(f"{who}: reward {reward} in {episode.length} steps")
+                say(f"  {who}: reward {reward:.1f} in {episode.length} steps")
                 lengths.append(episode.length)
                 if len(lengths) == len(names):
                     bar.shorten((limit or 0) - max(lengths))

@@ -22,6 +22,15 @@ from flame_rl.wire.fields import hints_of
 
 Command = TypeVar("Command")
 
+# The headings of --help by section, those that people need most first; the algorithm's is its name.
+_HEADINGS = {
+    "extra": "command",
+    "experiment": "experiment",
+    "algorithm": None,
+    "output": "files",
+    "execution": "execution",
+}
+
 
 def parse(
     arguments: Sequence[str],
@@ -77,7 +86,14 @@ def parse(
     for word, value in pairwise((*arguments, "--")):
         if "--output=" in (word, f"{word}={value}"):
             raise UsageError("--output: name a folder")
-    flat = {name: Annotated[type(each), tyro.conf.arg(name="")] for name, each in sections.items()}
+    flat = {
+        name: Annotated[
+            type(sections[name]),
+            tyro.conf.arg(name=heading or algorithm, prefix_name=False),
+        ]
+        for name, heading in _HEADINGS.items()
+        if name in sections
+    }
     # An algorithm's switches take True or False, because most are on by default.
     flat["algorithm"] = Annotated[flat["algorithm"], tyro.conf.FlagConversionOff]
     flags = make_dataclass("Flags", {"name": choice, **flat}.items())

@@ -58,6 +58,15 @@ def test_help_is_quick_and_complete_without_torch(tmp_path):
         assert f"(default: {default})" in done.stdout
 
 
+def test_help_has_headings_and_what_is_used_most_comes_first(tmp_path):
+    text = run_here("--algorithm", "ppo", "--help", cwd=tmp_path).stdout
+    headings = re.findall(r"╭─ (.*?) options ─", text)
+    assert headings == ["experiment", "ppo", "files", "execution"]
+    order = ("--env ", "--iterations ", "--clip-range ", "--output ", "--resume ", "--workers ")
+    places = [text.index(f"│ {name}") for name in order]
+    assert places == sorted(places)
+
+
 def test_help_that_nobody_reads_to_its_end_is_no_error(tmp_path):
     for words in (("--help",), ("evaluate", "--help")):
         process = start_main(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

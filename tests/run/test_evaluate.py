@@ -194,7 +194,7 @@ def test_the_command_prints_for_people_and_for_programs(whole, tmp_path):
         "seed": 0,
     }
     lines = text.stdout.splitlines()
-    assert lines[0] == "PPO on CartPole-v1 after 10 iterations, 12 episodes without exploring"
+    assert lines[0] == "PPO on CartPole-v1 after 10 iterations, 12 episodes, actions deterministic"
     assert lines[1] == (
         f"  Mean reward: {result['reward_mean']:.1f} "
         f"(95 %: {result['reward_low']:.1f} to {result['reward_high']:.1f})"
