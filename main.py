@@ -8,10 +8,14 @@ import os
 import signal
 import sys
 
+import flame_rl
 from flame_rl.commands import COMMANDS
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import why_refused
 from flame_rl.system.output import warn
+
+# What a Python without this project's environment lacks; see pyproject.toml.
+NEEDED = ("gymnasium", "numpy", "safetensors", "threadpoolctl", "torch", "tyro")
 
 
 def main() -> int:
@@ -21,6 +25,13 @@ def main() -> int:
         return run_command(sys.argv[1:])
     except KeyboardInterrupt:
         return 130
+    except SystemExit as end:  # after --help, or a flag that cannot be read
+        return end.code or 0
+    except ModuleNotFoundError as error:
+        if error.name not in NEEDED:
+            raise
+        warn(f"error: {error}; `uv run main.py …` installs what is missing (README.md)")
+        return 2
     except (UsageError, RunError, OSError) as error:
         text = why_refused(error) if isinstance(error, OSError) else error
         warn("\n".join([f"error: {text}", *getattr(error, "__notes__", [])]))
@@ -30,6 +41,9 @@ def main() -> int:
 def run_command(words: list[str]) -> int:
     """Run the command that the first word names, or else training; returns the exit code."""
     place = "flame_rl.commands.train:train"
+    if words == ["--version"]:
+        print(f"flame-rl {flame_rl.__version__}")
+        return 0
     if words and not words[0].startswith("-"):
         name, *words = words
         if name not in COMMANDS:

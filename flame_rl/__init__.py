@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib
 
+__version__ = "0.1.0"
+
 # Looked up where they are asked for.
 _MODULES = {"TrainConfig": "flame_rl.settings.config", "Trainer": "flame_rl.run.trainer"}
 

@@ -9,6 +9,7 @@ for the others.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -32,6 +33,8 @@ from flame_rl.wire.messages import (
 BLOCK_STEPS = 128
 # The most bytes of one column of a block; wide columns make blocks shorter.
 BLOCK_BYTES = 1 << 25
+# How often whoever waits is told of the progress.
+TELL_SECONDS = 0.2
 
 
 def collect_episodes(
@@ -39,6 +42,7 @@ def collect_episodes(
     request: CollectRequest,
     simulator: Simulator,
     withdrawn: Callable[[], bool] = lambda: False,
+    played: Callable[[int, int], None] = lambda episodes, env_steps: None,
 ) -> Episodes | CollectFailure:
     """Play the requested episodes side by side; a slot that is done takes the next at once.
 
@@ -47,6 +51,8 @@ def collect_episodes(
         request: names the episodes; its environment must be the simulator's.
         simulator: reset before use, so that its earlier state has no effect.
         withdrawn: called at every lock step; true when nobody wants the answer any more.
+        played: called every `TELL_SECONDS` with the numbers of episodes that have ended, and of env
+            steps, so far.
 
     Returns:
         The episodes in the order of `request.indices`, or why they could not be played.
@@ -69,12 +75,16 @@ def collect_episodes(
     if reason is not None:
         return _failure(request, "garbled", reason)
     play = _Play(policy, request, simulator)
+    told = time.monotonic()
     try:
         play.begin_episodes(play.running)
         while len(play.running) > 0:
             if withdrawn():
                 return _failure(request, "stale", "the learner has withdrawn this task")
             play.step()
+            if (now := time.monotonic()) - told >= TELL_SECONDS:
+                told = now
+                played(play.ended, play.env_steps)
     except SimulatorError as error:
         index, step, seed = play.where(error.slot)
         failure = error.failure(request.environment.env_id)
@@ -91,6 +101,7 @@ class _Play:
 
     Attributes:
         running: int [n], the slots that play, ascending.
+        ended, env_steps: the numbers of episodes that have ended, and of env steps.
     """
 
     def __init__(self, policy: ActingPolicy, request: CollectRequest, simulator: Simulator) -> None:
@@ -124,6 +135,7 @@ class _Play:
         # The last episode of each slot, -1 for none, and the number of episodes that have begun.
         self._episode = np.full(width, -1)
         self._begun = 0
+        self.ended = self.env_steps = 0
 
         widest = max(math.prod(c.shape) * np.dtype(c.dtype).itemsize for c in request.columns)
         steps = BLOCK_BYTES // (width * widest)
@@ -155,8 +167,10 @@ class _Play:
             self._check_finite("reward parts", simulator.reward_parts[live], "step", self.running)
         self._check_finite("observation", simulator.observations[live], "step", self.running)
         self._row = row + 1
+        self.env_steps += len(self.running)
         ended = simulator.terminated[live] | simulator.truncated[live]
         if ended.any():
+            self.ended += int(ended.sum())
             self._end_episodes(self.running[ended])
 
     def episodes(self) -> Episodes:

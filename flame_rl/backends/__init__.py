@@ -19,12 +19,19 @@ class Listener(Protocol):
         """What the run waits for, as of now; "" once it does not wait any more."""
         ...
 
+    def collecting(self, request: CollectRequest, episodes: int, env_steps: int) -> None:
+        """That many of the request's episodes have been played, in that many env steps; called a
+        few times a second by the thread that collects. What several agents play together is an
+        episode of each."""
+        ...
+
 
 class Backend(Protocol):
     """What the training loop requires of a backend.
 
     Attributes:
-        listener: told what a cluster is waited for; None: nobody is.
+        listener: told how many episodes have come, and what a cluster is waited for; None: nobody
+            is.
     """
 
     listener: Listener | None

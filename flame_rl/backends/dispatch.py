@@ -5,12 +5,16 @@ All backends share this; each supplies a `Transport`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.nets.acting import check_snapshot
@@ -27,6 +31,9 @@ from flame_rl.wire.messages import (
     concatenate,
 )
 from flame_rl.wire.packing import Buffer, WireError
+
+if TYPE_CHECKING:
+    from flame_rl.backends import Listener
 
 MAX_ATTEMPTS = 3
 # Workers that die one after another before they begin to play.
@@ -67,12 +74,15 @@ class Transport:
         check: called repeatedly while answers are awaited; may raise.
         failed: called when a task failed on its way and not in a worker, which does not count as an
             attempt; None if every failure counts.
+        played: the numbers of episodes and env steps that workers have played of the tasks in
+            flight, as far as that is known.
     """
 
     submit: Callable[[bytes, int], Future[Buffer]]
     in_flight: int
     check: Callable[[], None] = lambda: None
     failed: Callable[[CollectFailure], None] | None = None
+    played: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,7 @@ def gather(
     transport: Transport,
     task_sizes: Sequence[int],
     stop: threading.Event,
+    listener: Listener | None = None,
 ) -> Collected:
     """Collect all of `request`, in tasks of several episodes.
 
@@ -99,6 +110,7 @@ def gather(
         transport: sends the tasks.
         task_sizes: the number of episodes in each task; their sum is that of the request.
         stop: ends the wait when it is set.
+        listener: told how many episodes have been played; None: nobody is.
 
     Raises:
         UsageError, RunError, Interrupted: see `Backend.collect`. Tasks may then still be in flight.
@@ -111,6 +123,7 @@ def gather(
     answers: list[Episodes] = []
     bytes_out = bytes_in = retries = deaths = 0
     waiting = 0.0
+    come = np.zeros(2, np.int64)  # episodes and env steps
     while pending or running:
         while pending and len(running) < transport.in_flight:
             task = pending.pop()
@@ -132,6 +145,7 @@ def gather(
             bytes_in += size
             if not isinstance(answer, CollectFailure):
                 answers.append(answer)
+                come += len(answer), answer.steps
                 deaths = 0
                 continue
             retries += 1
@@ -151,6 +165,7 @@ def gather(
             else:
                 # Next in line, so that an environment that always fails soon ends the run.
                 pending += _retries_of(task, answer)
+        tell(listener, request, *(come + transport.played()))
     # Each answer holds consecutive episodes of the request.
     answers.sort(key=lambda episodes: episodes.index[0])
     episodes = concatenate(answers)
@@ -164,6 +179,13 @@ def _tasks_of(request: CollectRequest, sizes: Sequence[int]) -> list[_Task]:
         _Task(replace(request, indices=request.indices[start:stop]), attempt=1)
         for start, stop in itertools.pairwise([0, *ends])
     ]
+
+
+def tell(listener: Listener | None, request: CollectRequest, episodes: int, env_steps: int) -> None:
+    """Tell a listener, which may fail, how much of the request has been played."""
+    if listener is not None:
+        with contextlib.suppress(Exception):
+            listener.collecting(request, int(episodes), int(env_steps))
 
 
 def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:

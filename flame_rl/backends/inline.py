@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from functools import partial
 
 import threadpoolctl
 
@@ -11,7 +12,7 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.simulator import Simulator
-from flame_rl.backends.dispatch import Collected, Transport, explain, gather
+from flame_rl.backends.dispatch import Collected, Transport, explain, gather, tell
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
@@ -42,7 +43,8 @@ class InlineBackend:
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         def submit(data: bytes, episodes: int) -> Future[bytes]:
             task = codec.decode_request(data)
-            result = collect_episodes(snapshot, task, self._simulator, self._stop.is_set)
+            played = partial(tell, self.listener, task)
+            result = collect_episodes(snapshot, task, self._simulator, self._stop.is_set, played)
             future: Future[bytes] = Future()
             future.set_result(
                 codec.encode_failure(result)
@@ -55,7 +57,8 @@ class InlineBackend:
         with self._threads.limit(limits=1, user_api="blas"):
             # One task fills all slots, and no other worker waits for its end.
             sizes = [len(request.indices)]
-            return gather(snapshot, request, Transport(submit, in_flight=1), sizes, self._stop)
+            transport = Transport(submit, in_flight=1)
+            return gather(snapshot, request, transport, sizes, self._stop, self.listener)
 
     def close(self) -> None:
         if self._simulator is not None:

@@ -69,12 +69,16 @@ class ProcessBackend:
 
         workers = len(self._workers)
         began = time.monotonic()
-        transport = Transport(submit, in_flight=workers + 1)
+        transport = Transport(submit, in_flight=workers + 1, played=self._played)
         sizes = self.shares.of(len(request.indices))
-        collected = gather(snapshot, request, transport, sizes, self._stop)
+        collected = gather(snapshot, request, transport, sizes, self._stop, self.listener)
         self.shares.took(len(request.indices), time.monotonic() - began)
         # Each worker is sent the weights once.
         return replace(collected, bytes_out=collected.bytes_out + workers * len(encoded))
+
+    def _played(self) -> tuple[int, int]:
+        counts = [worker.played() for worker in self._workers]
+        return sum(episodes for episodes, _ in counts), sum(steps for _, steps in counts)
 
     def close(self) -> None:
         for worker in self._workers:

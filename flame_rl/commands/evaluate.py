@@ -7,12 +7,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
+from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
+
+if TYPE_CHECKING:
+    from flame_rl.run.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class EvaluateCommand:
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
-    command = tyro.cli(EvaluateCommand, args=arguments, prog="main.py evaluate")
+    command = parse_command(EvaluateCommand, arguments, "main.py evaluate")
     with stop_on_signals() as stop:
         with contextlib.suppress(Interrupted):
             _run(command, stop)
@@ -98,12 +103,20 @@ def _run(command: EvaluateCommand, stop: StopSignal) -> None:
         say(json.dumps(info | asdict(result)))
         return
     say(
-        f"{trainer.config.algorithm.title} on {info['env']} after {info['iterations']} iterations, "
-        f"{result.episodes} episodes {'exploring' if command.explore else 'without exploring'}\n"
+        f"{headline(trainer, result.episodes, command.explore)}\n"
         f"  Mean reward: {result.reward_mean:.1f} "
         f"(95 %: {result.reward_low:.1f} to {result.reward_high:.1f})\n"
         f"  Median:      {result.reward_median:.1f}\n"
         f"  Minimum:     {result.reward_min:.1f}\n"
         f"  Maximum:     {result.reward_max:.1f}\n"
         f"  Mean length: {result.length_mean:.1f}"
+    )
+
+
+def headline(trainer: Trainer, episodes: int, explore: bool) -> str:
+    """What is shown: the policy, how many episodes it plays, and how it acts in them."""
+    return (
+        f"{trainer.config.algorithm.title} on {trainer.spec.env_id} after "
+        f"{trainer.totals.iterations} iterations, {episodes} episodes, actions "
+        f"{'sampled' if explore else 'deterministic'}"
     )

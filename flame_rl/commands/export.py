@@ -8,6 +8,7 @@ from pathlib import Path
 
 import tyro
 
+from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import write_atomically
 from flame_rl.system.output import say, warn
@@ -33,7 +34,7 @@ class ExportCommand:
 def export(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if RUN has no policy, FILE cannot be written, or a package
     is missing."""
-    command = tyro.cli(ExportCommand, args=arguments, prog="main.py export")
+    command = parse_command(ExportCommand, arguments, "main.py export")
     if not command.file.parent.is_dir() or command.file.is_dir():
         raise UsageError(f"{command.file}: name a file in a folder that exists")
     from flame_rl.system.optional import require

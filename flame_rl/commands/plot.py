@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
 from flame_rl.system.output import say, warn
 
@@ -29,7 +30,7 @@ class PlotCommand:
     """Run folders; of one environment or of several."""
 
     columns: tuple[str, ...] = ("reward_mean",)
-    """Columns of metrics.csv, a curve for each."""
+    """Columns of metrics.csv, a curve for each; evaluation: the mean reward of evaluations."""
 
     output: Path = Path("curves.png")
     """The picture, .png or .svg."""
@@ -37,7 +38,7 @@ class PlotCommand:
 
 def plot(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is nothing to draw."""
-    command = tyro.cli(PlotCommand, args=arguments, prog="main.py plot")
+    command = parse_command(PlotCommand, arguments, "main.py plot")
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.report.curves import columns_of, group_runs, without_repetitions
     from flame_rl.report.figures import SUFFIXES, plot_settings

@@ -23,6 +23,7 @@ from flame_rl.run.folder import (
 )
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
+from flame_rl.system.display import has_display
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.optional import require
 from flame_rl.system.output import say, warn
@@ -48,7 +49,7 @@ def train(arguments: Sequence[str]) -> int:
         config, _ = parse(arguments, description=f"{DESCRIPTION}\n\nOther commands: {commands}.")
     with stop_on_signals() as stop:
         with contextlib.suppress(Interrupted):
-            _run(config, stop)
+            _run(config, stop, arguments)
         return stop.exit_code
 
 
@@ -85,10 +86,11 @@ def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
     return given
 
 
-def _run(config: TrainConfig, stop: StopSignal) -> None:
-    """Train, and report to the console and the run folder."""
+def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> None:
+    """Train, and report to the console and the run folder, which keeps the command's arguments."""
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.backends.select import where_collected
+    from flame_rl.run.starts import record_start
     from flame_rl.run.trainer import Trainer
 
     here = Path.cwd()  # an environment may change it
@@ -98,7 +100,7 @@ def _run(config: TrainConfig, stop: StopSignal) -> None:
     if notice := where_collected(config):
         say(f"{notice}\n")
     with contextlib.ExitStack() as ending:
-        trainer = ending.enter_context(Trainer(config, stop=stop))
+        trainer = ending.enter_context(Trainer(config, stop=stop, reports=True))
         if config.output.reproduce is None:
             folder = ending.enter_context(hold_folder(config))
             trainer.keep_files(folder / REPLAY_NAME)
@@ -122,6 +124,7 @@ def _run(config: TrainConfig, stop: StopSignal) -> None:
             say(f"{trainer.learner.algorithm.notice}\n")
         if trainer.files is not None:
             trainer.files.recall()
+        record_start(folder, arguments, done)
         console = train_and_report(trainer, folder, here)
         trainer.close()
         console.summary(interrupted=stop.is_set())
@@ -130,6 +133,29 @@ def _run(config: TrainConfig, stop: StopSignal) -> None:
 
             plot_curve(folder, title=f"{config.algorithm.title} on {trainer.spec.env_id}")
         say(f"Run folder: {path_to_show(folder, here)}")
+        say(how_to_go_on(trainer, shlex.quote(str(path_to_show(folder, here)))))
+
+
+def how_to_go_on(trainer: Trainer, folder: str) -> str:
+    """The commands to type next, with the run folder."""
+    from flame_rl.run.results import progress
+
+    done, experiment = trainer.totals, trainer.config.experiment
+    command = f"uv run main.py --resume {folder}"
+    if not done.iterations:
+        return f"No iteration is finished; begin again with:\n  {command}"
+    if progress(experiment, done) < 1:
+        return f"Saved after {done.iterations} iterations; go on with:\n  {command}"
+    film = "" if has_display() else " --video film.mp4"
+    more = f"--iterations {2 * experiment.iterations}"
+    if experiment.env_steps is not None:
+        more = f"--env-steps {2 * experiment.env_steps}"
+    return (
+        "Evaluate it, watch it, or train it for longer:\n"
+        f"  uv run main.py evaluate {folder}\n"
+        f"  uv run --group video main.py watch {folder}{film}\n"
+        f"  {command} {more}"
+    )
 
 
 def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleReporter:

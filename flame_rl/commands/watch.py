@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from flame_rl.commands.evaluate import headline
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.parse import parse_command
 from flame_rl.system.display import has_display
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.output import say, warn
@@ -64,7 +66,7 @@ class WatchCommand:
 
 def watch(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
-    command = tyro.cli(WatchCommand, args=arguments, prog="main.py watch")
+    command = parse_command(WatchCommand, arguments, "main.py watch")
     if command.video is None and not has_display():
         raise UsageError(
             "there is no display for a window (DISPLAY, WAYLAND_DISPLAY): --video FILE.mp4 (or "
@@ -85,6 +87,8 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         request = trainer.evaluation_request(command.episodes, command.explore, command.seed)
+        count = command.episodes * trainer.spec.agent_count
+        say(headline(trainer, count, command.explore))
         limit = trainer.spec.time_limit
         steps = None if limit is None else limit * command.episodes
         with LateBar("Drawing", "env steps", steps) as bar:
@@ -96,7 +100,7 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
             for episode in show(snapshot, request, command.video, stop, on_step):
                 reward = trainer.learner.rewards.own_return(episode)
                 who = f"Episode {episode.index}{names[len(lengths)]}"
-                say(f"{who}: reward {reward} in {episode.length} steps")
+                say(f"  {who}: reward {reward:.1f} in {episode.length} steps")
                 lengths.append(episode.length)
                 if len(lengths) == len(names):
                     bar.shorten((limit or 0) - max(lengths))

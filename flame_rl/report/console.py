@@ -7,10 +7,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from flame_rl.run.evaluation import Evaluation
 from flame_rl.run.results import IterationResult, Totals, progress
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.output import say
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -37,8 +38,15 @@ class ConsoleReporter:
         """Print the header; `done` are the totals of a resumed run when it starts again."""
         self._done = done
         self._config = config
-        self._began = self._said_at = time.perf_counter()
+        self._began = self._said_at = self._reported_at = time.perf_counter()
         self._last: IterationResult | None = None
+        # The latest evaluation with the number of its iteration, and whether a line shows it.
+        self._evaluation: tuple[int, Evaluation] | None = None
+        self._evaluation_said = True
+        # The collection that is shown, when it began, and what is below the bar.
+        self._collection: tuple[str, int] | None = None
+        self._collecting_since = self._began
+        self._below = {"collecting": "", "waiting": ""}
         self._retries = self._undone = 0
         self._progress: Progress | None = None
         self._live: Live | None = None
@@ -55,14 +63,23 @@ class ConsoleReporter:
             f"  Observation dim: {spec.observation_dim}\n"
             f"  Action dim: {spec.action_dim}\n"
             f"  Continuous actions: {spec.continuous}\n"
-            f"{_device(config)}{_agents(spec)}{_amounts(config)}"
+            f"{_device(config)}{_agents(spec)}{_amounts(config, spec)}"
             "\n"
-            f"Starting {mode} training..."
+            f"{self._start(mode)}"
         )
-        if done.iterations:
-            self._print(f"Going on after iteration {done.iterations - 1}")
         if sys.stdout is not None and sys.stdout.isatty():
             self._start_bar()
+
+    def _start(self, mode: str) -> str:
+        if self._is_finished:
+            return f"This run is finished, after {self._done.iterations} iterations."
+        going_on = f"\nGoing on after iteration {self._done.iterations - 1}"
+        return f"Starting {mode} training...{going_on if self._done.iterations else ''}"
+
+    @property
+    def _is_finished(self) -> bool:
+        """Whether there was nothing to do from the start."""
+        return progress(self._config.experiment, self._done) >= 1
 
     def _start_bar(self) -> None:
         # Here and not above: only a terminal needs it.
@@ -73,37 +90,39 @@ class ConsoleReporter:
             MofNCompleteColumn,
             Progress,
             TextColumn,
-            TimeRemainingColumn,
+            TimeElapsedColumn,
         )
 
         self._progress = Progress(
             TextColumn("Env steps" if self._counts_steps else "Iteration"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("reward {task.fields[reward]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[scores]}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
         )
         experiment = self._config.experiment
         self._progress.add_task(
             "",
             total=experiment.env_steps if self._counts_steps else experiment.iterations,
             completed=self._completed(self._done),
-            reward="",
+            scores="",
+            left="",
         )
         console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._live = Live(self._progress, console=console, transient=True)
         self._live.start()
 
     def report(self, result: IterationResult) -> None:
-        self._last = result
+        self._last, self._reported_at = result, time.perf_counter()
         self._retries += result.timing.retries
         self._undone += result.losses.get("update_scale") == 0
-        if self._progress is not None:
-            self._progress.update(
-                self._progress.task_ids[0],
-                completed=self._completed(result.totals),
-                reward=f"{result.reward_mean:.1f}",
-            )
+        if result.evaluation is not None:
+            self._evaluation = result.iteration, result.evaluation
+            self._evaluation_said = False
+        self._advance(self._completed(result.totals))
+        self._show("collecting", "")
+        first = result.iteration == self._done.iterations
         last = progress(self._config.experiment, result.totals) >= 1
         now = time.perf_counter()
         late = now - self._said_at >= LINE_EVERY_SECONDS
@@ -113,8 +132,74 @@ class ConsoleReporter:
                 f"Iteration {result.iteration:3d} | Mean Reward: {result.reward_mean:8.1f} | "
                 f"Loss: {_loss(result)}"
             )
+            if not self._evaluation_said:
+                self._evaluation_said = True
+                self._print(self._evaluated())
+        # A bar shows it all the time.
+        if (first or late) and self._live is None and self._seconds_left() >= LINE_EVERY_SECONDS:
+            self._print(f"  {self._left()}")
         if self._config.output.verbose:
             self._print(_details(result))
+
+    def _advance(self, completed: float) -> None:
+        """Move the bar."""
+        if self._progress is None:
+            return
+        scores = []
+        if self._last is not None:
+            scores.append(f"reward {self._last.reward_mean:.1f}")
+        if self._evaluation is not None:
+            scores.append(f"evaluation {self._evaluation[1].reward_mean:.1f}")
+        self._progress.update(
+            self._progress.task_ids[0],
+            completed=completed,
+            scores=", ".join(scores),
+            left=self._left(),
+        )
+
+    def _evaluated(self) -> str:
+        iteration, evaluation = self._evaluation
+        return f"  Evaluation after iteration {iteration}: {evaluation}"
+
+    def _seconds_left(self) -> float:
+        """Until the end of the run, as far as its speed so far tells; 0 before the first iteration
+        has ended."""
+        if self._last is None:
+            return 0.0
+        experiment = self._config.experiment
+        begun, done = progress(experiment, self._done), progress(experiment, self._last.totals)
+        spent, since = self._reported_at - self._began, time.perf_counter() - self._reported_at
+        return max(0.0, spent * (1 - done) / (done - begun) - since)
+
+    def _left(self) -> str:
+        seconds = self._seconds_left()
+        return f"about {_duration(seconds)} left" if seconds >= 1 else ""
+
+    def collecting(self, request: CollectRequest, episodes: int, env_steps: int) -> None:
+        """Show how much of a request has been played: below the bar, or in a line every
+        `LINE_EVERY_SECONDS`."""
+        now = time.perf_counter()
+        collection = request.stream, request.iteration
+        if collection != self._collection:
+            self._collection, self._collecting_since = collection, now
+        seconds = now - self._collecting_since
+        wanted = len(request.indices) * request.agents
+        text = (
+            f"Iteration {request.iteration:3d}: {episodes} of {wanted} "
+            f"{'' if request.stream == 'training' else 'evaluation '}episodes, {env_steps:,} env "
+            f"steps, {env_steps / max(seconds, 1e-3):,.0f} a second"
+        )
+        if episodes >= wanted and request.stream == "training":
+            text = f"Iteration {request.iteration:3d}: learning from {env_steps:,} env steps"
+        totals = self._last.totals if self._last else self._done
+        # Not of what is collected ahead.
+        if request.stream == "training" and request.iteration == totals.iterations:
+            more = env_steps if self._counts_steps else min(episodes / wanted, 0.99)
+            self._advance(self._completed(totals) + more)
+        self._show("collecting", text)
+        if self._live is None and now - self._said_at >= LINE_EVERY_SECONDS:
+            self._said_at = now
+            self._print(f"  {text}, {_duration(now - self._began)} since the start")
 
     @property
     def _counts_steps(self) -> bool:
@@ -129,13 +214,8 @@ class ConsoleReporter:
 
     def waiting(self, text: str) -> None:
         """Show what is waited for: below the bar, or in a line every `WAIT_LINE_SECONDS`."""
+        self._show("waiting", text)
         if self._live is not None:
-            from rich.console import Group
-            from rich.text import Text
-
-            # The console wraps nothing by itself, and would cut the text off.
-            below = Text(text, no_wrap=False, overflow="fold")
-            self._live.update(Group(self._progress, below) if text else self._progress)
             return
         now = time.perf_counter()
         if not text:
@@ -143,6 +223,17 @@ class ConsoleReporter:
         elif self._waiting_said_at is None or now - self._waiting_said_at >= WAIT_LINE_SECONDS:
             self._waiting_said_at = now
             self._print(text)
+
+    def _show(self, what: str, text: str) -> None:
+        """Replace one of the texts below the bar."""
+        self._below[what] = text
+        if self._live is not None:
+            from rich.console import Group
+            from rich.text import Text
+
+            # The console wraps nothing by itself, and would cut the text off.
+            below = [Text(each, no_wrap=False, overflow="fold") for each in self._below.values()]
+            self._live.update(Group(self._progress, *filter(None, below)))
 
     def close(self) -> None:
         """Remove the progress bar."""
@@ -152,6 +243,8 @@ class ConsoleReporter:
 
     def summary(self, interrupted: bool) -> None:
         """Print the closing lines; after an interrupt, they cover what was done until then."""
+        if self._is_finished:
+            return
         seconds = time.perf_counter() - self._began
         total = self._last.episodes if self._last else self._done.episodes
         rate = (total - self._done.episodes) / seconds
@@ -171,6 +264,8 @@ class ConsoleReporter:
             )
         if self._last:
             lines.append(f"  Final Mean Reward: {self._last.reward_mean:.1f}")
+        if self._evaluation:
+            lines.append(self._evaluated())
         self._print("\n".join([*lines, RULE]))
 
     def _print(self, text: str) -> None:
@@ -222,15 +317,27 @@ def _agents(spec: EnvironmentSpec) -> str:
     return f"  Agents: {count}, with an episode and a reward each\n" if count else ""
 
 
-def _amounts(config: TrainConfig) -> str:
-    experiment = config.experiment
+def _duration(seconds: float) -> str:
+    """Seconds in words: 40 s, 5 min, 2 h 10 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
+
+
+def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> str:
+    experiment, limit = config.experiment, spec.time_limit
     iterations, steps = experiment.iterations, experiment.steps_per_iter
-    episodes = experiment.episodes_per_iter
+    # Each of several agents has an episode of its own.
+    episodes = experiment.episodes_per_iter * spec.agent_count
     each = f"  Episodes per iteration: {episodes}\n"
-    total = f"  Total episodes: {iterations * episodes}\n"
+    most = "unknown, without a time limit"
+    if limit is not None:
+        most = f"at most {iterations * episodes * limit:,}"
+    total = f"  Total episodes: {iterations * episodes}\n  Total steps: {most}\n"
     if steps is not None:
         each = f"  Steps per iteration: about {steps}\n"
-        total = f"  Total steps: about {iterations * steps}\n"
+        total = f"  Total steps: about {iterations * steps:,}\n"
     if experiment.env_steps is not None:
-        return f"{each}  Total steps: {experiment.env_steps}, to the end of an iteration\n"
+        return f"{each}  Total steps: {experiment.env_steps:,}, to the end of an iteration\n"
     return f"  Training iterations: {iterations}\n{each}{total}"

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from flame_rl.report.tables import METRICS_NAME, TIMING_NAME, read_columns
-from flame_rl.run.folder import CONFIG_NAME
+from flame_rl.run.folder import CONFIG_NAME, EVALUATIONS_NAME
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import environment_id
 from flame_rl.system.errors import UsageError
@@ -18,6 +18,8 @@ from flame_rl.system.errors import UsageError
 # The horizontal axis of a curve: an attribute of `Run`.
 Axis = Literal["env_steps", "seconds"]
 
+# Stands, among the columns of metrics.csv, for the mean rewards of evaluations.csv.
+EVALUATION = "evaluation"
 # Points of a mean curve.
 _POINTS = 200
 
@@ -117,8 +119,8 @@ def group_runs(runs: list[Run]) -> list[Setting]:
 
 
 def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Setting]:
-    """For each setting and each of these columns of metrics.csv, a setting whose runs have that
-    column in place of their rewards. Of several columns the names tell which.
+    """For each setting and each of these columns of metrics.csv, or `EVALUATION`, a setting whose
+    runs have that column in place of their rewards. Of several columns the names tell which.
 
     Raises:
         UsageError: a run has no such column, or iterations without a value of it.
@@ -138,6 +140,8 @@ def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Settin
 
 
 def _with_column(run: Run, column: str) -> Run:
+    if column == EVALUATION:
+        return _with_evaluations(run)
     values = read_columns(run.folder / METRICS_NAME)
     if column not in values:
         raise UsageError(
@@ -155,6 +159,25 @@ def _with_column(run: Run, column: str) -> Run:
     return replace(
         run,
         rewards=numbers[there],
+        env_steps=run.env_steps[there],
+        seconds=run.seconds[there],
+    )
+
+
+def _with_evaluations(run: Run) -> Run:
+    try:
+        values = read_columns(run.folder / EVALUATIONS_NAME)
+    except OSError as error:
+        raise UsageError(
+            f"--columns: {run.folder} has no evaluations; --evaluate-every makes them"
+        ) from error
+    iterations = np.array(values.get("iteration", ()), np.int64)
+    there = iterations[iterations < len(run.rewards)]
+    if not len(there):
+        raise UsageError(f"--columns: {run.folder / EVALUATIONS_NAME} has no rows yet")
+    return replace(
+        run,
+        rewards=np.array(values["reward_mean"])[: len(there)],
         env_steps=run.env_steps[there],
         seconds=run.seconds[there],
     )

@@ -11,8 +11,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flame_rl.report.curves import Axis, Setting, mean_curve, smooth, smoothing_window
+from flame_rl.report.curves import EVALUATION, Axis, Setting, mean_curve, smooth, smoothing_window
 from flame_rl.report.tables import METRICS_NAME, read_columns
+from flame_rl.run.folder import EVALUATIONS_NAME
 from flame_rl.system.display import has_display
 from flame_rl.system.errors import UsageError
 
@@ -42,7 +43,7 @@ def plot_curve(folder: Path, title: str) -> Path | None:
     """Draw curve.png from the run's metrics.csv and show it where there is a display.
 
     It shows the mean reward over env steps, its spread (one standard deviation over the iteration's
-    episodes) and a moving average over a tenth of the iterations.
+    episodes), a moving average over a tenth of the iterations, and the evaluations.
 
     Args:
         folder: the run folder.
@@ -67,12 +68,32 @@ def plot_curve(folder: Path, title: str) -> Path | None:
     if window > 1:
         label = f"moving average over {window} iterations"
         axes.plot(steps, smooth(mean), color="tab:blue", linewidth=2, label=label)
+    _draw_evaluations(axes, folder)
     _finish(axes, "env_steps")
     axes.set(ylabel="reward of an episode", title=title)
     axes.legend(loc="best", framealpha=0.9)
     path = folder / "curve.png"
     _save_and_show(figure, path)
     return path
+
+
+def _draw_evaluations(axes: Axes, folder: Path) -> None:
+    """The evaluations of a run that has some, with their 95 % intervals."""
+    path = folder / EVALUATIONS_NAME
+    if not path.exists() or not (rows := read_columns(path)):
+        return
+    mean, low, high = (np.array(rows[f"reward_{name}"]) for name in ("mean", "low", "high"))
+    axes.errorbar(
+        rows["env_steps"],
+        mean,
+        # Rounding may put an interval's end on the other side of the mean.
+        np.maximum(0, [mean - low, high - mean]),
+        fmt="D",
+        color="tab:red",
+        markersize=4,
+        capsize=2,
+        label="evaluation, with its 95 % interval",
+    )
 
 
 def plot_settings(
@@ -113,7 +134,7 @@ def plot_settings(
                 if setting.env == env:
                     _draw(axes, axis, setting, names.index(setting.name))
             _finish(axes, axis)
-        rewards = all(column.startswith("reward_") for column in columns)
+        rewards = all(column.startswith(("reward_", EVALUATION)) for column in columns)
         row[0].set_ylabel("reward of an episode" if rewards else "mean of an iteration")
         row[0].set_title(env, loc="left", fontweight="bold")
     entries = _legend(grid.ravel())

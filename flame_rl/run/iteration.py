@@ -58,7 +58,8 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
         losses = learner.update(learned, progress(experiment, done))
         updated = time.perf_counter()
         evaluation = None
-        if experiment.evaluate_every and after.iterations % experiment.evaluate_every == 0:
+        every = experiment.evaluate_every
+        if every and (after.iterations % every == 0 or progress(experiment, after) >= 1):
             evaluation = _validate(trainer, backend)
         evaluated = time.perf_counter()
         rewards = np.array([episode.rewards.sum() for episode in own])

@@ -41,8 +41,11 @@ from flame_rl.run.resume import (
 )
 from flame_rl.run.sizes import refuse_impossible_sizes, refuse_many_episodes
 from flame_rl.run.warnings import environment_warnings
+from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import CALLABLE, environment_id
+from flame_rl.settings.execution import Output
+from flame_rl.settings.experiment import EnvironmentSource
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.signals import unless_stopped
 from flame_rl.wire.messages import CollectRequest, Episodes
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
 
 # Called with every result as soon as there is one; "stop" ends the iteration over a Trainer.
 Callback = Callable[[IterationResult], Literal["stop"] | None]
+
+# Settings that the command line carries out, and not the Trainer.
+REPORTS = ("output", "tensorboard", "plot", "verbose")
 
 
 class Trainer:
@@ -78,21 +84,29 @@ class Trainer:
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: TrainConfig | EnvironmentSource,
         callback: Callback | None = None,
         stop: threading.Event | None = None,
+        reports: bool = False,
     ) -> None:
         """Start the workers or reach the cluster, and make the networks.
 
         Args:
-            config: what to train. `resume` has no effect until `resume_run` is called.
+            config: what to train; an environment alone stands for TrainConfig(env). `resume` has no
+                effect until `resume_run` is called.
             callback: called with every result; if it returns "stop", iterating ends.
             stop: when another thread sets it, the method that is running raises `Interrupted`.
+            reports: whether the caller writes and shows what `config.output` asks for, as the
+                command line does. Otherwise settings that would have no effect are refused.
 
         Raises:
             UsageError: the environment or a setting cannot be used.
             RunError: the cluster cannot be used.
         """
+        if not isinstance(config, TrainConfig):
+            config = TrainConfig(config)
+        if not reports:
+            _refuse_reports(config.output)
         self.config = config
         self.warnings: list[str] = []
         self._callback = callback
@@ -174,7 +188,9 @@ class Trainer:
         config = saved.changed(**changes)
         if different := differences(saved, config):
             raise UsageError(f"these changes would make it another run: {different}")
-        trainer = cls(config, callback, stop)
+        _refuse_reports(replace(Output(), **{n: changes[n] for n in REPORTS if n in changes}))
+        # The run folder's own settings ask nothing of this Trainer.
+        trainer = cls(config, callback, stop, reports=True)
         try:
             trainer._take_up(checkpoint, path)
         except BaseException:
@@ -379,6 +395,16 @@ def _register(make: Callable[[], gymnasium.Env], name: str) -> str:
 
     gymnasium.register(env_id, entry_point)
     return env_id
+
+
+def _refuse_reports(output: Output) -> None:
+    """Raise UsageError for settings that only the command line carries out."""
+    for name in REPORTS:
+        if getattr(output, name) != getattr(Output(), name):
+            raise UsageError(
+                f"{name}: a Trainer prints nothing, and writes nothing but what save(path) does; "
+                f"leave it out, or train with main.py {flag(name)}"
+            )
 
 
 @contextmanager

@@ -11,23 +11,8 @@ from flame_rl.wire.messages import EnvironmentSpec
 
 
 def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
-    """What a run's user should know of evaluations, time limits and the bounds of actions."""
-    return (
-        _evaluation_warnings(config)
-        + _time_limit_warnings(config, spec)
-        + _bounds_warnings(config, spec)
-    )
-
-
-def _evaluation_warnings(config: TrainConfig) -> list[str]:
-    experiment = config.experiment
-    every, last = experiment.evaluate_every, experiment.iterations
-    if every is None or experiment.env_steps is not None or every <= last:
-        return []
-    return [
-        f"--evaluate-every: {every}, and the run has {last} iterations: no evaluation takes place, "
-        "and no best.ckpt is written"
-    ]
+    """What a run's user should know of time limits and the bounds of actions."""
+    return _time_limit_warnings(config, spec) + _bounds_warnings(config, spec)
 
 
 def _time_limit_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:

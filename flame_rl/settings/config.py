@@ -11,9 +11,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
+from flame_rl.settings.checks import flag
 from flame_rl.settings.environments import environment_id, environment_name
 from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import EnvironmentSource, Experiment
+from flame_rl.settings.words import suggestion
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.fields import from_data, to_data
 
@@ -53,6 +55,7 @@ class TrainConfig:
         Raises:
             UsageError: a setting does not exist, or has a value that it cannot have.
         """
+        algorithm = algorithm.lower() if isinstance(algorithm, str) else algorithm
         chosen = settings_class(algorithm)
         env_id = environment_id(environment_name(env))
         preset = chosen.presets.get("", {}) | chosen.presets.get(env_id, {})
@@ -143,12 +146,16 @@ def names_of(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def refuse_both_sizes(settings: Mapping[str, Any]) -> None:
-    """Raise UsageError where both sizes of an iteration are given."""
-    if None not in (settings.get("episodes_per_iter"), settings.get("steps_per_iter")):
-        raise UsageError(
-            "--episodes-per-iter: --steps-per-iter takes its place; leave one of the two out"
-        )
+def refuse_two_sizes(settings: Mapping[str, Any]) -> None:
+    """Raise UsageError where two sizes of an iteration are given, or two lengths of the run; a text
+    is a word of the command line."""
+    pairs = (("episodes_per_iter", "steps_per_iter"), ("iterations", "env_steps"))
+    for replaced, name in pairs:
+        given = [settings.get(replaced), settings.get(name)]
+        if None not in given and "None" not in given:
+            raise UsageError(
+                f"{flag(replaced)}: {flag(name)} takes its place; leave one of the two out"
+            )
 
 
 def no_setting(name: str, algorithm: str) -> str:
@@ -158,13 +165,16 @@ def no_setting(name: str, algorithm: str) -> str:
         *others, last = owners
         listed = f"{', '.join(others)} and {last}" if others else last
         return f"a setting of {listed}; {algorithm} has none of that name"
+    known = [name for kind in _kinds(settings_class(algorithm)).values() for name in names_of(kind)]
+    if nearest := suggestion(name, ["env", "algorithm", *known]):
+        return f"no such setting; did you mean {nearest}?"
     return "no such setting; print(TrainConfig()) shows them all"
 
 
 def _with_one_size(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings; with episodes_per_iter, steps_per_iter is None. Raises UsageError where both
-    are given."""
-    refuse_both_sizes(settings)
+    """The settings; with episodes_per_iter, steps_per_iter is None. Raises UsageError as
+    `refuse_two_sizes` does."""
+    refuse_two_sizes(settings)
     return ({"steps_per_iter": None} if "episodes_per_iter" in settings else {}) | settings
 
 

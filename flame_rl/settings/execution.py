@@ -62,11 +62,8 @@ class Output:
     output: Path | None = None
     """Run folder; default: runs/<env>-<algorithm>-<time>."""
 
-    checkpoint_every: Count = 10
-    """Iterations between two checkpoints; the last state is saved in any case."""
-
-    keep_checkpoints: Count = 3
-    """Number of latest checkpoints to keep, besides the best."""
+    resume: Path | None = None
+    """Go on with the run in this folder. It needs no other flag."""
 
     verbose: bool = False
     """Print more about every iteration: the spread of its rewards, all metrics of the update, speed
@@ -78,8 +75,11 @@ class Output:
     plot: bool = False
     """Draw curve.png at the end, and show it where there is a display."""
 
-    resume: Path | None = None
-    """Go on with the run in this folder. It needs no other flag."""
+    checkpoint_every: Count = 10
+    """Iterations between two checkpoints; the last state is saved in any case."""
+
+    keep_checkpoints: Count = 3
+    """Number of latest checkpoints to keep, besides the best."""
 
     reproduce: CountOrZero | None = None
     """With --resume: collect only this episode of the next iteration, in this process."""

@@ -86,8 +86,8 @@ class Experiment:
     """Width of the recurrent layer."""
 
     evaluate_every: Count | None = None
-    """Evaluate the policy after every N iterations, in separate episodes, without exploring;
-    best.ckpt is then the best by that score, and not by the training reward."""
+    """Evaluate the policy after every N iterations and after the last one, in separate episodes,
+    without exploring; best.ckpt is then the best by that score, and not by the training reward."""
 
     evaluate_episodes: Count = 20
     """Number of episodes in an evaluation."""

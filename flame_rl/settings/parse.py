@@ -9,14 +9,27 @@ from collections.abc import Sequence
 from dataclasses import make_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
 from flame_rl.settings.checks import flag
-from flame_rl.settings.config import TrainConfig, names_of, no_setting, refuse_both_sizes
+from flame_rl.settings.config import TrainConfig, names_of, no_setting, refuse_two_sizes
+from flame_rl.settings.words import plain_words
 from flame_rl.system.errors import UsageError
+from flame_rl.wire.fields import hints_of
+
+Command = TypeVar("Command")
+
+# The headings of --help by section, those that people need most first; the algorithm's is its name.
+_HEADINGS = {
+    "extra": "command",
+    "experiment": "experiment",
+    "algorithm": None,
+    "output": "files",
+    "execution": "execution",
+}
 
 
 def parse(
@@ -46,7 +59,7 @@ def parse(
     """
     arguments = _with_hyphens(arguments)
     first = _read_first(arguments)
-    refuse_both_sizes(first)
+    refuse_two_sizes(first)
     if default is None:
         chosen = {name: first[name] for name in ("env", "algorithm") if name in first}
         if "episodes_per_iter" in first:
@@ -60,29 +73,56 @@ def parse(
             "begin a new run"
         )
     _refuse_flags_of_others(arguments, algorithm)
-    arguments = _switched_on(arguments, default.algorithm)
-    for word, value in pairwise((*arguments, "--")):
-        if "--output=" in (word, f"{word}={value}"):
-            raise UsageError("--output: name a folder")
-    sections = vars(default) | ({} if extra is None else {"extra": extra()})
-    flat = {name: Annotated[type(each), tyro.conf.arg(name="")] for name, each in sections.items()}
-    # An algorithm's switches take True or False, because most are on by default.
-    flat["algorithm"] = Annotated[flat["algorithm"], tyro.conf.FlagConversionOff]
     choice = Annotated[
         Literal[tuple(ALGORITHMS)],
         tyro.conf.arg(name="algorithm", help="What improves the policy; its flags are below."),
     ]
+    sections = vars(default) | ({} if extra is None else {"extra": extra()})
+    hints = {"algorithm": choice}
+    for each in sections.values():
+        hints |= hints_of(type(each))
+    arguments = plain_words(arguments, hints, names_of(type(default.algorithm)))
+    arguments = _switched_on(arguments, default.algorithm)
+    for word, value in pairwise((*arguments, "--")):
+        if "--output=" in (word, f"{word}={value}"):
+            raise UsageError("--output: name a folder")
+    flat = {
+        name: Annotated[
+            type(sections[name]),
+            tyro.conf.arg(name=heading or algorithm, prefix_name=False),
+        ]
+        for name, heading in _HEADINGS.items()
+        if name in sections
+    }
+    # An algorithm's switches take True or False, because most are on by default.
+    flat["algorithm"] = Annotated[flat["algorithm"], tyro.conf.FlagConversionOff]
     flags = make_dataclass("Flags", {"name": choice, **flat}.items())
-    read = tyro.cli(
-        flags,
-        args=arguments,
-        default=flags(name=algorithm, **sections),
-        prog=prog,
-        description=inspect.cleandoc(description),
+    read = _read(
+        flags, arguments, prog, flags(name=algorithm, **sections), inspect.cleandoc(description)
     )
     given = {name: getattr(read, name) for name in sections}
     filled = given.pop("extra", None)
     return TrainConfig.of_sections(given), filled
+
+
+def parse_command(kind: type[Command], arguments: Sequence[str], prog: str) -> Command:
+    """Read the words of another command than training into its dataclass. Raises UsageError."""
+    arguments = plain_words(_with_hyphens(arguments), hints_of(kind))
+    return _read(kind, arguments, prog)
+
+
+def _read(
+    kind: type[Command],
+    arguments: Sequence[str],
+    prog: str,
+    default: Command | None = None,
+    description: str | None = None,
+) -> Command:
+    options = {} if default is None else {"default": default}
+    try:
+        return tyro.cli(kind, args=arguments, prog=prog, description=description, **options)
+    except BrokenPipeError:  # of --help, where `head` reads
+        raise SystemExit(0) from None
 
 
 def resumed_folder(arguments: Sequence[str]) -> Path | None:
@@ -92,18 +132,22 @@ def resumed_folder(arguments: Sequence[str]) -> Path | None:
 
 def _read_first(arguments: Sequence[str]) -> dict[str, Any]:
     """The flags that decide how the others are read, as far as they are given: --env, --algorithm,
-    --episodes-per-iter, --steps-per-iter, --resume."""
+    --resume, the sizes of an iteration and the lengths of the run."""
     reader = argparse.ArgumentParser(
         add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
     )
-    for name in ("--env", "--algorithm", "--episodes-per-iter", "--steps-per-iter"):
+    sizes = ("--episodes-per-iter", "--steps-per-iter", "--iterations", "--env-steps")
+    for name in ("--env", "--algorithm", *sizes):
         reader.add_argument(name)
     reader.add_argument("--resume", type=Path)
     try:
         first, _ = reader.parse_known_args(arguments)
     except argparse.ArgumentError:
         return {}  # A flag without its value: the second reading explains it better.
-    return vars(first)
+    first = vars(first)
+    if "algorithm" in first:
+        first["algorithm"] = first["algorithm"].lower()
+    return first
 
 
 def _refuse_flags_of_others(arguments: Sequence[str], algorithm: str) -> None:

@@ -147,7 +147,8 @@ def measure(
     with ExitStack() as ending:
         # First, so that workers start while torch is imported.
         backend = ending.enter_context(closing(make_backend(config, stop)))
-        trainer = ending.enter_context(Trainer(config.changed(local=True, workers=0), stop=stop))
+        here = config.changed(local=True, workers=0)
+        trainer = ending.enter_context(Trainer(here, stop=stop, reports=True))
         trainer.resume_run()
         backend.describe(environment_of(config, trainer.spec.env_id))
         workers = backend.executors if is_distributed(config) else local_workers(config)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from concurrent.futures import Future
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -23,9 +24,11 @@ from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, Environment
 from tests.helpers import (
     assert_same_episodes,
+    described,
     environment_id,
     random_snapshot,
     request_for,
+    snapshot_for,
     together,
 )
 
@@ -244,6 +247,31 @@ def test_backends_agree_to_the_bit():
         backend.close()
     assert_same_episodes(collected[1], collected[0])
     assert_same_episodes(collected[2], collected[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_listener_hears_how_much_has_been_played(workers):
+    class Listener:
+        heard: ClassVar[list] = []
+
+        def collecting(self, request, episodes, env_steps):
+            self.heard.append((episodes, env_steps))
+            raise RuntimeError("which ends no run")
+
+    env_id = environment_id("Slow")
+    request = request_for(env_id, range(8))
+    stop, spec = threading.Event(), described(env_id)
+    backend = ProcessBackend(workers, PATIENCE, stop) if workers else InlineBackend(stop)
+    try:
+        backend.describe(request.environment)
+        backend.listener = Listener()
+        collected = backend.collect(snapshot_for(spec), request)
+    finally:
+        backend.close()
+    episodes, steps = len(collected.episodes), collected.episodes.steps
+    heard = Listener.heard
+    assert heard[-1] == (episodes, steps)
+    assert any(0 < part[1] < steps for part in heard)
 
 
 def test_a_crash_costs_a_retry_and_no_bit(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -15,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+import flame_rl
 from flame_rl.run.folder import hold_folder
 from flame_rl.settings.config import TrainConfig
 from tests.helpers import ROOT, SOON, environment_id, run_here, run_main, start_main
@@ -56,12 +58,29 @@ def test_help_is_quick_and_complete_without_torch(tmp_path):
         assert f"(default: {default})" in done.stdout
 
 
+def test_help_has_headings_and_what_is_used_most_comes_first(tmp_path):
+    text = run_here("--algorithm", "ppo", "--help", cwd=tmp_path).stdout
+    headings = re.findall(r"╭─ (.*?) options ─", text)
+    assert headings == ["experiment", "ppo", "files", "execution"]
+    order = ("--env ", "--iterations ", "--clip-range ", "--output ", "--resume ", "--workers ")
+    places = [text.index(f"│ {name}") for name in order]
+    assert places == sorted(places)
+
+
+def test_help_that_nobody_reads_to_its_end_is_no_error(tmp_path):
+    for words in (("--help",), ("evaluate", "--help")):
+        process = start_main(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process.stdout.close()
+        assert (process.wait(30), process.stderr.read()) == (0, "")
+        process.stderr.close()
+
+
 def test_prints_what_the_documentation_shows(finished):
     done, _ = finished
     lines = done.stdout.splitlines()
     rule = "=" * 60
     assert lines[0].startswith("No Flame cluster is configured; collecting with 2 local workers")
-    assert lines[2:17] == [
+    assert lines[2:18] == [
         rule,
         "Local REINFORCE on CartPole-v1",
         rule,
@@ -74,9 +93,10 @@ def test_prints_what_the_documentation_shows(finished):
         "  Training iterations: 12",
         "  Episodes per iteration: 10",
         "  Total episodes: 120",
+        "  Total steps: at most 60,000",
         "",
         "Starting local training...",
-        lines[16],
+        lines[17],
     ]
     progress = [line for line in lines if line.startswith("Iteration")]
     assert len(progress) == 3
@@ -87,7 +107,14 @@ def test_prints_what_the_documentation_shows(finished):
     assert re.fullmatch(r"  Total time: \d+\.\d\ds", lines[end + 1])
     assert re.fullmatch(r"  Episodes: 120 \(\d+\.\d episodes/sec\)", lines[end + 2])
     assert re.fullmatch(r"  Final Mean Reward: \d+\.\d", lines[end + 3])
-    assert lines[end + 4] == rule
+    assert lines[end + 4 :] == [
+        rule,
+        "Run folder: run",
+        "Evaluate it, watch it, or train it for longer:",
+        "  uv run main.py evaluate run",
+        "  uv run --group video main.py watch run --video film.mp4",
+        "  uv run main.py --resume run --iterations 24",
+    ]
     assert done.stderr == "" and "\x1b" not in done.stdout
 
 
@@ -101,6 +128,7 @@ def test_writes_the_run_folder(finished):
         "weights.safetensors",
         "checkpoints",
         "curve.png",
+        "starts.jsonl",
     }
     config = TrainConfig.from_json((folder / "config.json").read_text())
     assert (config.experiment.env, config.experiment.seed, config.experiment.iterations) == (
@@ -123,6 +151,42 @@ def test_writes_the_run_folder(finished):
     assert len(timing) == 12
     assert all(float(row["collecting_seconds"]) > 0 for row in timing)
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_run_folder_tells_how_the_run_was_made(finished, tmp_path):
+    _, folder = finished
+    run = shutil.copytree(folder, tmp_path / "run")
+    done = run_here("--resume", "run", "--iterations", "13", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = map(json.loads, (run / "starts.jsonl").read_text().splitlines())
+    assert first["command"] == f"main.py {' '.join(QUICK)} --workers 2 --plot --output run"
+    assert second["command"] == "main.py --resume run --iterations 13"
+    assert (first["iterations"], second["iterations"]) == (0, 12)
+    assert first["flame_rl"].startswith(flame_rl.__version__)
+    assert first["versions"]["numpy"] == np.__version__
+
+
+def test_a_commit_is_named_where_there_is_one(monkeypatch, tmp_path):
+    from flame_rl.run.starts import package_version
+
+    monkeypatch.setattr(flame_rl, "__file__", str(tmp_path / "flame_rl" / "__init__.py"))
+    assert package_version() == flame_rl.__version__
+    name = ("-c", "user.name=a", "-c", "user.email=b")
+    for words in (["init", "-q"], [*name, "commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    assert re.fullmatch(rf"{flame_rl.__version__}, commit [0-9a-f]{{40}}", package_version())
+    (tmp_path / "file").touch()
+    assert package_version().endswith(", changed")
+
+
+def test_a_finished_run_says_so_and_how_to_go_on(finished, tmp_path):
+    shutil.copytree(finished[1], tmp_path / "run")
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "This run is finished, after 12 iterations." in done.stdout
+    assert "uv run main.py --resume run --iterations 24" in done.stdout
+    for misleading in ("Starting", "Going on", "Complete", "episodes/sec"):
+        assert misleading not in done.stdout
 
 
 def test_the_saved_weights_are_those_of_the_last_row(finished):
@@ -166,6 +230,7 @@ def test_the_default_folder_names_environment_and_algorithm(tmp_path):
         (["--max-grad-norm", "0"], "--max-grad-norm"),
         (["--iterations", "many"], "--iterations"),
         (["--no-such-flag"], "--no-such-flag"),
+        (["--env-steps", "30"], "--iterations: --env-steps takes its place"),
         (["--env", "hoper"], "nearest names: Hopper-v5"),
         (["--env", "nowhere:Thing-v0"], "module 'nowhere'"),
         (["--env", environment_id("TextObservation")], "Text"),
@@ -265,6 +330,7 @@ def test_one_signal_saves_and_leaves_nothing(number, code, tmp_path):
     assert process.returncode == code, errors
     assert psutil.wait_procs(children, timeout=1)[1] == []
     assert "Training Interrupted!" in output and "Final Mean Reward" in output
+    assert re.search(r"Saved after \d+ iterations; go on with:\n.*main.py --resume run\n", output)
     assert_saved_weights(tmp_path / "run")
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -31,7 +30,7 @@ from flame_rl.wire.messages import EnvironmentSpec
 from tests.environments import Base
 from tests.flame_fixtures import run as run_in
 from tests.flame_fixtures import start as start_in
-from tests.helpers import ROOT, clean_environment, environment_id, run_here, spec_of
+from tests.helpers import ROOT, clean_environment, environment_id, run_here
 
 SMALL = ("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "2")
 
@@ -109,14 +108,6 @@ def test_what_ends_a_run_that_has_learned_is_no_mistake_in_the_command(tmp_path)
     done = run_here("--env", environment_id("FailingLate"), *flags, cwd=tmp_path)
     assert done.returncode == 1 and "reward: step returned NaN" in done.stderr
     assert (tmp_path / "run" / "checkpoints" / "00000004.ckpt").exists()
-
-
-def test_an_evaluation_that_never_comes_is_said():
-    spec = spec_of(3, 2, continuous=False)
-    for every, told in ((5, True), (2, False)):
-        config = TrainConfig(iterations=2, evaluate_every=every, max_episode_steps=9)
-        warnings = environment_warnings(config, replace(spec, time_limit=9))
-        assert any("no evaluation takes place" in text for text in warnings) is told
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])

@@ -1,9 +1,10 @@
-"""What the console shows while a cluster gives no sign of life."""
+"""What the console shows of a run: its size, its progress, evaluations, waits for a cluster."""
 
 from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from flame_rl import TrainConfig
 from flame_rl.report import console as console_module
 from flame_rl.report.console import ConsoleReporter
-from flame_rl.run.results import Totals
-from tests.helpers import shown_on_a_terminal, spec_of
+from flame_rl.run.evaluation import Evaluation
+from flame_rl.run.results import IterationResult, Timing, Totals
+from tests.helpers import request_for, shown_on_a_terminal, spec_of
 
 WORDS = "0 of 2 executors are working (2 unbinding, no sign of node flame-node); giving up in {} s"
 
@@ -34,6 +36,85 @@ def test_a_wait_gets_few_lines_in_a_pipe(console, capsys, monkeypatch):
     console.say("An executor was lost")
     lines = ["second 0", "second 30", "second 60", "second 90", "second 0", "An executor was lost"]
     assert capsys.readouterr().out.splitlines() == lines
+
+
+REQUEST = request_for("CartPole-v1", range(100), run_seed=0, iteration=0)
+
+
+def test_an_iteration_that_takes_long_shows_what_has_come_in(console, capsys, monkeypatch):
+    now = console._began
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    capsys.readouterr()
+    for second in range(41):
+        console.collecting(REQUEST, second, 500 * second)
+        now += 1.0
+    console.report(result_of(0))
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == (
+        "  Iteration   0: 30 of 100 episodes, 15,000 env steps, 500 a second, 30 s since the start"
+    )
+    assert rest[0].startswith("Iteration   0 | Mean Reward: ")
+    assert rest[1:] == ["  about 1 h 8 min left"]  # 99 times 41 s
+
+
+def test_evaluations_are_in_the_lines_and_in_the_summary(console, capsys):
+    evaluation = Evaluation(20, 45.0, 40.0, 50.0, 44.0, 30.0, 60.0, 45.0)
+    text = f"  Evaluation after iteration 3: {evaluation}"
+    capsys.readouterr()
+    for iteration in range(12):
+        console.report(result_of(iteration, evaluation if iteration == 3 else None))
+    lines = capsys.readouterr().out.splitlines()
+    (place,) = [number for number, line in enumerate(lines) if line == text]
+    assert lines[place - 1].startswith("Iteration  10 | ")
+    console.summary(interrupted=True)
+    assert text in capsys.readouterr().out.splitlines()
+
+
+def test_the_size_of_the_run_is_said_at_once(capsys):
+    spec = replace(spec_of(1, 2, False), time_limit=500)
+    for settings, limit, words in (
+        ({}, 500, "Total steps: at most 5,000,000"),
+        ({}, None, "Total steps: unknown, without a time limit"),
+        ({"steps_per_iter": 2000}, 500, "Total steps: about 200,000"),
+        ({"env_steps": 30_000}, 500, "Total steps: 30,000, to the end of an iteration"),
+    ):
+        ConsoleReporter(TrainConfig(**settings), replace(spec, time_limit=limit), False, Totals())
+        assert f"  {words}" in capsys.readouterr().out.splitlines()
+
+
+def result_of(iteration: int, evaluation: Evaluation | None = None) -> IterationResult:
+    numbers = dict.fromkeys(("reward_mean", "reward_std", "reward_min", "reward_max"), 9.0)
+    count = iteration + 1
+    return IterationResult(
+        iteration=iteration,
+        episodes=100 * count,
+        env_steps=20_000 * count,
+        **numbers,
+        length_mean=200.0,
+        losses={"loss": 0.5},
+        weights_digest="",
+        timing=Timing(1.0, 1.0, 0.0, 0.0, 500.0, 0, 0, 0, 0),
+        evaluation=evaluation,
+    )
+
+
+def test_a_bar_moves_within_an_iteration():
+    code = """
+import time
+from tests.report.test_console import *
+console = ConsoleReporter(TrainConfig(iterations=2), spec_of(1, 2, False), False, Totals())
+for episodes in (20, 50):
+    console.collecting(REQUEST, episodes, 500 * episodes)
+    time.sleep(0.5)
+console.report(result_of(0, Evaluation(20, 45.0, 40.0, 50.0, 44.0, 30.0, 60.0, 45.0)))
+time.sleep(0.5)
+console.close()
+"""
+    text = shown_on_a_terminal(sys.executable, "-c", code, columns=120)
+    assert "Traceback" not in text, text
+    assert "20 of 100 episodes, 10,000 env steps" in text and "50 of 100 episodes" in text
+    assert "reward 9.0, evaluation 45.0" in text
+    assert re.search(r"about \d+ s left", text)
 
 
 def test_a_wait_is_counted_down_below_the_bar_of_a_terminal():

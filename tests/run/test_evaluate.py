@@ -117,6 +117,19 @@ def test_exploring_is_what_training_does():
     assert abs(greedy.reward_mean - trained.reward_mean) > 5 * spread
 
 
+@pytest.mark.parametrize("length", [{"iterations": 3}, {"env_steps": 120}])
+def test_the_last_policy_is_always_evaluated(length):
+    config = TrainConfig(
+        **({"local": True, "workers": 0, "episodes_per_iter": 2, "evaluate_episodes": 2} | length),
+        **{"evaluate_every": 2, "hidden_sizes": (4,)},
+    )
+    with Trainer(config) as trainer:
+        results = list(trainer)
+    evaluated = [result.iteration for result in results if result.evaluation is not None]
+    last = len(results) - 1
+    assert evaluated == sorted({*range(1, last, 2), last})
+
+
 def test_the_seeds_of_the_streams_never_meet():
     seeds = [
         reset_seed(7, iteration, index, stream)
@@ -181,7 +194,7 @@ def test_the_command_prints_for_people_and_for_programs(whole, tmp_path):
         "seed": 0,
     }
     lines = text.stdout.splitlines()
-    assert lines[0] == "PPO on CartPole-v1 after 10 iterations, 12 episodes without exploring"
+    assert lines[0] == "PPO on CartPole-v1 after 10 iterations, 12 episodes, actions deterministic"
     assert lines[1] == (
         f"  Mean reward: {result['reward_mean']:.1f} "
         f"(95 %: {result['reward_low']:.1f} to {result['reward_high']:.1f})"
@@ -291,7 +304,7 @@ def test_evaluating_changes_nothing_of_the_training(whole, tmp_path):
 
 def test_an_evaluation_is_of_the_weights_after_its_iteration(whole):
     rows = evaluations(whole)
-    assert [row["iteration"] for row in rows] == [2, 5, 8]
+    assert [row["iteration"] for row in rows] == [2, 5, 8, 9]
     config = TrainConfig.from_json((whole / CONFIG_NAME).read_text())
     best = checkpoint.read_checkpoint(whole / "checkpoints" / "best.ckpt")
     iteration = best.totals.iterations - 1

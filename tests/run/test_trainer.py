@@ -42,6 +42,8 @@ def make(env: object = "cartpole", **options) -> Trainer:
     settings = SMALL | {"iterations": 4} | options
     if "steps_per_iter" in options:
         del settings["episodes_per_iter"]
+    if "env_steps" in options:
+        del settings["iterations"]
     return Trainer(TrainConfig(env=env, **settings), callback)
 
 
@@ -507,3 +509,19 @@ def test_a_closed_trainer_reproduces_nothing():
         pass
     with pytest.raises(UsageError, match="this Trainer is closed"):
         trainer.reproduce()
+
+
+def test_an_environment_alone_is_a_configuration():
+    with Trainer("cartpole") as trainer:
+        assert trainer.config == TrainConfig("cartpole", device="cpu")
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "plot", "verbose", "output"])
+def test_settings_that_a_trainer_would_ignore_are_refused(name, tmp_path):
+    value = tmp_path if name == "output" else True
+    with pytest.raises(UsageError, match=f"^{name}: a Trainer prints nothing.* --{name}$"):
+        make(**{name: value})
+    with make() as trainer:
+        trainer.save(tmp_path / "some.ckpt")
+    with pytest.raises(UsageError, match=f"^{name}: "):
+        Trainer.load(tmp_path / "some.ckpt", **{name: value})

@@ -87,6 +87,70 @@ def test_a_switch_without_a_word_is_on(words, overlap, decay):
     assert config.experiment.iterations == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("--env-steps 1e6", {"env_steps": 1_000_000}),
+        ("--env-steps=2_000", {"env_steps": 2000}),
+        ("--seed 9007199254740993", {"seed": 9007199254740993}),
+        ("--hidden-sizes 64,32", {"hidden_sizes": (64, 32)}),
+        ("--hidden-sizes=64, 32 16", {"hidden_sizes": (64, 32, 16)}),
+        ("--reward-parts a,b", {"reward_parts": ("a", "b")}),
+        ("--algorithm PPO --activation ReLU", {"algorithm": "ppo", "activation": "relu"}),
+        ("--local true --plot False", {"local": True}),
+        ("--algorithm ppo --overlap=true", {"algorithm": "ppo", "overlap": True}),
+        ("--steps-per-iter None", {}),
+        ("--output 1e6", {"output": "1e6"}),
+    ],
+)
+def test_values_are_taken_in_the_forms_that_people_type(words, values):
+    config, _ = parse(words.split())
+    assert config == TrainConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("--env-steps many", "--env-steps: an integer or None, not many"),
+        ("--env-steps 1.5", "--env-steps: an integer or None, not 1.5"),
+        ("--iterations 1,000", "--iterations: an integer, not 1,000"),
+        ("--iterations nan", "--iterations: an integer, not nan"),
+        ("--hidden-sizes wide", "--hidden-sizes: a list of integers, not wide"),
+        ("--learning-rate fast", "--learning-rate: a number, not fast"),
+        ("--learning-rate", "--learning-rate: a value is missing: a number"),
+        ("--learning-rate-decay no", "--learning-rate-decay: True or False, not no"),
+        ("--memory rnn", "--memory: none, gru, lstm, not rnn"),
+        ("--enviroment ant", "--enviroment: there is no such flag; did you mean --env?"),
+        ("--env_step 9", "--env-step: there is no such flag; did you mean --env-steps?"),
+        ("--algo ppo", "did you mean --algorithm?"),
+        ("--zzz", "--zzz: there is no such flag; --help lists them all"),
+        ("--no-seed", "--no-seed: there is no such flag"),
+    ],
+)
+def test_mistakes_are_named_in_plain_words(words, text):
+    with pytest.raises(UsageError) as caught:
+        parse(words.split())
+    assert text in str(caught.value)
+
+
+def test_python_suggests_names_and_takes_lists():
+    assert TrainConfig(hidden_sizes=[3, 4], algorithm="PPO").experiment.hidden_sizes == (3, 4)
+    with pytest.raises(UsageError, match="enviroment: no such setting; did you mean env"):
+        TrainConfig(enviroment="ant")
+    with pytest.raises(UsageError, match="no such setting; print"):
+        TrainConfig(zzz=1)
+
+
+def test_other_commands_are_read_alike():
+    from flame_rl.commands.evaluate import EvaluateCommand
+    from flame_rl.settings.parse import parse_command
+
+    read = parse_command(EvaluateCommand, ["--episodes", "1e2", "run", "--json"], "evaluate")
+    assert (read.episodes, read.run, read.json) == (100, Path("run"), True)
+    with pytest.raises(UsageError, match="did you mean --episodes"):
+        parse_command(EvaluateCommand, ["run", "--episods", "5"], "evaluate")
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("env", [*ENVIRONMENTS, "Pendulum-v1"])
 def test_presets_are_values_of_fields_and_reach_training(algorithm, env):

@@ -149,7 +149,10 @@ def test_the_episodes_shown_are_those_of_an_evaluation(trained):
         assert [number for number, *_ in shown] == ["0", "1"]
         rewards = [float(reward) for _, reward, _ in shown]
         figures = json.loads(evaluated.stdout)
-        assert [min(rewards), max(rewards)] == [figures["reward_min"], figures["reward_max"]]
+        spread = [figures["reward_min"], figures["reward_max"]]
+        assert [min(rewards), max(rewards)] == pytest.approx(spread, abs=0.051)
+        described = run_here("evaluate", *flags, "--workers", "0", cwd=trained).stdout
+        assert watched.stdout.splitlines()[0] == described.splitlines()[0]
         frames, _ = imageio_ffmpeg.count_frames_and_secs(str(trained / "f.mp4"))
         assert frames == sum(int(steps) + 1 for *_, steps in shown)
 
@@ -166,7 +169,7 @@ def test_the_untrained_policy_is_the_one_that_training_begins_with(tmp_path):
     assert watched.returncode == 0, watched.stderr
     rewards = [float(r) for r in re.findall(r"reward ([\d.]+) in 6 steps", watched.stdout)]
     with Trainer(TrainConfig(env=env, local=True, workers=0)) as trainer:
-        assert np.mean(rewards) == trainer.evaluate(3).reward_mean
+        assert np.mean(rewards) == pytest.approx(trainer.evaluate(3).reward_mean, abs=0.051)
 
 
 @pytest.mark.parametrize(

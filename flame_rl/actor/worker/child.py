@@ -10,18 +10,19 @@ import signal
 import sys
 import threading
 
-from flame_rl.actor.worker.frames import read_frame, write_frame
+from flame_rl.actor.worker.frames import PROGRESS, read_frame, write_frame
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
 
-def main(last_words_fd: int, lifeline: int) -> None:
+def main(last_words_fd: int, lifeline: int, progress_fd: int) -> None:
     """Read frames and answer requests until standard input closes.
 
     Args:
         last_words_fd: the file for the traceback of a crash.
         lifeline: the pipe whose other end the supervisor holds.
+        progress_fd: the file for `frames.PROGRESS` of the task.
     """
     faulthandler.enable(os.fdopen(last_words_fd, "w"))
     questions = os.fdopen(os.dup(0), "rb", buffering=0)
@@ -39,6 +40,11 @@ def main(last_words_fd: int, lifeline: int) -> None:
 
     snapshot: PolicySnapshot | WireError = WireError("no weights have come yet")
     simulators: dict[Environment, Simulator] = {}
+
+    def played(episodes: int, env_steps: int) -> None:
+        with contextlib.suppress(OSError):  # a full disk
+            os.pwrite(progress_fd, PROGRESS.pack(episodes, env_steps), 0)
+
     while True:
         try:
             frame, _ = read_frame(questions)
@@ -65,7 +71,7 @@ def main(last_words_fd: int, lifeline: int) -> None:
                 if environment not in simulators:
                     simulators[environment], _ = choose_simulator(environment)
                 write_frame(answers, b"")  # from here on it plays
-                result = collect_episodes(snapshot, request, simulators[environment])
+                result = collect_episodes(snapshot, request, simulators[environment], played=played)
                 answer = (
                     codec.encode_failure(result)
                     if isinstance(result, CollectFailure)
@@ -100,4 +106,4 @@ def _die_with(lifeline: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

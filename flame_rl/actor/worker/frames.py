@@ -16,6 +16,8 @@ from flame_rl.wire.packing import Buffer
 
 # The size of the message and the peak memory of its sender, both in bytes.
 _HEAD = struct.Struct("<QQ")
+# What a child has played of its task: episodes that have ended, and env steps.
+PROGRESS = struct.Struct("<QQ")
 # Far above any real answer; a child that announces more is not answering.
 MAX_FRAME_BYTES = 1 << 34
 # A frame is read in pieces of this size, so that memory is not taken for a size that a broken child

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import struct
 import subprocess
 import tempfile
 import threading
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
-from flame_rl.actor.worker.frames import enlarge, read_frame, ready, write_frame
+from flame_rl.actor.worker.frames import PROGRESS, enlarge, read_frame, ready, write_frame
 from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, FailureKind
@@ -48,6 +49,7 @@ class _Player(ChildProcess):
 
     Attributes:
         last_words: the file for the traceback of a crash.
+        progress: the file in which it notes how far it is with its task.
         sent: the encoded weights that it holds.
         episodes: how many it has played.
         memory_bytes: its peak memory at its last answer.
@@ -57,10 +59,11 @@ class _Player(ChildProcess):
         self.sent: bytes | None = None
         self.episodes = self.memory_bytes = 0
         self.last_words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
+        self.progress = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         # The child holds the other end and dies when this one closes, with its supervisor.
         lifeline, held = os.pipe()
         self._lifeline = os.fdopen(held, "wb", buffering=0)
-        descriptors = [self.last_words.fileno(), lifeline]
+        descriptors = [self.last_words.fileno(), lifeline, self.progress.fileno()]
         try:
             super().__init__(
                 "flame_rl.actor.worker.child", *map(str, descriptors), descriptors=descriptors
@@ -74,6 +77,7 @@ class _Player(ChildProcess):
     def end(self) -> None:
         super().end()
         self.last_words.close()
+        self.progress.close()
         self._lifeline.close()
 
 
@@ -82,7 +86,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._child: _Player | None = None
-        self._closed = False
+        self._closed = self._playing = False
         self._calling = threading.RLock()
 
     @property
@@ -90,6 +94,17 @@ class Worker:
         """The child's process id; None while there is none."""
         child = self._child
         return child.pid if child else None
+
+    def played(self) -> tuple[int, int]:
+        """The numbers of episodes and env steps of the task that the child is at, as of now; for
+        any thread."""
+        child = self._child
+        if child is None or not self._playing:
+            return 0, 0
+        try:
+            return PROGRESS.unpack(os.pread(child.progress.fileno(), PROGRESS.size, 0))
+        except (ValueError, OSError, struct.error):  # it has just ended, or just begun
+            return 0, 0
 
     def start(self) -> None:
         """Start the child unless it runs. Raises BrokenPipeError after `close`."""
@@ -147,7 +162,11 @@ class Worker:
             return [request] if self._child.sent == snapshot else [snapshot, request]
 
         with self._calling:
+            if self._child is not None:
+                self._child.progress.truncate(0)  # of the task before
+            self._playing = True
             answer = self._call(frames, limits.deadline, withdrawn)
+            self._playing = False
             if (child := self._child) is not None:
                 child.sent = snapshot
                 child.episodes += limits.episodes

@@ -172,7 +172,7 @@ class FlameBackend:
                 self._check,
                 self._transport_failed,
             )
-            collected = gather(snapshot, request, transport, sizes, self._stop)
+            collected = gather(snapshot, request, transport, sizes, self._stop, self.listener)
         except EnvironmentUnusable as error:
             # `describe` has made it on this machine.
             error.add_note(

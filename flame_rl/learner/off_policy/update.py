@@ -215,9 +215,10 @@ def _refuse_other_actions(
     kind: Literal["any", "discrete", "continuous"], spec: EnvironmentSpec
 ) -> None:
     if kind == "discrete" and not isinstance(spec.action_space, spaces.Discrete):
-        wanted, instead = "Discrete actions", "sac, or ppo for several choices at once"
+        wanted, instead = "Discrete actions", "ppo or sac" if spec.continuous else "ppo"
     elif kind == "continuous" and not spec.continuous:
-        wanted, instead = "continuous actions, a Box", "ppo, or dqn if Discrete"
+        one_choice = isinstance(spec.action_space, spaces.Discrete)
+        wanted, instead = "continuous actions, a Box", "dqn or ppo" if one_choice else "ppo"
     else:
         return
     raise UsageError(
