@@ -89,7 +89,8 @@ def parse(
     flat = {
         name: Annotated[
             type(sections[name]),
-            tyro.conf.arg(name=heading or algorithm, prefix_name=False),
+            tyro.conf.arg(name=heading or algorithm),
+            tyro.conf.OmitArgPrefixes,
         ]
         for name, heading in _HEADINGS.items()
         if name in sections
