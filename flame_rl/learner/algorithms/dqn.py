@@ -28,6 +28,7 @@ from flame_rl.learner.off_policy.values import (
     softmax,
     td_targets,
 )
+from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns
 from flame_rl.nets.discrete import dueling
 from flame_rl.nets.network import Samples
@@ -45,7 +46,7 @@ class DQN(GradientStep):
     actions = "discrete"
     metrics = ("loss", "value", "td_error")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
         settings: DQNSettings = config.algorithm
         self._settings, self._gamma = settings, config.experiment.gamma
         self._support = None
@@ -60,7 +61,7 @@ class DQN(GradientStep):
         returns = Returns(settings.dueling, quantiles, self._support)
         self._atoms = returns.numbers
         self.policy = model.action_values(spec, config, returns)
-        self._q = ActionValues(config, self.policy, settings.target_period)
+        self._q = ActionValues(config, train(self.policy), settings.target_period)
         self.parts = self._q.parts
         self._loss = dueling_loss(loss, self._atoms) if settings.dueling else loss
 

@@ -22,6 +22,7 @@ from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.returns import discounted_returns
 from flame_rl.learner.on_policy.update import make_actor_critic
+from flame_rl.learner.training.trained import Train
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.impala import ImpalaSettings
@@ -38,10 +39,10 @@ class Impala(GradientStep):
     metrics = ("loss", "value_loss", "policy_entropy", "td_error", "importance")
     columns = (_LOG_PROBS,)
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
         self._settings: ImpalaSettings = config.algorithm
         self._gamma = config.experiment.gamma
-        self._networks = make_actor_critic(config, spec)
+        self._networks = make_actor_critic(config, spec, train)
         self.policy, self.parts = self._networks.policy.module, self._networks.parts
 
     def record(self, episodes: Episodes) -> Episodes:

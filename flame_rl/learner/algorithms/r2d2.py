@@ -18,6 +18,7 @@ from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, sequences
 from flame_rl.learner.off_policy.values import of_actions, q_loss, td_targets
+from flame_rl.learner.training.trained import Train
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.r2d2 import R2D2Settings
@@ -32,14 +33,14 @@ class R2D2(GradientStep):
     remembers = True
     metrics = ("loss", "value", "td_error")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
         """Raises UsageError for a network without a memory."""
         if config.experiment.memory == "none":
             raise UsageError("--memory: r2d2 is for networks with one; choose gru or lstm, or dqn")
         self._settings: R2D2Settings = config.algorithm
         self._gamma = config.experiment.gamma
         self.policy = model.action_values(spec, config)
-        self._q = ActionValues(config, self.policy)
+        self._q = ActionValues(config, train(self.policy))
         self.parts = self._q.parts
 
     def exploration(self, env_steps: int) -> dict[str, float]:

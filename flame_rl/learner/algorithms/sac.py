@@ -22,10 +22,9 @@ from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
-from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.flat import adam_of
 from flame_rl.learner.training.slices import at_once
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.training.trained import Train
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.sac import SACSettings
@@ -46,13 +45,15 @@ class SAC(GradientStep):
     actions = "continuous"
     metrics = ("loss", "value_loss", "value", "td_error", "policy_entropy", "temperature")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
         settings: SACSettings = config.algorithm
         self._settings = settings
         self._gamma, self._width = config.experiment.gamma, spec.action_dim
         self.policy = model.squashed_policy(spec, config)
-        self._pi = TrainedNetwork(self.policy, network_of)
-        self._critics = CriticEnsemble(config, spec, count=2, average=settings.average_critics)
+        self._pi = train(self.policy)
+        self._critics = CriticEnsemble(
+            config, spec, train, count=2, average=settings.average_critics
+        )
         temperature = Temperature(settings.initial_temperature)
         self._log_alpha = adam_of(temperature)
         self._target_entropy = settings.target_entropy * self._width

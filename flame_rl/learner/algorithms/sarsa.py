@@ -17,6 +17,7 @@ from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import expected_values, of_actions, q_loss, td_targets
+from flame_rl.learner.training.trained import Train
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.sarsa import SarsaSettings
@@ -29,11 +30,11 @@ class Sarsa(GradientStep):
     actions = "discrete"
     metrics = ("loss", "value", "td_error")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
         self._settings: SarsaSettings = config.algorithm
         self._gamma = config.experiment.gamma
         self.policy = model.action_values(spec, config)
-        self._q = ActionValues(config, self.policy)
+        self._q = ActionValues(config, train(self.policy))
         self.parts = self._q.parts
 
     def exploration(self, env_steps: int) -> dict[str, float]:

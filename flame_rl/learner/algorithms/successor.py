@@ -20,6 +20,7 @@ from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import of_actions, successor_loss
+from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
@@ -33,7 +34,7 @@ class Successor(GradientStep):
     actions = "discrete"
     metrics = ("loss", "value", "td_error")
 
-    def __init__(self, config: TrainConfig, spec: EnvironmentSpec) -> None:
+    def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:
         """Raises UsageError where the reward is no weighted sum of parts."""
         experiment = config.experiment
         weighted = experiment.reward_weights or not experiment.reward_parts
@@ -45,7 +46,7 @@ class Successor(GradientStep):
         self._gamma = experiment.gamma
         self._weights = np.array(experiment.reward_weights or (1.0,), np.float32)
         self.policy = model.action_values(spec, config, Returns(weights=self._weights))
-        self._psi = ActionValues(config, self.policy)
+        self._psi = ActionValues(config, train(self.policy))
         self.parts = self._psi.parts
         self._loss = successor_loss(self._weights)
         self.columns = (

@@ -16,8 +16,7 @@ import model
 from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.training.choose import network_of
-from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
+from flame_rl.learner.training.trained import TargetNetwork, Train
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.td3 import TD3Settings
@@ -27,11 +26,13 @@ from flame_rl.wire.messages import EnvironmentSpec
 _WARM_UP_NOISE = 1.0
 
 
-def td3(config: TrainConfig, spec: EnvironmentSpec) -> TD3:
+def td3(config: TrainConfig, spec: EnvironmentSpec, train: Train) -> TD3:
     """The algorithm with new networks."""
     settings: TD3Settings = config.algorithm
     smoothing = settings.target_noise, settings.target_noise_clip
-    return TD3(config, spec, critics=2, policy_delay=settings.policy_delay, smoothing=smoothing)
+    return TD3(
+        config, spec, train, critics=2, policy_delay=settings.policy_delay, smoothing=smoothing
+    )
 
 
 class TD3(GradientStep):
@@ -44,6 +45,7 @@ class TD3(GradientStep):
         self,
         config: TrainConfig,
         spec: EnvironmentSpec,
+        train: Train,
         critics: int,
         policy_delay: int,
         smoothing: tuple[float, float] | None,
@@ -53,6 +55,7 @@ class TD3(GradientStep):
         Args:
             config: its `algorithm` has `ActionNoise` settings.
             spec: of the environment.
+            train: see `GradientStep`.
             critics: the number of critics, 1 or 2.
             policy_delay: steps of the critics for each of the policy and the target networks.
             smoothing: standard deviation and greatest size of the target policy's noise; None: it
@@ -62,9 +65,9 @@ class TD3(GradientStep):
         self._settings, self._gamma = config.algorithm, config.experiment.gamma
         self._policy_delay, self._smoothing, self._theta = policy_delay, smoothing, theta
         self.policy = model.deterministic_policy(spec, config)
-        self._mu = TrainedNetwork(self.policy, network_of)
+        self._mu = train(self.policy)
         self._target_mu = TargetNetwork(self._mu)
-        self._critics = CriticEnsemble(config, spec, critics)
+        self._critics = CriticEnsemble(config, spec, train, critics)
         self.parts = {
             "policy": self.policy,
             "policy_adam": self._mu.adam,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from torch import nn
 
 from flame_rl.learner.state import Part
-from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.network import Loss, Pass, Samples, Slope
 from flame_rl.settings.config import TrainConfig
@@ -21,16 +19,16 @@ class ActionValues:
         target: Q'.
     """
 
-    def __init__(self, config: TrainConfig, module: nn.Module, target_period: int = 1) -> None:
+    def __init__(self, config: TrainConfig, online: TrainedNetwork, target_period: int = 1) -> None:
         """
         Args:
             config: its `algorithm` has `EpsilonGreedy` settings.
-            module: Q; its output is [B, A], or more numbers for each action.
+            online: Q; its output is [B, A], or more numbers for each action.
             target_period: gradient steps for each move of the target network.
         """
         self._settings = config.algorithm
         self._target_period = target_period
-        self.online = TrainedNetwork(module, network_of)
+        self.online = online
         self.target = TargetNetwork(self.online)
 
     @property

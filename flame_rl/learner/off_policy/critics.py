@@ -15,9 +15,8 @@ import numpy as np
 
 import model
 from flame_rl.learner.state import Part
-from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.slices import at_once
-from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
+from flame_rl.learner.training.trained import TargetNetwork, Train, TrainedNetwork
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -31,13 +30,19 @@ class CriticEnsemble:
     """
 
     def __init__(
-        self, config: TrainConfig, spec: EnvironmentSpec, count: int, average: bool = False
+        self,
+        config: TrainConfig,
+        spec: EnvironmentSpec,
+        train: Train,
+        count: int,
+        average: bool = False,
     ) -> None:
         """Make critics with new weights.
 
         Args:
             config: its `algorithm` has `Critics` settings.
             spec: of the environment.
+            train: see `GradientStep`.
             count: the number of critics, 1 or 2.
             average: whether the mean of two critics is taken, and not the smaller value.
 
@@ -54,9 +59,7 @@ class CriticEnsemble:
         self._rate = config.algorithm.value_learning_rate
         self._reward_scale = config.algorithm.reward_scale
         self._observation_dim = spec.observation_dim
-        self._critics = [
-            TrainedNetwork(model.critic(spec, config), network_of) for _ in range(count)
-        ]
+        self._critics = [train(model.critic(spec, config)) for _ in range(count)]
         self._targets = [TargetNetwork(critic) for critic in self._critics]
 
     @property

@@ -15,7 +15,8 @@ from flame_rl.wire.messages import Column, Episodes
 
 class GradientStep(Protocol):
     """An algorithm's networks, and one gradient step of theirs. An algorithm inherits this and
-    says in what it differs.
+    says in what it differs. It is made with the configuration, the environment's description, and
+    a function that puts a module of model.py in training, a `Train`.
 
     Attributes:
         policy: the network that acts; a module as in model.py.

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -19,6 +20,8 @@ from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.observations import NormalizedObservations
 from flame_rl.learner.off_policy.replay.replay import PART, ReplayMemory, refuse_longer_episodes
 from flame_rl.learner.state import Part, learning_rate_factor, refuse_unless_finite
+from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.trained import Train, TrainedNetwork
 from flame_rl.modules.observations import ObservationNormalizer, has_bytes
 from flame_rl.settings import groups
 from flame_rl.settings.config import TrainConfig
@@ -149,21 +152,22 @@ class OffPolicy:
 def off_policy(
     config: TrainConfig,
     spec: EnvironmentSpec,
-    make: Callable[[TrainConfig, EnvironmentSpec], GradientStep],
+    make: Callable[[TrainConfig, EnvironmentSpec, Train], GradientStep],
 ) -> OffPolicy:
     """An algorithm over a replay memory.
 
     Args:
         config: see `OffPolicy`.
         spec: of the environment.
-        make: makes the algorithm with new networks.
+        make: makes the algorithm with new networks; see `GradientStep`.
 
     Raises:
         UsageError: the algorithm is not for these actions, or not for networks with a memory; the
             replay memory does not fit into this machine's, or an episode that reaches its time
             limit does not fit into the replay memory.
     """
-    inner, settings = make(config, spec), config.algorithm
+    inner = make(config, spec, partial(TrainedNetwork, choose=network_of))
+    settings = config.algorithm
     _refuse_other_actions(inner.actions, spec)
     if not inner.remembers:
         _refuse_memory(config)

@@ -30,7 +30,7 @@ from flame_rl.learner.on_policy.value_epochs import ValueTraining
 from flame_rl.learner.on_policy.value_process import ValueProcess
 from flame_rl.learner.state import Part, learning_rate_factor
 from flame_rl.learner.training.choose import network_of
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.training.trained import Train, TrainedNetwork
 from flame_rl.modules.networks import SharedNetwork
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.by_hand import NetworkByHand
@@ -115,7 +115,7 @@ class OnPolicyAlgorithm:
 
 def on_policy(config: TrainConfig, spec: EnvironmentSpec, algorithm: Update) -> OnPolicyAlgorithm:
     """An algorithm with new networks. Raises UsageError as `add_auxiliary` does."""
-    networks = make_actor_critic(config, spec)
+    networks = make_actor_critic(config, spec, partial(TrainedNetwork, choose=network_of))
     collector = None
     if config.overlap:
         module = copy.deepcopy(networks.policy.module)
@@ -124,7 +124,7 @@ def on_policy(config: TrainConfig, spec: EnvironmentSpec, algorithm: Update) -> 
     return OnPolicyAlgorithm(networks, config, algorithm, collector)
 
 
-def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec) -> ActorCritic:
+def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) -> ActorCritic:
     """A policy and a value network, or with --shared-torso one network that is both."""
     settings = config.algorithm
     if isinstance(settings, OnPolicy) and settings.shared_torso:
@@ -136,7 +136,7 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec) -> ActorCritic
         statistics = Statistics(normalizers_of(module), module.scale)
         return OneNetwork(network, policy, values, statistics, settings)
     modules = model.policy(spec, config), model.value(spec, config)
-    policy, value = (TrainedNetwork(module, network_of) for module in modules)
+    policy, value = map(train, modules)
     by_hand = isinstance(value.network, NetworkByHand)
     elsewhere = ValueProcess(value.network) if by_hand else None
     training = ValueTraining(value.network, value.adam, elsewhere)

@@ -53,6 +53,10 @@ class TrainedNetwork:
         self.adam.step(learning_rate)
 
 
+# Puts a new module in training; what an algorithm with a replay memory gets to make its networks.
+Train = Callable[[nn.Module], TrainedNetwork]
+
+
 class TargetNetwork:
     """A copy that follows a network in training.
 
