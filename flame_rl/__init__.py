@@ -1,6 +1,6 @@
 """Actor-learner reinforcement learning on Flame Runner.
 
-    from flame_rl import TrainConfig, Trainer
+    from flame_rl import Policy, TrainConfig, Trainer
 
 Importing this package alone imports nothing else: an executor imports `flame_rl.actor` where
 neither torch nor the learner's part of the package is installed.
@@ -13,9 +13,13 @@ import importlib
 __version__ = "0.1.0"
 
 # Looked up where they are asked for.
-_MODULES = {"TrainConfig": "flame_rl.settings.config", "Trainer": "flame_rl.run.trainer"}
+_MODULES = {
+    "Policy": "flame_rl.run.policy",
+    "TrainConfig": "flame_rl.settings.config",
+    "Trainer": "flame_rl.run.trainer",
+}
 
-__all__ = ["TrainConfig", "Trainer"]
+__all__ = ["Policy", "TrainConfig", "Trainer"]
 
 
 def __getattr__(name: str) -> object:

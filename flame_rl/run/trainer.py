@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import operator
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -129,8 +130,9 @@ class Trainer:
             self._backend = Ahead(self._backend, ended)
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.
-            unless_stopped(self._stop, lambda: importlib.import_module("model"))
-            self._make_learner()
+            with own_networks():
+                unless_stopped(self._stop, lambda: importlib.import_module("model"))
+                self._make_learner()
         except BaseException:
             self.close()
             raise
@@ -405,6 +407,22 @@ def _refuse_reports(output: Output) -> None:
                 f"{name}: a Trainer prints nothing, and writes nothing but what save(path) does; "
                 f"leave it out, or train with main.py {flag(name)}"
             )
+
+
+@contextmanager
+def own_networks() -> Iterator[None]:
+    """Raise UsageError where the block needs a network that the user's own model.py lacks."""
+    try:
+        yield
+    except (AttributeError, ImportError) as error:
+        module = sys.modules.get("model")
+        asked = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", "")
+        if module is None or asked != "model":
+            raise
+        raise UsageError(
+            f"{module.__file__}: {error}. This file is found before the networks of flame_rl, its "
+            "model.py: begin with a copy of that one, or give this file another name"
+        ) from error
 
 
 @contextmanager

@@ -1,0 +1,62 @@
+"""A saved policy acts without a Trainer, for one observation or for many."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flame_rl import Policy, TrainConfig, Trainer
+from flame_rl.system.errors import UsageError
+
+HERE = {"local": True, "workers": 0, "hidden_sizes": (8,)}
+SHORT = {"iterations": 1, "episodes_per_iter": 2, "max_episode_steps": 20} | HERE
+CASES = {
+    "ppo": {"env": "cartpole"},
+    "dqn": {"env": "cartpole", "warm_up_steps": 4, "batch_size": 4},
+    "sac": {"env": "Pendulum-v1", "warm_up_steps": 4, "batch_size": 4},
+}
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_it_acts_as_the_trainer_does(algorithm, tmp_path):
+    config = TrainConfig(algorithm=algorithm, **CASES[algorithm] | SHORT)
+    with Trainer(config) as trainer:
+        trainer.train()
+        trainer.save(tmp_path / "some.ckpt")
+        space = trainer.spec.observation_space
+        observations = [space.sample() for _ in range(11)]
+        expected = [trainer.compute_action(observation) for observation in observations]
+    policy = Policy.load(tmp_path / "some.ckpt")
+    assert policy.spec == trainer.spec and policy.updates == 1
+    np.testing.assert_array_equal([policy.act(each) for each in observations], expected)
+    np.testing.assert_array_equal(policy.act_all(observations), expected)
+    np.testing.assert_array_equal(policy.act_all(np.array(observations)), expected)
+    sampled = [Policy.load(tmp_path / "some.ckpt", seed=3).act_all(observations, True)]
+    sampled += [Policy.load(tmp_path / "some.ckpt", seed=3).act_all(observations, True)]
+    np.testing.assert_array_equal(*sampled)
+    if algorithm == "sac":
+        assert not np.array_equal(sampled[0], expected)
+
+
+def test_a_memory_is_of_as_many_episodes_as_have_begun(tmp_path):
+    config = TrainConfig("Pendulum-v1", algorithm="ppo", memory="gru", memory_size=4, **SHORT)
+    with Trainer(config) as trainer:
+        trainer.save(tmp_path / "some.ckpt")
+        space = trainer.spec.observation_space
+    policy = Policy.load(tmp_path / "some.ckpt")
+    steps = [[space.sample() for _ in range(9)] for _ in range(4)]
+    with pytest.raises(ValueError, match="none has begun"):
+        policy.act_all(steps[0])
+    policy.begin(9)
+    together = np.array([policy.act_all(step) for step in steps])
+    for episode in range(9):
+        policy.begin()
+        alone = [policy.act(step[episode]) for step in steps]
+        np.testing.assert_array_equal(alone, together[:, episode])
+    with pytest.raises(ValueError, match="2, and this policy remembers what it observed in 1"):
+        policy.act_all(steps[0][:2])
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no sound checkpoint"):
+        Policy.load(tmp_path)
