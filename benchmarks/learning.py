@@ -261,8 +261,8 @@ def markdown(rows: list[dict[str, object]], options: Options) -> str:
         "",
         f"Written by `{written_by}`. Of the runs with seeds "
         f"{', '.join(map(str, options.seeds))}, in this order: the mean return of the first "
-        "iteration; of the last tenth of the iterations, exploring as training does; of 20 other "
-        "episodes after training, not exploring. After the stroke, the mean of the seeds.",
+        "iteration; of the last tenth of the iterations, actions sampled as training does; of 20 "
+        "other episodes after training, actions deterministic. After the stroke, the mean of the seeds.",
         "",
         "| | algorithm | env steps | first iteration | last tenth | evaluation |",
         "|---|---|---|---|---|---|",
@@ -286,9 +286,18 @@ def markdown(rows: list[dict[str, object]], options: Options) -> str:
                 )
     pictures = dict.fromkeys(row["picture"] for row in rows)
     lines += ["", *(f"![{picture}]({file_name(picture)})" for picture in pictures)]
-    lines += ["", "## Commands", "", "```"]
-    lines += [f"uv run main.py {row['command']}" for row in rows]
+    first, *others = options.seeds
+    lines += ["", "## Commands", ""]
+    if others:
+        lines += [f"The same with {' and '.join(f'`--seed {seed}`' for seed in others)}.", ""]
+    commands = [row["command"] for row in rows if row["command"].endswith(f" --seed {first}")]
+    lines += ["```", *map(command_line, commands)]
     return "\n".join([*lines, "```", ""])
+
+
+def command_line(command: str) -> str:
+    group = "--group box2d " if "LunarLander" in command else ""
+    return f"uv run {group}main.py {command}"
 
 
 def in_short(rows: list[dict[str, object]]) -> str:

@@ -40,7 +40,7 @@ _LEGEND_WIDTH = 12
 
 
 def plot_curve(folder: Path, title: str) -> Path | None:
-    """Draw curve.png from the run's metrics.csv and show it where there is a display.
+    """Draw curves.png from the run's metrics.csv and show it where there is a display.
 
     It shows the mean reward over env steps, its spread (one standard deviation over the iteration's
     episodes), a moving average over a tenth of the iterations, and the evaluations.
@@ -72,7 +72,7 @@ def plot_curve(folder: Path, title: str) -> Path | None:
     _finish(axes, "env_steps")
     axes.set(ylabel="reward of an episode", title=title)
     axes.legend(loc="best", framealpha=0.9)
-    path = folder / "curve.png"
+    path = folder / "curves.png"
     _save_and_show(figure, path)
     return path
 

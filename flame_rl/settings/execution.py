@@ -73,7 +73,7 @@ class Output:
     """Write rewards, metrics and timings for TensorBoard into the run folder."""
 
     plot: bool = False
-    """Draw curve.png at the end, and show it where there is a display."""
+    """Draw curves.png at the end, and show it where there is a display."""
 
     checkpoint_every: Count = 10
     """Iterations between two checkpoints; the last state is saved in any case."""

@@ -127,7 +127,7 @@ def test_writes_the_run_folder(finished):
         "timing.csv",
         "weights.safetensors",
         "checkpoints",
-        "curve.png",
+        "curves.png",
         "starts.jsonl",
     }
     config = TrainConfig.from_json((folder / "config.json").read_text())
@@ -150,7 +150,7 @@ def test_writes_the_run_folder(finished):
         timing = list(csv.DictReader(file))
     assert len(timing) == 12
     assert all(float(row["collecting_seconds"]) > 0 for row in timing)
-    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_run_folder_tells_how_the_run_was_made(finished, tmp_path):

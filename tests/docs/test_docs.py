@@ -190,13 +190,6 @@ def shortened(words: list[str]) -> list[str]:
     return words
 
 
-def test_the_example_in_python_runs(project):
-    ((_, text),) = blocks(ROOT / "docs" / "python.md")
-    assert "iterations=10, " in text
-    run(project, "-c", text.replace("iterations=10, ", "iterations=1, "))
-    assert (project / "before.ckpt").exists() and (project / "after.ckpt").exists()
-
-
 def run(project: Path, *arguments: str) -> None:
     environment = clean_environment(project) | {"PYTHONPATH": str(project)}
     done = subprocess.run(

@@ -293,4 +293,4 @@ def test_an_environment_that_changes_the_folder_moves_no_file(tmp_path):
     assert done.returncode == 0, done.stderr
     assert not list(elsewhere.iterdir())
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names >= {"checkpoints", "metrics.csv", "weights.safetensors", "curve.png"}
+    assert names >= {"checkpoints", "metrics.csv", "weights.safetensors", "curves.png"}
