@@ -262,7 +262,8 @@ def markdown(rows: list[dict[str, object]], options: Options) -> str:
         f"Written by `{written_by}`. Of the runs with seeds "
         f"{', '.join(map(str, options.seeds))}, in this order: the mean return of the first "
         "iteration; of the last tenth of the iterations, actions sampled as training does; of 20 "
-        "other episodes after training, actions deterministic. After the stroke, the mean of the seeds.",
+        "other episodes after training, actions deterministic. After the stroke, the mean of the "
+        "seeds.",
         "",
         "| | algorithm | env steps | first iteration | last tenth | evaluation |",
         "|---|---|---|---|---|---|",

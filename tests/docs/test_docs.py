@@ -265,7 +265,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_flags_have_their_defaults(section):
-    shown = dict(rows(section, r"`(--[\w-]+)` \| (.+?) \| .*"))
+    shown = defaults_of(section)
     if section == "Experiment":
         chosen = inspect.signature(TrainConfig).parameters["algorithm"].default
         assert shown.pop("--algorithm") == f"`{chosen}`"
@@ -276,6 +276,25 @@ def test_flags_have_their_defaults(section):
             assert not re.fullmatch(r"`[^`]*`", shown[name]), name
         else:
             assert shown[name] == f"`{written(value)}`", name
+
+
+def defaults_of(section: str) -> dict[str, str]:
+    """What the page says are the defaults of a section's flags."""
+    if section not in ALGORITHMS:
+        return dict(rows(section, r"`(--[\w-]+)` \| (.+?) \| .*"))
+    shown = {}
+    for name, column in rows("Algorithms", r"`(--[\w-]+)` \| (.+?) \| .*"):
+        assert name not in shown, f"{name} is there twice"
+        for part in column.split("; "):
+            owners, default = part.split(": ")
+            if section in owners.split(", ") or owners == "all":
+                shown[name] = default
+    return shown
+
+
+def test_a_flag_is_explained_once():
+    flags = re.findall(r"^\| `(--[\w-]+)` \|", FLAGS, re.MULTILINE)
+    assert len(flags) == len(set(flags))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -299,7 +318,7 @@ def test_the_page_of_flags_names_no_other_flag():
 
 def rows(section: str, pattern: str) -> list[tuple[str, str]]:
     """The rows of a section's tables that have the pattern's form."""
-    (text,) = re.findall(rf"^## {section}\n(.*?)(?=^## |\Z)", FLAGS, re.MULTILINE | re.DOTALL)
+    (text,) = re.findall(rf"^##+ {section}\n(.*?)(?=^##|\Z)", FLAGS, re.MULTILINE | re.DOTALL)
     return re.findall(rf"^\| {pattern} \|$", text, re.MULTILINE)
 
 
