@@ -81,11 +81,11 @@ def parse(
     hints = {"algorithm": choice}
     for each in sections.values():
         hints |= hints_of(type(each))
-    arguments = plain_words(arguments, hints, names_of(type(default.algorithm)))
-    arguments = _switched_on(arguments, default.algorithm)
     for word, value in pairwise((*arguments, "--")):
         if "--output=" in (word, f"{word}={value}"):
             raise UsageError("--output: name a folder")
+    arguments = plain_words(arguments, hints, names_of(type(default.algorithm)))
+    arguments = _switched_on(arguments, default.algorithm)
     flat = {
         name: Annotated[
             type(sections[name]),

@@ -59,7 +59,7 @@ def test_help_is_quick_and_complete_without_torch(tmp_path):
 
 
 def test_help_has_headings_and_what_is_used_most_comes_first(tmp_path):
-    text = run_here("--algorithm", "ppo", "--help", cwd=tmp_path).stdout
+    text = run_main("--algorithm", "ppo", "--help", cwd=tmp_path).stdout
     headings = re.findall(r"╭─ (.*?) options ─", text)
     assert headings == ["experiment", "ppo", "files", "execution"]
     order = ("--env ", "--iterations ", "--clip-range ", "--output ", "--resume ", "--workers ")
