@@ -82,6 +82,14 @@ def test_the_size_of_the_run_is_said_at_once(capsys):
         assert f"  {words}" in capsys.readouterr().out.splitlines()
 
 
+def test_episodes_of_several_agents_are_counted_as_in_the_summary(capsys):
+    spec = replace(spec_of(1, 2, False), time_limit=10, agents=("left", "right"))
+    ConsoleReporter(TrainConfig(iterations=3, episodes_per_iter=5), spec, False, Totals())
+    lines = capsys.readouterr().out.splitlines()
+    assert "  Episodes per iteration: 10" in lines and "  Total episodes: 30" in lines
+    assert "  Total steps: at most 300" in lines
+
+
 def result_of(iteration: int, evaluation: Evaluation | None = None) -> IterationResult:
     numbers = dict.fromkeys(("reward_mean", "reward_std", "reward_min", "reward_max"), 9.0)
     count = iteration + 1
