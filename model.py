@@ -22,8 +22,8 @@ from flame_rl.modules.networks import (
     CategoricalPolicy,
     CriticNetwork,
     GaussianPolicy,
-    Observed,
     Policy,
+    Preprocessing,
     Returns,
     SharedNetwork,
     ValueNetwork,
@@ -52,7 +52,9 @@ LARGE_PICTURES = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 POLICY_GAIN = 0.01
 
 
-def observe(spec: EnvironmentSpec, config: TrainConfig, normalize: bool = False) -> Observed:
+def preprocessing(
+    spec: EnvironmentSpec, config: TrainConfig, normalize: bool = False
+) -> Preprocessing:
     """What networks do with observations first: stack the last ones (--frame-stack), and bring
     their numbers near 1.
 
@@ -146,19 +148,19 @@ def all_layers(
 
 def policy(spec: EnvironmentSpec, config: TrainConfig) -> CategoricalPolicy | GaussianPolicy:
     """The policy of reinforce, a2c, ppo and impala: one choice, several, or real numbers."""
-    observed = observe(spec, config, config.algorithm.normalize_observations)
+    first = preprocessing(spec, config, config.algorithm.normalize_observations)
     layers = all_layers(spec, config, spec.action_dim, POLICY_GAIN)
     if spec.continuous:
         log_std = config.algorithm.initial_log_std
-        return GaussianPolicy(observed, layers, spec.action_dim, log_std)
+        return GaussianPolicy(first, layers, spec.action_dim, log_std)
     factored = not isinstance(spec.action_space, spaces.Discrete)
-    return CategoricalPolicy(observed, layers, spec.choices, factored)
+    return CategoricalPolicy(first, layers, spec.choices, factored)
 
 
 def value(spec: EnvironmentSpec, config: TrainConfig) -> ValueNetwork:
     """The value network beside that policy. It shares no layers with it."""
-    observed = observe(spec, config, config.algorithm.normalize_observations)
-    return ValueNetwork(observed, all_layers(spec, config, 1, output_gain=1.0))
+    first = preprocessing(spec, config, config.algorithm.normalize_observations)
+    return ValueNetwork(first, all_layers(spec, config, 1, output_gain=1.0))
 
 
 def shared(spec: EnvironmentSpec, config: TrainConfig) -> SharedNetwork:
@@ -178,7 +180,7 @@ def action_values(
     returns = returns or Returns()
     gain = None if config.experiment.memory == "none" else 0.1
     layers = all_layers(spec, config, returns.width(spec.action_dim), gain)
-    return ActionValueNetwork(observe(spec, config), layers, returns)
+    return ActionValueNetwork(preprocessing(spec, config), layers, returns)
 
 
 def deterministic_policy(spec: EnvironmentSpec, config: TrainConfig) -> Policy:
@@ -186,7 +188,7 @@ def deterministic_policy(spec: EnvironmentSpec, config: TrainConfig) -> Policy:
     Noise is added where it acts."""
     layers = [*all_layers(spec, config, spec.action_dim), Activation("tanh")]
     noise = {"std": np.zeros(spec.action_dim, np.float32), "theta": np.ones(1, np.float32)}
-    return Policy(observe(spec, config), layers, Layer("noisy", noise))
+    return Policy(preprocessing(spec, config), layers, Layer("noisy", noise))
 
 
 def squashed_policy(spec: EnvironmentSpec, config: TrainConfig) -> Policy:
@@ -196,14 +198,14 @@ def squashed_policy(spec: EnvironmentSpec, config: TrainConfig) -> Policy:
     layers = all_layers(spec, config, 2 * spec.action_dim)
     with torch.no_grad():
         layers[-1].bias[spec.action_dim :] += math.log(config.algorithm.initial_std)
-    return Policy(observe(spec, config), layers, Layer("squashed_gaussian", {}))
+    return Policy(preprocessing(spec, config), layers, Layer("squashed_gaussian", {}))
 
 
 def critic(spec: EnvironmentSpec, config: TrainConfig) -> CriticNetwork:
     """A critic of ddpg, td3 and sac: the value of an observation and an action. --layer-norm bounds
     what it predicts for actions that were never taken (Ball et al. 2023, "Efficient Online
     Reinforcement Learning with Offline Data", section 4.2)."""
-    _, normalizer = observe(spec, config)
+    _, normalizer = preprocessing(spec, config)
     features, width = picture_layers(spec, config)
     norms = config.algorithm.layer_norm
     layers = dense_layers(width + spec.action_dim, 1, config, layer_norm=norms)

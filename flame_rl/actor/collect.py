@@ -71,7 +71,7 @@ def collect_episodes(
             f"{request.agents} agents are asked for, and this environment has {simulator.agents}",
         )
     policy = ActingPolicy(snapshot)
-    reason = _why_not_recorded(request.columns, policy, simulator)
+    reason = _mismatch(request.columns, policy, simulator)
     if reason is not None:
         return _failure(request, "garbled", reason)
     play = _Play(policy, request, simulator)
@@ -112,7 +112,7 @@ class _Play:
         self._agents = agents = request.agents
         count = len(request.indices) * agents
         slots = min(simulator.slots // agents * agents, count)
-        width = _padded(slots)
+        width = _round_up(slots)
         # For each episode: its index, reset seed, slot, first lock step, length, outcome, and the
         # last row of each column that has a row per observation.
         self._index = np.array(request.indices, np.int64).repeat(agents)
@@ -272,7 +272,7 @@ class _Play:
         self._live = as_rows(slots)
         if len(slots) == 0:
             return
-        padded = _padded(len(slots))
+        padded = _round_up(len(slots))
         self._acting: slice | np.ndarray = slice(0, padded)
         if padded < self._width:
             # Padded with slots that play: computed twice, with the same result.
@@ -299,9 +299,7 @@ def _source(simulator: Simulator, name: str) -> np.ndarray:
     }[name]
 
 
-def _why_not_recorded(
-    columns: Sequence[Column], policy: ActingPolicy, simulator: Simulator
-) -> str | None:
+def _mismatch(columns: Sequence[Column], policy: ActingPolicy, simulator: Simulator) -> str | None:
     """Why the request does not fit the policy and the simulator, or None."""
     if simulator.observations.shape[1] != policy.observation_dim:
         return (
@@ -329,7 +327,7 @@ def _why_not_recorded(
     return None
 
 
-def _padded(rows: int) -> int:
+def _round_up(rows: int) -> int:
     """The number of rows rounded up to whole blocks of `ROW_BLOCK`."""
     return -(-rows // ROW_BLOCK) * ROW_BLOCK
 

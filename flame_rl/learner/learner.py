@@ -15,7 +15,7 @@ from torch import nn
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
 from flame_rl.learner.state import Part, refuse_unless_finite
 from flame_rl.learner.training.choose import computing_on
-from flame_rl.learner.training.device import device_of, reproducible, resolved
+from flame_rl.learner.training.device import choose_device, device_of, reproducible
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
@@ -55,7 +55,7 @@ class Algorithm(Protocol):
         """The latest policy. The learner stamps the version."""
         ...
 
-    def collecting(self) -> PolicySnapshot:
+    def collector_snapshot(self) -> PolicySnapshot:
         """The policy that collects the next iteration: the latest, or one `lag` updates older."""
         ...
 
@@ -98,10 +98,10 @@ class Learner:
         """The latest policy for the actors; its version is the number of updates so far."""
         return replace(self.algorithm.snapshot(), version=self._updates)
 
-    def collecting(self) -> PolicySnapshot:
+    def collector_snapshot(self) -> PolicySnapshot:
         """The policy that collects the next iteration."""
         version = max(0, self._updates - self.algorithm.lag)
-        return replace(self.algorithm.collecting(), version=version)
+        return replace(self.algorithm.collector_snapshot(), version=version)
 
     def update(self, episodes: Episodes, progress: float = 0.0) -> dict[str, float]:
         """Improve the policy by whole episodes, collected by `collecting`.
@@ -170,7 +170,7 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
     frame, own = _named(config.algorithm.frame), _named(config.algorithm.learner)
-    device = device_of(resolved(config, spec))
+    device = device_of(choose_device(config, spec))
     with torch.random.fork_rng(devices=[]), computing_on(device):
         torch.manual_seed(config.experiment.seed)
         learner = Learner(config, frame(config, spec, own), rewards)

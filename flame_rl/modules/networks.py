@@ -22,27 +22,27 @@ from flame_rl.wire.messages import Layer, PolicySnapshot
 
 # What a network does with observations before its layers: it stacks and normalises them, with
 # modules of observations.py; each may be the identity.
-Observed = tuple[nn.Module, nn.Module]
+Preprocessing = tuple[nn.Module, nn.Module]
 
 
 class ObservationNetwork(nn.Module):
     """Layers that begin with observations.
 
     Attributes:
-        frames, normalizer: see `Observed`.
+        frames, normalizer: see `Preprocessing`.
         network: the layers.
     """
 
-    def __init__(self, observed: Observed, layers: Sequence[nn.Module]) -> None:
+    def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.frames, self.normalizer = observed
+        self.frames, self.normalizer = preprocessing
         self.network = nn.Sequential(*layers)
 
     def forward(self, observations: Tensor) -> Tensor:
         """The output of the layers: float32 or uint8 [B, D] -> float32 [B, width]."""
-        return self.network(self.observed(observations))
+        return self.network(self.preprocess(observations))
 
-    def observed(self, observations: Tensor) -> Tensor:
+    def preprocess(self, observations: Tensor) -> Tensor:
         """What enters the layers, float32 [B, inputs]."""
         return self.normalizer(self.frames(observations))
 
@@ -58,8 +58,10 @@ class ObservationNetwork(nn.Module):
 class Policy(ObservationNetwork):
     """Layers whose output is all that the actors' head needs. A loss sees the output as it is."""
 
-    def __init__(self, observed: Observed, layers: Sequence[nn.Module], head: Layer) -> None:
-        super().__init__(observed, layers)
+    def __init__(
+        self, preprocessing: Preprocessing, layers: Sequence[nn.Module], head: Layer
+    ) -> None:
+        super().__init__(preprocessing, layers)
         self._head = head
 
     def head(self) -> Layer:
@@ -68,9 +70,9 @@ class Policy(ObservationNetwork):
 
     def snapshot(self) -> PolicySnapshot:
         """The layers and the head for actors."""
-        return PolicySnapshot(0, self.exported(), self.head())
+        return PolicySnapshot(0, self.export_layers(), self.head())
 
-    def exported(self) -> tuple[Layer, ...]:
+    def export_layers(self) -> tuple[Layer, ...]:
         """The layers for actors."""
         return layers_of(self.frames, self.normalizer, self.network)
 
@@ -87,7 +89,7 @@ class CategoricalPolicy(Policy):
 
     def __init__(
         self,
-        observed: Observed,
+        preprocessing: Preprocessing,
         layers: Sequence[nn.Module],
         choices: Sequence[int],
         factored: bool,
@@ -95,7 +97,7 @@ class CategoricalPolicy(Policy):
         head = Layer("categorical", {})
         if factored:
             head = Layer("factored", {"choices": np.array(choices, np.int32)})
-        super().__init__(observed, layers, head)
+        super().__init__(preprocessing, layers, head)
         self.choices, self.factored = tuple(choices), factored
 
     def of_output(self, output: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -116,10 +118,10 @@ class GaussianPolicy(Policy):
     and entropies, float32 [B] each."""
 
     def __init__(
-        self, observed: Observed, layers: Sequence[nn.Module], width: int, log_std: float
+        self, preprocessing: Preprocessing, layers: Sequence[nn.Module], width: int, log_std: float
     ) -> None:
         """`width` is A, and `log_std` the logarithm of the first standard deviation."""
-        super().__init__(observed, layers, Layer("gaussian", {}))
+        super().__init__(preprocessing, layers, Layer("gaussian", {}))
         self.log_std = nn.Parameter(torch.full((width,), log_std))
 
     def of_output(self, output: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -178,15 +180,17 @@ class ActionValueNetwork(Policy):
         returns: what the Z numbers are.
     """
 
-    def __init__(self, observed: Observed, layers: Sequence[nn.Module], returns: Returns) -> None:
-        super().__init__(observed, layers, _epsilon_greedy(returns.support))
+    def __init__(
+        self, preprocessing: Preprocessing, layers: Sequence[nn.Module], returns: Returns
+    ) -> None:
+        super().__init__(preprocessing, layers, _epsilon_greedy(returns.support))
         self.returns = returns
 
-    def exported(self) -> tuple[Layer, ...]:
+    def export_layers(self) -> tuple[Layer, ...]:
         """The layers for actors. Their output is Q, [B, A], or with C51 logits, [B, A * Z]:
         duelling, the mean of quantiles and a weighted sum are linear, so that the last layer
         contains them."""
-        *layers, last = super().exported()
+        *layers, last = super().export_layers()
         arrays = {
             "weight": self._values(last.arrays["weight"]),
             "bias": self._values(last.arrays["bias"][None])[0],
@@ -215,8 +219,8 @@ class ValueNetwork(ObservationNetwork):
             reward. Before the first update nothing is known, and every value is 0.
     """
 
-    def __init__(self, observed: Observed, layers: Sequence[nn.Module]) -> None:
-        super().__init__(observed, layers)
+    def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
+        super().__init__(preprocessing, layers)
         self.register_buffer("scale", torch.zeros(()))
 
     def forward(self, observations: Tensor) -> Tensor:
@@ -243,15 +247,15 @@ class SharedNetwork(nn.Module):
         self.auxiliary = nn.ModuleDict()
         self.register_buffer("scale", torch.zeros(()))
 
-    def features(self, observed: Tensor) -> Tensor:
+    def features(self, inputs: Tensor) -> Tensor:
         """The features, float32 [B, F], given what enters the layers."""
         for layer in list(self.policy.network)[:-1]:
-            observed = layer(observed)
-        return observed
+            inputs = layer(inputs)
+        return inputs
 
     def outputs(self, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """What a loss sees: the policy's outputs, then the values."""
-        return self.of_features(self.features(self.policy.observed(samples["inputs"])), samples)
+        return self.of_features(self.features(self.policy.preprocess(samples["inputs"])), samples)
 
     def of_features(self, features: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """What a loss sees, given the features."""
@@ -260,7 +264,7 @@ class SharedNetwork(nn.Module):
 
     def values(self, samples: dict[str, Tensor]) -> tuple[Tensor]:
         """What a loss sees of the values alone."""
-        return (self._values(self.features(self.policy.observed(samples["inputs"]))),)
+        return (self._values(self.features(self.policy.preprocess(samples["inputs"]))),)
 
     def snapshot(self) -> PolicySnapshot:
         """The policy's layers and head for actors."""

@@ -29,7 +29,7 @@ class ActingPolicy:
 
     def __init__(self, snapshot: PolicySnapshot) -> None:
         """Raises WireError if the snapshot's layers are unknown or do not fit each other."""
-        checked = _checked(snapshot)
+        checked = _check(snapshot)
         self.observation_dim, self.output_dim = checked.observation_dim, checked.output_dim
         self.head = checked.head
         self._shapes = [shape for shape in checked.states if shape is not None]
@@ -189,11 +189,11 @@ class States:
 def check_snapshot(snapshot: PolicySnapshot) -> None:
     """Raises WireError, naming layer and array, if the snapshot's layers are too many or unknown or
     do not fit each other."""
-    _checked(snapshot)
+    _check(snapshot)
 
 
 @dataclass(frozen=True)
-class _Checked:
+class _CheckedPolicy:
     """A snapshot whose layers fit each other: the widths of observation and output, the layers, the
     shape of each layer's state, None for a layer without one, and the head."""
 
@@ -204,7 +204,7 @@ class _Checked:
     head: HeadKind
 
 
-def _checked(snapshot: PolicySnapshot) -> _Checked:
+def _check(snapshot: PolicySnapshot) -> _CheckedPolicy:
     """Check a snapshot. Raises WireError."""
     if len(snapshot.layers) > MAX_LAYERS:
         raise WireError(
@@ -243,7 +243,7 @@ def _checked(snapshot: PolicySnapshot) -> _Checked:
     _check_arrays(where, snapshot.head, head, width)
     try:
         made = head(width, **snapshot.head.arrays)
-        return _Checked(observation_dim, width, layers, states, made)
+        return _CheckedPolicy(observation_dim, width, layers, states, made)
     except WireError as error:
         raise WireError(f"{where}: {error}") from error
 

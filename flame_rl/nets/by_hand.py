@@ -50,7 +50,7 @@ class PlacedLayer:
     layer: LayerByHand
     places: tuple[ArrayPlace, ...]
 
-    def described(self) -> list[Any]:
+    def describe(self) -> list[Any]:
         """The layer without its parameters, as JSON can hold it."""
         others = [name for name in self.layer.arrays if name not in self.layer.learned]
         constants = {name: vars(self.layer)[name].tolist() for name in others}
@@ -58,7 +58,7 @@ class PlacedLayer:
 
 
 def placed_layers(descriptions: Sequence[list[Any]], flat: np.ndarray) -> list[PlacedLayer]:
-    """The inverse of `PlacedLayer.described`, on flat parameters, float32 [P]."""
+    """The inverse of `PlacedLayer.describe`, on flat parameters, float32 [P]."""
     layers = []
     for kind, places, constants in descriptions:
         made = tuple(

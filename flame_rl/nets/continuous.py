@@ -69,7 +69,7 @@ class GaussianHead(HeadKind):
 
         return (log_probs, entropies), backward
 
-    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
         return {"mean": output}
 
     def to_onnx(self, graph: Graph, x: str) -> None:
@@ -109,7 +109,7 @@ class SquashedGaussianHead(HeadKind):
         mean, _ = self.mean_and_log_std(output)
         return np.tanh(mean).astype(np.float32)
 
-    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
         mean, log_std = self.mean_and_log_std(output)
         return {"mean": mean, "log_std": log_std, "action": self.greedy(output)}
 
@@ -156,7 +156,7 @@ class NoisyHead(HeadKind):
         # np.clip takes several times as long on arrays this small.
         return np.minimum(np.maximum(output, -1.0), 1.0).astype(np.float32)
 
-    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
         return {"action": self.greedy(output)}
 
     def to_onnx(self, graph: Graph, x: str) -> None:

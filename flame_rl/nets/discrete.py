@@ -43,7 +43,7 @@ class FactoredHead(HeadKind):
         self._places = np.where(choice < choices[:, None], first[:, None] + choice, width).T
 
     def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        return chosen(self._by_factor(output), noise.T).T
+        return sample_choices(self._by_factor(output), noise.T).T
 
     def greedy(self, output: np.ndarray) -> np.ndarray:
         return self._by_factor(output).argmax(axis=0).astype(np.int32).T
@@ -79,7 +79,7 @@ class FactoredHead(HeadKind):
 
         return (log_probs, entropies), backward
 
-    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
         return {"logits": output}
 
     def to_onnx(self, graph: Graph, x: str) -> None:
@@ -98,7 +98,7 @@ class CategoricalHead(FactoredHead):
 
     def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
         # Transposed to one row per choice, because NumPy reduces many short rows slowly.
-        return chosen(np.ascontiguousarray(output.T), noise[:, 0])
+        return sample_choices(np.ascontiguousarray(output.T), noise[:, 0])
 
     def greedy(self, output: np.ndarray) -> np.ndarray:
         return output.argmax(axis=1).astype(np.int32)
@@ -128,12 +128,12 @@ class EpsilonGreedyHead(HeadKind):
 
     def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
         values = self.values(output)
-        return explored(values.argmax(axis=1), values.shape[1], self._epsilon, noise)
+        return epsilon_greedy(values.argmax(axis=1), values.shape[1], self._epsilon, noise)
 
     def greedy(self, output: np.ndarray) -> np.ndarray:
         return self.values(output).argmax(axis=1).astype(np.int32)
 
-    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
         return {"values": output, "action": self.greedy(output)}
 
     def to_onnx(self, graph: Graph, x: str) -> None:
@@ -172,7 +172,7 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
         weights = np.exp(logits - logits.max(axis=2, keepdims=True))
         return (weights * self._support).sum(axis=2) / weights.sum(axis=2)
 
-    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
         logits = output.reshape(len(output), -1, len(self._support))
         values = self.values(output)
         return {"logits": logits, "values": values, "action": self.greedy(output)}
@@ -202,7 +202,7 @@ def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
     return (value + (advantages - advantages.mean(axis=1, keepdims=True))).reshape(rows, -1)
 
 
-def chosen(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+def sample_choices(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """Inverse transform sampling of a softmax: the first choice whose cumulative probability
     exceeds the uniform number.
 
@@ -218,7 +218,9 @@ def chosen(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     return np.sum(cumulative[:-1] <= threshold, axis=0, dtype=np.int32)
 
 
-def explored(greedy: np.ndarray, actions: int, epsilon: float, noise: np.ndarray) -> np.ndarray:
+def epsilon_greedy(
+    greedy: np.ndarray, actions: int, epsilon: float, noise: np.ndarray
+) -> np.ndarray:
     """Replace greedy actions with any, each as likely as another, with probability epsilon.
 
     Args:

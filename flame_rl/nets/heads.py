@@ -102,7 +102,7 @@ class HeadKind(RawOutput):
         """The action without noise: the mean, or the choice that is likeliest or worth most."""
         raise NotImplementedError
 
-    def exported(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
         """The outputs of an exported policy, other than the head's arrays, by name. `action` is the
         action without noise; if it is an integer, `values` are those of all actions, [B, A].
 
@@ -112,6 +112,6 @@ class HeadKind(RawOutput):
         raise NotImplementedError
 
     def to_onnx(self, graph: Graph, x: str) -> None:
-        """Add the nodes of the outputs that `exported` has, given the name of the network's
+        """Add the nodes of the outputs that `onnx_outputs` has, given the name of the network's
         output."""
         raise NotImplementedError

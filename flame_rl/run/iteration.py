@@ -39,7 +39,7 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
     """
     config, spec, learner, done = trainer.config, trainer.spec, trainer.learner, trainer.totals
     iteration, experiment = done.iterations, config.experiment
-    snapshot = learner.collecting()
+    snapshot = learner.collector_snapshot()
     request = training_request(config, spec, done, snapshot.version)
     began = time.perf_counter()
     collected = backend.collect(snapshot, request)

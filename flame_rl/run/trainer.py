@@ -139,7 +139,7 @@ class Trainer:
 
     def _make_learner(self) -> None:
         from flame_rl.learner.learner import make_learner
-        from flame_rl.learner.training.device import resolved
+        from flame_rl.learner.training.device import choose_device
 
         experiment = self.config.experiment
         if isinstance(experiment.env, str):
@@ -152,7 +152,7 @@ class Trainer:
         self.spec, self.note = replace(spec, note=""), spec.note
         self.warnings += environment_warnings(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.
-        self.config = self.config.changed(device=resolved(self.config, self.spec))
+        self.config = self.config.changed(device=choose_device(self.config, self.spec))
         with one_thread():
             self.learner = make_learner(self.config, self.spec)
         self.totals, self.tables = Totals(), {}
@@ -309,7 +309,7 @@ class Trainer:
         if self.config.output.reproduce is None:
             raise UsageError("--reproduce: name an episode of the next iteration")
         self._refuse_if_closed()
-        snapshot, indices = self.learner.collecting(), (self.config.output.reproduce,)
+        snapshot, indices = self.learner.collector_snapshot(), (self.config.output.reproduce,)
         iteration = self.totals.iterations
         request = make_request(self.config, self.spec, iteration, indices, snapshot.version)
         return self._backend.collect(snapshot, request).episodes

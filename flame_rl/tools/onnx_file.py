@@ -69,7 +69,7 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
         x = kind(**layer.arrays).to_onnx(graph, x)
     policy.head.to_onnx(graph, x)
     outputs = []
-    for name, rows in policy.head.exported(np.zeros((1, policy.output_dim))).items():
+    for name, rows in policy.head.onnx_outputs(np.zeros((1, policy.output_dim))).items():
         element = float32 if rows.dtype.kind == "f" else onnx.TensorProto.INT64
         outputs.append(helper.make_tensor_value_info(name, element, ["batch", *rows.shape[1:]]))
     for name, array in arrays.items():
@@ -115,7 +115,7 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot) -> float:
         observations = first.arrays["mean"] + first.arrays["std"] * observations
     observations = observations.astype(np.float32)
     arrays = snapshot.head.arrays
-    expected = policy.head.exported(policy.forward(observations))
+    expected = policy.head.onnx_outputs(policy.forward(observations))
     names = [output.name for output in session.get_outputs()]
     got = dict(zip(names, session.run(None, {"observation": observations}), strict=True))
     difference = _difference(got, expected, arrays)
@@ -157,4 +157,4 @@ def _difference(got: Arrays, expected: Arrays, arrays: Arrays) -> float:
 def output_names(snapshot: PolicySnapshot) -> list[str]:
     """The names of the model's outputs, in order."""
     policy = ActingPolicy(snapshot)
-    return [*policy.head.exported(np.zeros((1, policy.output_dim))), *snapshot.head.arrays]
+    return [*policy.head.onnx_outputs(np.zeros((1, policy.output_dim))), *snapshot.head.arrays]

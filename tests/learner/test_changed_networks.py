@@ -165,7 +165,7 @@ def test_two_methods_are_enough_for_a_policy(algorithm, monkeypatch):
     before = learner.weights_digest()
     metrics = learner.update(random_episodes(True))
     assert learner.weights_digest() != before and np.isfinite(metrics["loss"])
-    assert learner.collecting().version == (1 if algorithm == "reinforce" else 0)
+    assert learner.collector_snapshot().version == (1 if algorithm == "reinforce" else 0)
 
 
 def learner_with(change, monkeypatch):

@@ -97,10 +97,10 @@ def test_auto_takes_a_card_where_it_pays(observations, options, there, monkeypat
     spec = EnvironmentSpec("X-v0", observations, spaces.Discrete(5))
     for available in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
-        assert device.resolved(config, spec) == ("cuda" if available and there else "cpu")
-        assert device.resolved(config.changed(device="cpu"), spec) == "cpu"
+        assert device.choose_device(config, spec) == ("cuda" if available and there else "cpu")
+        assert device.choose_device(config.changed(device="cpu"), spec) == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert device.resolved(config.changed(device="cuda"), spec) == "cuda"
+    assert device.choose_device(config.changed(device="cuda"), spec) == "cuda"
 
 
 @pytest.mark.parametrize("built", [True, False])

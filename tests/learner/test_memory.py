@@ -241,7 +241,7 @@ def test_an_update_from_the_policys_own_episodes_begins_without_divergence(algor
         **options,
     )
     before = learner.weights()["policy.network.0.weight"].copy()
-    metrics = learner.update(played(learner.collecting(), range(20)))
+    metrics = learner.update(played(learner.collector_snapshot(), range(20)))
     assert metrics["kl"] <= 1e-12 and metrics["policy_steps"] <= 1
     after = learner.weights()["policy.network.0.weight"]
     np.testing.assert_allclose(after, before, atol=1e-5)

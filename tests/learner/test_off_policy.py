@@ -552,7 +552,7 @@ def test_epsilon_falls_linearly_in_env_steps(algorithm):
     for played in (0, 17, 34, 51, 68):
         (epsilon,) = learner.snapshot().head.arrays["epsilon"]
         assert epsilon == pytest.approx(max(0.1, 0.9 - 0.8 * played / 50))
-        assert learner.collecting().head.arrays["epsilon"] == epsilon
+        assert learner.collector_snapshot().head.arrays["epsilon"] == epsilon
         learner.update(random_episodes(False))
     at_once = make_learner(spec_of(3, 2, False), algorithm=algorithm, epsilon_steps=0, **fixed)
     assert at_once.snapshot().head.arrays["epsilon"] == np.float32(0.1)

@@ -157,11 +157,11 @@ def fetched_from(monkeypatch) -> list[torch.Tensor]:
     """The tensors that networks fetch from now on; on `meta` they have no numbers."""
     seen: list[torch.Tensor] = []
 
-    def fetched(tensor: torch.Tensor) -> np.ndarray:
+    def to_array(tensor: torch.Tensor) -> np.ndarray:
         seen.append(tensor)
         return np.zeros(tensor.shape, np.float32)
 
-    monkeypatch.setattr(autograd, "fetched", fetched)
+    monkeypatch.setattr(autograd, "to_array", to_array)
     return seen
 
 

@@ -135,7 +135,7 @@ def test_it_learns_in_the_process_of_the_value_network():
     """Which gets a description and the parameters, and has no torch."""
     network = trained(model.value)
     network.module.scale.fill_(3.0)
-    descriptions = json.loads(json.dumps([each.described() for each in network.network.layers]))
+    descriptions = json.loads(json.dumps([each.describe() for each in network.network.layers]))
     scale = np.full((), 3.0, np.float32)
     there = NetworkByHand(placed_layers(descriptions, network.adam.parameters), ValueOutput(scale))
     samples = {"inputs": network.network.prepare(observations())}

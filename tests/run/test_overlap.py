@@ -129,7 +129,7 @@ def test_the_best_checkpoint_has_the_policy_that_collected_the_best_rewards(opti
     with Trainer(config_of("ppo", 0, **options)) as trainer:
         keeper = Checkpointer(tmp_path, trainer, {})
         for _ in range(5):
-            collecting.append(trainer.learner.collecting())
+            collecting.append(trainer.learner.collector_snapshot())
             result = trainer.train()
             keeper.report(result)
             scores.append(result.reward_mean)

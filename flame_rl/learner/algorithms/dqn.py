@@ -89,7 +89,7 @@ class DQN(GradientStep):
             # Van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-Learning", eq. 4.
             (output,) = self._q.online.network.outputs(following)
             selecting = self._returns(output)
-        best = self._expected(selecting).argmax(axis=1)
+        best = self._action_values(selecting).argmax(axis=1)
         chosen = of_actions(returns, best)
         rewards, discounts = samples["rewards"], samples["discounts"]
         if self._support is not None:
@@ -105,6 +105,6 @@ class DQN(GradientStep):
             return softmax(output, self._atoms)
         return output.reshape(len(output), -1, self._atoms)
 
-    def _expected(self, returns: np.ndarray) -> np.ndarray:
+    def _action_values(self, returns: np.ndarray) -> np.ndarray:
         """Q(s, a), [B, A]."""
         return returns.mean(axis=2) if self._support is None else returns @ self._support

@@ -97,7 +97,7 @@ class OffPolicy:
         snapshot = with_exploration(self.inner.policy.snapshot(), exploration)
         return snapshot if self.observations is None else self.observations.add_layer(snapshot)
 
-    def collecting(self) -> PolicySnapshot:
+    def collector_snapshot(self) -> PolicySnapshot:
         return self.snapshot()
 
     def update(

@@ -95,7 +95,7 @@ def q_loss(samples: Samples, values: np.ndarray) -> tuple[dict[str, np.ndarray],
     value = of_actions(values, samples["actions"])
     errors = value - samples["targets"]
     numbers = {"loss": huber(errors), "td_error": np.abs(errors), "value": value}
-    return _weighted(samples, numbers, np.clip(errors, -1, 1), values)
+    return _apply_weights(samples, numbers, np.clip(errors, -1, 1), values)
 
 
 def project(
@@ -172,7 +172,7 @@ def c51_loss(support: np.ndarray) -> Loss:
             "value": p @ support.astype(p.dtype),
         }
         total = targets.sum(axis=1, keepdims=True)
-        return _weighted(samples, numbers, total * p - targets, logits)
+        return _apply_weights(samples, numbers, total * p - targets, logits)
 
     return loss
 
@@ -213,7 +213,7 @@ def quantile_loss(quantiles: int) -> Loss:
             "td_error": np.abs(targets.mean(axis=1) - value),
             "value": value,
         }
-        return _weighted(samples, numbers, slopes, outputs)
+        return _apply_weights(samples, numbers, slopes, outputs)
 
     return loss
 
@@ -257,7 +257,7 @@ def successor_loss(weights: np.ndarray) -> Loss:
             "td_error": np.abs(errors @ w),
             "value": chosen @ w,
         }
-        return _weighted(samples, numbers, np.clip(errors, -1, 1), outputs)
+        return _apply_weights(samples, numbers, np.clip(errors, -1, 1), outputs)
 
     return loss
 
@@ -293,7 +293,7 @@ def _distributions(
     return targets, of_actions(outputs.reshape(rows, -1, atoms), samples["actions"])
 
 
-def _weighted(
+def _apply_weights(
     samples: Samples, numbers: dict[str, np.ndarray], slope: np.ndarray, outputs: np.ndarray
 ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
     """The numbers, and the slope at the outputs of the samples' actions: [B] or [B, Z] -> [B, A]

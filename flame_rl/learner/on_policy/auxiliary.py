@@ -36,13 +36,13 @@ def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Te
             what `Batch.outcomes` gives.
     """
     policy = network.policy
-    observed = policy.observed(samples["inputs"])
-    features = network.features(observed)
+    inputs = policy.preprocess(samples["inputs"])
+    features = network.features(inputs)
     outputs = network.of_features(features, samples)
     if not network.auxiliary:
         return outputs
     following = _observed_alone(policy, samples["next_observations"])
-    seen = samples | {"observations": observed, "next_observations": following}
+    seen = samples | {"observations": inputs, "next_observations": following}
     losses = (loss_of_steps(*item, features, seen) for item in network.auxiliary.items())
     return (*outputs, *losses)
 
@@ -50,11 +50,11 @@ def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Te
 def _observed_alone(policy: Policy, observations: Tensor) -> Tensor:
     """One observation, without those before it, normalised as one of them: [B, D] -> [B, D]."""
     if isinstance(policy.frames, nn.Identity):
-        return policy.observed(observations)
+        return policy.preprocess(observations)
     count = policy.frames.size[1]
     # The normaliser takes stacks: one of equal observations, of which one is kept.
     stack = observations.unsqueeze(-2).expand(*observations.shape[:-1], count, -1)
-    return policy.observed(stack)[..., ::count]
+    return policy.preprocess(stack)[..., ::count]
 
 
 def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module:
@@ -72,7 +72,7 @@ def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module
     try:
         module = make(features, spec)
     except Exception as error:
-        raise _raised(name, error, "when it was made") from error
+        raise _error(name, error, "when it was made") from error
     if not isinstance(module, nn.Module):
         raise UsageError(
             f"--auxiliary: {name} made {type(module).__name__}; it must be a torch module, whose "
@@ -104,7 +104,7 @@ def loss_of_steps(
     try:
         loss = module(features, samples)
     except Exception as error:
-        raise _raised(name, error, "") from error
+        raise _error(name, error, "") from error
     wanted = features.shape[:-1]
     if not isinstance(loss, Tensor) or loss.dtype != torch.float32 or loss.shape != wanted:
         made = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else loss
@@ -120,7 +120,7 @@ def loss_of_steps(
     return loss
 
 
-def _raised(name: str, error: Exception, when: str) -> UsageError:
+def _error(name: str, error: Exception, when: str) -> UsageError:
     return UsageError(
         f"--auxiliary: {name} raised {summary(error)} {when}".rstrip()
         + f"\n\n{traceback_of(error).rstrip()}"

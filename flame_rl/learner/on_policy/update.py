@@ -88,7 +88,7 @@ class OnPolicyAlgorithm:
     def snapshot(self) -> PolicySnapshot:
         return self.networks.policy.module.snapshot()
 
-    def collecting(self) -> PolicySnapshot:
+    def collector_snapshot(self) -> PolicySnapshot:
         return self.snapshot() if self.collector is None else self.collector.module.snapshot()
 
     def update(

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.training.frames import gathered
+from flame_rl.learner.training.frames import as_array
 from flame_rl.modules.layers import LayerModule
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerKind
@@ -65,8 +65,8 @@ class AutogradNetwork:
     @torch.no_grad()
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         self._follow()
-        outputs = self._computed(samples, tensors_of(samples, self._device))
-        return tuple(map(fetched, outputs))
+        outputs = self._compute(samples, tensors_of(samples, self._device))
+        return tuple(map(to_array, outputs))
 
     def forward(self, samples: Samples) -> AutogradPass:
         self._follow()
@@ -75,9 +75,9 @@ class AutogradNetwork:
         # its own, because a gradient flag would stay with the caller's.
         inputs = tensors["inputs"].detach()
         tensors["inputs"] = inputs.requires_grad_(inputs.is_floating_point())
-        return AutogradPass(inputs, self._computed(samples, tensors), self._parameters)
+        return AutogradPass(inputs, self._compute(samples, tensors), self._parameters)
 
-    def _computed(self, samples: Samples, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def _compute(self, samples: Samples, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """The outputs, [B, ...] each, given the samples as arrays and as tensors."""
         return self._apply(self._module, tensors)
 
@@ -105,15 +105,15 @@ class SequenceNetwork(AutogradNetwork):
     # sequences there are: as few slices as memory allows.
     most_rows = 16_384
 
-    def _computed(self, samples: Samples, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def _compute(self, samples: Samples, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
         time = samples["time"]
         lengths = np.diff(np.flatnonzero(time == 0), append=len(time))
         steps, count = int(lengths.max()), len(lengths)
         # Of each row, in time steps by sequences made flat.
         places = time.astype(np.int64) * count + np.arange(count).repeat(lengths)
         place = torch.from_numpy(places).to(self._device)
-        padded = {name: _padded(column, place, steps, count) for name, column in tensors.items()}
-        outputs = super()._computed(samples, padded)
+        padded = {name: _pad(column, place, steps, count) for name, column in tensors.items()}
+        outputs = super()._compute(samples, padded)
         return tuple(output.flatten(0, 1)[place] for output in outputs)
 
 
@@ -126,7 +126,7 @@ class AutogradPass:
         self._inputs = inputs
         self._outputs = outputs
         self._parameters = parameters
-        self.outputs = tuple(map(fetched, outputs))
+        self.outputs = tuple(map(to_array, outputs))
 
     def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
         gradient[...] = _flat(self._back(slopes, self._parameters))
@@ -148,7 +148,7 @@ class AutogradPass:
 
     def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
         (slope,) = self._back(slopes, [self._inputs])
-        return fetched(slope)
+        return to_array(slope)
 
     def _back(
         self, slopes: tuple[Slope | None, ...], targets: list[Tensor], again: bool = False
@@ -169,7 +169,7 @@ class AutogradPass:
         return tuple(next(found) if t.requires_grad else torch.zeros_like(t) for t in targets)
 
 
-def fetched(tensor: Tensor) -> np.ndarray:
+def to_array(tensor: Tensor) -> np.ndarray:
     """A tensor of any device as an array."""
     return tensor.detach().cpu().numpy()
 
@@ -193,7 +193,7 @@ def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
     # In a new thread, products would run on OpenMP's own number of threads until torch is asked for
     # its number.
     torch.get_num_threads()
-    tensors = {n: torch.from_numpy(gathered(column)).to(device) for n, column in samples.items()}
+    tensors = {n: torch.from_numpy(as_array(column)).to(device) for n, column in samples.items()}
     return {
         n: t if t.is_floating_point() or t.dtype == torch.uint8 else t.long()
         for n, t in tensors.items()
@@ -217,10 +217,10 @@ def _numbers(module: nn.Module) -> Iterator[Tensor]:
 
 def _flat(shares: Sequence[Tensor]) -> np.ndarray:
     # As one array, because each that comes from another device is waited for.
-    return fetched(torch.cat([share.reshape(-1) for share in shares]))
+    return to_array(torch.cat([share.reshape(-1) for share in shares]))
 
 
-def _padded(column: Tensor, place: Tensor, steps: int, count: int) -> Tensor:
+def _pad(column: Tensor, place: Tensor, steps: int, count: int) -> Tensor:
     """[B, ...] -> [steps, count, ...], with zeros where no row is."""
     padded = column.new_zeros((steps * count, *column.shape[1:]))
     return padded.index_copy(0, place, column).unflatten(0, (steps, count))

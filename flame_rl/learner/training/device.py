@@ -23,7 +23,7 @@ _VERY_LARGE = 1 << 22
 _CUBLAS_WORKSPACE = ":16:8"
 
 
-def resolved(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", "cuda"]:
+def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", "cuda"]:
     """The device that `--device` means here.
 
     Raises:
@@ -31,7 +31,7 @@ def resolved(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", "cuda
     """
     wanted = config.execution.device
     if wanted == "auto":
-        return "cuda" if pays(config, spec) and torch.cuda.is_available() else "cpu"
+        return "cuda" if prefers_card(config, spec) and torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
         cause = "this machine has none, or its driver does not answer"
         if not torch.backends.cuda.is_built():
@@ -44,7 +44,7 @@ def resolved(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", "cuda
     return wanted
 
 
-def pays(config: TrainConfig, spec: EnvironmentSpec) -> bool:
+def prefers_card(config: TrainConfig, spec: EnvironmentSpec) -> bool:
     """Whether `auto` takes a graphics card where there is one: for convolutions, for recurrent
     layers, and for very large dense ones. With small dense layers a minibatch is computed before a
     card has got it."""
@@ -57,7 +57,7 @@ def pays(config: TrainConfig, spec: EnvironmentSpec) -> bool:
 
 
 def device_of(name: str) -> torch.device | None:
-    """What `computing_on` takes for a device that is resolved; None for the CPU."""
+    """What `computing_on` takes for what `choose_device` returns; None for the CPU."""
     if name == "cpu":
         return None
     # It is read when the card is first used.

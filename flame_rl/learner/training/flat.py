@@ -14,9 +14,9 @@ def adam_of(module: nn.Module) -> Adam:
     """An Adam whose `parameters` and `gradient` the module's parameters and their `.grad` become
     views of."""
     adam = Adam(flat_parameters(module))
-    parts = parts_of(module, adam.gradient)
-    for parameter, part in zip(module.parameters(), parts, strict=True):
-        parameter.grad = part
+    views = views_of(module, adam.gradient)
+    for parameter, view in zip(module.parameters(), views, strict=True):
+        parameter.grad = view
     return adam
 
 
@@ -30,13 +30,13 @@ def flat_parameters(module: nn.Module) -> np.ndarray:
                 "are trained in float32; make it with dtype=torch.float32"
             )
     flat = np.concatenate([p.detach().reshape(-1).numpy() for p in module.parameters()])
-    for parameter, part in zip(module.parameters(), parts_of(module, flat), strict=True):
-        parameter.data = part
+    for parameter, view in zip(module.parameters(), views_of(module, flat), strict=True):
+        parameter.data = view
     return flat
 
 
-def parts_of(module: nn.Module, flat: np.ndarray) -> list[Tensor]:
+def views_of(module: nn.Module, flat: np.ndarray) -> list[Tensor]:
     """Views of a flat array, each in the shape of one of the module's parameters."""
     parameters = list(module.parameters())
-    parts = torch.from_numpy(flat).split([parameter.numel() for parameter in parameters])
-    return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+    views = torch.from_numpy(flat).split([parameter.numel() for parameter in parameters])
+    return [view.view_as(p) for view, p in zip(views, parameters, strict=True)]

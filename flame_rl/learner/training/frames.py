@@ -51,7 +51,7 @@ class Stacks:
         """Like `np.ndarray.take` along the first axis, the only one."""
         return self[places]
 
-    def gathered(self) -> np.ndarray:
+    def gather(self) -> np.ndarray:
         """The stacks as an array, [B, k, D]."""
         rows, missing = stacked_rows(self.rows, self.time[self.rows], self.frames)
         stacks = self.observations.take(rows, axis=0, mode="clip")
@@ -74,6 +74,6 @@ def stacked_rows(rows: np.ndarray, times: np.ndarray, frames: int) -> tuple[np.n
     return rows[..., None] - before, times[..., None] < before
 
 
-def gathered(column: np.ndarray | Stacks) -> np.ndarray:
+def as_array(column: np.ndarray | Stacks) -> np.ndarray:
     """The array that a column is, or stands for."""
-    return column.gathered() if isinstance(column, Stacks) else column
+    return column.gather() if isinstance(column, Stacks) else column

@@ -93,6 +93,8 @@ def _norm(name: str) -> str:
     return f"{name}_gradient_norm"
 
 
-def as_it_is(samples: Samples, loss: np.ndarray) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+def output_as_loss(
+    samples: Samples, loss: np.ndarray
+) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
     """The loss of an output that is a loss already, float32 [B]; see `Loss`."""
     return {"loss": loss}, (1.0,)
