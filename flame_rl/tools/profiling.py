@@ -14,7 +14,7 @@ from flame_rl.run.trainer import Trainer, one_thread
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import environment_id
 from flame_rl.settings.groups import Replay
-from flame_rl.system.cores import available_cores
+from flame_rl.system.machine import available_cores
 
 # How many iterations are measured.
 ITERATIONS = 3
