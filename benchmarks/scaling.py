@@ -21,7 +21,7 @@ import tyro
 from benchmarks.flame import cluster
 from benchmarks.table import Table, compare, in_turn, write
 from flame_rl import TrainConfig, Trainer
-from flame_rl.system.cores import available_cores
+from flame_rl.system.machine import available_cores
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from matplotlib.figure import Figure
 
-from flame_rl.system.cores import available_cores
+from flame_rl.system.machine import available_cores
 
 Measured = TypeVar("Measured")
 

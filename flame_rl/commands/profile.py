@@ -50,29 +50,29 @@ def profile(arguments: Sequence[str]) -> int:
             from flame_rl.tools.profiling import measure_profile
 
             found = measure_profile(config, stop)
-            say(json.dumps(as_data(found)) if command.json else as_text(found))
+            say(as_json(found) if command.json else as_text(found))
         return stop.exit_code
 
 
-def as_data(found: Profile) -> dict[str, object]:
+def as_json(found: Profile) -> str:
     """What was measured and what follows; `balance` is None where no number of workers has it."""
     balance = None if math.isinf(found.balance) else found.balance
     follows = {"speedup": found.speedup, "balance": balance, "worth": found.worth}
-    return asdict(found) | follows
+    return json.dumps(asdict(found) | follows)
 
 
 def as_text(found: Profile) -> str:
     """A table of what was measured, and sentences on what follows from it."""
     several = found.several
     lines = [
-        f"{found.env_id}, {found.algorithm}: {several.episodes:.0f} episodes and "
+        f"{found.env_id}, {found.algorithm}: {several.episodes} episodes and "
         f"{several.env_steps:,.0f} env steps an iteration",
         "",
         f"  {workers_of(found):<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}",
     ]
     for each in (found.one, several):
         lines.append(
-            f"  {each.workers:<10}{duration(each.collecting):>12}{duration(each.updating):>12}"
+            f"  {each.workers:<10}{each.collecting:>10.3g} s{each.updating:>10.3g} s"
             f"{each.env_steps_per_second:>14,.0f}"
         )
     return "\n".join([*lines, "", *conclusions(found)])
@@ -110,9 +110,3 @@ def conclusions(found: Profile) -> list[str]:
 def workers_of(found: Profile) -> str:
     """The flag that sets the number of workers, without its dashes."""
     return "executors" if found.cores is None else "workers"
-
-
-def duration(seconds: float) -> str:
-    """The seconds with three digits, in s, ms or us."""
-    unit, size = next((u for u in (("s", 1.0), ("ms", 1e-3)) if seconds >= u[1]), ("us", 1e-6))
-    return f"{seconds / size:.3g} {unit}"

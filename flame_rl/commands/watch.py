@@ -13,8 +13,8 @@ import tyro
 from flame_rl.commands.evaluate import headline
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.display import has_display
 from flame_rl.system.errors import Interrupted, UsageError
+from flame_rl.system.machine import has_display
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
 

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from flame_rl.report.curves import EVALUATION, Axis, Setting, mean_curve, smooth, smoothing_window
 from flame_rl.report.tables import METRICS_NAME, read_columns
 from flame_rl.run.folder import EVALUATIONS_NAME
-from flame_rl.system.display import has_display
 from flame_rl.system.errors import UsageError
+from flame_rl.system.machine import has_display
 
 SUFFIXES = (".png", ".svg")
 _LABELS: dict[Axis, str] = {

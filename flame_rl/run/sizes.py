@@ -7,7 +7,7 @@ from itertools import pairwise
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
-from flame_rl.system.memory import physical_bytes
+from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.messages import MAX_LAYERS
 
 # Weights, gradient, Adam's two moments, the copy for undoing, and the actors': float32 each.

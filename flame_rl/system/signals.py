@@ -99,3 +99,19 @@ def in_thread(function: Callable[[], Result]) -> Future[Result]:
 
     threading.Thread(target=call, daemon=True).start()
     return future
+
+
+def call_with_timeout(seconds: float, function: Callable[[], Result]) -> Result:
+    """Call the function in a thread, which is left behind if it takes longer.
+
+    Raises:
+        TimeoutError: it took longer.
+        Exception: whatever the function raised.
+    """
+    future = in_thread(function)
+    try:
+        return future.result(seconds)
+    except TimeoutError as error:
+        if future.done():  # raised by the function itself
+            raise
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from error

@@ -15,8 +15,8 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.choose import plain_simulator
 from flame_rl.actor.simulators.plain import PlainSimulator
-from flame_rl.system.display import has_display
 from flame_rl.system.errors import UsageError
+from flame_rl.system.machine import has_display
 from flame_rl.tools.film import GROUP, reduction
 from flame_rl.wire.messages import Environment
 

@@ -17,8 +17,8 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.backends.dispatch import refuse_unless_it_can_act
-from flame_rl.system.display import has_display
 from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.machine import has_display
 from flame_rl.tools.drawing import cannot_draw, drawing_simulator, shrink_pictures
 from flame_rl.tools.film import make_film
 from flame_rl.wire.messages import CollectFailure, CollectRequest, Episode, PolicySnapshot

@@ -21,7 +21,7 @@ from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import Activation, Dense, LayerNorm
 from flame_rl.modules.networks import ValueNetwork
-from flame_rl.system.cores import available_cores
+from flame_rl.system.machine import available_cores
 from tests.helpers import ROOT
 from tests.learners import ON_POLICY, learner_of, random_episodes
 

@@ -18,7 +18,7 @@ from tests.helpers import environment_id, run_here
 
 def measured(workers: int, collecting: float, updating: float) -> Measured:
     steps = 5000
-    return Measured(workers, 3, 100, steps, collecting, updating, steps / collecting, 10, 1000)
+    return Measured(workers, 100, steps, collecting, updating, steps / collecting)
 
 
 def found(one=8.0, several=4.5, updating=2.0, workers=2, cores: int | None = 2) -> Profile:
@@ -29,7 +29,7 @@ def found(one=8.0, several=4.5, updating=2.0, workers=2, cores: int | None = 2) 
 
 def test_two_measurements_say_what_workers_share():
     assert found().speedup == 8 / 4.5
-    assert (found().shared, found().fixed) == (7, 1)
+    assert found().shared == 7
     # With 7 workers collecting takes 1 + 7 / 7 seconds, as long as updating.
     assert found().balance == 7
     assert found(updating=1.0).balance == math.inf
@@ -108,7 +108,7 @@ def test_a_profile_with_replay_has_an_update_that_learns(monkeypatch):
     options = {"hidden_sizes": (8,), "steps_per_iter": 20, "updates_per_step": 0.1}
     config = TrainConfig(env="cartpole", algorithm="dqn", local=True, workers=2, **options)
     measure_profile(config, threading.Event())
-    several, one = results[:4], results[4:]
+    one, several = results[:4], results[4:]
     assert [each.weights_digest for each in one] == [each.weights_digest for each in several]
     for result in several:
         assert result.losses["gradient_steps"] >= 1 and "loss" in result.losses

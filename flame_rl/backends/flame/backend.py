@@ -27,13 +27,12 @@ from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import check_answers, connect, deploy
 from flame_rl.backends.flame.executors import HINT, Watch
 from flame_rl.backends.flame.session import Session, Tally
-from flame_rl.backends.flame.timeout import call_with_timeout
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
 from flame_rl.system.errors import EnvironmentUnusable, Interrupted, RunError, UsageError
 from flame_rl.system.output import warn
-from flame_rl.system.signals import unless_stopped
+from flame_rl.system.signals import call_with_timeout, unless_stopped
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
     CollectFailure,

@@ -18,9 +18,11 @@ import sys
 import time
 
 from flame_rl.actor.worker.process import ChildProcess
-from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
+from flame_rl.system.signals import call_with_timeout
 
 JANITOR_SECONDS = 600.0
+# For one call of flamepy, which waits for ever for a server that hangs.
+CALL_SECONDS = 5.0
 # An executor ends a task within about a second of its weights' removal; its answer may come first.
 _LATE_SECONDS = 2.0
 

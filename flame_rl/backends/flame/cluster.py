@@ -19,11 +19,10 @@ import numpy as np
 from flamepy.core.types import FlameContext, ResourceRequirement
 from flamepy.runner import Runner
 
-from flame_rl.backends.flame.cleanup import Janitor
-from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
+from flame_rl.backends.flame.cleanup import CALL_SECONDS, Janitor
 from flame_rl.backends.package import stage_package
 from flame_rl.system.errors import Interrupted, RunError, UsageError
-from flame_rl.system.signals import unless_stopped
+from flame_rl.system.signals import call_with_timeout, unless_stopped
 
 CONNECT_SECONDS = 8.0
 PROBE_SECONDS = 3.0

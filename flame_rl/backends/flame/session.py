@@ -19,10 +19,10 @@ from flamepy.runner import Runner
 from flamepy.runner.runner import ObjectFuture, RunnerService
 
 from flame_rl.actor.remote import Collector
-from flame_rl.backends.flame.cleanup import Janitor, close_session
+from flame_rl.backends.flame.cleanup import CALL_SECONDS, Janitor, close_session
 from flame_rl.backends.flame.cluster import Room
-from flame_rl.backends.flame.timeout import CALL_SECONDS, call_with_timeout
 from flame_rl.backends.patience import Patience
+from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire import packing
 
 

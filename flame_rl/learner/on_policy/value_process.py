@@ -21,7 +21,7 @@ from flame_rl.learner.on_policy.value_epochs import ValueEpochs, fit
 from flame_rl.learner.training.adam import Adam
 from flame_rl.nets.by_hand import NetworkByHand, placed_layers
 from flame_rl.nets.heads import ValueOutput
-from flame_rl.system.cores import available_cores
+from flame_rl.system.machine import available_cores
 from flame_rl.wire import packing
 
 # To send a smaller batch takes longer than to learn from it here.

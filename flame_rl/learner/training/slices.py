@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from flame_rl.nets.network import Network, Samples, rows_of, split
-from flame_rl.system.cores import available_cores
+from flame_rl.system.machine import available_cores
 
 Result = TypeVar("Result")
 # Fewer slices are computed one after another: threads would wait for Python's lock.

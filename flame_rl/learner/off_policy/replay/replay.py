@@ -17,7 +17,7 @@ from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, 
 from flame_rl.learner.off_policy.replay.tree import tree_bytes
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import why_refused
-from flame_rl.system.memory import physical_bytes
+from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
 # Its name among a learner's parts.
