@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from flame_rl.settings.checks import flag, refuse
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.fields import describe
+from flame_rl.wire.fields import hint_in_words
 
 _SWITCHES = {"true": True, "false": False}
 
@@ -104,7 +104,7 @@ def _values(field: str, hint: Any, values: list[str]) -> list[str]:
         several = [part for value in values for part in value.split(",") if part]
         return [_value(field, hint, kind, part) for part in several]
     if not values or values == [""]:
-        raise UsageError(f"{flag(field)}: a value is missing: {describe(hint)}")
+        raise UsageError(f"{flag(field)}: a value is missing: {hint_in_words(hint)}")
     first, *others = values
     return [_value(field, hint, bare, first), *others]
 
@@ -115,7 +115,7 @@ def _value(field: str, hint: Any, kind: Any, word: str) -> str:
     if get_origin(kind) is Literal:
         choices = {choice.lower(): choice for choice in get_args(kind)}
         if word.lower() not in choices:
-            refuse(field, describe(hint), word)
+            refuse(field, hint_in_words(hint), word)
         return choices[word.lower()]
     if kind not in (int, float):
         return word
@@ -124,7 +124,7 @@ def _value(field: str, hint: Any, kind: Any, word: str) -> str:
         float(word)
         return str(_integer(word)) if kind is int else word
     except ValueError:
-        refuse(field, describe(hint), word)
+        refuse(field, hint_in_words(hint), word)
 
 
 def _integer(word: str) -> int:

@@ -111,7 +111,7 @@ def value_from_data(hint: Any, value: Any, name: str) -> Any:
     try:
         return _convert(hint, value, name)
     except _RefusedError as refused:
-        expected = refused.args[0] if refused.args else describe(hint)
+        expected = refused.args[0] if refused.args else hint_in_words(hint)
         raise WireError(f"{name}: {expected}, not {value!s:.200}") from None
 
 
@@ -179,15 +179,15 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
     raise _RefusedError
 
 
-def describe(hint: Any) -> str:
+def hint_in_words(hint: Any) -> str:
     """The values that a hint allows, in words."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return describe(inner[0])
+        return hint_in_words(inner[0])
     if NoneType in inner:
-        return " or ".join(map(describe, inner))
+        return " or ".join(map(hint_in_words, inner))
     if origin is tuple:
-        return f"a list of {describe(inner[0]).split()[-1]}s"
+        return f"a list of {hint_in_words(inner[0]).split()[-1]}s"
     names = {int: "an integer", float: "a number", bool: "True or False", str: "a text"}
     names |= {Path: "a path", NoneType: "None"}
     return ", ".join(inner) if origin is Literal else names.get(hint, "an object")

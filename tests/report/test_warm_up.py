@@ -52,7 +52,7 @@ class LateStarter:
 
 def test_columns_are_known_before_the_first_update(tmp_path, capsys):
     config = TrainConfig(local=True, workers=0, episodes_per_iter=3, iterations=4, verbose=True)
-    with Trainer(config) as trainer:
+    with Trainer(config, reports=True) as trainer:
         policy = trainer.learner.parts["policy"]
         trainer.learner = Learner(config, LateStarter(policy, policy.snapshot))
         row_of = partial(metrics_row, trainer.learner.algorithm.metrics)
