@@ -197,7 +197,8 @@ def trained(tmp_path_factory) -> Path:
 def test_a_film_shows_each_step_once_and_each_agent_is_reported(trained):
     done = run_here("watch", "run", "--video", "film.gif", "--episodes", "2", cwd=trained)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    # The first line says what is shown.
+    lines = [line.strip() for line in done.stdout.splitlines()[1:]]
     for place, (index, agent, length) in enumerate(
         [(0, "first", 2), (0, "second", 5), (1, "first", 2), (1, "second", 5)]
     ):

@@ -236,7 +236,7 @@ def test_the_best_checkpoint_is_the_policy_that_had_the_score(tmp_path):
     done = run_here(*flags, "--checkpoint-every", "100", "--output", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     config = TrainConfig.from_json((tmp_path / "run" / "config.json").read_text())
-    with Trainer(config) as trainer:
+    with Trainer(config.changed(output=None)) as trainer:
         snapshots, rewards = [trainer.learner.snapshot()], []
         for result in trainer:
             rewards.append(result.reward_mean)

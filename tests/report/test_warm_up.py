@@ -39,7 +39,7 @@ class LateStarter:
     def snapshot(self) -> PolicySnapshot:
         return self.snapshot_of()
 
-    collecting = snapshot
+    collector_snapshot = snapshot
 
     def update(self, episodes: Episodes, generator: np.random.Generator, progress: float):
         self.seen = self.seen + len(episodes)

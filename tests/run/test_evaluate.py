@@ -65,12 +65,12 @@ def plain_rewards(policy: torch.nn.Module, env_id: str, seeds: list[int]) -> lis
         while not done:
             row = torch.from_numpy(np.asarray(observation, np.float32)[None]).double()
             with torch.no_grad():
-                distribution = policy(row)
+                (output,) = policy(row)
             if isinstance(env.action_space, gymnasium.spaces.Discrete):
-                action = int(distribution.probs.argmax())
+                action = int(output.argmax())
             else:
                 space = env.action_space
-                mean = distribution.mean[0].float().numpy()
+                mean = output.float().numpy()
                 action = np.clip(mean * space.high, space.low, space.high)  # -high to high
             observation, reward, terminated, truncated, _ = env.step(action)
             total += float(reward)

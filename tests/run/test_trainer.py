@@ -213,7 +213,7 @@ def test_actions_are_torchs_likeliest():
         policy = trainer.learner.parts["policy"].double()
         for observation in rng.standard_normal((50, 4)).astype(np.float32):
             with torch.no_grad():
-                (logits,) = policy(torch.from_numpy(observation[None]).double()).logits
+                (logits,) = policy(torch.from_numpy(observation[None]).double())
             action = trainer.compute_action(observation)
             assert type(action) is int and action == int(logits.argmax())
 
@@ -228,7 +228,7 @@ def test_actions_are_torchs_mean_within_the_bounds():
         clipped = 0
         for observation in rng.standard_normal((50, 3)).astype(np.float32) * 3:
             with torch.no_grad():
-                mean = policy(torch.from_numpy(observation[None])).mean.numpy()[0]
+                mean = policy(torch.from_numpy(observation[None])).numpy()[0]
             action = trainer.compute_action(observation)
             assert action.dtype == np.float32 and action.shape == (1,)
             np.testing.assert_allclose(action, np.clip(2 * mean, -2, 2), rtol=1e-5, atol=1e-6)
@@ -242,7 +242,8 @@ def test_actions_that_explore_have_the_policys_probabilities():
         list(trainer)
         with torch.no_grad():
             rows = torch.from_numpy(observation[None])
-            expected = trainer.learner.parts["policy"](rows).probs[0, 1].item()
+            logits = trainer.learner.parts["policy"](rows)
+            expected = torch.softmax(logits, dim=-1)[0, 1].item()
         actions = [trainer.compute_action(observation, explore=True) for _ in range(4000)]
         assert 0.05 < expected < 0.95
         assert np.mean(actions) == pytest.approx(expected, abs=0.03)
