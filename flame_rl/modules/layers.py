@@ -27,6 +27,10 @@ class LayerModule(nn.Module):
         of parameters."""
         return {}
 
+    def views(self) -> dict[str, np.ndarray]:
+        """The kind's arrays, which change with the module's own."""
+        return {name: tensor.detach().numpy() for name, tensor in self.arrays().items()}
+
     def layer(self) -> Layer:
         """A copy of the layer for actors."""
         return Layer(self.kind, {name: array_of(tensor) for name, tensor in self.arrays().items()})

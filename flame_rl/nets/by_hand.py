@@ -75,8 +75,8 @@ class NetworkByHand:
 
     Attributes:
         layers: from the inputs to the output.
+        output: what a loss sees.
         parameters: P, the length of the flat gradient.
-        input_dim: the width of "inputs".
     """
 
     remembers = False
@@ -97,16 +97,19 @@ class NetworkByHand:
             places: those of the arrays of `output.learned`.
             normalizer: before the layers.
         """
-        self.layers = layers
-        self._output = output
-        self._normalizer = normalizer
-        self._layers = [each.layer for each in layers]
+        self._placed, self._normalizer = layers, normalizer
+        self.layers = [each.layer for each in layers]
+        self.output = output
         self._places = [*(each.places for each in layers), places]
+        self._gradients: tuple[np.ndarray | None, list[list[np.ndarray]]] = (None, [])
         self.parameters = sum(math.prod(p.shape) for each in self._places for p in each)
-        weights = [layer.weight for layer in self._layers if isinstance(layer, DenseLayer)]
-        self.input_dim = len(weights[0])
-        widest = max(max(weight.shape) for weight in weights)
+        shapes = [layer.weight.shape for layer in self.layers if isinstance(layer, DenseLayer)]
+        widest = max(map(max, shapes))
         self.slice_rows = max(_LEAST_ROWS, _SLICE_BYTES // (4 * widest))
+
+    def describe(self) -> list[list[Any]]:
+        """The layers as `placed_layers` takes them."""
+        return [each.describe() for each in self._placed]
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         if self._normalizer is None:
@@ -115,45 +118,48 @@ class NetworkByHand:
 
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         x = samples["inputs"]
-        for layer in self._layers:
+        for layer in self.layers:
             x, _ = layer.forward(x)
-        return self._output.forward(x, samples)[0]
+        return self.output.forward(x, samples)[0]
 
     def forward(self, samples: Samples) -> PassByHand:
-        return PassByHand(self._layers, self._places, self._output, samples)
+        return PassByHand(self, samples)
+
+    def gradients_in(self, gradient: np.ndarray) -> list[list[np.ndarray]]:
+        """The arrays of each layer in a flat gradient, and after them those of the output."""
+        # It is nearly always the same one, that of Adam. Read once, because of other threads.
+        known, views = self._gradients
+        if known is not gradient:
+            views = [[place.of(gradient) for place in each] for each in self._places]
+            self._gradients = gradient, views
+        return views
 
 
 class PassByHand:
     """See `Pass`."""
 
-    def __init__(
-        self,
-        layers: Sequence[LayerByHand],
-        places: Sequence[tuple[ArrayPlace, ...]],
-        output: RawOutput,
-        samples: Samples,
-    ) -> None:
-        """`places` has those of each layer, then those of the output."""
-        self._layers, self._places = layers, places
+    def __init__(self, network: NetworkByHand, samples: Samples) -> None:
+        self._network = network
         # Of each layer, what it keeps for the way back.
         self._kept = []
         x = samples["inputs"]
-        for layer in layers:
+        for layer in network.layers:
             x, kept = layer.forward(x)
             self._kept.append(kept)
-        self.outputs, self._back = output.forward(x, samples)
+        self.outputs, self._back = network.output.forward(x, samples)
 
     def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
-        slope = self._back(slopes, *[place.of(gradient) for place in self._places[-1]])
-        for number in reversed(range(len(self._layers))):
-            layer, kept, places = self._layers[number], self._kept[number], self._places[number]
-            if places:
-                layer.to_parameters(kept, slope, *[place.of(gradient) for place in places])
+        layers, gradients = self._network.layers, self._network.gradients_in(gradient)
+        slope = self._back(slopes, *gradients[-1])
+        for number in reversed(range(len(layers))):
+            layer, kept, own = layers[number], self._kept[number], gradients[number]
+            if own:
+                layer.to_parameters(kept, slope, *own)
             if number:
                 slope = layer.to_inputs(kept, slope)
 
     def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
         slope = self._back(slopes)
-        for layer, kept in zip(reversed(self._layers), reversed(self._kept), strict=True):
+        for layer, kept in zip(reversed(self._network.layers), reversed(self._kept), strict=True):
             slope = layer.to_inputs(kept, slope)
         return slope

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +15,6 @@ from flame_rl.wire.packing import WireError
 _WINDOW_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, eq=False)
 class ConvolutionLayer(LayerKind):
     """The cross-correlation of pictures with filters, without padding, plus a bias, as torch's
     Conv2d. Pictures have channels last, and are flat before and after: [..., rows * columns *
@@ -36,10 +34,6 @@ class ConvolutionLayer(LayerKind):
         "bias": ("filters",),
     }
     integers: ClassVar[Shapes] = {"size": (2,), "stride": (1,)}
-    weight: np.ndarray
-    bias: np.ndarray
-    size: np.ndarray
-    stride: np.ndarray
 
     def sizes(self) -> dict[str, int]:
         height, width, channels, filters = self.weight.shape

@@ -18,7 +18,6 @@ parameters, so that both are always the same layer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -50,7 +49,7 @@ Kept = tuple[np.ndarray, ...]
 
 
 class LayerKind:
-    """A layer. Each kind is a dataclass whose fields are its arrays.
+    """A layer, whose arrays are its attributes, by name.
 
     Attributes:
         kind: its name in a `PolicySnapshot`.
@@ -67,6 +66,9 @@ class LayerKind:
     integers: ClassVar[Shapes] = {}
     state: ClassVar[tuple[str | int, ...] | None] = None
     bounded: ClassVar[bool] = False
+
+    def __init__(self, **arrays: np.ndarray) -> None:
+        vars(self).update(arrays)
 
     def check(self) -> None:
         """Raise WireError for values that the arrays must not have."""
@@ -130,14 +132,11 @@ class LayerByHand(LayerKind):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False)
 class NormalizeLayer(LayerKind):
     """Scales numbers to mean 0 and standard deviation 1, and clips them at `OBSERVATION_CLIP`."""
 
     kind = "normalize"
     arrays: ClassVar[Shapes] = {"mean": ("in",), "std": ("in",)}
-    mean: np.ndarray
-    std: np.ndarray
 
     def check(self) -> None:
         if not (self.std > 0).all():
@@ -164,13 +163,11 @@ class NormalizeLayer(LayerKind):
         return graph.apply("Clip", x, *bounds)
 
 
-@dataclass(frozen=True, eq=False)
 class ScaleLayer(LayerKind):
     """Multiplies by a number, which brings a picture's integers near 1."""
 
     kind = "scale"
     arrays: ClassVar[Shapes] = {"factor": (1,)}
-    factor: np.ndarray
 
     def dtype(self) -> str:
         return "float32"
@@ -183,14 +180,11 @@ class ScaleLayer(LayerKind):
         return graph.apply("Mul", x, graph.constant(self.factor))
 
 
-@dataclass(frozen=True, eq=False)
 class CenterLayer(LayerKind):
     """Subtracts the mean picture, and multiplies by a number."""
 
     kind = "center"
     arrays: ClassVar[Shapes] = {"mean": ("in",), "factor": (1,)}
-    mean: np.ndarray
-    factor: np.ndarray
 
     def dtype(self) -> str:
         return "float32"
@@ -205,7 +199,6 @@ class CenterLayer(LayerKind):
         return graph.apply("Mul", x, graph.constant(self.factor))
 
 
-@dataclass(frozen=True, eq=False)
 class FramesLayer(LayerKind):
     """The latest inputs, interleaved: the `frames` values of each number follow each other. Of
     pictures, they become further channels. The state is the last output, [..., inputs, frames], the
@@ -215,7 +208,6 @@ class FramesLayer(LayerKind):
     integers: ClassVar[Shapes] = {"size": (2,)}
     state = ("in", "frames")
     bounded = True
-    size: np.ndarray
 
     def sizes(self) -> dict[str, int]:
         inputs, count = self.size.tolist()
@@ -237,15 +229,12 @@ class FramesLayer(LayerKind):
         return y.reshape(*x.shape[:-1], -1), y
 
 
-@dataclass(frozen=True, eq=False)
 class DenseLayer(LayerByHand):
     """A fully connected layer, y = x W + b."""
 
     kind = "dense"
     arrays: ClassVar[Shapes] = {"weight": ("in", "out"), "bias": ("out",)}
     learned = ("weight", "bias")
-    weight: np.ndarray
-    bias: np.ndarray
 
     def dtype(self) -> str:
         large = self.weight.size >= _LARGE_WEIGHT and self.bias.size % _KERNEL == 0
@@ -291,7 +280,6 @@ class DenseLayer(LayerByHand):
         return graph.apply("Add", x, graph.constant(self.bias))
 
 
-@dataclass(frozen=True, eq=False)
 class LayerNormLayer(LayerByHand):
     """y = w (x - mean) / sqrt(variance + epsilon) + b, with mean and variance of each row (Ba et
     al. 2016, "Layer Normalization", eq. 4)."""
@@ -299,9 +287,6 @@ class LayerNormLayer(LayerByHand):
     kind = "layer_norm"
     arrays: ClassVar[Shapes] = {"weight": ("in",), "bias": ("in",), "epsilon": (1,)}
     learned = ("weight", "bias")
-    weight: np.ndarray
-    bias: np.ndarray
-    epsilon: np.ndarray
 
     def act(self, x: np.ndarray) -> np.ndarray:
         x -= x.mean(axis=-1, keepdims=True)
@@ -352,7 +337,6 @@ class _ActivationLayer(LayerByHand):
         return None
 
 
-@dataclass(frozen=True, eq=False)
 class TanhLayer(_ActivationLayer):
     kind = "tanh"
 
@@ -374,7 +358,6 @@ class TanhLayer(_ActivationLayer):
         return graph.apply("Tanh", x)
 
 
-@dataclass(frozen=True, eq=False)
 class ReluLayer(_ActivationLayer):
     kind = "relu"
 
@@ -394,7 +377,6 @@ class ReluLayer(_ActivationLayer):
         return graph.apply("Relu", x)
 
 
-@dataclass(frozen=True, eq=False)
 class SiluLayer(_ActivationLayer):
     """x sigmoid(x)."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from flame_rl.nets.layers import Kept, LayerKind, Shapes, float32_tanh
 
 
-@dataclass(frozen=True, eq=False)
 class GRULayer(LayerKind):
     """A gated recurrent unit of H units (Cho et al. 2014, "Learning Phrase Representations using
     RNN Encoder-Decoder", eq. 5 to 8), whose reset gate acts after the product, as torch's. Its
@@ -32,10 +30,6 @@ class GRULayer(LayerKind):
         "state_bias": (3, "out"),
     }
     state = ("out",)
-    input_weight: np.ndarray
-    input_bias: np.ndarray
-    state_weight: np.ndarray
-    state_bias: np.ndarray
 
     def act(self, x: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         inputs, _, width = self.input_weight.shape
@@ -117,7 +111,6 @@ class GRULayer(LayerKind):
         return dg, flat.T @ states[:-1].reshape(-1, width), flat.sum(axis=0)
 
 
-@dataclass(frozen=True, eq=False)
 class LSTMLayer(LayerKind):
     """Long short-term memory (Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al.
     2000). Its state is its last output and its cells. Weights are in torch's order: input, forget,
@@ -130,9 +123,6 @@ class LSTMLayer(LayerKind):
         "bias": (4, "out"),
     }
     state = (2, "out")
-    input_weight: np.ndarray
-    state_weight: np.ndarray
-    bias: np.ndarray
 
     def act(self, x: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         inputs, _, width = self.input_weight.shape

@@ -103,6 +103,8 @@ CHANGES = {
     "another normaliser": lambda p: setattr(p.normalizer, "__class__", OtherNormalizer),
     "bytes": lambda p: setattr(p, "normalizer", Scaling(spaces.Box(0, 255, (3,), np.uint8))),
     "frames": lambda p: setattr(p, "frames", nn.Flatten(-1)),
+    "one standard deviation for all": lambda p: setattr(p, "log_std", nn.Parameter(torch.ones(1))),
+    "no sequence of layers": lambda p: setattr(p, "network", Dense(3, 2)),
     "a parameter more": lambda p: setattr(p, "temperature", nn.Parameter(torch.ones(()))),
     "a frozen layer": lambda p: p.network[0].requires_grad_(False),
     "tied layers": tie,
@@ -132,6 +134,7 @@ def test_a_changed_critic_goes_through_autograd():
     for change in (
         lambda critic: critic.features.append(Activation("tanh")),
         lambda critic: setattr(critic, "normalizer", ObservationNormalizer(3)),
+        lambda critic: setattr(critic, "features", nn.Identity()),
     ):
         critic = model.critic(SPEC, config)
         assert type(network_of(critic)) is NetworkByHand

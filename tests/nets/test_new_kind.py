@@ -4,7 +4,6 @@ it acts, learns by hand and is exported."""
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -30,14 +29,12 @@ from flame_rl.wire.messages import EnvironmentSpec
 from tests.learners import make_config
 
 
-@dataclass(frozen=True, eq=False)
 class GainLayer(LayerByHand):
     """y = x * gain."""
 
     kind = "gain"
     arrays: ClassVar[Shapes] = {"gain": ("in",)}
     learned = ("gain",)
-    gain: np.ndarray
 
     def act(self, x: np.ndarray) -> np.ndarray:
         x *= self.gain
@@ -135,7 +132,7 @@ def test_it_learns_in_the_process_of_the_value_network():
     """Which gets a description and the parameters, and has no torch."""
     network = trained(model.value)
     network.module.scale.fill_(3.0)
-    descriptions = json.loads(json.dumps([each.describe() for each in network.network.layers]))
+    descriptions = json.loads(json.dumps(network.network.describe()))
     scale = np.full((), 3.0, np.float32)
     there = NetworkByHand(placed_layers(descriptions, network.adam.parameters), ValueOutput(scale))
     samples = {"inputs": network.network.prepare(observations())}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -19,13 +18,11 @@ from tests.helpers import assert_same_episodes, described, environment_id, plain
 WANDERING = environment_id("Wandering")
 
 
-@dataclass(frozen=True, eq=False)
 class SumLayer(LayerKind):
     """The scaled sum of the episode's inputs so far."""
 
     arrays: ClassVar = {"scale": ("in",)}
     state = ("in",)
-    scale: np.ndarray
 
     def act(self, x: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         total = state + x * self.scale

@@ -40,8 +40,7 @@ class NormalizedObservations:
 
     def normalize_samples(self, samples: Samples) -> Samples:
         """The samples with normalised observations."""
-        normalizer = self._normalizer
-        layer = NormalizeLayer(normalizer.mean.numpy(), normalizer.std.numpy())
+        layer = NormalizeLayer(**self._normalizer.views())
         return samples | {name: layer.normalize(samples[name]) for name in _OBSERVATIONS}
 
     def add_layer(self, snapshot: PolicySnapshot) -> PolicySnapshot:

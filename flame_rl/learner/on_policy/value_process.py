@@ -37,7 +37,7 @@ class ValueProcess:
 
     def __init__(self, network: NetworkByHand) -> None:
         """`network` is the value network."""
-        self._layers = [layer.describe() for layer in network.layers]
+        self._layers = network.describe()
         self._parameters = network.parameters
         self._child: ChildProcess | None = None
         self._ready = False

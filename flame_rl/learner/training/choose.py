@@ -23,13 +23,12 @@ from flame_rl.learner.training.autograd import (
     SequenceNetwork,
     layers_in,
 )
-from flame_rl.modules.layers import LayerModule
+from flame_rl.modules.layers import Dense, LayerModule
 from flame_rl.modules.networks import (
     ActionValueNetwork,
     CategoricalPolicy,
     CriticNetwork,
     GaussianPolicy,
-    ObservationNetwork,
     Policy,
     ValueNetwork,
 )
@@ -69,25 +68,27 @@ def network_of(module: nn.Module, apply: Apply | None = None) -> Network:
     return kind(module, apply, device)
 
 
-def _categorical(module: CategoricalPolicy) -> tuple[RawOutput, list[Tensor]]:
+def _categorical(module: CategoricalPolicy) -> tuple[RawOutput, int]:
     width = sum(module.choices)
     if module.factored:
-        return FactoredHead(width, np.array(module.choices, np.int32)), []
-    return CategoricalHead(width), []
+        return FactoredHead(width, np.array(module.choices, np.int32)), width
+    return CategoricalHead(width), width
 
 
-def _gaussian(module: GaussianPolicy) -> tuple[RawOutput, list[Tensor]]:
-    return GaussianHead(len(module.log_std), module.log_std.detach().numpy()), [module.log_std]
+def _gaussian(module: GaussianPolicy) -> tuple[RawOutput, int]:
+    width = module.log_std.numel()
+    return GaussianHead(width, module.log_std.detach().numpy()), width
 
 
-# By the exact type of a network, what a loss sees of its last layer, and the parameters of that.
-OUTPUTS: dict[type[nn.Module], Callable[[nn.Module], tuple[RawOutput, list[Tensor]]]] = {
-    Policy: lambda module: (RawOutput(), []),
+# By the exact type of a network, what a loss sees of its last layer, and the width that this has;
+# 0: any.
+OUTPUTS: dict[type[nn.Module], Callable[[nn.Module], tuple[RawOutput, int]]] = {
+    Policy: lambda module: (RawOutput(), 0),
     CategoricalPolicy: _categorical,
     GaussianPolicy: _gaussian,
-    ActionValueNetwork: lambda module: (RawOutput(), []),
-    ValueNetwork: lambda module: (ValueOutput(module.scale.numpy()), []),
-    CriticNetwork: lambda module: (RawOutput(), []),
+    ActionValueNetwork: lambda module: (RawOutput(), 0),
+    ValueNetwork: lambda module: (ValueOutput(module.scale.numpy()), 1),
+    CriticNetwork: lambda module: (RawOutput(), 0),
 }
 
 
@@ -96,22 +97,27 @@ def network_by_hand(module: nn.Module) -> NetworkByHand | None:
     layers do not say that this is the same."""
     if type(module) not in OUTPUTS or not _is_unchanged(module):
         return None
-    if isinstance(module, ObservationNetwork):
-        plain = type(module.frames) is nn.Identity
-    else:  # a critic, whose inputs are more than observations
-        plain = type(module.normalizer) is nn.Identity and len(module.features) == 0
     normalizer = module.normalizer
-    if not plain or type(normalizer) not in (nn.Identity, ObservationNormalizer):
+    if type(module) is CriticNetwork:  # its inputs are more than observations
+        known = type(normalizer) is nn.Identity
+        known = known and type(module.features) is nn.Sequential and not list(module.features)
+    else:
+        known = type(module.frames) is nn.Identity
+        known = known and type(normalizer) in (nn.Identity, ObservationNormalizer)
+    if not known or type(module.network) is not nn.Sequential:
         return None
     layers = list(module.network)
     kinds = [_kind_by_hand(layer) for layer in layers]
-    if type(module.network) is not nn.Sequential or not _fit(kinds):
+    output, width = OUTPUTS[type(module)](module)
+    if not _fit(kinds) or width not in (0, _width(layers)):
         return None
 
-    output, learned = OUTPUTS[type(module)](module)
-    arrays = [layer.arrays() for layer in layers]
-    views = [[of[name] for name in kind.learned] for kind, of in zip(kinds, arrays, strict=True)]
-    views.append(learned)
+    views = [
+        [layer.arrays()[name] for name in kind.learned]
+        for kind, layer in zip(kinds, layers, strict=True)
+    ]
+    # Its parameters have the names of the arrays.
+    views.append([module.get_parameter(name) for name in output.learned])
     starts, start = {}, 0
     for parameter in module.parameters():
         starts[parameter.data_ptr()] = start
@@ -121,12 +127,12 @@ def network_by_hand(module: nn.Module) -> NetworkByHand | None:
         return None
     *of_layers, of_output = [tuple(_place(view, starts) for view in each) for each in views]
     placed = [
-        PlacedLayer(kind(**{name: tensor.detach().numpy() for name, tensor in of.items()}), places)
-        for kind, of, places in zip(kinds, arrays, of_layers, strict=True)
+        PlacedLayer(kind(**layer.views()), places)
+        for kind, layer, places in zip(kinds, layers, of_layers, strict=True)
     ]
     normalize = None
     if type(normalizer) is ObservationNormalizer:
-        normalize = NormalizeLayer(normalizer.mean.numpy(), normalizer.std.numpy())
+        normalize = NormalizeLayer(**normalizer.views())
     return NetworkByHand(placed, output, of_output, normalize)
 
 
@@ -166,6 +172,11 @@ def _fit(kinds: list[type[LayerByHand] | None]) -> bool:
     if None in kinds or not kinds or kinds[0] is not DenseLayer:
         return False
     return not any(first.in_place and second.in_place for first, second in pairwise(kinds))
+
+
+def _width(layers: list[nn.Module]) -> int:
+    """The width of what the layers give."""
+    return [layer.out_features for layer in layers if type(layer) is Dense][-1]
 
 
 def _place(view: Tensor, starts: dict[int, int]) -> ArrayPlace:
