@@ -1,9 +1,9 @@
-"""The part to edit: the networks, each made of layers by a function of its own.
+"""The file to edit: a function for each network makes it of layers.
 
 Layers are torch modules of flame_rl/modules/; those that actors run are `LayerModule`s, which
-export themselves to NumPy. A network that is put together in another way here, of the same layers,
-is still differentiated by hand; one with layers or methods of your own by torch. A policy of your
-own needs two methods: `outputs`, what losses see, and `snapshot`, what actors get; see
+export themselves to NumPy. A network that you rearrange here, of the same layers, is still
+differentiated by hand; torch differentiates one with layers or methods of your own. A policy of
+your own needs two methods: `outputs`, what losses see, and `snapshot`, what actors get; see
 flame_rl/modules/networks.py.
 """
 
@@ -55,13 +55,12 @@ POLICY_GAIN = 0.01
 def preprocessing(
     spec: EnvironmentSpec, config: TrainConfig, normalize: bool = False
 ) -> Preprocessing:
-    """What networks do with observations first: stack the last ones (--frame-stack), and bring
-    their numbers near 1.
+    """The modules that stack observations (--frame-stack) and bring their numbers near 1.
 
     Args:
-        spec, config: of the environment, and the run's settings.
-        normalize: whether numbers are normalised by the statistics of all that were seen; bytes
-            that are no large pictures are scaled in any case.
+        spec, config: the environment's description and the run's settings.
+        normalize: whether to normalise by the statistics of all observations so far; bytes other
+            than large pictures are only scaled.
     """
     count = config.experiment.frame_stack
     frames = nn.Identity() if count == 1 else FrameStack(spec.observation_dim, count)
@@ -102,15 +101,15 @@ def dense_layers(
 
     The memory is the last layer before the output (as in Hausknecht and Stone 2015, "Deep Recurrent
     Q-Learning for Partially Observable MDPs"): the layers before it say what there is to remember
-    of an observation, and one linear layer reads what is remembered.
+    of an observation, and one linear layer reads the memory.
 
     Args:
-        inputs, outputs: widths of what enters, and of the output.
+        inputs, outputs: the widths of the input and of the output.
         config: the run's settings.
-        output_gain: makes first weights orthogonal and biases 0, with this gain of the last layer,
-            and sqrt(2) of the others. None: they are torch's own, uniform within ±1 / sqrt(inputs),
+        output_gain: makes first weights orthogonal, with this gain in the last layer and sqrt(2) in
+            the others, and biases 0. None: both are torch's own, uniform within ±1 / sqrt(inputs),
             as in the usual implementations of DQN, TD3 and SAC.
-        layer_norm: normalise the numbers of each hidden layer, before its activation.
+        layer_norm: whether to normalise each hidden layer before its activation.
     """
     experiment = config.experiment
     layers: list[nn.Module] = []
@@ -164,8 +163,8 @@ def value(spec: EnvironmentSpec, config: TrainConfig) -> ValueNetwork:
 
 
 def shared(spec: EnvironmentSpec, config: TrainConfig) -> SharedNetwork:
-    """With --shared-torso, one network in place of both: the policy's layers but the last, and a
-    last layer of each. Auxiliary losses see what enters the last layers."""
+    """With --shared-torso, one network in place of both: all layers but the last are shared, and
+    policy and values have a last layer each. Auxiliary losses see what enters these."""
     both = policy(spec, config)
     values = Dense(both.network[-1].in_features, 1)
     orthogonal(values, 1.0)
@@ -175,8 +174,8 @@ def shared(spec: EnvironmentSpec, config: TrainConfig) -> SharedNetwork:
 def action_values(
     spec: EnvironmentSpec, config: TrainConfig, returns: Returns | None = None
 ) -> ActionValueNetwork:
-    """The action values of dqn, sarsa, successor and r2d2; `returns` says what the network gives
-    for each action, by default the mean of the return."""
+    """The action values of dqn, sarsa, successor and r2d2; `returns` says what the network
+    predicts for each action, by default the mean of the return."""
     returns = returns or Returns()
     gain = None if config.experiment.memory == "none" else 0.1
     layers = all_layers(spec, config, returns.width(spec.action_dim), gain)
@@ -192,9 +191,8 @@ def deterministic_policy(spec: EnvironmentSpec, config: TrainConfig) -> Policy:
 
 
 def squashed_policy(spec: EnvironmentSpec, config: TrainConfig) -> Policy:
-    """The policy of sac: a Gaussian whose means, and after them the logarithms of whose standard
-    deviations, are the output, and whose actions tanh brings within the bounds -1 and 1. Before
-    tanh, the first standard deviations are about --initial-std."""
+    """The policy of sac: the output is a Gaussian's means, then the logarithms of its standard
+    deviations, at first about --initial-std; tanh brings actions within the bounds -1 and 1."""
     layers = all_layers(spec, config, 2 * spec.action_dim)
     with torch.no_grad():
         layers[-1].bias[spec.action_dim :] += math.log(config.algorithm.initial_std)

@@ -2,8 +2,8 @@
 
 An episode is a function of the weights, the run's seed, the iteration and the episode's index, and
 of nothing else: not of its neighbours, the worker, the machine or the order of completion. Agents
-that play together have a slot and an episode each; they begin at once, and whoever ends early waits
-for the others.
+that play together have a slot and an episode each; they begin at the same time, and one that ends
+early waits for the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flame_rl.wire.messages import (
 BLOCK_STEPS = 128
 # The most bytes of one column of a block; wide columns make blocks shorter.
 BLOCK_BYTES = 1 << 25
-# How often whoever waits is told of the progress.
+# The time between two reports of progress.
 TELL_SECONDS = 0.2
 
 
@@ -44,15 +44,15 @@ def collect_episodes(
     withdrawn: Callable[[], bool] = lambda: False,
     played: Callable[[int, int], None] = lambda episodes, env_steps: None,
 ) -> Episodes | CollectFailure:
-    """Play the requested episodes side by side; a slot that is done takes the next at once.
+    """Play the requested episodes side by side; where one ends, its slot takes the next at once.
 
     Args:
         snapshot: the policy that acts.
         request: names the episodes; its environment must be the simulator's.
         simulator: reset before use, so that its earlier state has no effect.
-        withdrawn: called at every lock step; true when nobody wants the answer any more.
-        played: called every `TELL_SECONDS` with the numbers of episodes that have ended, and of env
-            steps, so far.
+        withdrawn: called at every lock step; returns true when the answer is no longer wanted.
+        played: called every `TELL_SECONDS` with the numbers of finished episodes and of env steps
+            so far.
 
     Returns:
         The episodes in the order of `request.indices`, or why they could not be played.
@@ -75,15 +75,15 @@ def collect_episodes(
     if reason is not None:
         return _failure(request, "garbled", reason)
     play = _Play(policy, request, simulator)
-    told = time.monotonic()
+    last_report = time.monotonic()
     try:
         play.begin_episodes(play.running)
         while len(play.running) > 0:
             if withdrawn():
                 return _failure(request, "stale", "the learner has withdrawn this task")
             play.step()
-            if (now := time.monotonic()) - told >= TELL_SECONDS:
-                told = now
+            if (now := time.monotonic()) - last_report >= TELL_SECONDS:
+                last_report = now
                 played(play.ended, play.env_steps)
     except SimulatorError as error:
         index, step, seed = play.where(error.slot)
@@ -93,7 +93,7 @@ def collect_episodes(
 
 
 class _Play:
-    """One request being played.
+    """The episodes of one request, while they are played.
 
     In a lock step, every running slot observes, acts and steps, each in an episode of its own.
     Episodes begin and end at any lock step; when all have ended, they are cut out of the blocks.
@@ -154,13 +154,13 @@ class _Play:
             self._next_block()
         row, live, simulator = self._row, self._live, self._simulator
         actions = self._actions[row]
-        for recorded, source in self._seen:
+        for recorded, source in self._before_step:
             recorded[row, live] = source[live]
         rows = self._acting
         noise, seen = self._noise.of(row, rows), simulator.observations[rows]
         actions[rows] = self._policy.act(seen, noise, self._states, rows)
         simulator.step(actions, self.running)
-        for recorded, source in self._done:
+        for recorded, source in self._after_step:
             recorded[row, live] = source[live]
         self._check_finite("reward", simulator.rewards[live], "step", self.running)
         if self._has_parts:
@@ -187,7 +187,7 @@ class _Play:
         )
 
     def where(self, slot: int | None) -> tuple[int | None, int | None, int | None]:
-        """The index, step and reset seed of the episode in `slot`; three times None without one."""
+        """The index, step and reset seed of the episode in `slot`; all None without one."""
         if slot is None or self._episode[slot] < 0:
             return None, None, None
         episode = self._episode[slot]
@@ -223,7 +223,7 @@ class _Play:
         left = slots[len(taken) :]
         if self._agents > 1:
             left = np.setdiff1d(slots, taken)
-            # Some of them have waited.
+            # Some of the taken slots have waited.
             self._set_running(np.union1d(self.running, taken))
             self._played = np.union1d(self._played, taken)
         if len(left):
@@ -231,7 +231,7 @@ class _Play:
             self._set_running(np.setdiff1d(self.running, left))
 
     def _free(self, ended: np.ndarray) -> np.ndarray:
-        """The slots of the groups in which nobody plays any more, now that these have ended."""
+        """The slots of the groups in which no agent plays any more, now that these have ended."""
         if self._agents == 1:
             return ended
         playing = np.setdiff1d(self.running, ended)
@@ -256,7 +256,7 @@ class _Play:
         if self._actions is None:
             self._actions = np.zeros((self._steps, self._width, *head.shape), head.dtype)
         # Observations are recorded before the step that overwrites them, rewards after it.
-        self._seen, self._done = (
+        self._before_step, self._after_step = (
             [
                 (block.columns[column.name], _source(self._simulator, column.name))
                 for column in self._columns

@@ -1,1 +1,1 @@
-"""What model.py is written with: torch modules that are kinds of layers in flame_rl/nets/, too."""
+"""Torch modules for model.py: layers, which are also kinds in flame_rl/nets/, and networks."""

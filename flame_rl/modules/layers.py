@@ -12,7 +12,7 @@ from flame_rl.wire.messages import Layer
 
 
 class LayerModule(nn.Module):
-    """A torch module that is a kind of layer in flame_rl/nets/, too.
+    """A torch module that is also a kind of layer in flame_rl/nets/.
 
     Attributes:
         kind: the name of that kind. A class that says it in its own body computes what the kind
@@ -83,13 +83,13 @@ class Convolution(LayerModule, nn.Conv2d):
 
     Attributes:
         size: rows, columns and channels of a picture.
-        output_size: the same of what comes out: places down and across, and filters.
+        output_size: the same of the output: places down and across, and filters.
     """
 
     kind = "convolution"
 
     def __init__(self, size: tuple[int, int, int], filters: int, width: int, stride: int) -> None:
-        """`filters` square filters of that width."""
+        """`filters` square filters, `width` rows and columns each."""
         super().__init__(size[2], filters, width, stride)
         self.size = size
         down, across = ((side - width) // stride + 1 for side in size[:2])

@@ -1,4 +1,4 @@
-"""Networks as torch modules: layers that begin with observations, and what their output means.
+"""Networks as torch modules: preprocessing of observations, layers, and what a loss sees.
 
 B is the number of samples; with a memory it is two dimensions, time steps and sequences. D is the
 width of an observation, or with stacked frames [frames, D]; A that of an action or the number of
@@ -20,13 +20,13 @@ from flame_rl.modules.layers import Dense, array_of, layers_of
 from flame_rl.nets.discrete import dueling
 from flame_rl.wire.messages import Layer, PolicySnapshot
 
-# What a network does with observations before its layers: it stacks and normalises them, with
-# modules of observations.py; each may be the identity.
+# The modules that stack and normalise observations before the layers, see observations.py; each may
+# be the identity.
 Preprocessing = tuple[nn.Module, nn.Module]
 
 
 class ObservationNetwork(nn.Module):
-    """Layers that begin with observations.
+    """Layers after the preprocessing of observations.
 
     Attributes:
         frames, normalizer: see `Preprocessing`.
@@ -51,12 +51,12 @@ class ObservationNetwork(nn.Module):
         return self.of_output(self(samples["inputs"]), samples)
 
     def of_output(self, output: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """What a loss sees, given the output of the layers: that output as it is."""
+        """What a loss sees, given the output of the layers: that output itself."""
         return (output,)
 
 
 class Policy(ObservationNetwork):
-    """Layers whose output is all that the actors' head needs. A loss sees the output as it is."""
+    """Layers whose output is all that the actors' head needs. A loss sees the output itself."""
 
     def __init__(
         self, preprocessing: Preprocessing, layers: Sequence[nn.Module], head: Layer
@@ -112,8 +112,8 @@ class CategoricalPolicy(Policy):
 
 
 class GaussianPolicy(Policy):
-    """A Gaussian whose mean is the network's output, and whose standard deviation is learned and
-    depends on no observation. -1 and 1 are the environment's bounds, to which the actors clip;
+    """A Gaussian: the network's output is its mean; its standard deviation is learned and does not
+    depend on observations. -1 and 1 are the environment's bounds, to which the actors clip;
     probabilities are those of the unclipped actions. A loss sees log-probabilities of "actions"
     and entropies, float32 [B] each."""
 
@@ -138,12 +138,12 @@ class GaussianPolicy(Policy):
 
 @dataclass(frozen=True)
 class Returns:
-    """What an action-value network says of the return that follows each action: Z numbers, by
-    default one, its mean.
+    """What an action-value network predicts about the return of each action: Z numbers, by default
+    one, its mean.
 
     Attributes:
-        dueling: whether the output is divided into a part of the state, which comes first, and the
-            actions' advantages; see `flame_rl.nets.discrete.dueling`.
+        dueling: whether the output is the state's value, then the actions' advantages; see
+            `flame_rl.nets.discrete.dueling`.
         quantiles: Z, the quantiles of the return; 1: its mean.
         support: float [Z], the atoms of C51, whose logits the network gives; None: no logits.
         weights: float32 [Z]: the numbers are returns of parts of the reward, whose sum with these
@@ -173,7 +173,7 @@ class Returns:
 
 
 class ActionValueNetwork(Policy):
-    """The value of each action, [B, A * Z], action by action; of a duelling network [B, (1 + A) *
+    """The value of each action, [B, A * Z], action by action; in a duelling network [B, (1 + A) *
     Z]. Actors take the action of greatest value.
 
     Attributes:
@@ -188,8 +188,8 @@ class ActionValueNetwork(Policy):
 
     def export_layers(self) -> tuple[Layer, ...]:
         """The layers for actors. Their output is Q, [B, A], or with C51 logits, [B, A * Z]:
-        duelling, the mean of quantiles and a weighted sum are linear, so that the last layer
-        contains them."""
+        duelling, the mean of quantiles and a weighted sum are linear and go into the last
+        layer."""
         *layers, last = super().export_layers()
         arrays = {
             "weight": self._values(last.arrays["weight"]),
@@ -198,7 +198,7 @@ class ActionValueNetwork(Policy):
         return (*layers, Layer(last.kind, arrays))
 
     def _values(self, outputs: np.ndarray) -> np.ndarray:
-        """From what the network gives to what actors need: float32 [rows, width] -> [rows, A] or,
+        """Turn outputs of the network into what actors need: float32 [rows, width] -> [rows, A] or,
         with C51, [rows, A * Z]."""
         returns = self.returns
         if returns.weights is not None:
@@ -216,7 +216,7 @@ class ValueNetwork(ObservationNetwork):
 
     Attributes:
         scale: the size of returns, set by the learner: the layers work near 1, in any unit of
-            reward. Before the first update nothing is known, and every value is 0.
+            reward. It is 0 before the first update, and so is every value.
     """
 
     def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
@@ -233,8 +233,8 @@ class SharedNetwork(nn.Module):
     predict from the same features.
 
     Attributes:
-        policy: as without sharing, and all that actors get. Its layers but the last are the shared
-            ones; what they give are the features.
+        policy: as without sharing; actors get it alone. Its layers but the last are shared, and
+            their output is the features.
         value: the output layer of the values.
         auxiliary: a module for each auxiliary loss, by the loss's name in metrics.csv; the learner
             makes them.
@@ -279,7 +279,7 @@ class CriticNetwork(nn.Module):
 
     Attributes:
         observation_dim: D. "inputs" are observations and actions side by side, [B, D + A].
-        normalizer: what is done with observations first.
+        normalizer: normalises observations first.
         features: layers of the observation alone.
         network: layers of the features and the action.
     """
@@ -309,7 +309,7 @@ class CriticNetwork(nn.Module):
 
 
 def _epsilon_greedy(support: np.ndarray | None) -> Layer:
-    """The head that takes the action of greatest value; of C51 with the atoms."""
+    """The epsilon-greedy head; `support` is the atoms of C51."""
     zero = np.zeros(1, np.float32)
     arrays = {"epsilon": zero, "repeat": zero}
     if support is None:

@@ -1,4 +1,4 @@
-"""What a network does with observations before its layers: stack and normalise them."""
+"""Preprocessing of observations: modules that stack and normalise them before the layers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flame_rl.nets.layers import OBSERVATION_CLIP
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.steps import observation_dtype
 
-# The least side of a picture that a convolution of three rows and columns can see, and of one that
-# counts as large, for which the usual three convolutions of Atari's networks have room.
+# The least sides of a picture: 3 for one convolution of 3 rows and columns; in a large picture, 36
+# for the three convolutions of the usual Atari network.
 _LEAST_OF_SMALL, _LEAST_OF_LARGE = 3, 36
 
 
 class FrameStack(LayerModule):
     """The last observations, interleaved: [..., count, D] -> [..., D * count], where the `count`
-    values of each number follow each other. Of pictures, they become further channels. The actors'
+    values of each number follow each other. In pictures, they become further channels. The actors'
     layer gets one observation at a time, and keeps those before it."""
 
     kind = "frames"
@@ -40,8 +40,8 @@ class FrameStack(LayerModule):
 class ObservationNormalizer(LayerModule):
     """Brings observations to mean 0 and standard deviation 1, clipped at `OBSERVATION_CLIP`.
 
-    It is part of the network, so that a policy is always used with the statistics it was trained
-    with. The learner sets these from all observations that it has seen.
+    It belongs to the network, so that a policy always acts with the statistics of its training. The
+    learner sets these from all observations that it has seen.
 
     Attributes:
         observation_dim: D.
@@ -71,8 +71,8 @@ class ObservationNormalizer(LayerModule):
 
 
 class Scaling(LayerModule):
-    """Multiplies observations of one byte, such as pictures, by 1 / the greatest of their numbers:
-    uint8 [B, D] -> float32 [B, D], from 0 to 1."""
+    """Scales observations of one byte, such as pictures, by 1 / the greatest number that they may
+    have: uint8 [B, D] -> float32 [B, D], from 0 to 1."""
 
     kind = "scale"
 
@@ -121,7 +121,7 @@ class Centering(LayerModule):
 
 
 def normalizers_of(*modules: nn.Module) -> list[ObservationNormalizer | Centering]:
-    """The modules in these whose statistics the learner sets."""
+    """The modules inside these whose statistics the learner sets."""
     every = (each for module in modules for each in module.modules())
     return [each for each in every if isinstance(each, ObservationNormalizer | Centering)]
 
@@ -142,8 +142,8 @@ def picture_size(spec: EnvironmentSpec) -> tuple[int, int, int] | None:
 
 
 def is_large(size: tuple[int, int, int] | None) -> bool:
-    """Whether an observation of that `picture_size` is a large picture, and not one of a game on a
-    small board, or none."""
+    """Whether a picture of that `picture_size` is large, unlike that of a game on a small board;
+    None is not."""
     return size is not None and min(size[:2]) >= _LEAST_OF_LARGE
 
 

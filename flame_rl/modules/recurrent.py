@@ -1,7 +1,7 @@
 """Layers that remember an episode, as torch modules; see layers.py.
 
-They are unrolled from an episode's first step: float32 [T, inputs] or, of E episodes side by side,
-[T, E, inputs] -> [T, outputs] or [T, E, outputs].
+They are unrolled from an episode's first step: float32 [T, inputs] -> [T, outputs], or for E
+episodes side by side [T, E, inputs] -> [T, E, outputs].
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class _Unrolled(torch.autograd.Function):
 
 
 def _initialize(module: nn.RNNBase, remembering: int) -> None:
-    """Orthogonal weights, and no bias but that of the gate, by its place, that decides how much is
-    remembered: without one, half of the state would be lost at each step at first (Jozefowicz et
-    al. 2015, "An Empirical Exploration of Recurrent Network Architectures")."""
+    """Orthogonal weights, and biases of 0, but 1 for the gate, by its place, that keeps the state:
+    with 0, half of the state would be lost at each step at first (Jozefowicz et al. 2015, "An
+    Empirical Exploration of Recurrent Network Architectures")."""
     for name, parameter in module.named_parameters():
         if name.startswith("bias"):
             nn.init.zeros_(parameter)

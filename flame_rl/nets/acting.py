@@ -13,7 +13,7 @@ from flame_rl.nets.layers import ROW_BLOCK, LayerKind
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
-# Which slots: a slice, or their numbers, some perhaps more than once.
+# Slots: a slice, or their numbers, some perhaps more than once.
 Rows = slice | np.ndarray
 
 
@@ -50,7 +50,7 @@ class ActingPolicy:
             self._layers.append((type(layer)(**arrays).acting(), dtype, place))
 
     def states(self, slots: int) -> States:
-        """What the layers remember of the episodes in `slots` slots: nothing yet."""
+        """New states for `slots` slots, before their episodes begin."""
         return States(self._shapes, slots)
 
     def forward(
@@ -60,8 +60,8 @@ class ActingPolicy:
 
         Args:
             observations: float32 or uint8 [B, D], B a multiple of `ROW_BLOCK`.
-            states: those of the episodes that are played, which take one step; None: the policy
-                does not remember.
+            states: the layers' states in the episodes, which take one step; None: the policy does
+                not remember.
             rows: the slot of each observation's episode; a slot that occurs twice must have the
                 same observation twice.
 
@@ -140,8 +140,8 @@ class ActingPolicy:
 class States:
     """The state of each layer with a memory, for each slot: that of the slot's episode.
 
-    It is float32 between steps, whatever a layer computes with, so that a state that is recorded is
-    the one that acted.
+    It is float32 between steps, whatever type a layer computes in, so that a recorded state is the
+    one that acted.
 
     Attributes:
         arrays: float32 [W, ...], one for each layer with a memory, in order.
@@ -156,7 +156,7 @@ class States:
         self.arrays = [np.zeros((slots, *shape), np.float32) for shape in shapes]
 
     def begin(self, slots: np.ndarray) -> None:
-        """Episodes begin in these slots, int [n]: nothing is remembered there."""
+        """Episodes begin in these slots, int [n]: their states become 0."""
         for array in self.arrays:
             array[slots] = 0
 
@@ -170,7 +170,7 @@ class States:
         """One step of a layer, whose state becomes the next one.
 
         Args:
-            place: of its state in `arrays`.
+            place: the place of its state in `arrays`.
             layer: see `flame_rl.nets.layers.LayerKind.act`.
             x: its input, [blocks, ROW_BLOCK, inputs].
             rows: the slot of each of these rows. A slot that occurs twice must have the same input

@@ -21,7 +21,7 @@ from flame_rl.nets.network import Samples, Slope
 # The C library keeps the memory of arrays up to about this size for the next ones; memory for
 # larger ones comes from the kernel each time, which takes longer than the arithmetic.
 _SLICE_BYTES = 300_000
-# So that Python costs little in wide networks.
+# The least rows of a slice, so that Python costs little in wide networks.
 _LEAST_ROWS = 32
 
 
@@ -51,7 +51,7 @@ class PlacedLayer:
     places: tuple[ArrayPlace, ...]
 
     def describe(self) -> list[Any]:
-        """The layer without its parameters, as JSON can hold it."""
+        """The layer without its parameters, for JSON."""
         others = [name for name in self.layer.arrays if name not in self.layer.learned]
         constants = {name: vars(self.layer)[name].tolist() for name in others}
         return [self.layer.kind, self.places, constants]
@@ -71,7 +71,7 @@ def placed_layers(descriptions: Sequence[list[Any]], flat: np.ndarray) -> list[P
 
 
 class NetworkByHand:
-    """See `Network`. Layers that know their derivatives, and what a loss sees of the last one.
+    """See `Network`. Layers that know their derivatives, and a head after them.
 
     Attributes:
         layers: from the inputs to the output.
@@ -93,9 +93,9 @@ class NetworkByHand:
         """
         Args:
             layers: the first one is a `DenseLayer`.
-            output: what a loss sees.
-            places: those of the arrays of `output.learned`.
-            normalizer: before the layers.
+            output: the head.
+            places: the places of the arrays of `output.learned`.
+            normalizer: normalises observations before the layers.
         """
         self._placed, self._normalizer = layers, normalizer
         self.layers = [each.layer for each in layers]
@@ -140,7 +140,7 @@ class PassByHand:
 
     def __init__(self, network: NetworkByHand, samples: Samples) -> None:
         self._network = network
-        # Of each layer, what it keeps for the way back.
+        # What each layer keeps for the backward pass.
         self._kept = []
         x = samples["inputs"]
         for layer in network.layers:

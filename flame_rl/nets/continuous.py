@@ -20,8 +20,8 @@ LOG_STD_RANGE = (-20.0, 2.0)
 
 
 class GaussianHead(HeadKind):
-    """A diagonal Gaussian: the output is its mean, and its standard deviation depends on no
-    observation. Actions are float32 [B, A].
+    """A diagonal Gaussian: the output is its mean; its standard deviation does not depend on
+    observations. Actions are float32 [B, A].
 
     A loss sees log-probabilities of "actions", and entropies, float32 [B] each. With
     z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1, and
@@ -77,8 +77,8 @@ class GaussianHead(HeadKind):
 
 
 class SquashedGaussianHead(HeadKind):
-    """The tanh of a diagonal Gaussian whose means, then the logarithms of whose standard deviations
-    are the output; the latter are clipped to `LOG_STD_RANGE` (Haarnoja et al. 2018, appendix C).
+    """The tanh of a diagonal Gaussian: the output is its means, then the logarithms of its standard
+    deviations, which are clipped to `LOG_STD_RANGE` (Haarnoja et al. 2018, appendix C).
     Actions are float32 [B, A] between -1 and 1, or at these where float32 rounds to them."""
 
     kind = "squashed_gaussian"
@@ -128,7 +128,7 @@ class NoisyHead(HeadKind):
 
         x_t = (1 - theta) x_{t-1} + std * N_t,  N_t standard normal.
 
-    With theta 1 the noise of each step is independent. The noise that the head is given is x / std.
+    With theta 1 the noise of each step is independent. The head takes x / std as noise.
     Actions are float32 [B, A], clipped to -1 and 1; the output should be within these already."""
 
     kind = "noisy"
@@ -139,7 +139,7 @@ class NoisyHead(HeadKind):
     def __init__(self, width: int, std: np.ndarray, theta: np.ndarray) -> None:
         """`std`, float32 [A], is the standard deviation of what is added to the noise at each step;
         `theta`, float32 [1], from 0 to 1, is the share of the noise that is lost at each step."""
-        # Not "below 0 or above 1": what is not a number must not pass.
+        # Not "below 0 or above 1": NaN must not pass.
         if not 0 <= theta[0] <= 1:
             raise WireError(f"theta: {theta[0]} is not from 0 to 1")
         if not (np.isfinite(std).all() and (std >= 0).all()):

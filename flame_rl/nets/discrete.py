@@ -14,8 +14,8 @@ from flame_rl.wire.packing import WireError
 
 
 class FactoredHead(HeadKind):
-    """F independent categorical distributions, whose logits are the output, those of one factor
-    after another. Actions are int32 [B, F].
+    """F independent categorical distributions: the output is their logits, one factor after
+    another. Actions are int32 [B, F].
 
     A loss sees log-probabilities of "actions", and entropies, both summed over the factors, float32
     [B] each. With p = softmax(x): d log p_a / d x_j = [a = j] - p_j, and with the entropy H,
@@ -87,7 +87,7 @@ class FactoredHead(HeadKind):
 
 
 class CategoricalHead(FactoredHead):
-    """A categorical distribution whose logits are the output; actions are int32 [B]."""
+    """A categorical distribution: the output is its logits; actions are int32 [B]."""
 
     kind = "categorical"
     integers: ClassVar[Shapes] = {}
@@ -105,9 +105,9 @@ class CategoricalHead(FactoredHead):
 
 
 class EpsilonGreedyHead(HeadKind):
-    """Action values that are the output: the action is any with probability epsilon, otherwise the
-    one of the greatest value (Mnih et al. 2015). Whether to explore, and the action then, may be
-    repeated for steps on end, which leads further than actions that undo each other (Dabney et al.
+    """The output is action values; the action is uniformly random with probability epsilon,
+    otherwise the one of the greatest value (Mnih et al. 2015). A step may repeat the noise of the
+    step before: exploration then leads further than actions that undo each other (Dabney et al.
     2021, "Temporally-Extended epsilon-Greedy Exploration"). Actions are int32 [B]."""
 
     kind = "epsilon_greedy"
@@ -142,9 +142,9 @@ class EpsilonGreedyHead(HeadKind):
 
 
 class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
-    """Categorical distributions of the return, one for each action, whose logits are the output,
-    all those of one action after another. An action's value is the mean of its distribution
-    (Bellemare et al. 2017, algorithm 1); then as `EpsilonGreedyHead`."""
+    """A categorical distribution of the return for each action: the output is their logits, action
+    by action. An action's value is the mean of its distribution (Bellemare et al. 2017, algorithm
+    1); `EpsilonGreedyHead` says how values become actions."""
 
     kind = "epsilon_greedy_distribution"
     arrays: ClassVar[Shapes] = {**EpsilonGreedyHead.arrays, "support": ("atoms",)}
@@ -152,7 +152,7 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
     def __init__(
         self, width: int, epsilon: np.ndarray, repeat: np.ndarray, support: np.ndarray
     ) -> None:
-        """`support`, float32 [atoms], are the returns that the distributions are about, and their
+        """`support`, float32 [atoms], are the atoms, the returns that have a probability; their
         number divides `width`."""
         if width % len(support):
             raise WireError(
@@ -221,7 +221,7 @@ def sample_choices(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
 def epsilon_greedy(
     greedy: np.ndarray, actions: int, epsilon: float, noise: np.ndarray
 ) -> np.ndarray:
-    """Replace greedy actions with any, each as likely as another, with probability epsilon.
+    """Replace greedy actions with uniformly random ones, with probability epsilon.
 
     Args:
         greedy: integers [B].
@@ -238,7 +238,7 @@ def epsilon_greedy(
 
 
 def _probability(name: str, array: np.ndarray) -> float:
-    # Not "below 0 or above 1": what is not a number must not pass.
+    # Not "below 0 or above 1": NaN must not pass.
     if not 0 <= array[0] <= 1:
         raise WireError(f"{name}: {array[0]} is not from 0 to 1")
     return float(array[0])

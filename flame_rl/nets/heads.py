@@ -1,4 +1,4 @@
-"""The heads of a network in NumPy: what its output means to actors and to losses.
+"""The heads of a network in NumPy: they turn its output into actions, and into what losses see.
 
 discrete.py and continuous.py have the heads of policies, one class for each kind; kinds.py lists
 them.
@@ -16,13 +16,13 @@ from flame_rl.nets.network import Samples, Slope
 from flame_rl.nets.onnx_graph import Graph
 
 NoiseKind = Literal["normal", "uniform"]
-# From the slopes of a network's outputs to that of its last layer. Given places for the gradients
-# of the head's own parameters, it writes these as well.
+# Given the slopes of a loss for a head's outputs, returns the slope for the last layer. Given
+# arrays for the gradients of the head's own parameters, it writes these as well.
 Backward = Callable[..., np.ndarray]
 
 
 class RawOutput:
-    """What a loss sees is the last layer's output as it is, float32 [B, outputs].
+    """A loss sees the last layer's output itself, float32 [B, outputs].
 
     Attributes:
         learned: names of the head's arrays that are parameters.
@@ -33,7 +33,7 @@ class RawOutput:
     def forward(
         self, output: np.ndarray, samples: Samples
     ) -> tuple[tuple[np.ndarray, ...], Backward]:
-        """What a loss sees of the output, float32 [B, ...] each, and the way back.
+        """What a loss sees of the output, float32 [B, ...] each, and the backward pass.
 
         Args:
             output: the last layer's, float32 [B, width].
@@ -47,7 +47,7 @@ class RawOutput:
 
 
 class ValueOutput(RawOutput):
-    """What a loss sees is the only output times a scale, float32 [B]."""
+    """A loss sees the only output times a scale, float32 [B]."""
 
     def __init__(self, scale: np.ndarray) -> None:
         """`scale` is a single number, which may change, float32 []."""
@@ -65,7 +65,7 @@ class ValueOutput(RawOutput):
 
 
 class HeadKind(RawOutput):
-    """A policy's head, made of the width of the network's output and its arrays by name.
+    """A policy's head, made from the width of the network's output and the head's arrays by name.
 
     An action must not depend on which other observations share the batch: the order in which the
     numbers of a row are added must not depend on the number of rows.
@@ -78,8 +78,8 @@ class HeadKind(RawOutput):
         noise_width: how many random numbers an action takes.
         noise_carry: the share of a step's noise that is added to the next step's own random
             numbers; 0: the steps of an episode have independent noise.
-        noise_repeat: the probability that a step has the noise of the step before; an episode's
-            first step never has.
+        noise_repeat: the probability that a step has the noise of the step before, but for an
+            episode's first step.
         dtype, shape: the type and shape of one action.
     """
 
@@ -103,7 +103,7 @@ class HeadKind(RawOutput):
         raise NotImplementedError
 
     def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
-        """The outputs of an exported policy, other than the head's arrays, by name. `action` is the
+        """The outputs of a policy in ONNX, other than the head's arrays, by name. `action` is the
         action without noise; if it is an integer, `values` are those of all actions, [B, A].
 
         Args:
@@ -112,6 +112,6 @@ class HeadKind(RawOutput):
         raise NotImplementedError
 
     def to_onnx(self, graph: Graph, x: str) -> None:
-        """Add the nodes of the outputs that `onnx_outputs` has, given the name of the network's
+        """Add the nodes of the outputs in `onnx_outputs`, given the name of the network's
         output."""
         raise NotImplementedError

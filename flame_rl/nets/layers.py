@@ -6,7 +6,7 @@ derivative (`LayerByHand`); and it writes itself into an ONNX graph. kinds.py li
 How a layer acts: an observation's action must not depend on which other observations share the
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
 `ROW_BLOCK` rows, padded if need be. With one BLAS thread, each row then has the same bits at any
-position and beside any other rows, as it would not have in one product of all rows. In float32,
+position and beside any other rows, unlike in one product of all rows. In float32,
 that fails on some processors where there is a single output; so only dense layers whose outputs are
 a multiple of 16, the width of BLAS's kernels, act in float32. A convolution is a product for each
 observation. Activations are elementwise, so that they may have float32's precision.
@@ -44,7 +44,7 @@ _KERNEL = 16
 Shapes = dict[str, tuple[str | int, ...]]
 # How a layer acts: x -> y, or x and state -> y and the next state; see `LayerKind.act`.
 Act = Callable[..., Any]
-# What a layer computed on the way forward and needs on the way back.
+# What a layer keeps from the forward pass for the backward pass.
 Kept = tuple[np.ndarray, ...]
 
 
@@ -55,10 +55,10 @@ class LayerKind:
         kind: its name in a `PolicySnapshot`.
         arrays: shapes of the arrays of float32.
         integers: shapes of those of int32.
-        state: the shape of what the layer remembers of an episode from step to step, in sizes of
-            its arrays; None: nothing.
-        bounded: whether the state is only what entered in the last few steps: a learner looks that
-            up, and need not unroll whole episodes.
+        state: the shape of what the layer remembers from step to step, in sizes of its arrays;
+            None: the layer remembers nothing.
+        bounded: whether the state is only the inputs of the last few steps, which a learner looks
+            up instead of unrolling whole episodes.
     """
 
     kind: ClassVar[str]
@@ -74,8 +74,8 @@ class LayerKind:
         """Raise WireError for values that the arrays must not have."""
 
     def sizes(self) -> dict[str, int]:
-        """Sizes by name that follow from what is in the arrays, "in" and "out" among them. Raises
-        WireError where there are none."""
+        """Sizes by name that follow from the arrays' numbers, "in" and "out" among them. Raises
+        WireError for impossible ones."""
         return {}
 
     def dtype(self) -> str | None:
@@ -98,7 +98,7 @@ class LayerKind:
         raise NotImplementedError
 
     def acting(self) -> Act:
-        """`act`, or the same with what can be computed once for all calls."""
+        """`act`, or the same function with constants computed in advance."""
         return self.act
 
     def to_onnx(self, graph: Graph, x: str) -> str:
@@ -112,15 +112,15 @@ class LayerByHand(LayerKind):
 
     Attributes:
         learned: names of the arrays that are parameters.
-        in_place: whether y lies where x was, and the way back needs it. It may not follow another
-            such layer, nor be the first.
+        in_place: whether y overwrites x, and the backward pass needs y. Such a layer may not follow
+            another one, nor be the first.
     """
 
     learned: ClassVar[tuple[str, ...]] = ()
     in_place: ClassVar[bool] = False
 
     def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
-        """y, and what the way back needs."""
+        """y, and what the backward pass needs."""
         raise NotImplementedError
 
     def to_parameters(self, kept: Kept, slope: np.ndarray, *gradients: np.ndarray) -> None:
@@ -200,7 +200,7 @@ class CenterLayer(LayerKind):
 
 
 class FramesLayer(LayerKind):
-    """The latest inputs, interleaved: the `frames` values of each number follow each other. Of
+    """The latest inputs, interleaved: the `frames` values of each number follow each other. In
     pictures, they become further channels. The state is the last output, [..., inputs, frames], the
     latest input last."""
 
@@ -241,7 +241,7 @@ class DenseLayer(LayerByHand):
         return "float32" if large else "float64"
 
     def columns(self) -> list[np.ndarray]:
-        """The weights as parts by columns, so that each product is a small one for BLAS."""
+        """The weights in blocks of columns, so that each product is small for BLAS."""
         inputs, outputs = self.weight.shape
         width = SMALL_PRODUCT // (ROW_BLOCK * inputs) // _KERNEL * _KERNEL or outputs
         firsts = range(0, outputs, width)
@@ -313,7 +313,7 @@ class LayerNormLayer(LayerByHand):
     def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
         normalized, inverse = kept
         slope *= self.weight
-        # A row's shift and its stretch change nothing, so that they have no slope.
+        # Shifting or stretching x changes nothing, so that the slope has no such component.
         shift = _row_means(slope)
         stretch = np.einsum("bi,bi->b", slope, normalized)[:, None] / self.weight.size
         slope -= normalized * stretch

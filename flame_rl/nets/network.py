@@ -15,7 +15,7 @@ import numpy as np
 # Columns by name, all of B rows: "inputs", as `Network.prepare` returns them, and what else the
 # network and the loss need. Inputs may be `Stacks` (learner/training/frames.py) in place of an
 # array. Where rows are steps of sequences, one sequence after another, "time" counts the steps of
-# each from 0; a part of such samples has whole sequences.
+# each sequence from 0, and `split` keeps sequences whole.
 Samples = dict[str, np.ndarray]
 # The derivative of each sample's loss with respect to one of its outputs: an array in the output's
 # shape, or one number for all.
@@ -34,14 +34,13 @@ class Loss(Protocol):
             outputs: the network's outputs for them, float32 [B, ...] each.
 
         Returns:
-            Numbers by name, float32 [B] each; "loss" is the one that is differentiated. And its
-            slope for each output.
+            Numbers by name, float32 [B] each, and the slope of "loss" for each output.
         """
         ...
 
 
 class Pass(Protocol):
-    """One forward pass through a network, which can be carried back once.
+    """A forward pass through a network, for one backward pass.
 
     Attributes:
         outputs: the network's outputs, float32 [B, ...] each.
@@ -69,7 +68,7 @@ class Network(Protocol):
     Attributes:
         slice_rows: the number of rows that is computed at once for best speed.
         remembers: whether outputs depend on all steps before, so that samples must be sequences.
-        frames: how many observations, the latest and those before it, are one input.
+        frames: the number of observations, the latest and those before it, in one input.
         parallel: whether several cores may compute slices at the same time.
     """
 
@@ -88,7 +87,7 @@ class Network(Protocol):
         ...
 
     def forward(self, samples: Samples) -> Pass:
-        """The network's outputs, and the way back."""
+        """The network's outputs, for a backward pass."""
         ...
 
 
@@ -104,8 +103,8 @@ def differentiate(
 
 
 def split(samples: Samples, count: int) -> list[Samples]:
-    """Divide the samples into `count` parts of almost even size, without copying; into fewer where
-    there are not as many sequences."""
+    """Divide the samples into `count` chunks of almost even size, without copying; into fewer where
+    there are fewer sequences."""
     rows = rows_of(samples)
     ends = [rows * place // count for place in range(count + 1)]
     if "time" in samples:

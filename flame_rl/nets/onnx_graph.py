@@ -1,4 +1,4 @@
-"""An ONNX graph, written node by node. The package onnx is given, and imported by nothing here."""
+"""An ONNX graph, written node by node. The caller passes the package onnx in."""
 
 from __future__ import annotations
 

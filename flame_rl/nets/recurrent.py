@@ -14,8 +14,8 @@ class GRULayer(LayerKind):
     RNN Encoder-Decoder", eq. 5 to 8), whose reset gate acts after the product, as torch's. Its
     output is its next state.
 
-    With r, z and n the gates and the candidate of a step, g what its input gives, k what its state
-    h gives, and h' the next state:
+    r and z are the gates and n the candidate of a step, g is the product of its input with the
+    weights, k that of its state h, and h' the next state:
 
         r, z = sigmoid(g_rz + k_rz),   n = tanh(g_n + r k_n),   h' = n + z (h - n)
 
@@ -45,16 +45,16 @@ class GRULayer(LayerKind):
 
     @staticmethod
     def unroll(given: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, Kept]:
-        """The outputs over S sequences of T steps, each from a state of 0, and what the way back
-        needs.
+        """The outputs over S sequences of T steps, each from a state of 0, and what the backward
+        pass needs.
 
         torch takes a dozen small operations for each time step, and records each of them for the
-        way back, which takes four times as long as this: what can be computed for all steps at once
-        is, and no step makes an array.
+        backward pass, which takes four times as long as this: here everything that can be is
+        computed for all steps at once, and no step makes an array.
 
         Args:
-            given: what the inputs give to the gates, their biases included, [T, S, 3H].
-            weight, bias: of the state for the gates, as torch keeps them, [3H, H] and [3H].
+            given: the inputs' products with the weights, biases included, [T, S, 3H].
+            weight, bias: the state's weights and biases, as torch keeps them, [3H, H] and [3H].
 
         Returns:
             [T, S, H], and arrays for `unroll_back`.
@@ -127,7 +127,7 @@ class LSTMLayer(LayerKind):
     def act(self, x: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         inputs, _, width = self.input_weight.shape
         gates = x @ self.input_weight.reshape(inputs, -1)
-        # Without gaps: how BLAS sums could depend on them.
+        # Contiguous, because the way in which BLAS sums may depend on gaps.
         gates += np.ascontiguousarray(state[..., 0, :]) @ self.state_weight.reshape(width, -1)
         gates += self.bias.reshape(-1)
         opened = _sigmoid(gates[..., : 2 * width].copy())

@@ -1,10 +1,10 @@
 """Advantage actor-critic (Mnih et al. 2016, "Asynchronous Methods for Deep Reinforcement Learning",
-section 4, synchronously), with generalised advantages in place of n-step ones.
+section 4, but synchronous), with generalised advantages in place of n-step returns.
 
     maximise  mean_t [ log pi(a_t | s_t) A_t ]  +  entropy bonus
     V(s_t) -> A_t + V(s_t)
 
-One epoch of the policy over each batch, a few of the value network.
+An update trains the policy for one epoch over its batch, the value network for several.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def a2c(
         numbers = networks.gradient(minibatch, loss)
         numbers["gradient_norm"] = networks.adam.clip_gradient(settings.max_grad_norm)
         steps.append(numbers)
-        # Not "greater than": a divergence that is not a number must not pass for a small one.
+        # Not "greater than": a divergence of NaN is too far.
         too_far = not numbers["kl"] <= settings.max_kl
         if too_far:
             break

@@ -2,12 +2,10 @@
 
     Q(s_t, a_t) -> r_t + gamma max_a Q'(s_{t+1}, a)
 
-Q' is the target network, which follows Q slowly. Switches add what Rainbow puts together (Hessel et
-al. 2018, "Rainbow: Combining Improvements in Deep Reinforcement Learning"), but for its noisy
-layers: the online network selects the action that the target network values (double), the network
-has a part for the state and one for the actions (duelling), n steps count as one, steps are drawn
-by priority, and whole distributions of returns are learned, as atoms (C51) or as quantiles
-(QR-DQN).
+Q' is the target network, which follows Q slowly. Switches add the components of Rainbow (Hessel et
+al. 2018, "Rainbow: Combining Improvements in Deep Reinforcement Learning") except noisy layers:
+double Q-learning, duelling networks, n-step returns, prioritised replay, and distributions of
+returns, as atoms (C51) or quantiles (QR-DQN).
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from flame_rl.wire.messages import EnvironmentSpec
 class DQN(GradientStep):
     """See `GradientStep`; the formulas are in flame_rl/learner/off_policy/values.py.
 
-    B is the number of samples, A that of actions, Z that of atoms or quantiles, 1 without either.
+    B is the number of samples, A of actions, Z of atoms or quantiles (1 without either).
     """
 
     actions = "discrete"
@@ -66,22 +64,22 @@ class DQN(GradientStep):
         self._loss = dueling_loss(loss, self._atoms) if settings.dueling else loss
 
     def exploration(self, env_steps: int) -> dict[str, float]:
-        """Epsilon, and the probability that a step keeps the choice of the one before."""
+        """Epsilon, and the probability that a step has the noise of the step before."""
         return {"epsilon": self._q.epsilon(env_steps), "repeat": self._settings.epsilon_repeat}
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
-        """n steps as one."""
+        """Transitions of up to `n_step` steps."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
     def step(
         self, samples: Samples, generator: np.random.Generator, decay: float
     ) -> dict[str, np.ndarray]:
-        """One step down the loss, and every `target_period` steps one of the target network."""
+        """One gradient step; every `target_period` steps the target network follows."""
         return self._q.step(samples, self.targets(samples), self._loss, decay)
 
     def targets(self, samples: Samples) -> np.ndarray:
-        """What the action's value, [B], its quantiles, or its atoms' probabilities, both [B, Z],
-        should become."""
+        """Targets for the action that was taken: its value, [B], its quantiles, or the
+        probabilities of its atoms, both [B, Z]."""
         following = {"inputs": samples["next_observations"]}
         returns = self._returns(self._q.target.output(following))
         selecting = returns

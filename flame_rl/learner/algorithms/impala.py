@@ -5,9 +5,9 @@
     maximise  mean [ rho_t log pi(a_t | s_t) (r_t + gamma v_{t+1} - V(s_t)) ]  +  entropy bonus
 
 with delta_t = rho_t (r_t + gamma V(s_{t+1}) - V(s_t)), rho_t = min(1, pi / mu) and c_t = lambda
-rho_t, where mu is the policy that acted. Its log-probabilities are recorded when an episode comes.
-Advantages are divided by their root mean square in the minibatch, and value errors by the scale of
-returns, so that both losses are near 1 in any unit of reward.
+rho_t, where mu is the policy that acted. Its log-probabilities are recorded when an episode
+arrives. Advantages are divided by their root mean square in the minibatch, and value errors by the
+scale of returns, so that both losses are near 1 in any unit of reward.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LEAST = np.float32(1e-6)
 
 
 class Impala(GradientStep):
-    """See `GradientStep`. B is the number of sequences, L that of steps in each."""
+    """See `GradientStep`. B is the number of sequences, L their length."""
 
     metrics = ("loss", "value_loss", "policy_entropy", "td_error", "importance")
     columns = (_LOG_PROBS,)
@@ -46,25 +46,25 @@ class Impala(GradientStep):
         self.policy, self.parts = self._networks.policy.module, self._networks.parts
 
     def record(self, episodes: Episodes) -> Episodes:
-        """The episodes with the log-probabilities of their actions; the statistics of observations
-        and returns take them in."""
+        """Add the actions' log-probabilities to the episodes, and the episodes' observations and
+        returns to the statistics."""
         batch = make_batch(episodes, frames=self._networks.frames)
         column = log_probs_of(self._networks.policy.network, policy_samples(batch))
         self._networks.statistics.add_observations(batch.observations)
-        cut = np.zeros(len(batch.lengths))
+        bootstrap = np.zeros(len(batch.lengths))
         self._networks.statistics.add_returns(
-            discounted_returns(batch.rewards, batch.lengths, self._gamma, cut)
+            discounted_returns(batch.rewards, batch.lengths, self._gamma, bootstrap)
         )
         return replace(episodes, columns=episodes.columns | {_LOG_PROBS.name: column})
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
-        """The sequences that these steps lie in."""
+        """The sequences that contain these steps."""
         return sequences(store, positions, self._settings.sequence_length, 0, self._gamma)
 
     def step(
         self, samples: Samples, generator: np.random.Generator, decay: float
     ) -> dict[str, np.ndarray]:
-        """One step of the policy and one of the value network."""
+        """One gradient step of the policy and one of the value network."""
         settings, policy, value = self._settings, self._networks.policy, self._networks.value
         mask = samples["mask"]
         # All steps of all sequences as one minibatch.
@@ -84,7 +84,7 @@ class Impala(GradientStep):
         rho = np.exp(np.minimum(log_pi - samples["log_probs"], 0))
         errors, advantages = v_trace(samples, values, next_values, rho, settings.trace_lambda)
 
-        # The mean is over the steps that there are.
+        # The mean leaves out what the mask does.
         share = mask * np.float32(mask.size / mask.sum())
         scale, c = np.float32(value.module.scale), settings.entropy_coefficient
         errors = errors / scale
@@ -124,7 +124,7 @@ def v_trace(
         trace_lambda: from 0 to 1.
 
     Returns:
-        v_t - V(s_t), and rho_t (r_t + gamma v_{t+1} - V(s_t)), both [B, L] and 0 where the mask is.
+        v_t - V(s_t), and rho_t (r_t + gamma v_{t+1} - V(s_t)), both [B, L], 0 where the mask is 0.
     """
     discounts = samples["discounts"]
     deltas = samples["mask"] * rho * (samples["rewards"] + discounts * next_values - values)
@@ -133,6 +133,6 @@ def v_trace(
     for t in reversed(range(deltas.shape[1])):
         following = deltas[:, t] + discounts[:, t] * trace_lambda * rho[:, t] * following
         errors[:, t] = following
-    # Beyond a sequence's last step there is no correction of the value.
+    # After a sequence's last step, v_{t+1} is V(s_{t+1}).
     later = np.concatenate([errors[:, 1:], np.zeros((len(errors), 1), errors.dtype)], axis=1)
     return errors, deltas + rho * discounts * later

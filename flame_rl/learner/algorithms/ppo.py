@@ -4,9 +4,9 @@ with generalised advantages.
     maximise  mean_t [ min(r_t A_t, clip(r_t, 1 - epsilon, 1 + epsilon) A_t) ]  +  entropy bonus
     V(s_t) -> A_t + V(s_t)
 
-r_t is the ratio of the action's probability now to that when it was taken. Several epochs over each
-batch; the advantages may be recomputed before each of them (Andrychowicz et al. 2021, "What Matters
-in On-Policy Reinforcement Learning?", section 3.5).
+r_t = pi(a_t | s_t) / pi_old(a_t | s_t), where pi_old is the policy before the update. An update
+makes several epochs over its batch and may recompute the advantages before each (Andrychowicz et
+al. 2021, "What Matters in On-Policy Reinforcement Learning?", section 3.5).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def ppo(
             numbers = networks.gradient(minibatch, loss)
             numbers["gradient_norm"] = networks.adam.clip_gradient(settings.max_grad_norm)
             steps.append(numbers)
-            # Not "greater than": a divergence that is not a number must not pass for a small one.
+            # Not "greater than": a divergence of NaN is too far.
             too_far = not numbers["kl"] <= settings.max_kl
             if too_far:
                 break
@@ -65,7 +65,7 @@ def ppo(
 
 def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
     """Minus the clipped objective (Schulman et al. 2017, eq. 7) and the entropy bonus. Samples have
-    "advantages" and "log_probs", those before the update."""
+    "advantages" and "log_probs", by the policy before the update."""
     low, high, c = 1 - clip_range, 1 + clip_range, entropy_coefficient
 
     def loss(
@@ -82,7 +82,7 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
             "entropy": entropies,
             "kl": kl_terms(log_ratio),
         }
-        # d ratio / d log_prob is the ratio; where the clipped term is the smaller one, it is flat.
+        # d ratio / d log_prob is the ratio; where the clipped term is smaller, its slope is 0.
         slope = np.where(plain <= clipped, -plain, 0.0)
         return numbers, (slope, -c)
 

@@ -3,9 +3,9 @@ Reinforcement Learning"), with a baseline.
 
     maximise  mean_t [ log pi(a_t | s_t) (G_t - b_t) ]  +  entropy bonus
 
-G_t is the return from step t to the end of its episode, b_t the baseline: nothing, the mean return
-of the other episodes at the same time step, or a value network fitted to the returns. One epoch
-over each batch.
+G_t is the return from step t to the end of its episode, b_t the baseline: 0, the mean return of
+the other episodes at the same time step, or the prediction of a value network. An update makes one
+epoch over its batch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def reinforce(
         explained = explained_variance(baseline, returns)
         networks.statistics.add_returns(returns)
     else:
-        # Without a value network, one constant stands for the value of what a limit cut off.
+        # Without a value network, one constant is the value of every state at a time limit.
         rest = constant_value(batch.rewards, batch.lengths, ~batch.terminated, gamma)
         returns = batch.returns(gamma, np.full(len(batch.lengths), rest))
         leave_out = settings.baseline == "leave-one-out"
@@ -65,7 +65,7 @@ def reinforce(
         numbers = networks.gradient(minibatch, loss)
         numbers["gradient_norm"] = networks.adam.clip_gradient(settings.max_grad_norm)
         steps.append(numbers)
-        # Not "greater than": a divergence that is not a number must not pass for a small one.
+        # Not "greater than": a divergence of NaN is too far.
         too_far = not numbers["kl"] <= settings.max_kl
         if too_far:
             break

@@ -66,20 +66,20 @@ class SAC(GradientStep):
         }
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
-        """Up to `n_step` steps as one."""
+        """Transitions of up to `n_step` steps."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
     def step(
         self, samples: Samples, generator: np.random.Generator, decay: float
     ) -> dict[str, np.ndarray]:
-        """One step of the critics, the policy and the temperature."""
+        """One gradient step of the critics, the policy and the temperature."""
         shape = 2, len(samples["rewards"]), self._width
         noise = generator.standard_normal(shape, np.float32)
         rate = self._settings.learning_rate * decay
-        # NumPy's, because math.exp raises where this is infinite, and the update is refused.
+        # Not math.exp, which raises on overflow: an infinite alpha is refused with the update.
         alpha = float(np.exp(self._log_alpha.parameters[0], dtype=np.float64))
         observations, following = samples["observations"], samples["next_observations"]
-        # Both by the policy before this step, each by a core.
+        # Both with the policy before this step, each on a core of its own.
         network = self._pi.network
         (next_output,), forward = at_once(
             [

@@ -5,7 +5,7 @@ Methods", algorithm 1).
     maximise  mean Q1(s_t, mu(s_t))
 
 The minimum is over two critics, noise smooths the target policy mu', and the policy and the target
-networks move only every other step. The policy explores by noise.
+networks move only every other step. The policy explores with noise.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ class TD3(GradientStep):
             spec: of the environment.
             train: see `GradientStep`.
             critics: the number of critics, 1 or 2.
-            policy_delay: steps of the critics for each of the policy and the target networks.
-            smoothing: standard deviation and greatest size of the target policy's noise; None: it
-                has none.
-            theta: how far each step draws the exploring noise back to 0, from 0 to 1.
+            policy_delay: gradient steps of the critics for each of the policy and target networks.
+            smoothing: standard deviation and bound of the target policy's noise; None: no noise.
+            theta: the share of the exploration noise that is lost at each step, from 0 to 1.
         """
         self._settings, self._gamma = config.algorithm, config.experiment.gamma
         self._policy_delay, self._smoothing, self._theta = policy_delay, smoothing, theta
@@ -82,13 +81,13 @@ class TD3(GradientStep):
         return {"std": self._settings.noise, "theta": self._theta}
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
-        """Up to `n_step` steps as one."""
+        """Transitions of up to `n_step` steps."""
         return n_step(store, positions, self._settings.n_step, self._gamma)
 
     def step(
         self, samples: Samples, generator: np.random.Generator, decay: float
     ) -> dict[str, np.ndarray]:
-        """One step of the critics; every `policy_delay` steps one of policy and target networks."""
+        """One gradient step of the critics; every `policy_delay` steps, one of the others."""
         settings = self._settings
         numbers = self._critics.learn(samples, self._next_values(samples, generator), decay)
         if self._critics.steps % self._policy_delay:
@@ -103,7 +102,7 @@ class TD3(GradientStep):
         return numbers | {"loss": -values}
 
     def _next_values(self, samples: Samples, generator: np.random.Generator) -> np.ndarray:
-        """Values of the next observations and the target policy's actions, float32 [B]."""
+        """Q'(s', mu'(s') + noise), float32 [B]."""
         following = samples["next_observations"]
         actions = self._target_mu.output({"inputs": following})
         if self._smoothing is not None:

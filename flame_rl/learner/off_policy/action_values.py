@@ -41,8 +41,8 @@ class ActionValues:
         }
 
     def epsilon(self, env_steps: int) -> float:
-        """The probability of a random action after `env_steps` env steps of the run: in a straight
-        line from epsilon_start to epsilon_end, which it keeps."""
+        """The probability of a random action after `env_steps` env steps of the run: linear from
+        epsilon_start to epsilon_end, then constant."""
         settings = self._settings
         start, end = settings.epsilon_start, settings.epsilon_end
         if env_steps >= settings.epsilon_steps:
@@ -69,7 +69,7 @@ class ActionValues:
         return numbers
 
     def descend(self, forward: Pass, slopes: tuple[Slope, ...], decay: float) -> None:
-        """As `step`, for a pass through Q and slopes that are known; see
+        """As `step`, given a forward pass of Q and the loss's slopes; see
         `TrainedNetwork.descend`."""
         settings = self._settings
         self.online.descend(forward, slopes, settings.learning_rate * decay, settings.max_grad_norm)

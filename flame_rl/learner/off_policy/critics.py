@@ -1,10 +1,10 @@
 """The critics of continuous actions, one or two, with their target networks.
 
-With two critics, the value is the smaller of theirs, because the policy exploits a single critic's
+With two critics, the value is the smaller of the two, because the policy exploits a single critic's
 errors (Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods",
-section 4.2); or it is their mean, which is less cautious: which is better depends on the task
+section 4.2); or it is their mean, which is less cautious; the task decides which is better
 (Moskovitz et al. 2021, "Tactical Optimism and Pessimism for Deep Reinforcement Learning"). Each
-critic is computed by a core of its own.
+critic computes on a core of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CriticEnsemble:
             spec: of the environment.
             train: see `GradientStep`.
             count: the number of critics, 1 or 2.
-            average: whether the mean of two critics is taken, and not the smaller value.
+            average: whether the value is the mean of two critics, and not the smaller one.
 
         Raises:
             UsageError: stacked frames.
@@ -89,8 +89,8 @@ class CriticEnsemble:
         """One gradient step of each critic: Q(s, a) -> r + discount * next value.
 
         Args:
-            samples: a minibatch; rewards are scaled.
-            next_values: of what follows the samples' steps, float32 [B].
+            samples: a minibatch; its rewards are multiplied by the reward scale.
+            next_values: values of the next states, float32 [B]; "discounts" are 0 after an end.
             decay: factor of the learning rate.
 
         Returns:
@@ -116,12 +116,12 @@ class CriticEnsemble:
     def slopes(
         self, observations: np.ndarray, actions: np.ndarray, first: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Values, and their slopes for the actions.
+        """Values, and their derivatives with respect to the actions.
 
         Args:
             observations: float32 [B, D].
             actions: float32 [B, A].
-            first: whether the first critic alone is taken.
+            first: whether to use the first critic alone.
 
         Returns:
             Q(s, a), float32 [B]; dQ/da, float32 [B, A].

@@ -1,4 +1,4 @@
-"""What an algorithm with a replay memory is to the frame of its updates, update.py."""
+"""The interface between update.py and an algorithm with a replay memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from flame_rl.wire.messages import Column, Episodes
 
 
 class GradientStep(Protocol):
-    """An algorithm's networks, and one gradient step of theirs. An algorithm inherits this and
-    says in what it differs. It is made with the configuration, the environment's description, and
-    a function that puts a module of model.py in training, a `Train`.
+    """An algorithm's networks, and its gradient step. An algorithm inherits this and overrides what
+    differs. Its constructor takes the configuration, the environment's description, and a `Train`,
+    which puts a module of model.py in training.
 
     Attributes:
         policy: the network that acts; a module as in model.py.
         parts: networks, optimisers and whatever else has state, by name.
         metrics: names of the numbers that `step` may return.
-        actions: the kind of actions that it is for.
+        actions: the kind of actions that the algorithm supports.
         remembers: whether its networks may have a memory.
-        columns: what `record` adds to episodes, kept of every step.
+        columns: the columns that `record` adds to episodes, stored for every step.
     """
 
     policy: nn.Module
@@ -35,16 +35,16 @@ class GradientStep(Protocol):
     columns: tuple[Column, ...] = ()
 
     def exploration(self, env_steps: int) -> dict[str, float]:
-        """Numbers of the policy's head by name, such as "epsilon", that are due after `env_steps`
-        env steps of the run; the others are as the policy exports them."""
+        """Numbers of the policy's head by name, such as "epsilon", after `env_steps` env steps of
+        the run; the others are as the policy exports them."""
         return {}
 
     def record(self, episodes: Episodes) -> Episodes:
-        """The episodes with the columns `columns`, before they are kept."""
+        """The episodes with `columns` added, before they are stored."""
         return episodes
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
-        """What `step` needs of the steps at these positions; see replay/views.py."""
+        """The samples of the stored steps at these positions; see replay/views.py."""
         ...
 
     def step(

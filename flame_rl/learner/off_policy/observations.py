@@ -20,8 +20,8 @@ class NormalizedObservations:
     """Brings observations to mean 0 and standard deviation 1, by the statistics of all that were
     collected (Lee et al. 2025, "SimBa": running statistics normalisation).
 
-    The replay memory keeps observations as they came, because the statistics move on; they are
-    normalised when they are drawn, and in the actors by a layer before the policy's own.
+    The replay memory stores raw observations, because the statistics change: samples are
+    normalised when they are drawn, and actors normalise with a layer before the policy's own.
     """
 
     def __init__(self, normalizer: ObservationNormalizer) -> None:
@@ -34,7 +34,7 @@ class NormalizedObservations:
         return {"normalizer": self._normalizer, "observations": self._moments}
 
     def follow(self, observations: np.ndarray) -> None:
-        """Take in the observations of an iteration, [N, D]."""
+        """Add the observations of an iteration, [N, D], to the statistics."""
         self._moments.update(observations)
         self._normalizer.set(self._moments.mean, self._moments.std)
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from flame_rl.nets.continuous import LOG_STD_RANGE
 
-# From the slopes of a loss for actions, [B, A], and for their log-probabilities, [B], to its slope
-# for the output, [B, 2A].
+# Given the slopes of a loss for actions, [B, A], and for their log-probabilities, [B], returns its
+# slope for the output, [B, 2A].
 Backward = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -34,7 +34,8 @@ def squashed_gaussian(
         noise: standard normal, [B, A].
 
     Returns:
-        Actions in [-1, 1], [B, A]; their log-probabilities, [B]; and the way back, see `Backward`.
+        Actions in [-1, 1], [B, A]; their log-probabilities, [B]; and the backward pass, see
+        `Backward`.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -53,12 +54,12 @@ def squashed_gaussian(
     constant = 0.5 * math.log(2 * math.pi)
     log_probs = -(0.5 * noise * noise + log_std + constant + log_slope).sum(axis=1)
 
-    def backward(of_actions: np.ndarray, of_log_probs: np.ndarray) -> np.ndarray:
-        each = of_log_probs[:, None]
+    def backward(action_slopes: np.ndarray, log_prob_slopes: np.ndarray) -> np.ndarray:
+        column = log_prob_slopes[:, None]
         slope = np.empty_like(output)
-        of_u = of_actions * np.exp(log_slope) + 2 * each * actions
-        slope[:, :width] = of_u
-        slope[:, width:] = (of_u * shift - each) * (raw_log_std == log_std)
+        u_slopes = action_slopes * np.exp(log_slope) + 2 * column * actions
+        slope[:, :width] = u_slopes
+        slope[:, width:] = (u_slopes * shift - column) * (raw_log_std == log_std)
         return slope
 
     return actions, log_probs, backward

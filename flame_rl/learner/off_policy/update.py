@@ -1,7 +1,7 @@
-"""What the algorithms with a replay memory share: the experience, and how often it is learned from.
+"""What the algorithms with a replay memory share: the memory, and when gradient steps are due.
 
-An iteration's episodes go into the replay memory; then as many gradient steps are taken as are due,
-each on a minibatch that is drawn from it.
+An update adds the iteration's episodes to the replay memory and takes the gradient steps that are
+due, each on a minibatch drawn from it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class OffPolicy:
     Attributes:
         config: its `algorithm` has `Replay` settings.
         inner: the algorithm itself.
-        replay: the experience.
+        replay: the stored episodes.
         observations: normalises them; None: `inner` gets them as they are.
         beta: exponent of the importance weights at the beginning of the run; it rises to 1 at the
             end. Without priorities it has no effect.
@@ -132,7 +132,7 @@ class OffPolicy:
 
         Args:
             beta: exponent of the importance weights.
-            generator: draws the minibatch, and is for the step itself.
+            generator: draws the minibatch, and the random numbers of the step.
             decay: factor of the learning rates.
         """
         batch_size = self.config.algorithm.batch_size
@@ -143,7 +143,7 @@ class OffPolicy:
         if weights is not None:
             samples["weights"] = weights
         numbers = self.inner.step(samples, generator, decay)
-        # What is not finite is no priority, and further steps would be in vain.
+        # NaN is no priority, and further steps would be in vain.
         refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
         self.replay.prioritize(positions, numbers["td_error"])
         return numbers
@@ -179,7 +179,7 @@ def off_policy(
     replay = ReplayMemory(spec, columns, settings.capacity, alpha, config.experiment.frame_stack)
     observations = None
     normalizes = isinstance(settings, groups.Critics) and settings.normalize_observations
-    # Numbers of one byte are as they are.
+    # Bytes are not normalised.
     if normalizes and not has_bytes(spec):
         normalizer = ObservationNormalizer(spec.observation_dim)
         observations = NormalizedObservations(normalizer)
@@ -191,8 +191,8 @@ def gradient_steps_due(settings: groups.Replay, env_steps: int, taken: int) -> i
     run: `updates_per_step` for each env step since the warm-up, and one more.
 
     It is Reverb's rate limiter (Cassirer et al. 2021, "Reverb: A Framework for Experience Replay")
-    for a learner that collects and learns in turn: samples may be ahead of env steps by those of a
-    gradient step, or of an env step where these are more.
+    for a learner that collects and learns in turn: samples may be ahead of env steps by one
+    minibatch, or by the samples of one env step where these are more.
     """
     since = env_steps - max(1, settings.warm_up_steps)
     if since < 0:
@@ -209,7 +209,7 @@ def _exactly(number: float) -> Fraction:
 
 
 def with_exploration(snapshot: PolicySnapshot, numbers: dict[str, float]) -> PolicySnapshot:
-    """The policy with other numbers of its head, by name: "epsilon", say."""
+    """The policy with these numbers in its head, such as "epsilon", by name."""
     arrays = {n: np.full_like(snapshot.head.arrays[n], number) for n, number in numbers.items()}
     head = replace(snapshot.head, arrays=snapshot.head.arrays | arrays)
     return replace(snapshot, head=head)

@@ -1,15 +1,15 @@
 """Targets and losses of learners of action values, from SARSA and DQN to Rainbow.
 
-B is the number of samples, A the number of actions, Z the number of atoms or quantiles by which a
-return's distribution is described. Networks give these action by action: outputs [B, A * Z] are
-[B, A, Z] made flat. All arrays are float32 or float64, and so are the results. "Discounts" are
-gamma^k after k steps, and 0 after an end, as in flame_rl/learner/off_policy/replay/views.py.
+B is the number of samples, A the number of actions, Z the number of atoms or quantiles that
+describe a return's distribution. A network's outputs [B, A * Z] are [B, A, Z], flattened. All
+arrays are float32 or float64, and so are the results. "Discounts" are gamma^k after k steps, and 0
+after an end, as in flame_rl/learner/off_policy/replay/views.py.
 
 Each loss is a `flame_rl.nets.network.Loss`. Samples have "actions", integers [B],
 "targets", and, where they were not drawn uniformly, importance "weights", [B] (Schaul et al. 2016,
-"Prioritized Experience Replay", section 3.4), which scale "loss" and its slope. Numbers besides
-"loss" are "value", that of the action that was taken, and "td_error", never negative, which
-prioritises samples.
+"Prioritized Experience Replay", section 3.4), which scale "loss" and its slope. Besides
+"loss", a loss returns "value", that of the action that was taken, and "td_error", never negative,
+the sample's priority.
 
 Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
 """
@@ -29,7 +29,7 @@ _PAIRS = 60_000
 
 
 def of_actions(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """What belongs to each sample's action: float [B, A, ...] and integers [B] -> [B, ...]."""
+    """Select each sample's action: float [B, A, ...] and integers [B] -> [B, ...]."""
     _check("actions", actions, len(values))
     return values[np.arange(len(values)), actions]
 
@@ -122,7 +122,7 @@ def project(
     _check("discounts", discounts, rows)
     values = rewards[:, None] + discounts[:, None] * support
     places = np.clip((values - support[0]) / _distance(support), 0, atoms - 1)
-    # The place of a value that is NaN is NaN, which no integer is: its share is NaN, in some bin.
+    # Where a value is NaN, the integer is arbitrary, and the share is NaN.
     lower = np.clip(places.astype(np.int64), 0, atoms - 1)
     share = places - lower
     # Where a value is an atom, the paper's floor and ceiling are the same, and its shares are 0.
@@ -178,7 +178,7 @@ def c51_loss(support: np.ndarray) -> Loss:
 
 
 def midpoints(quantiles: int) -> np.ndarray:
-    """tau hat, the middles of Z equal parts of [0, 1], float64 [Z]: where quantiles represent a
+    """tau hat, the middles of Z equal intervals of [0, 1], float64 [Z]: where quantiles represent a
     distribution best (Dabney et al. 2018, "Distributional Reinforcement Learning with Quantile
     Regression", lemma 2)."""
     return (np.arange(quantiles) + 0.5) / quantiles
@@ -263,7 +263,7 @@ def successor_loss(weights: np.ndarray) -> Loss:
 
 
 def dueling_slope(slope: np.ndarray, atoms: int = 1) -> np.ndarray:
-    """The slope for what entered `dueling`, given that for what it returned: [B, A * Z] ->
+    """The slope for the input of `dueling`, given the slope for its output: [B, A * Z] ->
     [B, (1 + A) * Z]."""
     rows = len(slope)
     by_action = slope.reshape(rows, -1, atoms)
@@ -287,7 +287,8 @@ def dueling_loss(loss: Loss, atoms: int = 1) -> Loss:
 def _distributions(
     samples: Samples, outputs: np.ndarray, atoms: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The targets, and of outputs [B, A * Z] what belongs to the samples' actions, both [B, Z]."""
+    """The targets, and the outputs for the samples' actions, both [B, Z]; `outputs` are
+    [B, A * Z]."""
     targets, rows = samples["targets"], len(outputs)
     _check("targets", targets, rows, atoms)
     return targets, of_actions(outputs.reshape(rows, -1, atoms), samples["actions"])

@@ -37,8 +37,8 @@ class ActorCritic(Protocol):
 
     Attributes:
         policy: the policy's module, and how it is computed.
-        adam: of the policy's parameters.
-        statistics: of all observations and returns so far.
+        adam: optimises the policy's parameters.
+        statistics: running means and variances of observations and returns.
         shared: whether one network is both, so that its values stop learning with its policy.
         frames: how many observations, the latest and those before it, are one input.
         remembers: whether a network has a memory, so that minibatches are of whole episodes.
@@ -59,7 +59,7 @@ class ActorCritic(Protocol):
         ...
 
     def prepare(self, batch: Batch) -> Batch:
-        """The batch with the inputs of the networks; an update begins with it."""
+        """Add the networks' inputs to the batch; an update begins with it."""
         ...
 
     def values(self, batch: Batch) -> np.ndarray:
@@ -67,13 +67,13 @@ class ActorCritic(Protocol):
         ...
 
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
-        """What the losses need of a batch besides what the policy's own needs, [N, ...] by name;
-        `targets` are those of the values, float64 [N]."""
+        """Columns that losses other than the policy's need, [N, ...] by name; `targets`, float64
+        [N], are those of the values."""
         ...
 
     def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
         """Write the gradient of the policy's mean loss over a minibatch to `adam.gradient`; where
-        one network is both, that of the sum of its losses.
+        one network is both, the gradient of the weighted sum of its losses.
 
         Returns:
             The losses' numbers by name, means over the minibatch.
@@ -101,13 +101,13 @@ class ActorCritic(Protocol):
         ...
 
     def finish(self) -> dict[str, float]:
-        """End the update; returns what metrics.csv says of `fit_values`."""
+        """End the update; returns the metrics of `fit_values`."""
         ...
 
 
 @dataclass(frozen=True)
 class Computed:
-    """A torch module, and how it is computed."""
+    """A torch module, and the network that computes it."""
 
     module: nn.Module
     network: Network
@@ -116,8 +116,8 @@ class Computed:
 class TwoNetworks:
     """See `ActorCritic`. A policy and a value network, each with its Adam.
 
-    The value network trains on another core while the policy does on this one: what `fit_values`
-    begins has ended when the values are next asked for, and at the end of the update.
+    The value network may train on another core beside the policy: `fit_values` starts its epochs,
+    `values` and `finish` wait for them.
     """
 
     shared = False
@@ -136,7 +136,7 @@ class TwoNetworks:
             policy, value: the networks.
             training: trains the value network.
             statistics: see `ActorCritic`.
-            settings: have minibatches and max_grad_norm.
+            settings: with minibatches and max_grad_norm.
         """
         self.policy, self.value, self.adam = policy, value, policy.adam
         self.training = training
@@ -156,12 +156,12 @@ class TwoNetworks:
         }
 
     def prepare(self, batch: Batch) -> Batch:
-        # What an update began that an exception ended.
+        # An update that raised may have left epochs behind.
         self.training.discard()
         inputs = batch.network_inputs
         networks = self.policy.network, self.value.network
         of_policy, of_value = at_once([partial(each.prepare, inputs) for each in networks])
-        # Both networks then share the batch in the cache.
+        # One array, so that both networks share the cache.
         if batch.frames == 1 and np.array_equal(of_policy, of_value):
             of_value = of_policy
         return replace(batch, policy_inputs=of_policy, value_inputs=of_value)
@@ -209,8 +209,8 @@ class TwoNetworks:
 
 
 class OneNetwork:
-    """See `ActorCritic`. A network that is policy and values, and perhaps predicts what auxiliary
-    losses ask for; it descends the weighted sum of its losses."""
+    """See `ActorCritic`. One network for policy and values, perhaps with auxiliary losses; it
+    descends the weighted sum of its losses."""
 
     shared = True
 
@@ -225,9 +225,9 @@ class OneNetwork:
         """
         Args:
             network: its outputs are log-probabilities, entropies, values, and each auxiliary loss.
-            policy, value: the same module, computed as one of both.
+            policy, value: the same module, computed as policy and as values.
             statistics: see `ActorCritic`.
-            settings: have value_weight, auxiliary and auxiliary_weights.
+            settings: with value_weight, auxiliary and auxiliary_weights.
         """
         self.policy, self._value, self.adam = policy, value, network.adam
         self.statistics = statistics
@@ -286,13 +286,13 @@ class Normalizer(Protocol):
 
 
 class Statistics:
-    """Means and variances of all observations and returns so far, which the networks follow."""
+    """Running means and variances of observations and returns; sets them in the networks."""
 
     def __init__(self, normalizers: Sequence[Normalizer], scale: Tensor) -> None:
         """
         Args:
-            normalizers: of the networks; none if they take observations as they are.
-            scale: of the values, one number.
+            normalizers: those of the networks; none if observations are not normalised.
+            scale: the scale of the values, one number.
         """
         self._normalizers, self._scale = normalizers, scale
         self._returns = RunningMoments(1)
@@ -307,7 +307,7 @@ class Statistics:
         return parts if self._observations is None else parts | {"observations": self._observations}
 
     def add_observations(self, observations: np.ndarray) -> None:
-        """Take in those of a batch, float32 [N + E, D], and set the normalisers."""
+        """Add those of a batch, float32 [N + E, D], and set the normalisers."""
         if self._observations is None:
             return
         self._observations.update(observations)
@@ -315,7 +315,7 @@ class Statistics:
             normalizer.set(self._observations.mean, self._observations.std)
 
     def add_returns(self, returns: np.ndarray) -> None:
-        """Take in those of a batch, float64 [N], and set the scale of the values to the root mean
+        """Add those of a batch, float64 [N], and set the scale of the values to the root mean
         square of all returns so far."""
         self._returns.update(returns[:, None])
         (mean,), (std,) = self._returns.mean, self._returns.std
@@ -334,8 +334,8 @@ def values_of(network: Network, batch: Batch) -> np.ndarray:
 def shuffle(
     batch: Batch, columns: Samples, wanted: int, generator: np.random.Generator
 ) -> list[Samples]:
-    """The steps of a prepared batch in random order, as minibatches for the policy; a single one is
-    in order. Where a network remembers, they are of whole episodes in random order.
+    """Minibatches for the policy: the steps of a prepared batch in random order, in their own order
+    if there is only one minibatch. Where a network remembers, whole episodes are shuffled.
 
     Args:
         batch: N steps.

@@ -1,7 +1,7 @@
 """Auxiliary losses of the layers that policy and values share.
 
-Each is a torch module of the user's, with an output layer of its own, or several. It is trained and
-saved with the network, and never sent to actors.
+Each is a torch module that the user writes, with output layers of its own. It is trained and saved
+with the network, and never sent to actors.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Te
 
     Args:
         network: with its auxiliary modules.
-        samples: "inputs" are observations; with "actions", and where there are auxiliary losses
-            what `Batch.outcomes` gives.
+        samples: "inputs", which are observations, "actions", and with auxiliary losses the
+            columns of `Batch.outcomes`.
     """
     policy = network.policy
     inputs = policy.preprocess(samples["inputs"])
@@ -41,18 +41,18 @@ def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Te
     outputs = network.of_features(features, samples)
     if not network.auxiliary:
         return outputs
-    following = _observed_alone(policy, samples["next_observations"])
+    following = _preprocess_single(policy, samples["next_observations"])
     seen = samples | {"observations": inputs, "next_observations": following}
     losses = (loss_of_steps(*item, features, seen) for item in network.auxiliary.items())
     return (*outputs, *losses)
 
 
-def _observed_alone(policy: Policy, observations: Tensor) -> Tensor:
-    """One observation, without those before it, normalised as one of them: [B, D] -> [B, D]."""
+def _preprocess_single(policy: Policy, observations: Tensor) -> Tensor:
+    """Normalise observations without the frames before them: [B, D] -> [B, D]."""
     if isinstance(policy.frames, nn.Identity):
         return policy.preprocess(observations)
     count = policy.frames.size[1]
-    # The normaliser takes stacks: one of equal observations, of which one is kept.
+    # The normaliser takes stacks: stack equal observations, and keep one.
     stack = observations.unsqueeze(-2).expand(*observations.shape[:-1], count, -1)
     return policy.preprocess(stack)[..., ::count]
 

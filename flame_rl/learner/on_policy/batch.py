@@ -21,20 +21,20 @@ class Batch:
     """E episodes, N steps in all, one after another.
 
     Attributes:
-        columns: what was recorded, by name: [N, ...], or [N + E, ...] where an episode has a row
-            for each observation.
+        columns: what actors recorded, by name: [N, ...], or [N + E, ...] where an episode has a
+            row for each observation.
         rows: int64 [N], the rows of the steps' observations among all N + E.
         lengths: int64 [E].
-        terminated: bool [E]; an episode that did not terminate was cut and would have gone on.
+        terminated: bool [E]; the other episodes were truncated.
         time: int64 [N], the time step of each step in its episode, where a network remembers and
             episodes must stay whole; else None.
-        frames: k, how many observations are one input of the networks.
+        frames: k, the number of observations that are stacked into one input.
         log_probs: log-probabilities of the actions by the policy before the update, float32 [N];
-            None until that policy has been asked.
+            None until they are computed.
         weights: float64 [N], how much each step counts, from 0 to 1, where an older policy
             collected; None where the policy before the update did. See `generalized_advantages`.
-        policy_inputs, value_inputs: what each network takes of the observations, [N + E, ...]; see
-            `Network.prepare`. None until the observations' statistics are known.
+        policy_inputs, value_inputs: the inputs of each network, [N + E, ...], or None until
+            `Network.prepare` makes them.
     """
 
     columns: dict[str, np.ndarray]
@@ -77,7 +77,7 @@ class Batch:
         return self.columns["rewards"]
 
     def outcomes(self) -> dict[str, np.ndarray]:
-        """What auxiliary losses see of the steps besides the actions, [N, ...] by name."""
+        """Columns that auxiliary losses see besides the actions, [N, ...] by name."""
         terminated = np.zeros(self.steps, np.float32)
         terminated[self.lengths.cumsum() - 1] = self.terminated
         return {
@@ -87,8 +87,8 @@ class Batch:
         }
 
     def returns(self, discount: float, last: np.ndarray) -> np.ndarray:
-        """G_t of each step, float64 [N]; `last`, float64 [E], is the value of what follows an
-        episode that was cut. See `discounted_returns`."""
+        """G_t of each step, float64 [N]; `last`, float64 [E], is the value of the state
+        after a truncated episode. See `discounted_returns`."""
         bootstrap = np.where(self.terminated, 0.0, last)
         return discounted_returns(self.rewards, self.lengths, discount, bootstrap)
 
@@ -108,7 +108,7 @@ class Batch:
 
 def make_batch(episodes: Episodes, whole: bool = False, frames: int = 1) -> Batch:
     """The episodes as one batch; nothing is copied. `whole` says whether a network remembers, and
-    `frames` how many observations are one input."""
+    `frames` how many observations are stacked into one input."""
     return Batch(
         columns=episodes.columns,
         rows=step_rows(episodes.lengths),

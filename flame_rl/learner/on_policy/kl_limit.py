@@ -1,4 +1,4 @@
-"""The KL divergence of an update, and the limit to it."""
+"""Limit the KL divergence of an update."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def shrink_until_close(
     """Shorten the update of the policy, its normalisation included, until its KL divergence from
     the policy before it is at most `max_kl`; if it never is, undo the update.
 
-    That the epochs end where a minibatch exceeds the limit is not enough: each minibatch estimates
-    the divergence from its own steps, and before its own update.
+    To end the epochs where a minibatch exceeds the limit is not enough: a minibatch estimates the
+    divergence from its own steps, before its own gradient step.
 
     Args:
-        policy: after the update; where its module is a value network, too, all of it is shortened.
+        policy: after the update; values in the same module are shortened with it.
         before: its tensors before the update; see `copy_tensors`.
         batch: all steps that were collected.
         max_kl: in nats.
@@ -58,7 +58,7 @@ def shrink_until_close(
 def policy_samples(batch: Batch) -> Samples:
     """The steps as samples for a policy: "inputs", [N, ...], not yet prepared for a network, and
     "actions"; with "time" where a network remembers."""
-    # Several times as quick as indexing.
+    # `take` is several times as fast as indexing.
     inputs = batch.network_inputs.take(batch.rows, axis=0)
     samples = {"inputs": inputs, "actions": batch.actions}
     return samples if batch.time is None else samples | {"time": batch.time}

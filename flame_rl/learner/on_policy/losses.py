@@ -1,4 +1,4 @@
-"""Losses of a policy and of its values, and the numbers that describe an update."""
+"""Losses of a policy and of its values, and the metrics of an update."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
     """-log pi(a_t | s_t) A_t - c H(pi(. | s_t)): the policy gradient theorem's objective (Sutton
     and Barto 2018, eq. 13.11) with an entropy bonus.
 
-    Samples have "advantages" and "log_probs", those before the update. The network's outputs are
-    log-probabilities and entropies.
+    Samples have "advantages" and "log_probs", by the policy before the update. The network's
+    outputs are log-probabilities and entropies.
     """
     c = entropy_coefficient
 
@@ -33,7 +33,7 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
 
 
 def value_loss(scale: float) -> Loss:
-    """(V(s_t) - target_t)^2 / 2, with both in units of `scale`, that of the value network. Samples
+    """(V(s_t) - target_t)^2 / 2, with both divided by `scale`, that of the value network. Samples
     have "targets"."""
 
     def loss(
@@ -46,18 +46,18 @@ def value_loss(scale: float) -> Loss:
 
 
 def kl_terms(log_ratio: np.ndarray) -> np.ndarray:
-    """r - 1 - log r for each step, with r the action's probability now over that before. The mean
-    estimates KL(before || now), is unbiased and never negative (Schulman 2020, "Approximating KL
-    Divergence", k3)."""
+    """r - 1 - log r for each step, with r the action's probability under the new policy over that
+    under the old. The mean is an unbiased estimate of KL(old || new), and never negative (Schulman
+    2020, "Approximating KL Divergence", k3)."""
     return np.expm1(log_ratio) - log_ratio
 
 
 def policy_metrics(steps: Sequence[dict[str, float]], taken: int) -> dict[str, float]:
-    """What metrics.csv says of the policy's epochs.
+    """Metrics of the policy's epochs.
 
     Args:
         steps: the numbers of each minibatch; see `ActorCritic.gradient`.
-        taken: the number of gradient steps, which is smaller where --max-kl ended an epoch.
+        taken: the number of gradient steps, one less where --max-kl ended an epoch.
 
     Returns:
         Means of the losses and of the gradients' norms, the last minibatch's entropy, and `taken`.

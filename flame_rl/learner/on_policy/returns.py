@@ -11,7 +11,7 @@ import numpy as np
 
 from flame_rl.learner.training.frames import step_rows, time_steps
 
-# Relative to the numbers that float64 rounds: it leaves about 1e-16, and sums a little more.
+# Relative rounding error of sums in float64; a single number has 1e-16.
 _ROUNDING = 1e-12
 
 
@@ -109,8 +109,8 @@ def constant_value(
     Without a value network, the simplest critic is a constant v, and the consistent one is the
     mean return over all steps when v itself bootstraps the truncated episodes: the fixed point of
     v = mean(G0_t + discount^(T-t) v 1[truncated]), where G0 are the returns without bootstrap.
-    It is linear in v, so it is solved at once. For discount 1 the equation may have no
-    solution, and 0 is returned: the return is then the sum up to the time limit.
+    The equation is linear in v. For discount 1 it may have no solution, and the result is 0:
+    returns are then sums up to the time limit.
 
     Args:
         rewards, lengths, discount: as in `discounted_returns`.
@@ -127,7 +127,7 @@ def constant_value(
 def above_baseline(returns: np.ndarray, baseline: np.ndarray | float) -> np.ndarray:
     """Returns minus the baseline; a difference that is no more than rounding is 0.
 
-    Otherwise `standardize` would make a gradient of the rounding of equal returns.
+    Otherwise `standardize` would scale the rounding of equal returns up to a gradient.
 
     Args:
         returns: float64 [N].
@@ -177,7 +177,7 @@ def _now_and_following(
 def _discounted_sums(
     terms: np.ndarray, factors: np.ndarray | float, lengths: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
-    """y_t = terms_t + factors_t * y_{t+1} within each episode, where y_T is its entry of `last`.
+    """y_t = terms_t + factors_t * y_{t+1} within each episode, with its entry of `last` as y_T.
 
     Each pass doubles the number of terms that a sum has: ten passes over whole arrays for episodes
     of 1,000 steps (Hillis and Steele 1986, "Data Parallel Algorithms").
@@ -191,7 +191,7 @@ def _discounted_sums(
     reach = 1
     while reach < lengths.max():
         sums[:-reach] += products[:-reach] * sums[reach:]
-        # Within `reach` of the array's end, a product has the 0 of an episode's end already.
+        # The last `reach` products contain an episode's end: they are 0 already.
         products[:-reach] *= products[reach:]
         reach *= 2
     return sums

@@ -1,5 +1,4 @@
-"""The frame of an on-policy update, for reinforce, a2c and ppo: the batch, the networks, what the
-actors get, and the KL limit. They learn from episodes of the latest policy alone."""
+"""What reinforce, a2c and ppo share around an update: networks, batch, snapshots and KL limit."""
 
 from __future__ import annotations
 
@@ -94,11 +93,11 @@ class OnPolicyAlgorithm:
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
-        """Improve the networks with all episodes; see `Algorithm.update`."""
+        """Train the networks on all episodes; see `Algorithm.update`."""
         settings, networks = self.config.algorithm, self.networks
         batch = make_batch(episodes, networks.remembers, networks.frames)
         samples = policy_samples(batch)
-        # With the normalisation of before, as the policy acted.
+        # Before the statistics of observations change the normalisation.
         batch = replace(batch, log_probs=log_probs_of(networks.policy.network, samples))
         before = copy_tensors(networks.policy.module)
         if self.collector is not None:

@@ -18,19 +18,19 @@ from flame_rl.nets.network import Network, differentiate
 
 @dataclass(frozen=True)
 class ValueEpochs:
-    """Epochs of steps down the value loss, on one batch of N steps.
+    """Epochs of gradient steps on the value loss, over one batch of N steps.
 
     Attributes:
-        inputs: what the network takes of the observations, float32 [N + E, D].
-        rows: of the steps' observations among the inputs, int64 [N].
+        inputs: the network's inputs for the observations, float32 [N + E, D].
+        rows: the rows of the steps' observations in `inputs`, int64 [N].
         targets: float32 [N].
-        orders: of the steps, int64 [epochs, N]; see `minibatches.random_order`.
-        minibatches: in each epoch.
-        scale: of the network's output.
+        orders: the order of the steps, int64 [epochs, N]; see `minibatches.random_order`.
+        minibatches: their number in each epoch.
+        scale: the scale of the network's output.
         learning_rate: Adam's step size.
         max_grad_norm: a longer gradient is scaled down to it.
-        time: of the steps in their episodes, int64 [N], where minibatches are of whole episodes;
-            else None.
+        time: the time step of each step in its episode, int64 [N], where minibatches have whole
+            episodes; else None.
     """
 
     inputs: np.ndarray
@@ -45,7 +45,7 @@ class ValueEpochs:
 
 
 def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
-    """Take the steps; returns the mean loss of the last epoch."""
+    """Train the network; returns the mean loss of the last epoch."""
     gradient_of = partial(differentiate, network, value_loss(epochs.scale))
     columns = {"targets": epochs.targets}
     if epochs.time is not None:
@@ -74,7 +74,7 @@ class ValueTraining:
     """The epochs of the value network in one update, which may run while the policy trains."""
 
     def __init__(self, network: Network, adam: Adam, elsewhere: Elsewhere | None = None) -> None:
-        """`elsewhere` is None where all is computed here."""
+        """`elsewhere` is None where the value network trains in this process."""
         self.network, self.adam, self.elsewhere = network, adam, elsewhere
         self._begun: ValueEpochs | None = None
         self._is_elsewhere = False
@@ -88,8 +88,8 @@ class ValueTraining:
         self._is_elsewhere = other is not None and other.begin(self.adam, epochs)
 
     def finish(self) -> float | None:
-        """End what was begun; returns the mean loss of the last epoch of this update, None where
-        there was none."""
+        """Wait for the epochs that `begin` began; returns the mean loss of this update's last
+        epoch, None where there was none."""
         if self._begun is not None:
             epochs, self._begun = self._begun, None
             loss = self.elsewhere.finish(self.adam) if self._is_elsewhere else None
@@ -97,5 +97,5 @@ class ValueTraining:
         return self._loss
 
     def discard(self) -> None:
-        """Forget what was begun in an update that an exception ended."""
+        """Forget the epochs of an update that an exception ended."""
         self._begun = self._loss = None

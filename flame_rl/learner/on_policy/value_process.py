@@ -2,7 +2,7 @@
 
 Threads would not do: between NumPy's operations they wait for Python's lock, and a small minibatch
 has many. Both processes call `fit` with the same numbers, so that the result does not depend on
-where it was computed; where the process cannot be had, it is computed here.
+where it was computed; where there is no such process, this one trains it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flame_rl.nets.heads import ValueOutput
 from flame_rl.system.machine import available_cores
 from flame_rl.wire import packing
 
-# To send a smaller batch takes longer than to learn from it here.
+# Sending a smaller batch takes longer than training on it here.
 _LEAST_STEPS = 1000
 _KEPT_BYTES = 1 << 24
 # What the pipe holds, so that a batch goes out before the other process has read all of it.
@@ -32,8 +32,8 @@ _PIPE_BYTES = 1 << 20
 
 
 class ValueProcess:
-    """The other process. It starts with the first batch that is worth it, and ends with this
-    object; if it ends before, all goes on without it."""
+    """The other process. It starts with the first batch that is large enough, and ends with
+    this object; if it dies before, training goes on without it."""
 
     def __init__(self, network: NetworkByHand) -> None:
         """`network` is the value network."""
@@ -42,13 +42,13 @@ class ValueProcess:
         self._child: ChildProcess | None = None
         self._ready = False
         self._gone = False
-        # It has been asked, and its answer was not read.
+        # Whether an answer is still to be read.
         self._asked = False
         self._sent: np.ndarray | None = None
 
     def begin(self, adam: Adam, epochs: ValueEpochs) -> bool:
-        """Begin to train; returns whether `finish` can be called, False where it is not worth it or
-        not possible."""
+        """Begin to train; returns False where that is not worth it or not possible, and `finish`
+        must not be called."""
         if self._gone or len(epochs.rows) < _LEAST_STEPS or available_cores() == 1:
             return False
         try:
@@ -88,7 +88,7 @@ class ValueProcess:
         return header["loss"]
 
     def _is_ready(self) -> bool:
-        """Whether it has started; it is started if it was not."""
+        """Whether the process can train; starts it first."""
         if self._child is None:
             self._child = ChildProcess(__name__)
             weakref.finalize(self, self._child.end)

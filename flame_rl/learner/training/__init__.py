@@ -1,1 +1,1 @@
-"""Gradients of losses: by torch for any network, by hand for the usual ones."""
+"""A network in training: gradients, Adam, minibatches, slices, losses, normalisation, device."""

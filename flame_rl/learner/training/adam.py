@@ -1,8 +1,8 @@
 """Adam (Kingma and Ba 2015, algorithm 1), with its state as plain arrays by name.
 
-torch.optim's is not used: making one imports torch's compiler, which takes longer than importing
-torch itself, and its state does not go into a safetensors file as it is. All parameters lie in one
-flat array, so that a step is a dozen operations and not a dozen for each parameter.
+Not torch.optim.Adam, because making one imports torch's compiler, which takes longer than importing
+torch itself, and because a safetensors file cannot hold its state as it is. All parameters lie in
+one flat array, so that a step is a dozen operations and not a dozen for each parameter.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import numpy as np
 
 # The paper's beta1, beta2 and epsilon.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
-# Smaller sums of gradients, and of their squares, change no parameter any more, and become 0. Left
-# alone, those of a unit that never fires fall until they are subnormal, and some processors take
-# many times as long for such numbers.
+# Sums of gradients, and of their squares, below these bounds change no parameter, and become 0:
+# those of a unit that never fires would decay to subnormal numbers, for which some processors take
+# many times as long.
 _VANISHED = 1e-20, 1e-36
 # Steps between two such checks: in 200 steps, no sum falls from these bounds to 1e-38, where
 # subnormal numbers begin.
@@ -34,7 +34,7 @@ class Adam:
     def __init__(self, parameters: np.ndarray) -> None:
         self.parameters = parameters
         self.gradient = np.zeros_like(self.parameters)
-        # Of gradients and of their squares, with weights that fall by beta at each step: the
+        # Sums of gradients and of their squares, with weights that fall by beta at each step: the
         # paper's moments m and v, but for the factor 1 - beta.
         self._first_sum = np.zeros_like(self.parameters)
         self._second_sum = np.zeros_like(self.parameters)

@@ -1,8 +1,8 @@
-"""Any torch module; torch differentiates it, on the CPU or on another device.
+"""Any torch module, differentiated by torch, on the CPU or on another device.
 
-What is trained stays on the CPU in any case: the parameters, and with them Adam, checkpoints and
-snapshots. On another device a twin of the module computes; it gets all numbers of its module before
-each pass, and its results come back as arrays, so that nothing but a network knows of the device.
+Parameters, Adam, checkpoints and snapshots stay on the CPU. On another device a copy of the module,
+its twin, computes: it gets the module's parameters and buffers before each pass, and its results
+come back as arrays, so that only a network knows the device.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from flame_rl.nets.network import Samples, Slope
 
 # Computes a module's outputs, [B, ...] each, from the samples as tensors.
 Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
-# Convolutions have so many numbers in a row that fewer rows are fast; the bytes of all of them.
+# The most bytes of a slice: rows of convolutions are wide, and slices of fewer rows are faster.
 _SLICE_BYTES = 1 << 25
-# Another device computes a slice with all that it has, and bounded memory is all that slices are
-# for. Their size decides the bytes, so that it must not depend on the device's own memory.
+# On another device, slices only bound the memory. Their size changes the bits of results, so it
+# must not depend on how much memory the device has.
 _SLICE_ROWS_ELSEWHERE = 1 << 16
 _SLICE_BYTES_ELSEWHERE = 1 << 30
 # Buffers of flame_rl/modules/, which the learner sets between updates.
@@ -33,7 +33,7 @@ _CONSTANTS = ("mean", "std", "factor", "scale")
 
 
 class AutogradNetwork:
-    """See `Network`. Observations reach the module as they are."""
+    """See `Network`. The module itself normalises observations."""
 
     remembers = False
     # Few enough rows to fit in a cache and to divide a large minibatch among cores, many enough
@@ -71,8 +71,8 @@ class AutogradNetwork:
     def forward(self, samples: Samples) -> AutogradPass:
         self._follow()
         tensors = tensors_of(samples, self._device)
-        # The loss's slope for the inputs can be asked for, unless they are integers. A tensor of
-        # its own, because a gradient flag would stay with the caller's.
+        # For `to_inputs`, unless inputs are integers. A new tensor, because the caller's must not
+        # keep the gradient flag.
         inputs = tensors["inputs"].detach()
         tensors["inputs"] = inputs.requires_grad_(inputs.is_floating_point())
         return AutogradPass(inputs, self._compute(samples, tensors), self._parameters)
@@ -87,8 +87,8 @@ class AutogradNetwork:
         if self._module is self._trained:
             return
         for own, given in zip(_numbers(self._module), _numbers(self._trained), strict=True):
-            # By `data`, because a pass through the twin may not have been carried back yet, and
-            # autograd refuses to do that with a tensor that it has seen change.
+            # By `data`, because an earlier pass may still be without its backward pass, which
+            # autograd refuses where it has seen a tensor change.
             own.data.copy_(given)
 
 
@@ -96,20 +96,20 @@ class SequenceNetwork(AutogradNetwork):
     """See `Network`. A module with a memory, unrolled over whole sequences from their first step;
     samples have "time" among their columns.
 
-    The module takes time steps by sequences, [T, S, ...], of which shorter sequences are padded
-    at their ends; its outputs are [T, S, ...], too.
+    The module's inputs and outputs are [T, S, ...], T time steps of S sequences; shorter sequences
+    are padded at their ends.
     """
 
     remembers = True
-    # A slice takes as long as its longest sequence has steps, nearly regardless of how many
-    # sequences there are: as few slices as memory allows.
+    # The time of a slice depends on its longest sequence, hardly on the number of sequences: few
+    # slices, as large as memory allows.
     most_rows = 16_384
 
     def _compute(self, samples: Samples, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
         time = samples["time"]
         lengths = np.diff(np.flatnonzero(time == 0), append=len(time))
         steps, count = int(lengths.max()), len(lengths)
-        # Of each row, in time steps by sequences made flat.
+        # The place of each row in [T, S], flattened.
         places = time.astype(np.int64) * count + np.arange(count).repeat(lengths)
         place = torch.from_numpy(places).to(self._device)
         padded = {name: _pad(column, place, steps, count) for name, column in tensors.items()}
@@ -138,7 +138,8 @@ class AutogradPass:
         `gradients`, float32 [K, P].
 
         Args:
-            slopes: for each loss its slopes, by the places of the outputs that it is a loss of.
+            slopes: for each loss, the slope for each output that it takes, by the place of the
+                output.
             gradients: overwritten; a row is as in `Pass.to_parameters`.
         """
         for place, (own, gradient) in enumerate(zip(slopes, gradients, strict=True)):
@@ -153,19 +154,19 @@ class AutogradPass:
     def _back(
         self, slopes: tuple[Slope | None, ...], targets: list[Tensor], again: bool = False
     ) -> tuple[Tensor, ...]:
-        # A scalar with these slopes: given the slopes, torch imports sympy to check their shapes,
-        # which takes half a second.
+        # The gradient of a scalar with these slopes: given slopes, torch imports sympy to check
+        # their shapes, which takes half a second.
         wanted = [target for target in targets if target.requires_grad]
         total = sum(
             (output * torch.as_tensor(slope, dtype=output.dtype, device=output.device)).sum()
             for output, slope in zip(self._outputs, slopes, strict=True)
-            # Not the entropy of a fixed distribution.
+            # The entropy of a fixed distribution requires no gradient.
             if slope is not None and output.requires_grad
         )
         if not wanted or not isinstance(total, Tensor):
             return tuple(map(torch.zeros_like, targets))
         found = iter(torch.autograd.grad(total, wanted, retain_graph=again, materialize_grads=True))
-        # A parameter that somebody has frozen stays as it is.
+        # A frozen parameter stays as it is.
         return tuple(next(found) if t.requires_grad else torch.zeros_like(t) for t in targets)
 
 
@@ -175,7 +176,7 @@ def to_array(tensor: Tensor) -> np.ndarray:
 
 
 def layers_in(module: nn.Module) -> list[LayerKind]:
-    """The layers of the module that actors know."""
+    """The layers in the module, of those kinds that actors know."""
     layers = [each.layer() for each in module.modules() if isinstance(each, LayerModule)]
     return [LAYERS[layer.kind](**layer.arrays) for layer in layers if layer.kind in LAYERS]
 
@@ -201,8 +202,8 @@ def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
 
 
 def _slice_rows(layers: Sequence[LayerKind], most: int, device: torch.device | None) -> int:
-    """How many rows are computed at once: `most`, on another device more, or fewer where
-    convolutions have so many numbers that these would take much memory."""
+    """The number of rows in a slice: `most`, more on another device, or fewer where convolutions
+    would take much memory."""
     limit = _SLICE_BYTES
     if device is not None:
         most, limit = _SLICE_ROWS_ELSEWHERE, _SLICE_BYTES_ELSEWHERE
@@ -216,7 +217,7 @@ def _numbers(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _flat(shares: Sequence[Tensor]) -> np.ndarray:
-    # As one array, because each that comes from another device is waited for.
+    # As one array, because every copy from another device waits for it.
     return to_array(torch.cat([share.reshape(-1) for share in shares]))
 
 

@@ -1,9 +1,10 @@
-"""Choose how a network is computed: by hand where its type says that this is the same, otherwise by
-torch; over whole sequences if it has a memory; and by torch wherever the CPU does not compute it.
+"""Choose how a network is computed: by hand (in NumPy) where its type says that the result is the
+same, otherwise by torch, over whole sequences if it has a memory. On another device, always by
+torch.
 
-By hand are the networks of flame_rl/modules/networks.py, of layers whose kinds know their
-derivatives. A module that somebody changed, by a subclass, a hook, a frozen or a shared parameter,
-goes through torch.
+Networks of flame_rl/modules/networks.py whose layers know their derivatives are computed by hand. A
+module that somebody changed, by a subclass, a hook, a frozen or a shared parameter, goes through
+torch.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def computing_on(device: torch.device | None) -> Iterator[None]:
 
 
 def network_of(module: nn.Module, apply: Apply | None = None) -> Network:
-    """How a module is computed. Its outputs are those of its method `outputs`, or of `apply`."""
+    """The network that computes a module: its method `outputs`, or `apply`."""
     device = _DEVICE.get()
     if device is None and apply is None:
         by_hand = network_by_hand(module)
@@ -80,8 +81,8 @@ def _gaussian(module: GaussianPolicy) -> tuple[RawOutput, int]:
     return GaussianHead(width, module.log_std.detach().numpy()), width
 
 
-# By the exact type of a network, what a loss sees of its last layer, and the width that this has;
-# 0: any.
+# For the exact type of a network: the head that makes a loss's arguments of the last layer's
+# output, and the width of that output; 0: any.
 OUTPUTS: dict[type[nn.Module], Callable[[nn.Module], tuple[RawOutput, int]]] = {
     Policy: lambda module: (RawOutput(), 0),
     CategoricalPolicy: _categorical,
@@ -137,20 +138,20 @@ def network_by_hand(module: nn.Module) -> NetworkByHand | None:
 
 
 def _is_unchanged(module: nn.Module) -> bool:
-    """Whether no part of the module has hooks or a method of its own, and every parameter is
+    """Whether no submodule has hooks or a method of its own, and every parameter is
     trained, in float32."""
-    parts = list(module.modules())
+    submodules = list(module.modules())
     hooks = [
         each
-        for part in parts
+        for submodule in submodules
         for each in (
-            part._forward_hooks,
-            part._forward_pre_hooks,
-            part._backward_hooks,
-            part._backward_pre_hooks,
+            submodule._forward_hooks,
+            submodule._forward_pre_hooks,
+            submodule._backward_hooks,
+            submodule._backward_pre_hooks,
         )
     ]
-    own_methods = [value for part in parts for value in vars(part).values() if callable(value)]
+    own_methods = [value for each in submodules for value in vars(each).values() if callable(value)]
     return not any(hooks) and not own_methods and all(map(_is_trained, module.parameters()))
 
 

@@ -18,13 +18,13 @@ from flame_rl.wire.messages import EnvironmentSpec
 
 # Weights of the hidden layers from which on they count as very large: two of 2,048 units.
 _VERY_LARGE = 1 << 22
-# The least size at which cuBLAS and cuDNN give the same bits each time, of those that torch names
-# for products and for recurrent layers alike.
+# The smallest of the sizes in torch's documentation with which cuBLAS and cuDNN give the same bits
+# each time, for products and for recurrent layers.
 _CUBLAS_WORKSPACE = ":16:8"
 
 
 def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", "cuda"]:
-    """The device that `--device` means here.
+    """The device that `--device` stands for on this machine.
 
     Raises:
         UsageError: a card is asked for, and torch finds none.
@@ -57,7 +57,7 @@ def prefers_card(config: TrainConfig, spec: EnvironmentSpec) -> bool:
 
 
 def device_of(name: str) -> torch.device | None:
-    """What `computing_on` takes for what `choose_device` returns; None for the CPU."""
+    """The name that `choose_device` returns as an argument of `computing_on`; None for the CPU."""
     if name == "cpu":
         return None
     # It is read when the card is first used.

@@ -1,10 +1,9 @@
 """Index arithmetic over the rows of whole episodes, which follow one another: steps, and stacked
 frames.
 
-Frames are stacked where they are learned from: the last few observations of an episode are one
-input. Observations are sent and stored once, and the stacks are gathered for the rows that a
-network computes at once. Where an episode has not so many observations yet, the missing ones are
-zeros.
+A frame stack is the last k observations of an episode as one input, with zeros for those before its
+start. Observations are sent and stored once; the learner gathers stacks for the rows that a network
+computes at once.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ def step_rows(lengths: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Stacks:
-    """The last k observations of each of B rows, not gathered yet: it stands for an array
-    [B, k, D], the latest observation last.
+    """B stacks of the last k observations, the latest last: a lazy array [B, k, D].
 
     Attributes:
         observations: those of all episodes, one after another, [R, D].
-        time: of each of the R in its episode, from 0, int64 [R].
-        rows: which of the R are wanted, int64 [B].
+        time: the time step of each observation in its episode, from 0, int64 [R].
+        rows: the row of the latest observation of each stack, int64 [B].
         frames: k.
     """
 
@@ -60,7 +58,7 @@ class Stacks:
 
 
 def stacked_rows(rows: np.ndarray, times: np.ndarray, frames: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the last observations up to these, and which of them are not in the episode.
+    """The rows of the last k observations up to these, and which of them precede the episode.
 
     Args:
         rows: of observations that follow each other in an episode, integers [...].
@@ -75,5 +73,5 @@ def stacked_rows(rows: np.ndarray, times: np.ndarray, frames: int) -> tuple[np.n
 
 
 def as_array(column: np.ndarray | Stacks) -> np.ndarray:
-    """The array that a column is, or stands for."""
+    """The column as an array."""
     return column.gather() if isinstance(column, Stacks) else column

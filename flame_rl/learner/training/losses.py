@@ -3,7 +3,7 @@
     L = sum over k of w_k L_k,   L_k a loss of some of the network's outputs
 
 The network's outputs share layers, whose gradient is the sum of those of all losses. The norm of
-each loss's part of it, w_k |dL_k|, says which of them moves the network.
+each term, w_k |dL_k|, says which of them moves the network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Term:
         name: of the loss, as in metrics.csv: "policy" has policy_loss and policy_gradient_norm.
         weight: its factor in the sum.
         loss: sees its own outputs alone.
-        outputs: their places among those of the network.
+        outputs: the places of its outputs among the network's.
     """
 
     name: str
@@ -52,18 +52,18 @@ class Sum:
             gradient: float32 [P], overwritten.
 
         Returns:
-            Means over the samples: "loss" of the sum; of each term, by `metrics_of`, the loss
-            without its weight, and the norm of its part of the gradient, with it; and the other
-            numbers of the terms' losses under their own names.
+            Means over the samples: "loss" of the sum; for each term, by the names of `metrics_of`,
+            its unweighted loss and the norm of its weighted gradient; and the other numbers of the
+            terms' losses under their own names.
         """
 
-        def of_slice(part: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
-            forward = network.forward(part)
+        def of_slice(chunk: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
+            forward = network.forward(chunk)
             numbers: dict[str, np.ndarray] = {}
             slopes: list[dict[int, Slope]] = []
             for term in self.terms:
                 outputs = [forward.outputs[place] for place in term.outputs]
-                of_term, its_slopes = term.loss(part, *outputs)
+                of_term, its_slopes = term.loss(chunk, *outputs)
                 slopes.append(dict(zip(term.outputs, its_slopes, strict=True)))
                 numbers |= of_term | {_loss(term.name): of_term["loss"]}
             forward.to_parameters_of_each(slopes, own)
@@ -81,7 +81,7 @@ class Sum:
 
 
 def metrics_of(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of what `Sum.differentiate` returns of each term: all losses, then all norms."""
+    """The names of each term's metrics in `Sum.differentiate`: all losses, then all norms."""
     return (*map(_loss, names), *map(_norm, names))
 
 

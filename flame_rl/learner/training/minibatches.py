@@ -12,21 +12,21 @@ LEAST_MINIBATCH = 64
 
 
 def number_of_minibatches(wanted: int, steps: int) -> int:
-    """Fewer than wanted where they would have under `LEAST_MINIBATCH` steps."""
+    """`wanted`, or fewer, so that each has `LEAST_MINIBATCH` steps."""
     return min(wanted, max(1, steps // LEAST_MINIBATCH))
 
 
 def random_order(
     steps: int, count: int, generator: np.random.Generator, time: np.ndarray | None = None
 ) -> np.ndarray:
-    """The order of the steps of an epoch: random; a single minibatch is in order.
+    """The order of an epoch's steps: random, or their own order if there is one minibatch.
 
     Args:
         steps: N.
-        count: minibatches of the epoch.
-        generator: draws it.
-        time: int64 [N], the time step of each step in its episode: only episodes change places;
-            None: every step does.
+        count: the number of minibatches.
+        generator: draws the order.
+        time: int64 [N], the time step of each step in its episode: whole episodes are shuffled;
+            None: single steps are.
 
     Returns:
         int64 [N].
@@ -48,13 +48,13 @@ def minibatches_of(
     """All steps of a batch as minibatches for one epoch.
 
     Args:
-        inputs: what the network takes of the batch's observations, [N + E, ...].
-        rows: the rows of the steps' observations among them, int64 [N].
-        columns: what the loss needs, [N, ...] by name; with "time", minibatches are of whole
+        inputs: the network's inputs for the batch's observations, [N + E, ...].
+        rows: the rows of the steps' observations in `inputs`, int64 [N].
+        columns: what the loss needs, [N, ...] by name; with "time", minibatches have whole
             episodes.
-        order: of the steps; see `random_order`.
+        order: the order of the steps; see `random_order`.
         count: number of minibatches.
     """
-    # Several times as quick as indexing.
+    # `take` is several times as fast as indexing.
     shuffled = {name: column.take(order, axis=0) for name, column in columns.items()}
     return split(shuffled | {"inputs": inputs.take(rows.take(order), axis=0)}, count)

@@ -40,7 +40,7 @@ class RunningMoments:
         return np.where(std == 0, 1.0, std)
 
     def update(self, rows: np.ndarray) -> None:
-        """Take in more rows, [N, D] of any float type."""
+        """Add rows, [N, D] of any float type."""
         block = max(1, min(_BLOCK_ROWS, _BLOCK_NUMBERS // max(1, len(self.mean))))
         blocks = [rows[start : start + block] for start in range(0, len(rows), block)]
         middle = len(blocks) // 2
@@ -48,9 +48,9 @@ class RunningMoments:
         # Two cores compute, one adds up in order, so that the bits do not depend on their number.
         moments = at_once([partial(_moments_of, half) for half in halves])
         for each in chain.from_iterable(moments):
-            self._take_in(*each)
+            self._add(*each)
 
-    def _take_in(self, count: int, mean: np.ndarray, squares: np.ndarray) -> None:
+    def _add(self, count: int, mean: np.ndarray, squares: np.ndarray) -> None:
         total = self.count + count
         difference = mean - self.mean
         self.mean = self.mean + difference * (count / total)
@@ -71,7 +71,7 @@ class RunningMoments:
 
 
 def _moments_of(blocks: Sequence[np.ndarray]) -> list[tuple[int, np.ndarray, np.ndarray]]:
-    """Of each block: number of rows, mean, and summed squared differences from it."""
+    """The number of rows, mean, and summed squared differences from it, for each block."""
     results = []
     for block in blocks:
         rows = block.astype(np.float64)

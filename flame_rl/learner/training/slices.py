@@ -51,9 +51,9 @@ def accumulate(
         totals = {name: float(np.add.reduce(values)) for name, values in numbers.items()}
     else:
 
-        def share(part: Samples) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        def share(chunk: Samples) -> tuple[np.ndarray, dict[str, np.ndarray]]:
             own = np.empty_like(gradient)
-            return own, gradient_of(part, own)
+            return own, gradient_of(chunk, own)
 
         gradient.fill(0)
         totals: dict[str, float] = {}
@@ -71,13 +71,13 @@ def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[
     `Network.prepare` returns; otherwise they are observations, and are prepared slice by slice."""
     slices = _slices(network, samples)
 
-    def of_slice(part: Samples) -> tuple[np.ndarray, ...]:
+    def of_slice(chunk: Samples) -> tuple[np.ndarray, ...]:
         if not prepared:
-            part = part | {"inputs": network.prepare(part["inputs"])}
-        return network.outputs(part)
+            chunk = chunk | {"inputs": network.prepare(chunk["inputs"])}
+        return network.outputs(chunk)
 
     def of_share(first: int, end: int) -> list[tuple[np.ndarray, ...]]:
-        return [of_slice(part) for part in slices[first:end]]
+        return [of_slice(chunk) for chunk in slices[first:end]]
 
     alone = not network.parallel or len(slices) < _LEAST_SLICES_FORWARD
     shares = 1 if alone else min(available_cores(), len(slices))
@@ -88,18 +88,18 @@ def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[
 
 
 def at_once(functions: Sequence[Callable[[], Result]]) -> list[Result]:
-    """The functions' results, each computed by a core of its own where there are enough. Worth it
+    """The functions' results, each computed on a core of its own where there are enough. Worth it
     for products of matrices of a few hundred rows and columns."""
     if len(functions) == 1 or available_cores() == 1:
         return [function() for function in functions]
     first, *others = functions
     threads = _threads(available_cores())
-    # The context has what NumPy does about overflow.
+    # The context has NumPy's settings for overflow.
     running = [threads.submit(copy_context().run, function) for function in others]
     try:
         return [first(), *(each.result() for each in running)]
     finally:
-        # Also after an error: nobody undoes what another thread goes on writing to.
+        # Also after an error: the caller must not undo what another thread still writes.
         wait(running)
 
 

@@ -21,8 +21,8 @@ class TrainedNetwork:
     Attributes:
         module: the network.
         adam: its optimiser.
-        network: how it is computed and differentiated.
-        choose: makes that of a module.
+        network: computes and differentiates the module.
+        choose: makes the `Network` of a module.
     """
 
     def __init__(self, module: nn.Module, choose: Callable[[nn.Module], Network]) -> None:
@@ -39,11 +39,11 @@ class TrainedNetwork:
         learning_rate: float,
         max_grad_norm: float = math.inf,
     ) -> None:
-        """One step of Adam down a mean loss whose slopes are known already.
+        """One step of Adam down a mean loss, given its slopes.
 
         Args:
             forward: a pass of `network` through a minibatch.
-            slopes: those of each sample's loss, for each output.
+            slopes: the slope of each sample's loss, for each output.
             learning_rate: Adam's step size.
             max_grad_norm: a gradient of a greater norm is scaled down to it.
         """
@@ -53,7 +53,7 @@ class TrainedNetwork:
         self.adam.step(learning_rate)
 
 
-# Puts a new module in training; what an algorithm with a replay memory gets to make its networks.
+# Puts a new module in training; algorithms with a replay memory make their networks with it.
 Train = Callable[[nn.Module], TrainedNetwork]
 
 
