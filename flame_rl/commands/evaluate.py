@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.errors import Interrupted, UsageError
+from flame_rl.system.errors import UsageError
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
 
@@ -67,9 +66,8 @@ def evaluate(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     command = parse_command(EvaluateCommand, arguments, "main.py evaluate")
     with stop_on_signals() as stop:
-        with contextlib.suppress(Interrupted):
-            _run(command, stop)
-        return stop.exit_code
+        _run(command, stop)
+    return stop.exit_code
 
 
 def _run(command: EvaluateCommand, stop: StopSignal) -> None:

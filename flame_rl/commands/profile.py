@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from flame_rl.run.folder import refuse_another_run, saved_config
 from flame_rl.settings.parse import parse, resumed_folder
-from flame_rl.system.errors import Interrupted
 from flame_rl.system.output import say
 from flame_rl.system.signals import stop_on_signals
 
@@ -45,13 +43,12 @@ def profile(arguments: Sequence[str]) -> int:
     if default is not None:
         refuse_another_run(default, config)
     with stop_on_signals() as stop:
-        with contextlib.suppress(Interrupted):
-            # Here and not above, so that --help and mistakes are answered at once.
-            from flame_rl.tools.profiling import measure_profile
+        # Here and not above, so that --help and mistakes are answered at once.
+        from flame_rl.tools.profiling import measure_profile
 
-            found = measure_profile(config, stop)
-            say(as_json(found) if command.json else as_text(found))
-        return stop.exit_code
+        found = measure_profile(config, stop)
+        say(as_json(found) if command.json else as_text(found))
+    return stop.exit_code
 
 
 def as_json(found: Profile) -> str:

@@ -48,9 +48,8 @@ def train(arguments: Sequence[str]) -> int:
         commands = ", ".join(f"main.py {name}" for name in COMMANDS)
         config, _ = parse(arguments, description=f"{DESCRIPTION}\n\nOther commands: {commands}.")
     with stop_on_signals() as stop:
-        with contextlib.suppress(Interrupted):
-            _run(config, stop, arguments)
-        return stop.exit_code
+        _run(config, stop, arguments)
+    return stop.exit_code
 
 
 def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import tyro
 from flame_rl.commands.evaluate import headline
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse_command
-from flame_rl.system.errors import Interrupted, UsageError
+from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import has_display
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
@@ -73,9 +72,8 @@ def watch(arguments: Sequence[str]) -> int:
             ".gif) writes a film"
         )
     with stop_on_signals() as stop:
-        with contextlib.suppress(Interrupted):
-            _run(command, stop)
-        return stop.exit_code
+        _run(command, stop)
+    return stop.exit_code
 
 
 def _run(command: WatchCommand, stop: StopSignal) -> None:

@@ -30,6 +30,7 @@ from flame_rl.run.checkpoint import (
     refused_by_the_disk,
     write_checkpoint,
 )
+from flame_rl.run.checks import environment_warnings, refuse_impossible_sizes, refuse_many_episodes
 from flame_rl.run.evaluation import Evaluation, evaluate_policy
 from flame_rl.run.folder import differences, files_beside, files_of
 from flame_rl.run.iteration import environment_of, make_request, run_iteration
@@ -40,8 +41,6 @@ from flame_rl.run.resume import (
     load_state,
     what_differs,
 )
-from flame_rl.run.sizes import refuse_impossible_sizes, refuse_many_episodes
-from flame_rl.run.warnings import environment_warnings
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import CALLABLE, environment_id

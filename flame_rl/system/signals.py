@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -9,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
@@ -34,9 +34,10 @@ class StopSignal(threading.Event):
     exit_code = 0
 
 
-@contextmanager
+@contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopSignal]:
     """Within the block, the first signal sets the event; a second one ends the process at once.
+    `Interrupted` ends the block and goes no further.
 
     Workers notice on their own that this process is gone.
     """
@@ -60,7 +61,8 @@ def stop_on_signals() -> Iterator[StopSignal]:
     heard = [n for n in numbers if signal.getsignal(n) is not signal.SIG_IGN]
     previous = {n: signal.signal(n, handle) for n in heard}
     try:
-        yield stop
+        with contextlib.suppress(Interrupted):
+            yield stop
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -21,8 +21,7 @@ from flame_rl import TrainConfig, Trainer
 from flame_rl.backends.select import is_distributed
 from flame_rl.commands.train import resumed_config
 from flame_rl.run import checkpoint
-from flame_rl.run.sizes import refuse_impossible_sizes
-from flame_rl.run.warnings import environment_warnings
+from flame_rl.run.checks import environment_warnings, refuse_impossible_sizes
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import names_of
 from flame_rl.system.errors import UsageError

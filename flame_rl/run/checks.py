@@ -1,14 +1,18 @@
-"""Sizes that cannot be are refused before anything takes memory."""
+"""What is refused, or warned of, before a run's first episode."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+from gymnasium import spaces
+
+from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.groups import PolicyGradient
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
-from flame_rl.wire.messages import MAX_LAYERS
+from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec
 
 # Weights, gradient, Adam's two moments, the copy for undoing, and the actors': float32 each.
 _BYTES_OF_A_WEIGHT = 6 * 4
@@ -74,3 +78,30 @@ def _refuse_beyond_memory(name: str, value: object, needed: float) -> None:
             f"{flag(name)}: {value} would take at least {needed / 1e9:.1f} GB, and this machine "
             f"has {there / 1e9:.1f} GB; choose less"
         )
+
+
+def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
+    """What a run's user should know of time limits and the bounds of actions."""
+    warnings = []
+    wanted, limit = config.experiment.max_episode_steps, spec.time_limit
+    if wanted is not None and limit is not None and limit < wanted:
+        warnings.append(
+            f"--max-episode-steps: {wanted} has no effect: {spec.env_id} has a time limit of "
+            f"{limit} steps in its own code; change it there"
+        )
+    if config.experiment.evaluate_every is not None and limit is None:
+        warnings.append(
+            f"--evaluate-every: Gymnasium knows no time limit of {spec.env_id}, and without "
+            "exploration an episode may never end; --max-episode-steps sets one"
+        )
+    space = spec.action_space
+    if isinstance(space, spaces.Box) and not has_bounds(space).all():
+        effect = f"the actions of {config.algorithm.title} never leave -1 to 1"
+        if isinstance(config.algorithm, PolicyGradient):
+            effect = "exploration begins with a standard deviation of exp(--initial-log-std)"
+        warnings.append(
+            f"the action space of {spec.env_id}: {(~has_bounds(space)).sum()} of "
+            f"{space.low.size} numbers have no bounds below {MAX_BOUND:,.0f}, and {effect} in "
+            "their own units. Bounds in the environment are better: actions are scaled to them"
+        )
+    return warnings
