@@ -167,6 +167,7 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
         evaluations_row,
         metrics_row,
         refuse_names_of_columns,
+        scheduled_evaluations,
         timing_row,
     )
     from flame_rl.run.checkpoint import save_weights
@@ -178,8 +179,11 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
     metrics = learner.algorithm.metrics
     refuse_names_of_columns(learner.rewards.names, metrics)
     row_of = {METRICS_NAME: partial(metrics_row, metrics), TIMING_NAME: timing_row}
-    if config.experiment.evaluate_every is not None:
+    every = config.experiment.evaluate_every
+    if every is not None:
         row_of[EVALUATIONS_NAME] = evaluations_row
+        evaluations = scheduled_evaluations(begun.get(EVALUATIONS_NAME, b""), every)
+        begun = {**begun, EVALUATIONS_NAME: evaluations}
     tables = [TableReporter(folder / name, begun, row) for name, row in row_of.items()]
     console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
     trainer.listen(console)

@@ -63,11 +63,12 @@ class Checkpointer:
         config, before = self._trainer.config, self._lengths
         self._lengths = self._table_lengths()
         self._score = result.reward_mean
-        if config.experiment.evaluate_every is None:
+        every = config.experiment.evaluate_every
+        if every is None:
             if result.reward_mean > self._best:
                 self._best = result.reward_mean
                 self._better = with_collector(self._trainer.before), before
-        elif result.evaluation is not None and result.evaluation.reward_mean > self._best:
+        elif result.is_scheduled(every) and result.evaluation.reward_mean > self._best:
             self._best = result.evaluation.reward_mean
             self._better = self._latest(), self._lengths
             self._save_best()

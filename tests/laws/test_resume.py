@@ -424,3 +424,24 @@ def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
     with pytest.raises(UsageError, match="does not fit the network"):
         found, _ = resume.load_newest(config.output.resume)
         resume.load_state(learner(6), found, tmp_path)
+
+
+def test_a_run_that_is_extended_has_the_evaluations_of_one_that_never_stopped(tmp_path):
+    """The last policy is always evaluated, here after 3 iterations, and counts no more later."""
+    run = ("--env", "cartpole", "--episodes-per-iter", "5", "--workers", "0", "--local")
+    run += ("--evaluate-every", "2", "--evaluate-episodes", "3", "--learning-rate-decay", "False")
+    for folder, iterations in (("whole", "6"), ("run", "3")):
+        done = run_here(*run, "--iterations", iterations, "--output", folder, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    short = (tmp_path / "run" / "evaluations.csv").read_text().splitlines()
+    assert [row.split(",")[0] for row in short[1:]] == ["1", "2"]
+    done = run_here("--resume", "run", "--iterations", "6", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("evaluations.csv", "metrics.csv"):
+        ours, whole = ((tmp_path / folder / name).read_bytes() for folder in ("run", "whole"))
+        assert ours == whole
+    best = [
+        resume.read_checkpoint(tmp_path / folder / "checkpoints" / retention.BEST_NAME)
+        for folder in ("run", "whole")
+    ]
+    assert best[0].score == best[1].score and best[0].totals == best[1].totals
