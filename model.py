@@ -22,7 +22,7 @@ from flame_rl.modules.networks import (
     CategoricalPolicy,
     CriticNetwork,
     GaussianPolicy,
-    Policy,
+    PolicyNetwork,
     Preprocessing,
     Returns,
     SharedNetwork,
@@ -182,21 +182,21 @@ def action_values(
     return ActionValueNetwork(preprocessing(spec, config), layers, returns)
 
 
-def deterministic_policy(spec: EnvironmentSpec, config: TrainConfig) -> Policy:
+def deterministic_policy(spec: EnvironmentSpec, config: TrainConfig) -> PolicyNetwork:
     """The policy of ddpg and td3: one action for each observation, within the bounds -1 and 1.
     Noise is added where it acts."""
     layers = [*all_layers(spec, config, spec.action_dim), Activation("tanh")]
     noise = {"std": np.zeros(spec.action_dim, np.float32), "theta": np.ones(1, np.float32)}
-    return Policy(preprocessing(spec, config), layers, Layer("noisy", noise))
+    return PolicyNetwork(preprocessing(spec, config), layers, Layer("noisy", noise))
 
 
-def squashed_policy(spec: EnvironmentSpec, config: TrainConfig) -> Policy:
+def squashed_policy(spec: EnvironmentSpec, config: TrainConfig) -> PolicyNetwork:
     """The policy of sac: the output is a Gaussian's means, then the logarithms of its standard
     deviations, at first about --initial-std; tanh brings actions within the bounds -1 and 1."""
     layers = all_layers(spec, config, 2 * spec.action_dim)
     with torch.no_grad():
         layers[-1].bias[spec.action_dim :] += math.log(config.algorithm.initial_std)
-    return Policy(preprocessing(spec, config), layers, Layer("squashed_gaussian", {}))
+    return PolicyNetwork(preprocessing(spec, config), layers, Layer("squashed_gaussian", {}))
 
 
 def critic(spec: EnvironmentSpec, config: TrainConfig) -> CriticNetwork:

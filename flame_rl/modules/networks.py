@@ -55,7 +55,7 @@ class ObservationNetwork(nn.Module):
         return (output,)
 
 
-class Policy(ObservationNetwork):
+class PolicyNetwork(ObservationNetwork):
     """Layers whose output is all that the actors' head needs. A loss sees the output itself."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Policy(ObservationNetwork):
         return layers_of(self.frames, self.normalizer, self.network)
 
 
-class CategoricalPolicy(Policy):
+class CategoricalPolicy(PolicyNetwork):
     """A choice, or several independent ones: the network gives the logits of one factor after
     another. A loss sees log-probabilities of "actions" and entropies, both summed over the
     factors, float32 [B] each.
@@ -111,7 +111,7 @@ class CategoricalPolicy(Policy):
         return log_probs, sum(factor.entropy() for factor in factors)
 
 
-class GaussianPolicy(Policy):
+class GaussianPolicy(PolicyNetwork):
     """A Gaussian: the network's output is its mean; its standard deviation is learned and does not
     depend on observations. -1 and 1 are the environment's bounds, to which the actors clip;
     probabilities are those of the unclipped actions. A loss sees log-probabilities of "actions"
@@ -172,7 +172,7 @@ class Returns:
         return (actions + self.dueling) * self.numbers
 
 
-class ActionValueNetwork(Policy):
+class ActionValueNetwork(PolicyNetwork):
     """The value of each action, [B, A * Z], action by action; in a duelling network [B, (1 + A) *
     Z]. Actors take the action of greatest value.
 
@@ -241,7 +241,7 @@ class SharedNetwork(nn.Module):
         scale: as in `ValueNetwork`.
     """
 
-    def __init__(self, policy: Policy, value: Dense) -> None:
+    def __init__(self, policy: PolicyNetwork, value: Dense) -> None:
         super().__init__()
         self.policy, self.value = policy, value
         self.auxiliary = nn.ModuleDict()

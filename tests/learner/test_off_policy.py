@@ -24,7 +24,7 @@ from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.training import choose, slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
-from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, Policy
+from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, PolicyNetwork
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -446,7 +446,7 @@ class ChangedValues(ActionValueNetwork):
         return super().forward(2 * observations)
 
 
-class ChangedPolicy(Policy):
+class ChangedPolicy(PolicyNetwork):
     def forward(self, observations: Tensor) -> Tensor:
         return super().forward(2 * observations)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.learner.user_function import import_function
-from flame_rl.modules.networks import Policy, SharedNetwork
+from flame_rl.modules.networks import PolicyNetwork, SharedNetwork
 from flame_rl.settings.losses import loss_name
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -47,7 +47,7 @@ def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Te
     return (*outputs, *losses)
 
 
-def _preprocess_single(policy: Policy, observations: Tensor) -> Tensor:
+def _preprocess_single(policy: PolicyNetwork, observations: Tensor) -> Tensor:
     """Normalise observations without the frames before them: [B, D] -> [B, D]."""
     if isinstance(policy.frames, nn.Identity):
         return policy.preprocess(observations)

@@ -30,7 +30,7 @@ from flame_rl.modules.networks import (
     CategoricalPolicy,
     CriticNetwork,
     GaussianPolicy,
-    Policy,
+    PolicyNetwork,
     ValueNetwork,
 )
 from flame_rl.modules.observations import ObservationNormalizer
@@ -84,7 +84,7 @@ def _gaussian(module: GaussianPolicy) -> tuple[RawOutput, int]:
 # For the exact type of a network: the head that makes a loss's arguments of the last layer's
 # output, and the width of that output; 0: any.
 OUTPUTS: dict[type[nn.Module], Callable[[nn.Module], tuple[RawOutput, int]]] = {
-    Policy: lambda module: (RawOutput(), 0),
+    PolicyNetwork: lambda module: (RawOutput(), 0),
     CategoricalPolicy: _categorical,
     GaussianPolicy: _gaussian,
     ActionValueNetwork: lambda module: (RawOutput(), 0),
