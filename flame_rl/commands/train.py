@@ -171,6 +171,7 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
         timing_row,
     )
     from flame_rl.run.checkpoint import save_weights
+    from flame_rl.run.results import progress
     from flame_rl.run.retention import Checkpointer
 
     config, done = trainer.config, trainer.totals
@@ -182,8 +183,9 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
     every = config.experiment.evaluate_every
     if every is not None:
         row_of[EVALUATIONS_NAME] = evaluations_row
-        evaluations = scheduled_evaluations(begun.get(EVALUATIONS_NAME, b""), every)
-        begun = {**begun, EVALUATIONS_NAME: evaluations}
+        if progress(config.experiment, done) < 1:
+            evaluations = scheduled_evaluations(begun.get(EVALUATIONS_NAME, b""), every)
+            begun = {**begun, EVALUATIONS_NAME: evaluations}
     tables = [TableReporter(folder / name, begun, row) for name, row in row_of.items()]
     console = ConsoleReporter(config, trainer.spec, trainer.distributed, done)
     trainer.listen(console)

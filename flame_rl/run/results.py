@@ -106,11 +106,6 @@ class IterationResult:
     evaluation: Evaluation | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
 
-    def is_scheduled(self, every: int) -> bool:
-        """Whether it has an evaluation that --evaluate-every asks for: that of a run's last policy
-        may come besides, and would not be there in a run that goes on."""
-        return self.evaluation is not None and self.totals.iterations % every == 0
-
     @property
     def totals(self) -> Totals:
         """The progress of the run after this iteration."""

@@ -68,7 +68,12 @@ class Checkpointer:
             if result.reward_mean > self._best:
                 self._best = result.reward_mean
                 self._better = with_collector(self._trainer.before), before
-        elif result.is_scheduled(every) and result.evaluation.reward_mean > self._best:
+        elif (
+            result.evaluation is not None
+            # The last policy is evaluated in any case, and is not the last in a longer run.
+            and (result.iteration + 1) % every == 0
+            and result.evaluation.reward_mean > self._best
+        ):
             self._best = result.evaluation.reward_mean
             self._better = self._latest(), self._lengths
             self._save_best()

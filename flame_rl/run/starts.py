@@ -50,8 +50,6 @@ def package_version() -> str:
     """The package's version and, in a git repository of its own, the commit, with "changed" where
     files differ from it."""
     root = Path(flame_rl.__file__).parent.parent
-    if not (root / ".git").exists():
-        return flame_rl.__version__
     # A hook of git sets variables that name another repository.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
 
@@ -68,7 +66,9 @@ def package_version() -> str:
         return done.stdout.strip()
 
     try:
+        if not (root / ".git").exists():
+            return flame_rl.__version__
         commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain")
-    except (OSError, subprocess.SubprocessError):  # there is no git, or it refuses
+    except (OSError, subprocess.SubprocessError):  # there is no git, or it may not be read
         return flame_rl.__version__
     return f"{flame_rl.__version__}, commit {commit}{', changed' if changes else ''}"
