@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
+from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig, names_of, no_setting, refuse_two_sizes
 from flame_rl.settings.words import plain_words
@@ -85,7 +85,6 @@ def parse(
         if "--output=" in (word, f"{word}={value}"):
             raise UsageError("--output: name a folder")
     arguments = plain_words(arguments, hints, names_of(type(default.algorithm)))
-    arguments = _switched_on(arguments, default.algorithm)
     flat = {
         name: Annotated[
             type(sections[name]),
@@ -158,17 +157,6 @@ def _refuse_flags_of_others(arguments: Sequence[str], algorithm: str) -> None:
         name = flags.get(word.partition("=")[0])
         if name is not None and name not in mine:
             raise UsageError(f"{flag(name)}: {no_setting(name, algorithm)}")
-
-
-def _switched_on(arguments: Sequence[str], settings: AlgorithmSettings) -> list[str]:
-    """The words, with True after each of the algorithm's switches that stands alone."""
-    switches = {flag(name) for name, value in vars(settings).items() if isinstance(value, bool)}
-    words: list[str] = []
-    for word, following in pairwise((*arguments, "--")):
-        words.append(word)
-        if word in switches and following.startswith("--"):
-            words.append("True")
-    return words
 
 
 def _with_hyphens(arguments: Sequence[str]) -> list[str]:

@@ -24,7 +24,8 @@ def plain_words(
     Args:
         arguments: the words; the names of flags have hyphens.
         hints: by field, the hint of its type.
-        switches: fields whose flag takes True or False; other flags of that kind take no word.
+        switches: fields whose flag takes True or False, and alone means True; other flags of that
+            kind take no word.
 
     Raises:
         UsageError: there is no such flag, or its value is missing or of another type.
@@ -85,7 +86,9 @@ def _bare(hint: Any) -> Any:
 
 def _switch(name: str, field: str, values: list[str], takes_word: bool) -> list[str]:
     """A switch with its words, of which the first may say whether it is on."""
-    if not values or (not takes_word and values[0].lower() not in _SWITCHES):
+    if not values:
+        return [name, "True"] if takes_word else [name]
+    if not takes_word and values[0].lower() not in _SWITCHES:
         return [name, *values]
     chosen, *others = values
     if chosen.lower() not in _SWITCHES:
