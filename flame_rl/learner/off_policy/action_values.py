@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from torch import nn
 
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
@@ -32,7 +33,7 @@ class ActionValues:
         self.target = TargetNetwork(self.online)
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Part | nn.Module]:
         """See `GradientStep.parts`."""
         return {
             "policy": self.online.module,

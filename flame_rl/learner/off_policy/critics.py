@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+from torch import nn
 
 import model
 from flame_rl.learner.state import Part
@@ -63,9 +64,9 @@ class CriticEnsemble:
         self._targets = [TargetNetwork(critic) for critic in self._critics]
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Part | nn.Module]:
         """See `GradientStep.parts`."""
-        parts: dict[str, Part] = {}
+        parts: dict[str, Part | nn.Module] = {}
         for number, critic in enumerate(self._critics, start=1):
             parts[f"critic{number}"] = critic.module
             parts[f"critic{number}_adam"] = critic.adam

@@ -28,7 +28,7 @@ class GradientStep(Protocol):
     """
 
     policy: nn.Module
-    parts: dict[str, Part]
+    parts: dict[str, Part | nn.Module]
     metrics: tuple[str, ...]
     actions: Literal["any", "discrete", "continuous"] = "any"
     remembers: bool = False

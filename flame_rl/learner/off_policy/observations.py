@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from torch import nn
 
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.normalize import RunningMoments
@@ -29,7 +30,7 @@ class NormalizedObservations:
         self._moments = RunningMoments(normalizer.observation_dim)
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Part | nn.Module]:
         """Everything with state, by name."""
         return {"normalizer": self._normalizer, "observations": self._moments}
 

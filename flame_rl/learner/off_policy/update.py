@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 from gymnasium import spaces
+from torch import nn
 
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.observations import NormalizedObservations
@@ -75,7 +76,7 @@ class OffPolicy:
     steps: Counter = field(default_factory=Counter)
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Part | nn.Module]:
         own = {} if self.observations is None else self.observations.parts
         return {**self.inner.parts, **own, "gradient_steps": self.steps, PART: self.replay}
 

@@ -54,7 +54,7 @@ class ActorCritic(Protocol):
     metrics: tuple[str, ...]
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Part | nn.Module]:
         """Everything with state, by name."""
         ...
 
@@ -146,7 +146,7 @@ class TwoNetworks:
         self._settings = settings
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Part | nn.Module]:
         return {
             "policy": self.policy.module,
             "value": self.value.module,
@@ -237,7 +237,7 @@ class OneNetwork:
         self._network, self._settings = network, settings
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Part | nn.Module]:
         own = {"shared": self._network.module, "shared_adam": self._network.adam}
         return own | self.statistics.parts
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from torch import nn
 
 import model
 from flame_rl.learner.on_policy.actor_critic import (
@@ -71,7 +72,7 @@ class OnPolicyAlgorithm:
     notice = ""
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Part | nn.Module]:
         parts = self.networks.parts
         return parts if self.collector is None else parts | {"collector": self.collector.module}
 
