@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.peers.ours import steps_to
 from benchmarks.peers.work import GRADIENT_STEPS, REPLAY_NETWORK, SCORERS, TASKS, serve
 from flame_rl import TrainConfig, Trainer
-from flame_rl.run.trainer import one_thread
+from flame_rl.learner.training.device import reproducible
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
 
     def steps(trainer: Trainer) -> int:
         algorithm, generator = trainer.learner.algorithm, np.random.default_rng(0)
-        with one_thread():
+        with reproducible("cpu"):
             for _ in range(GRADIENT_STEPS):
                 algorithm.gradient_step(1.0, generator)
         return GRADIENT_STEPS

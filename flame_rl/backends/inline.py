@@ -6,14 +6,13 @@ import threading
 from concurrent.futures import Future
 from functools import partial
 
-import threadpoolctl
-
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.backends.dispatch import Collected, Transport, explain, gather, tell
 from flame_rl.system.errors import UsageError
+from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
     CollectFailure,
@@ -31,7 +30,6 @@ class InlineBackend:
         self.listener = None
         self._stop = stop
         self._simulator: Simulator | None = None
-        self._threads = threadpoolctl.ThreadpoolController()
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
         try:
@@ -53,8 +51,7 @@ class InlineBackend:
             )
             return future
 
-        # Workers have one BLAS thread; more would change bits in wide layers.
-        with self._threads.limit(limits=1, user_api="blas"):
+        with ONE_BLAS_THREAD:
             # One task fills all slots, and no other worker waits for its end.
             sizes = [len(request.indices)]
             transport = Transport(submit, in_flight=1)

@@ -122,15 +122,9 @@ class Learner:
         # theirs is this one; see `flame_rl.actor.randomness`.
         sequence = np.random.SeedSequence(self._seed, spawn_key=(self._updates,))
         generator = np.random.default_rng(sequence)
-        before = torch.get_rng_state()
         # NumPy need not warn of what `refuse_unless_finite` refuses.
         with np.errstate(over="ignore", invalid="ignore"), reproducible(self._device):
             metrics = self.algorithm.update(episodes, generator, progress)
-        if not torch.equal(before, torch.get_rng_state()):
-            raise UsageError(
-                "model.py, or an auxiliary loss, draws random numbers in its forward pass, such as "
-                "dropout: the same seed would not give the same result; leave them out"
-            )
         refuse_unless_finite(metrics, self.state_dict())
         self._updates += 1
         return metrics
@@ -170,9 +164,8 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
     frame, own = _named(config.algorithm.frame), _named(config.algorithm.learner)
-    device = device_of(choose_device(config, spec))
-    with torch.random.fork_rng(devices=[]), computing_on(device):
-        torch.manual_seed(config.experiment.seed)
+    device = choose_device(config, spec)
+    with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
         learner = Learner(config, frame(config, spec, own), rewards)
     _refuse_common_parameters(learner.parts)
     return learner

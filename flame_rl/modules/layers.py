@@ -58,7 +58,8 @@ class LayerNorm(LayerModule, nn.LayerNorm):
         super().__init__(width)
 
     def arrays(self) -> dict[str, Tensor]:
-        return {"weight": self.weight, "bias": self.bias, "epsilon": torch.tensor([self.eps])}
+        epsilon = torch.tensor([self.eps], device="cpu")
+        return {"weight": self.weight, "bias": self.bias, "epsilon": epsilon}
 
 
 class Activation(LayerModule):
@@ -105,8 +106,8 @@ class Convolution(LayerModule, nn.Conv2d):
         return {
             "weight": self.weight.permute(2, 3, 1, 0),
             "bias": self.bias,
-            "size": torch.tensor(self.size[:2]),
-            "stride": torch.tensor(self.stride[:1]),
+            "size": torch.tensor(self.size[:2], device="cpu"),
+            "stride": torch.tensor(self.stride[:1], device="cpu"),
         }
 
 

@@ -34,7 +34,7 @@ class FrameStack(LayerModule):
         return observations.transpose(-1, -2).flatten(-2)
 
     def arrays(self) -> dict[str, Tensor]:
-        return {"size": torch.tensor(self.size)}
+        return {"size": torch.tensor(self.size, device="cpu")}
 
 
 class ObservationNormalizer(LayerModule):

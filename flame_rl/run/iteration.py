@@ -14,6 +14,7 @@ from flame_rl.run.ahead import Ahead
 from flame_rl.run.evaluation import Evaluation, evaluate_policy
 from flame_rl.run.results import IterationResult, RunState, Timing, Totals, progress
 from flame_rl.settings.config import TrainConfig
+from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec
 from flame_rl.wire.steps import recorded_columns
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 FIRST_EPISODES = 8
 
 
+@ONE_BLAS_THREAD
 def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
     """Collect, update, and evaluate where that is due. If any of it fails, learner and totals are
     as they were before.

@@ -45,13 +45,13 @@ class Policy:
             UsageError: there is no sound checkpoint, or it does not fit the networks in model.py.
         """
         from flame_rl.learner.learner import make_learner
-        from flame_rl.run.trainer import one_thread, own_networks
+        from flame_rl.run.trainer import own_networks
 
         path = Path(path)
         checkpoint, _ = find_checkpoint(path, best)
         # Of the run's own modules none is needed to act.
         config = TrainConfig.from_data(checkpoint.config).changed(device="cpu", reward=None)
-        with own_networks(), one_thread():
+        with own_networks():
             learner = make_learner(config, checkpoint.spec)
             if (files := learner.algorithm.files) is not None:
                 files.read_from(files_of(path))

@@ -6,6 +6,7 @@ Imports nothing heavy: torch is loaded when a `Trainer` is made.
 from __future__ import annotations
 
 import importlib
+import itertools
 import operator
 import re
 import sys
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 import numpy as np
-import threadpoolctl
+from gymnasium.envs.registration import EnvSpec
 
 from flame_rl.backends import Listener
 from flame_rl.backends.select import collects_elsewhere, is_distributed, make_backend
@@ -152,8 +153,7 @@ class Trainer:
         self.warnings += environment_warnings(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.
         self.config = self.config.changed(device=choose_device(self.config, self.spec))
-        with one_thread():
-            self.learner = make_learner(self.config, self.spec)
+        self.learner = make_learner(self.config, self.spec)
         self.totals, self.tables = Totals(), {}
         self.before: RunState | None = None
         # Samples the actions of `compute_action`; episodes have generators of their own.
@@ -252,8 +252,7 @@ class Trainer:
         self._refuse_if_closed()
         if self._stop.is_set():
             raise Interrupted
-        with one_thread():
-            result = run_iteration(self, self._backend)
+        result = run_iteration(self, self._backend)
         if self._callback is not None and self._callback(result) == "stop":
             self._ended = True
         return result
@@ -385,17 +384,18 @@ class Trainer:
 def _register(make: Callable[[], gymnasium.Env], name: str) -> str:
     """Give environments that a Python function makes a Gymnasium id, made from `name`, like any
     other environment; returns the id."""
-    stem = re.sub(r"[^\w.]+", "-", name).strip("-")
-    env_id, number = stem, 2
-    while env_id in gymnasium.registry:
-        env_id, number = f"{stem}-{number}", number + 1
 
     # Gymnasium copies what it registers, but not a plain function and what that refers to.
     def entry_point() -> gymnasium.Env:
         return make()
 
-    gymnasium.register(env_id, entry_point)
-    return env_id
+    stem = env_id = re.sub(r"[^\w.]+", "-", name).strip("-")
+    for number in itertools.count(2):
+        spec = EnvSpec(env_id, entry_point)
+        # In one step, because other threads may register theirs.
+        if gymnasium.registry.setdefault(env_id, spec) is spec:
+            return env_id
+        env_id = f"{stem}-{number}"
 
 
 def _refuse_reports(output: Output) -> None:
@@ -422,20 +422,3 @@ def own_networks() -> Iterator[None]:
             f"{module.__file__}: {error}. This file is found before the networks of flame_rl, its "
             "model.py: begin with a copy of that one, or give this file another name"
         ) from error
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Within the block torch and BLAS use one thread: sums that they divide among cores would have
-    bits that depend on their number. The learner uses all cores in its own way
-    (learner/training/slices.py).
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpoolctl.threadpool_limits(1, user_api="blas"):
-            yield
-    finally:
-        torch.set_num_threads(before)

@@ -4,6 +4,47 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Iterable
+from contextlib import ContextDecorator
+from typing import Any
+
+import threadpoolctl
+
+
+class _OneBlasThread(ContextDecorator):
+    """Within the block BLAS uses one thread, as it does in workers: the bits of sums that it
+    divides among cores would depend on their number. It is set for the whole process, until the
+    last of its threads has left the block."""
+
+    def __init__(self) -> None:
+        self._lock, self._blocks = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._blocks:
+                found = threadpoolctl.ThreadpoolController().select(user_api="blas")
+                self._before = [(each, each.get_num_threads()) for each in found.lib_controllers]
+                self._set((library, 1) for library, _ in self._before)
+            self._blocks += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                self._set(self._before)
+
+    def _set(self, numbers: Iterable[tuple[Any, int]]) -> None:
+        for library, number in numbers:
+            # From version 3.8 on, threadpoolctl ignores in silence all threads but the one that
+            # controls OpenBLAS, and has kept control for itself.
+            clear = getattr(library, "clear_controlling_thread", lambda **options: None)
+            clear(force=True)
+            library.set_num_threads(number)
+            clear(force=True)
+
+
+ONE_BLAS_THREAD = _OneBlasThread()
 
 
 def available_cores() -> int:

@@ -10,7 +10,7 @@ from statistics import mean
 
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
 from flame_rl.run.iteration import environment_of, run_iteration
-from flame_rl.run.trainer import Trainer, one_thread
+from flame_rl.run.trainer import Trainer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import environment_id
 from flame_rl.settings.groups import Replay
@@ -122,8 +122,7 @@ def measure(config: TrainConfig, stop: threading.Event) -> Measured:
         trainer.resume_run()
         backend.describe(environment_of(config, trainer.spec.env_id))
         workers = backend.executors if is_distributed(config) else local_workers(config)
-        with one_thread():
-            first, *results = [run_iteration(trainer, backend) for _ in range(1 + ITERATIONS)]
+        first, *results = [run_iteration(trainer, backend) for _ in range(1 + ITERATIONS)]
     env_steps = (results[-1].env_steps - first.env_steps) / ITERATIONS
     collecting = mean(result.timing.collecting for result in results)
     return Measured(

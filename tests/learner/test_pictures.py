@@ -15,10 +15,10 @@ from flame_rl.learner.on_policy.losses import policy_gradient_loss
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.device import reproducible
 from flame_rl.modules.layers import Convolution
 from flame_rl.modules.observations import Centering
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.run.trainer import one_thread
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import episode_of, together
@@ -162,7 +162,7 @@ def test_slices_are_the_whole_and_the_same_on_any_number_of_cores(actions, monke
         monkeypatch.setattr(network, "slice_rows", rows)
         monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)
         gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
-        with one_thread():
+        with reproducible("cpu"):
             (log_prob, _) = slices.outputs(network, samples)
             numbers = gradient_of(network, samples, policy_gradient_loss(0.3), gradient)
         gradients[rows, cores] = gradient, log_prob, numbers["loss"]

@@ -8,23 +8,27 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import gymnasium
 import numpy as np
 import psutil
 import pytest
+import threadpoolctl
 import torch
 from gymnasium import spaces
 
-from flame_rl import TrainConfig, Trainer
+from flame_rl import Policy, TrainConfig, Trainer
 from flame_rl.settings.environments import CALLABLE, ENVIRONMENTS
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.signals import unless_stopped
 from tests.environments import Base
 from tests.helpers import clean_environment, environment_id, run_here
 
+Result = TypeVar("Result")
 SMALL = {"episodes_per_iter": 6, "hidden_sizes": (8,), "local": True, "workers": 0}
 
 
@@ -526,3 +530,113 @@ def test_settings_that_a_trainer_would_ignore_are_refused(name, tmp_path):
         trainer.save(tmp_path / "some.ckpt")
     with pytest.raises(UsageError, match=f"^{name}: "):
         Trainer.load(tmp_path / "some.ckpt", **{name: value})
+
+
+# Beside other work of the same process
+
+
+def in_two_threads(*functions: Callable[[], Result]) -> list[Result]:
+    with ThreadPoolExecutor(2) as pool:
+        return [each.result() for each in [pool.submit(function) for function in functions]]
+
+
+def test_in_threads_they_train_as_if_alone():
+    """By torch, which has one generator for all threads, in environments of functions that have one
+    name."""
+
+    def train(pay: float) -> list[object]:
+        options = {"algorithm": "ppo", "shared_torso": True, "seed": int(pay)}
+        made = []
+        for _ in range(6):
+            with make(lambda: Corridor(pay), iterations=2, **options) as trainer:
+                made.append([(each.weights_digest, each.reward_max) for each in trainer])
+        return made
+
+    functions = [functools.partial(train, pay) for pay in (1.0, 100.0)]
+    alone, threads = [function() for function in functions], torch.get_num_threads()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        assert in_two_threads(*functions) == alone
+    finally:
+        sys.setswitchinterval(before)
+    assert torch.get_num_threads() == threads
+
+
+def test_products_have_one_thread_until_the_last_of_them_has_collected():
+    """Also where the thread that made them has set another number: threadpoolctl lets one thread
+    alone set it."""
+    made, first, second, ended = (threading.Event() for _ in range(4))
+    seen = set()
+
+    def blas_threads() -> set[int]:
+        found = threadpoolctl.threadpool_info()
+        return {each["num_threads"] for each in found if each["user_api"] == "blas"}
+
+    class First(Corridor):
+        def reward(self, action) -> float:
+            first.set()
+            return float(not made.is_set() or second.wait(20))
+
+    class Second(Corridor):
+        def reward(self, action) -> float:
+            second.set()
+            if made.is_set() and ended.wait(20):
+                seen.update(blas_threads())
+            return 0.0
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        with make(First) as one, make(Second) as other:
+            for event in (first, second):  # environments are tried when they are described
+                event.clear()
+            made.set()
+            in_two_threads(
+                lambda: (one.train(), ended.set()), lambda: first.wait(20) and other.train()
+            )
+        assert seen == {1} and blas_threads() == {2}
+
+
+@contextlib.contextmanager
+def torch_set(name: str, value: object) -> Iterator[None]:
+    """With one of torch's settings, which is not changed by what is in the block."""
+    before = getattr(torch, f"get_{name}")()
+    getattr(torch, f"set_{name}")(value)
+    try:
+        yield
+        assert getattr(torch, f"get_{name}")() == value
+    finally:
+        getattr(torch, f"set_{name}")(before)
+
+
+# What a program may have begun around its Trainer.
+AROUND = {
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "bfloat16": functools.partial(torch.autocast, "cpu", torch.bfloat16),
+    "a device": functools.partial(torch.device, "meta"),
+    "float64": functools.partial(torch_set, "default_dtype", torch.float64),
+    "precision": functools.partial(torch_set, "float32_matmul_precision", "medium"),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_what_is_set_around_it_changes_nothing(around, tmp_path):
+    """While it is made, trains, evaluates, is loaded and acts."""
+    path, space = tmp_path / "some.ckpt", spaces.Box(-1, 1, (4,), seed=1)
+    observations = [space.sample() for _ in range(3)]
+
+    def use() -> list[object]:
+        options = {"algorithm": "ppo", "memory": "lstm", "hidden_sizes": (64,)}
+        with make(iterations=3, **options) as trainer:
+            used = [trainer.train().weights_digest, trainer.train().weights_digest]
+            trainer.save(path)
+            used.append(trainer.evaluate(3))
+        with Trainer.load(path) as trainer:
+            used += [trainer.evaluate(3), trainer.train().weights_digest]
+        policy = Policy.load(path)
+        policy.begin(3)
+        return [*used, list(policy.act_all(observations))]
+
+    expected = use()
+    with AROUND[around]():
+        assert use() == expected

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Literal
 
@@ -14,6 +15,7 @@ import torch
 from flame_rl.modules.observations import picture_size
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
+from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.wire.messages import EnvironmentSpec
 
 # Weights of the hidden layers from which on they count as very large: two of 2,048 units.
@@ -21,6 +23,8 @@ _VERY_LARGE = 1 << 22
 # The smallest of the sizes in torch's documentation with which cuBLAS and cuDNN give the same bits
 # each time, for products and for recurrent layers.
 _CUBLAS_WORKSPACE = ":16:8"
+# The threads of a process share torch's generator and most of its settings.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def choose_device(config: TrainConfig, spec: EnvironmentSpec) -> Literal["cpu", "cuda"]:
@@ -66,20 +70,58 @@ def device_of(name: str) -> torch.device | None:
 
 
 @contextmanager
-def reproducible(name: str) -> Iterator[None]:
-    """Within the block a graphics card gives the same bits each time, and computes in float32
-    throughout; for the CPU nothing changes."""
-    if name != "cuda":
+def reproducible(name: str, seed: int | None = None) -> Iterator[None]:
+    """Within the block torch has the settings on which bits depend, whatever the program has set
+    around it: gradients, float32 throughout, tensors on the CPU unless they are moved, one thread,
+    and on a graphics card the same bits each time. Other threads of the process wait for its end.
+
+    Args:
+        name: the device, as `choose_device` returns it.
+        seed: of torch's random numbers in the block; None: they must not be drawn.
+
+    Raises:
+        UsageError: they were drawn; or torch does not say how precisely it computes.
+    """
+    with _ONE_AT_A_TIME, ONE_BLAS_THREAD, ExitStack() as settings:
+        changes = [
+            (torch.set_num_threads, torch.get_num_threads(), 1),
+            (torch.set_default_dtype, torch.get_default_dtype(), torch.float32),
+            (torch.set_float32_matmul_precision, _matmul_precision(), "highest"),
+        ]
+        settings.enter_context(torch.inference_mode(False))  # which turns gradients on, too
+        settings.enter_context(torch.autocast("cpu", enabled=False))
+        if torch.get_default_device().type != "cpu":  # this slows every function of torch down
+            settings.enter_context(torch.device("cpu"))
+        if name == "cuda":
+            mode = torch.get_deterministic_debug_mode()
+            changes.append((torch.set_deterministic_debug_mode, mode, "error"))
+            settings.enter_context(torch.autocast(name, enabled=False))
+            settings.enter_context(
+                torch.backends.cudnn.flags(
+                    enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+                )
+            )
+        for change, earlier, own in changes:
+            settings.callback(change, earlier)
+            change(own)
+        before = torch.get_rng_state()
+        settings.callback(torch.set_rng_state, before)
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
         yield
-        return
-    mode, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
-    torch.set_deterministic_debug_mode("error")
-    torch.set_float32_matmul_precision("highest")
+        if seed is None and not torch.equal(before, torch.get_rng_state()):
+            raise UsageError(
+                "model.py, or an auxiliary loss, draws random numbers in its forward pass, such as "
+                "dropout, or another thread of the program draws torch's: the same seed would not "
+                "give the same result; leave them out"
+            )
+
+
+def _matmul_precision() -> str:
     try:
-        with torch.backends.cudnn.flags(
-            enabled=True, benchmark=False, deterministic=True, allow_tf32=False
-        ):
-            yield
-    finally:
-        torch.set_deterministic_debug_mode(mode)
-        torch.set_float32_matmul_precision(precision)
+        return torch.get_float32_matmul_precision()
+    except RuntimeError as error:  # which is about two ways to set it
+        raise UsageError(
+            "torch.backends: an fp32_precision is not 'ieee', and networks are trained in float32; "
+            "set it so, or leave it as it was at first, 'none'"
+        ) from error

@@ -2,7 +2,7 @@
 cores.
 
 A library's own threads divide a sum among the cores, so that its last bits depend on their number.
-With one thread in torch and in BLAS (set in run/trainer.py), each slice is computed by one thread
+With one thread in torch and in BLAS (set in device.py), each slice is computed by one thread
 of the pool here, several slices at a time, and their results are added in order.
 """
 
