@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import nn
 
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
 from flame_rl.learner.state import Part, refuse_unless_finite
 from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import choose_device, device_of, reproducible
+from flame_rl.learner.training.flat import modules_in, refuse_common_parameters, state_of
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from flame_rl.learner.off_policy.replay.replay import ReplayMemory
 
 
@@ -131,7 +131,7 @@ class Learner:
 
     def weights(self) -> dict[str, np.ndarray]:
         """The weights of all networks by name; the next update changes them."""
-        return _arrays_of({n: p for n, p in self.parts.items() if isinstance(p, nn.Module)})
+        return _arrays_of(modules_in(self.parts))
 
     def weights_digest(self) -> str:
         """SHA-256 over names, types, shapes and bytes of all weights."""
@@ -149,7 +149,7 @@ class Learner:
             own = {
                 key.removeprefix(prefix): a for key, a in state.items() if key.startswith(prefix)
             }
-            _part(part).load_state_dict(own)
+            state_of(part).load_state_dict(own)
         self._updates = int(state["updates"].item())
 
 
@@ -167,7 +167,7 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     device = choose_device(config, spec)
     with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
         learner = Learner(config, frame(config, spec, own), rewards)
-    _refuse_common_parameters(learner.parts)
+    refuse_common_parameters(modules_in(learner.parts))
     return learner
 
 
@@ -175,20 +175,6 @@ def _named(name: str) -> Any:
     """The function or class that "module:name" is."""
     module, _, name = name.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def _refuse_common_parameters(parts: dict[str, Part | nn.Module]) -> None:
-    """Raise UsageError where a parameter belongs to two networks: only one would train it."""
-    owners: dict[nn.Parameter, str] = {}
-    for name, part in parts.items():
-        for of, parameter in part.named_parameters() if isinstance(part, nn.Module) else ():
-            owner = owners.setdefault(parameter, name)
-            if owner != name:
-                raise UsageError(
-                    f"model.py: the networks {owner!r} and {name!r} have the parameter {of} in "
-                    "common, and each is trained by itself; add --shared-torso, or give each its "
-                    "own layers"
-                )
 
 
 def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
@@ -201,27 +187,9 @@ def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-class _ModuleState:
-    """The tensors of a torch module as a `Part`."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {name: tensor.numpy() for name, tensor in self._module.state_dict().items()}
-
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        tensors = {name: torch.from_numpy(array) for name, array in state.items()}
-        self._module.load_state_dict(tensors)
-
-
-def _part(part: Part | nn.Module) -> Part:
-    return _ModuleState(part) if isinstance(part, nn.Module) else part
-
-
 def _arrays_of(parts: dict[str, Part | nn.Module]) -> dict[str, np.ndarray]:
     return {
         f"{name}.{own}": array
         for name, part in parts.items()
-        for own, array in _part(part).state_dict().items()
+        for own, array in state_of(part).state_dict().items()
     }

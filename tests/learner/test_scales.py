@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from flame_rl.learner.on_policy.kl_limit import interpolate
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire.messages import Episodes
 from tests.helpers import episode_of, together
@@ -103,6 +104,21 @@ def test_an_update_that_no_halving_brings_within_the_limit_is_undone():
     metrics = learner.update(sampled(learner))
     assert (metrics["kl"], metrics["update_scale"]) == (0, 0)
     np.testing.assert_array_equal(learner.parts["policy_adam"].parameters, before)
+
+
+@pytest.mark.parametrize("count", [None, 1, 37, 100_000])
+def test_a_shorter_update_has_the_bits_of_torchs(count):
+    random = np.random.default_rng(0)
+    before = np.float32(random.standard_normal(count) * 10.0 ** random.uniform(-3, 2, count))
+    after = np.float32(before + random.standard_normal(count) * 10.0 ** random.uniform(-6, 1))
+    # Other processors round the product, too.
+    ulps = 0 if torch.backends.cpu.get_cpu_capability().startswith("AVX") else 1
+    for halvings in range(1, 12):
+        scale = 0.5 ** (halvings / 2)
+        expected = torch.lerp(torch.tensor(before), torch.tensor(after), scale).numpy()
+        found = interpolate(np.asarray(before), np.asarray(after), scale)
+        assert (found.dtype, found.shape) == (np.float32, expected.shape)
+        np.testing.assert_array_max_ulp(found, expected, ulps)
 
 
 def test_a_whole_update_says_so():

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from flame_rl.learner.on_policy.actor_critic import Computed
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.losses import kl_terms
+from flame_rl.learner.training.flat import state_of
 from flame_rl.learner.training.slices import outputs
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Network, Samples
+
+if TYPE_CHECKING:
+    from torch import nn
 
 # An update whose divergence is too large after this number of halvings is undone.
 _HALVINGS = 40
 
 
 def shrink_until_close(
-    policy: TrainedNetwork | Computed, before: dict[str, Tensor], batch: Batch, max_kl: float
+    policy: TrainedNetwork | Computed, before: dict[str, np.ndarray], batch: Batch, max_kl: float
 ) -> dict[str, float]:
     """Shorten the update of the policy, its normalisation included, until its KL divergence from
     the policy before it is at most `max_kl`; if it never is, undo the update.
@@ -30,7 +33,7 @@ def shrink_until_close(
 
     Args:
         policy: after the update; values in the same module are shortened with it.
-        before: its tensors before the update; see `copy_tensors`.
+        before: its state before the update; see `copy_state`.
         batch: all steps that were collected.
         max_kl: in nats.
 
@@ -38,20 +41,19 @@ def shrink_until_close(
         "kl", and "update_scale": 1 for the whole update, 0 if it was undone.
     """
     samples = policy_samples(batch)
-    after = copy_tensors(policy.module)
+    after = copy_state(policy.module)
     for halvings in range(_HALVINGS + 1):
         # The divergence grows with the square of the update.
         scale = 0.5 ** (halvings / 2)
         if halvings:
-            policy.module.load_state_dict(
-                {n: torch.lerp(before[n], after[n], scale) for n in after}
-            )
+            between = {name: interpolate(before[name], after[name], scale) for name in after}
+            state_of(policy.module).load_state_dict(between)
         kl = float(kl_terms(log_probs_of(policy.network, samples) - batch.log_probs).mean())
         if kl <= max_kl:
             return {"kl": kl, "update_scale": scale}
     if not math.isfinite(kl):  # not undone in silence: the learner must refuse the update
         return {"kl": kl, "update_scale": scale}
-    policy.module.load_state_dict(before)
+    state_of(policy.module).load_state_dict(before)
     return {"kl": 0.0, "update_scale": 0.0}
 
 
@@ -70,6 +72,14 @@ def log_probs_of(policy: Network, samples: Samples) -> np.ndarray:
     return result
 
 
-def copy_tensors(module: nn.Module) -> dict[str, Tensor]:
+def copy_state(module: nn.Module) -> dict[str, np.ndarray]:
     """Copies of the module's parameters and buffers, by name."""
-    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    return {name: array.copy() for name, array in state_of(module).state_dict().items()}
+
+
+def interpolate(before: np.ndarray, after: np.ndarray, share: float) -> np.ndarray:
+    """before + share (after - before), as exact as torch.lerp: from the nearer end, and with one
+    rounding after the difference, whose product with a float32 float64 holds exactly."""
+    share = np.float32(share)
+    near, factor = (before, share) if share < 0.5 else (after, share - np.float32(1))
+    return np.asarray(np.float64(factor) * (after - before) + near, before.dtype)

@@ -21,7 +21,7 @@ from flame_rl.learner.on_policy.actor_critic import (
 from flame_rl.learner.on_policy.auxiliary import add_auxiliary, every_output
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.kl_limit import (
-    copy_tensors,
+    copy_state,
     log_probs_of,
     policy_samples,
     shrink_until_close,
@@ -30,6 +30,7 @@ from flame_rl.learner.on_policy.value_epochs import ValueTraining
 from flame_rl.learner.on_policy.value_process import ValueProcess
 from flame_rl.learner.state import Part, learning_rate_factor
 from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.flat import state_of
 from flame_rl.learner.training.trained import Train, TrainedNetwork
 from flame_rl.modules.networks import SharedNetwork
 from flame_rl.modules.observations import normalizers_of
@@ -100,12 +101,12 @@ class OnPolicyAlgorithm:
         samples = policy_samples(batch)
         # Before the statistics of observations change the normalisation.
         batch = replace(batch, log_probs=log_probs_of(networks.policy.network, samples))
-        before = copy_tensors(networks.policy.module)
+        before = copy_state(networks.policy.module)
         if self.collector is not None:
             log_ratio = batch.log_probs - log_probs_of(self.collector.network, samples)
             weights = np.exp(np.minimum(log_ratio, 0), dtype=np.float64)
             batch = replace(batch, weights=weights)
-            self.collector.module.load_state_dict(before)
+            state_of(self.collector.module).load_state_dict(before)
         networks.statistics.add_observations(batch.observations)
         batch = networks.prepare(batch)
         decay = learning_rate_factor(settings.learning_rate_decay, progress)

@@ -1,4 +1,4 @@
-"""A torch module's parameters as one flat array."""
+"""A torch module as arrays: its parameters as a flat one, its state by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flame_rl.learner.state import Part
 from flame_rl.learner.training.adam import Adam
 from flame_rl.system.errors import UsageError
 
@@ -40,3 +41,41 @@ def views_of(module: nn.Module, flat: np.ndarray) -> list[Tensor]:
     parameters = list(module.parameters())
     views = torch.from_numpy(flat).split([parameter.numel() for parameter in parameters])
     return [view.view_as(p) for view, p in zip(views, parameters, strict=True)]
+
+
+class _ModuleState:
+    """The tensors of a torch module as a `Part`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {name: tensor.numpy() for name, tensor in self._module.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        tensors = {name: torch.from_numpy(array) for name, array in state.items()}
+        self._module.load_state_dict(tensors)
+
+
+def state_of(part: Part | nn.Module) -> Part:
+    """The part itself, or the tensors of a module as one; its arrays are views of them."""
+    return _ModuleState(part) if isinstance(part, nn.Module) else part
+
+
+def modules_in(parts: dict[str, Part | nn.Module]) -> dict[str, nn.Module]:
+    """The modules among the parts."""
+    return {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+
+
+def refuse_common_parameters(modules: dict[str, nn.Module]) -> None:
+    """Raise UsageError where a parameter belongs to two networks: only one would train it."""
+    owners: dict[nn.Parameter, str] = {}
+    for name, module in modules.items():
+        for of, parameter in module.named_parameters():
+            owner = owners.setdefault(parameter, name)
+            if owner != name:
+                raise UsageError(
+                    f"model.py: the networks {owner!r} and {name!r} have the parameter {of} in "
+                    "common, and each is trained by itself; add --shared-torso, or give each its "
+                    "own layers"
+                )
