@@ -2,55 +2,17 @@
 
 from __future__ import annotations
 
-from flame_rl.nets.continuous import GaussianHead, NoisyHead, SquashedGaussianHead
-from flame_rl.nets.convolution import ConvolutionLayer
-from flame_rl.nets.discrete import (
-    CategoricalHead,
-    EpsilonGreedyDistributionHead,
-    EpsilonGreedyHead,
-    FactoredHead,
-)
+from flame_rl.nets import continuous, convolution, discrete, layers, recurrent
 from flame_rl.nets.heads import HeadKind
-from flame_rl.nets.layers import (
-    CenterLayer,
-    DenseLayer,
-    FramesLayer,
-    LayerKind,
-    LayerNormLayer,
-    NormalizeLayer,
-    ReluLayer,
-    ScaleLayer,
-    SiluLayer,
-    TanhLayer,
-)
-from flame_rl.nets.recurrent import GRULayer, LSTMLayer
+from flame_rl.nets.layers import LayerKind
 
-LAYERS: dict[str, type[LayerKind]] = {
-    layer.kind: layer
-    for layer in (
-        NormalizeLayer,
-        DenseLayer,
-        LayerNormLayer,
-        ScaleLayer,
-        CenterLayer,
-        ConvolutionLayer,
-        FramesLayer,
-        TanhLayer,
-        ReluLayer,
-        SiluLayer,
-        GRULayer,
-        LSTMLayer,
-    )
-}
-HEADS: dict[str, type[HeadKind]] = {
-    head.kind: head
-    for head in (
-        CategoricalHead,
-        FactoredHead,
-        GaussianHead,
-        EpsilonGreedyHead,
-        EpsilonGreedyDistributionHead,
-        SquashedGaussianHead,
-        NoisyHead,
-    )
-}
+# Every class in them that says its `kind` is one.
+_MODULES = (layers, convolution, recurrent, discrete, continuous)
+_CLASSES = [
+    each
+    for module in _MODULES
+    for each in vars(module).values()
+    if isinstance(each, type) and "kind" in vars(each)
+]
+LAYERS: dict[str, type[LayerKind]] = {c.kind: c for c in _CLASSES if issubclass(c, LayerKind)}
+HEADS: dict[str, type[HeadKind]] = {c.kind: c for c in _CLASSES if issubclass(c, HeadKind)}

@@ -360,7 +360,7 @@ def memory_of(kind: str, **wrong: tuple[int, ...]) -> Layer:
         ),
         (
             snapshot_of(dense(3, 4), Layer("mish", {})),
-            r"layer 1 \(mish\): none of normalize, dense",
+            r"layer 1 \(mish\): none of normalize, scale",
         ),
         (
             snapshot_of(dense(3, 2), memory_of("gru")),
@@ -377,7 +377,7 @@ def memory_of(kind: str, **wrong: tuple[int, ...]) -> Layer:
         (snapshot_of(memory_of("lstm"), dense(5, 2)), r"layer 1 \(dense\): weight: shape \(5, 2\)"),
         (snapshot_of(Layer("tanh", {})), "without a layer that says how wide"),
         (snapshot_of(), "without a layer"),
-        (snapshot_of(dense(3, 4), head=Layer("beta", {})), r"head \(beta\): none of categorical"),
+        (snapshot_of(dense(3, 4), head=Layer("beta", {})), r"head \(beta\): none of factored"),
         (
             snapshot_of(dense(3, 4), head=Layer("gaussian", {"log_std": FLOATS})),
             r"head \(gaussian\): log_std: shape \(3,\) where \(4,\)",
