@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterable
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -732,6 +733,9 @@ def test_threads_ignore_overflow_as_their_caller_does(monkeypatch):
     with np.errstate(over="ignore"), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert slices.at_once([overflow] * 2) == [math.inf] * 2
+        samples, gradient = {"inputs": np.zeros((16, 1))}, np.zeros(1, np.float32)
+        network = SimpleNamespace(slice_rows=1, parallel=True)
+        slices.accumulate(lambda chunk, own: own.fill(overflow()) or {}, network, samples, gradient)
     with np.errstate(over="raise"):
         for functions in ([overflow, float], [float, overflow]):
             with pytest.raises(FloatingPointError):

@@ -113,13 +113,10 @@ def _in_order(
     function: Callable[[Samples], Result], slices: Sequence[Samples], parallel: bool
 ) -> Iterator[Result]:
     """The function's results in the order of the slices, computed by all cores if `parallel`."""
-    cores = available_cores()
-    if not parallel or cores == 1 or len(slices) < _LEAST_SLICES:
-        yield from map(function, slices)
-        return
     # Only one slice per core at a time, because a finished slice's gradient takes memory.
-    for first in range(0, len(slices), cores):
-        yield from _threads(cores).map(function, slices[first : first + cores])
+    group = available_cores() if parallel and len(slices) >= _LEAST_SLICES else 1
+    for first in range(0, len(slices), group):
+        yield from at_once([partial(function, each) for each in slices[first : first + group]])
 
 
 @cache
