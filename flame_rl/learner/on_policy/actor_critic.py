@@ -16,7 +16,7 @@ from flame_rl.learner.on_policy.value_epochs import ValueEpochs, ValueTraining
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.frames import time_steps
-from flame_rl.learner.training.losses import Sum, Term, metrics_of, output_as_loss
+from flame_rl.learner.training.losses import Term, differentiate_sum, metrics_of, output_as_loss
 from flame_rl.learner.training.minibatches import (
     minibatches_of,
     number_of_minibatches,
@@ -261,7 +261,7 @@ class OneNetwork:
         ]
         for name, weight in zip(settings.auxiliary, settings.auxiliary_weights, strict=True):
             terms.append(Term(loss_name(name), weight, output_as_loss, outputs=(len(terms) + 1,)))
-        return Sum(tuple(terms)).differentiate(self._network.network, minibatch, self.adam.gradient)
+        return differentiate_sum(terms, self._network.network, minibatch, self.adam.gradient)
 
     def fit_values(
         self,

@@ -35,53 +35,48 @@ class Term:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Sum:
-    """The weighted sum of the terms, in their order."""
+def differentiate_sum(
+    terms: Sequence[Term], network: Network, samples: Samples, gradient: np.ndarray
+) -> dict[str, float]:
+    """Write the gradient of the weighted sum's mean over all samples to `gradient`.
 
-    terms: tuple[Term, ...]
+    Args:
+        terms: the losses, in the order in which they are added.
+        network: one that torch differentiates, here once for each term.
+        samples: B samples.
+        gradient: float32 [P], overwritten.
 
-    def differentiate(
-        self, network: Network, samples: Samples, gradient: np.ndarray
-    ) -> dict[str, float]:
-        """Write the gradient of the sum's mean over all samples to `gradient`.
+    Returns:
+        Means over the samples: "loss" of the sum; for each term, by the names of `metrics_of`,
+        its unweighted loss and the norm of its weighted gradient; and the other numbers of the
+        terms' losses under their own names.
+    """
 
-        Args:
-            network: one that torch differentiates, here once for each term.
-            samples: B samples.
-            gradient: float32 [P], overwritten.
+    def of_slice(chunk: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
+        forward = network.forward(chunk)
+        numbers: dict[str, np.ndarray] = {}
+        slopes: list[dict[int, Slope]] = []
+        for term in terms:
+            outputs = [forward.outputs[place] for place in term.outputs]
+            of_term, its_slopes = term.loss(chunk, *outputs)
+            slopes.append(dict(zip(term.outputs, its_slopes, strict=True)))
+            numbers |= of_term | {_loss(term.name): of_term["loss"]}
+        forward.to_parameters_of_each(slopes, own)
+        return numbers
 
-        Returns:
-            Means over the samples: "loss" of the sum; for each term, by the names of `metrics_of`,
-            its unweighted loss and the norm of its weighted gradient; and the other numbers of the
-            terms' losses under their own names.
-        """
-
-        def of_slice(chunk: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
-            forward = network.forward(chunk)
-            numbers: dict[str, np.ndarray] = {}
-            slopes: list[dict[int, Slope]] = []
-            for term in self.terms:
-                outputs = [forward.outputs[place] for place in term.outputs]
-                of_term, its_slopes = term.loss(chunk, *outputs)
-                slopes.append(dict(zip(term.outputs, its_slopes, strict=True)))
-                numbers |= of_term | {_loss(term.name): of_term["loss"]}
-            forward.to_parameters_of_each(slopes, own)
-            return numbers
-
-        of_each = np.empty((len(self.terms), gradient.size), np.float32)
-        means = slices.accumulate(of_slice, network, samples, of_each)
-        means["loss"] = sum(term.weight * means[_loss(term.name)] for term in self.terms)
-        gradient.fill(0)
-        for term, own in zip(self.terms, of_each, strict=True):
-            own *= np.float32(term.weight)
-            gradient += own
-            means[_norm(term.name)] = math.sqrt(np.dot(own, own))
-        return means
+    of_each = np.empty((len(terms), gradient.size), np.float32)
+    means = slices.accumulate(of_slice, network, samples, of_each)
+    means["loss"] = sum(term.weight * means[_loss(term.name)] for term in terms)
+    gradient.fill(0)
+    for term, own in zip(terms, of_each, strict=True):
+        own *= np.float32(term.weight)
+        gradient += own
+        means[_norm(term.name)] = math.sqrt(np.dot(own, own))
+    return means
 
 
 def metrics_of(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of each term's metrics in `Sum.differentiate`: all losses, then all norms."""
+    """The names of each term's metrics in `differentiate_sum`: all losses, then all norms."""
     return (*map(_loss, names), *map(_norm, names))
 
 
