@@ -29,7 +29,7 @@ class ActingPolicy:
 
     def __init__(self, snapshot: PolicySnapshot) -> None:
         """Raises WireError if the snapshot's layers are unknown or do not fit each other."""
-        checked = _check(snapshot)
+        checked = check_snapshot(snapshot)
         self.observation_dim, self.output_dim = checked.observation_dim, checked.output_dim
         self.head = checked.head
         self._shapes = [shape for shape in checked.states if shape is not None]
@@ -186,14 +186,8 @@ class States:
         return y
 
 
-def check_snapshot(snapshot: PolicySnapshot) -> None:
-    """Raises WireError, naming layer and array, if the snapshot's layers are too many or unknown or
-    do not fit each other."""
-    _check(snapshot)
-
-
 @dataclass(frozen=True)
-class _CheckedPolicy:
+class CheckedPolicy:
     """A snapshot whose layers fit each other: the widths of observation and output, the layers, the
     shape of each layer's state, None for a layer without one, and the head."""
 
@@ -204,8 +198,9 @@ class _CheckedPolicy:
     head: HeadKind
 
 
-def _check(snapshot: PolicySnapshot) -> _CheckedPolicy:
-    """Check a snapshot. Raises WireError."""
+def check_snapshot(snapshot: PolicySnapshot) -> CheckedPolicy:
+    """Raises WireError, naming layer and array, if the snapshot's layers are too many or unknown or
+    do not fit each other."""
     if len(snapshot.layers) > MAX_LAYERS:
         raise WireError(
             f"a policy of {len(snapshot.layers)} layers, activations among them; at most "
@@ -243,7 +238,7 @@ def _check(snapshot: PolicySnapshot) -> _CheckedPolicy:
     _check_arrays(where, snapshot.head, head, width)
     try:
         made = head(width, **snapshot.head.arrays)
-        return _CheckedPolicy(observation_dim, width, layers, states, made)
+        return CheckedPolicy(observation_dim, width, layers, states, made)
     except WireError as error:
         raise WireError(f"{where}: {error}") from error
 

@@ -152,12 +152,11 @@ def _is_unchanged(module: nn.Module) -> bool:
         )
     ]
     own_methods = [value for each in submodules for value in vars(each).values() if callable(value)]
-    return not any(hooks) and not own_methods and all(map(_is_trained, module.parameters()))
-
-
-def _is_trained(parameter: nn.Parameter) -> bool:
-    plain = parameter.dtype == torch.float32 and not parameter._backward_hooks
-    return plain and parameter.requires_grad
+    trained = [
+        each.dtype == torch.float32 and each.requires_grad and not each._backward_hooks
+        for each in module.parameters()
+    ]
+    return not any(hooks) and not own_methods and all(trained)
 
 
 def _kind_by_hand(layer: nn.Module) -> type[LayerByHand] | None:
