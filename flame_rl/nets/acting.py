@@ -39,7 +39,7 @@ class ActingPolicy:
         self._layers = []
         dtype = "float64"
         for sent, layer, shape in zip(snapshot.layers, checked.layers, checked.states, strict=True):
-            dtype = layer.dtype() or dtype
+            dtype = layer.dtype or dtype
             # C order always: BLAS sums a transposed matrix in another order.
             arrays = {
                 name: np.array(array, None if name in layer.integers else dtype, order="C")

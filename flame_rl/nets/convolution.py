@@ -34,6 +34,7 @@ class ConvolutionLayer(LayerKind):
         "bias": ("filters",),
     }
     integers: ClassVar[Shapes] = {"size": (2,), "stride": (1,)}
+    dtype = "float32"
 
     def sizes(self) -> dict[str, int]:
         height, width, channels, filters = self.weight.shape
@@ -48,9 +49,6 @@ class ConvolutionLayer(LayerKind):
             )
         down, across = self._places()
         return {"in": rows * columns * channels, "out": down * across * filters}
-
-    def dtype(self) -> str:
-        return "float32"
 
     def act(self, x: np.ndarray) -> np.ndarray:
         height, width, channels, filters = self.weight.shape

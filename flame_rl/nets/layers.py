@@ -59,6 +59,7 @@ class LayerKind:
             None: the layer remembers nothing.
         bounded: whether the state is only the inputs of the last few steps, which a learner looks
             up instead of unrolling whole episodes.
+        dtype: the type in which the layer acts; None: that of the layer before.
     """
 
     kind: ClassVar[str]
@@ -66,6 +67,7 @@ class LayerKind:
     integers: ClassVar[Shapes] = {}
     state: ClassVar[tuple[str | int, ...] | None] = None
     bounded: ClassVar[bool] = False
+    dtype: str | None = "float64"
 
     def __init__(self, **arrays: np.ndarray) -> None:
         vars(self).update(arrays)
@@ -77,10 +79,6 @@ class LayerKind:
         """Sizes by name that follow from the arrays' numbers, "in" and "out" among them. Raises
         WireError for impossible ones."""
         return {}
-
-    def dtype(self) -> str | None:
-        """The type in which the layer acts; None: that of the layer before."""
-        return "float64"
 
     def act(self, x: np.ndarray) -> np.ndarray:
         """The layer's output, with all arrays of float32 in the type of `dtype`.
@@ -168,9 +166,7 @@ class ScaleLayer(LayerKind):
 
     kind = "scale"
     arrays: ClassVar[Shapes] = {"factor": (1,)}
-
-    def dtype(self) -> str:
-        return "float32"
+    dtype = "float32"
 
     def act(self, x: np.ndarray) -> np.ndarray:
         x *= self.factor
@@ -185,9 +181,7 @@ class CenterLayer(LayerKind):
 
     kind = "center"
     arrays: ClassVar[Shapes] = {"mean": ("in",), "factor": (1,)}
-
-    def dtype(self) -> str:
-        return "float32"
+    dtype = "float32"
 
     def act(self, x: np.ndarray) -> np.ndarray:
         x -= self.mean
@@ -208,6 +202,7 @@ class FramesLayer(LayerKind):
     integers: ClassVar[Shapes] = {"size": (2,)}
     state = ("in", "frames")
     bounded = True
+    dtype = "float32"
 
     def sizes(self) -> dict[str, int]:
         inputs, count = self.size.tolist()
@@ -216,9 +211,6 @@ class FramesLayer(LayerKind):
                 f"size: {count} frames of {inputs} numbers; at least 2 of 1 are a stack"
             )
         return {"in": inputs, "out": inputs * count, "frames": count}
-
-    def dtype(self) -> str:
-        return "float32"
 
     def act(self, x: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         y = np.empty_like(state)
@@ -236,6 +228,7 @@ class DenseLayer(LayerByHand):
     arrays: ClassVar[Shapes] = {"weight": ("in", "out"), "bias": ("out",)}
     learned = ("weight", "bias")
 
+    @property
     def dtype(self) -> str:
         large = self.weight.size >= _LARGE_WEIGHT and self.bias.size % _KERNEL == 0
         return "float32" if large else "float64"
@@ -332,9 +325,7 @@ class _ActivationLayer(LayerByHand):
     """An elementwise function."""
 
     in_place = True
-
-    def dtype(self) -> None:
-        return None
+    dtype = None
 
 
 class TanhLayer(_ActivationLayer):
