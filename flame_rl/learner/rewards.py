@@ -113,8 +113,7 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
     if experiment.reward is not None:
         reward = _shaped_by(experiment.reward)
     elif experiment.reward_weights:
-        _refuse_other_count(experiment, parts, spec.env_id)
-        reward = _weighted_by(experiment.reward_weights)
+        reward = _weighted_by(experiment.reward_weights, parts, spec.env_id)
     if not spec.reward_shape:
         return Rewards(parts, learned=reward)
     if reward is None:
@@ -126,8 +125,7 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
     return Rewards(parts, own=reward)
 
 
-def _refuse_other_count(experiment: Experiment, parts: tuple[str, ...], env_id: str) -> None:
-    weights = experiment.reward_weights
+def _weighted_by(weights: tuple[float, ...], parts: tuple[str, ...], env_id: str) -> Reward:
     if not parts:
         raise UsageError(
             f"--reward-weights: the reward of {env_id} is one number; name the parts to be "
@@ -139,21 +137,19 @@ def _refuse_other_count(experiment: Experiment, parts: tuple[str, ...], env_id: 
             f"{len(weights)}: {' '.join(map(str, weights))}"
         )
 
+    def weighted(episode: Episode) -> np.ndarray:
+        # Not a product of matrices, whose bits depend on their size.
+        own = _parts_of(episode)
+        return sum(weight * own[:, place] for place, weight in enumerate(weights))
+
+    return weighted
+
 
 def _parts_of(episodes: Episode | Episodes) -> np.ndarray:
     """The numbers of a reward that is a vector, then those recorded from `info`, float64 [N, P]."""
     numbers = [episodes.rewards] if episodes.rewards.ndim == 2 else []
     named = [episodes.reward_parts] if "reward_parts" in episodes.columns else []
     return np.concatenate([*numbers, *named], axis=1)
-
-
-def _weighted_by(weights: tuple[float, ...]) -> Reward:
-    def weighted(episode: Episode) -> np.ndarray:
-        # Not a product of matrices, whose bits depend on their size.
-        parts = _parts_of(episode)
-        return sum(weight * parts[:, place] for place, weight in enumerate(weights))
-
-    return weighted
 
 
 def _with_rewards(episodes: Episodes, reward: Reward) -> Episodes:

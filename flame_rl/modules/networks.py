@@ -183,7 +183,12 @@ class ActionValueNetwork(PolicyNetwork):
     def __init__(
         self, preprocessing: Preprocessing, layers: Sequence[nn.Module], returns: Returns
     ) -> None:
-        super().__init__(preprocessing, layers, _epsilon_greedy(returns.support))
+        zero = np.zeros(1, np.float32)
+        head = Layer("epsilon_greedy", {"epsilon": zero, "repeat": zero})
+        if returns.support is not None:
+            support = np.array(returns.support, np.float32)
+            head = Layer("epsilon_greedy_distribution", head.arrays | {"support": support})
+        super().__init__(preprocessing, layers, head)
         self.returns = returns
 
     def export_layers(self) -> tuple[Layer, ...]:
@@ -306,13 +311,3 @@ class CriticNetwork(nn.Module):
         """What a loss sees: the values."""
         inputs, end = samples["inputs"], self.observation_dim
         return (self(inputs[:, :end], inputs[:, end:])[:, None],)
-
-
-def _epsilon_greedy(support: np.ndarray | None) -> Layer:
-    """The epsilon-greedy head; `support` is the atoms of C51."""
-    zero = np.zeros(1, np.float32)
-    arrays = {"epsilon": zero, "repeat": zero}
-    if support is None:
-        return Layer("epsilon_greedy", arrays)
-    support = np.array(support, np.float32)
-    return Layer("epsilon_greedy_distribution", arrays | {"support": support})
