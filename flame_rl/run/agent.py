@@ -39,13 +39,13 @@ class Agent:
 
     def act(
         self, observation: object, generator: np.random.Generator | None = None
-    ) -> int | np.ndarray:
+    ) -> np.integer | np.ndarray:
         """Choose the action for an observation; see `act_all`."""
         return self.act_all([observation], generator)[0]
 
     def act_all(
         self, observations: Sequence[object], generator: np.random.Generator | None = None
-    ) -> Sequence[int | np.ndarray]:
+    ) -> Sequence[np.integer | np.ndarray]:
         """Choose an action for each observation, which does not depend on the others.
 
         Args:
@@ -55,7 +55,7 @@ class Agent:
                 call until `begin`.
 
         Returns:
-            Elements of the action space: integers, or arrays within the bounds of a Box.
+            Elements of the action space, of the type that `sample` gives: NumPy's integers, or arrays.
 
         Raises:
             ValueError: an observation is not in the observation space, or is not finite; or the

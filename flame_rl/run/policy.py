@@ -64,7 +64,7 @@ class Policy:
         anew."""
         self._agent.begin(episodes)
 
-    def act(self, observation: object, explore: bool = False) -> int | np.ndarray:
+    def act(self, observation: object, explore: bool = False) -> np.integer | np.ndarray:
         """The action for an observation, in the form that the environment takes.
 
         Args:
@@ -80,7 +80,7 @@ class Policy:
 
     def act_all(
         self, observations: Sequence[object], explore: bool = False
-    ) -> Sequence[int | np.ndarray]:
+    ) -> Sequence[np.integer | np.ndarray]:
         """An action for each observation: the same, to the bit, as for that observation alone. With
         a memory, one observation of each episode that has begun. See `act`."""
         return self._agent.act_all(observations, self._generator if explore else None)

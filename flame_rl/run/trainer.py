@@ -317,7 +317,7 @@ class Trainer:
         memory must know; for another, only noise that depends on the step before begins anew."""
         self._latest_agent().begin()
 
-    def compute_action(self, observation: object, explore: bool = False) -> int | np.ndarray:
+    def compute_action(self, observation: object, explore: bool = False) -> np.integer | np.ndarray:
         """The policy's action for an observation, in the form that the environment takes.
 
         Args:

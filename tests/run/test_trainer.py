@@ -219,7 +219,7 @@ def test_actions_are_torchs_likeliest():
             with torch.no_grad():
                 (logits,) = policy(torch.from_numpy(observation[None]).double())
             action = trainer.compute_action(observation)
-            assert type(action) is int and action == int(logits.argmax())
+            assert type(action) is np.int64 and action == int(logits.argmax())
 
 
 def test_actions_are_torchs_mean_within_the_bounds():

@@ -205,12 +205,14 @@ def test_data_of_any_content_is_refused(content):
 @pytest.mark.parametrize(
     "space",
     [
-        spaces.Discrete(3, start=-4),
+        spaces.Discrete(3),
+        spaces.Discrete(3, start=-4, dtype=np.int32),
         spaces.MultiDiscrete([[2, 3], [4, 1]], start=[[1, 2], [-3, 0]]),
         spaces.MultiDiscrete([2, 3], dtype=np.int32),
         spaces.MultiBinary(4),
         spaces.MultiBinary([2, 3]),
         spaces.Box(-1, np.array([[0.5, 2], [3, 4]], np.float32), (2, 2)),
+        spaces.Box(-1, 1, (), np.float64),
     ],
 )
 def test_every_action_that_a_policy_takes_is_one_of_its_space(space):
@@ -221,6 +223,10 @@ def test_every_action_that_a_policy_takes_is_one_of_its_space(space):
     actions = acting.act(rows, noise)
     taken = action_converter(space)(actions)
     assert len(taken) == 200 and all(space.contains(action) for action in taken)
+    sample = space.sample()
+    for action in taken:  # as random actions are, of which environments use `.item()` and `.shape`
+        assert type(action) is type(sample)
+        assert (action.dtype, action.shape) == (sample.dtype, sample.shape)
     if not spec.continuous:  # every choice comes, and counts from the first one
         flat = np.reshape(taken, (200, -1)).astype(int)
         start = getattr(space, "start", 0)

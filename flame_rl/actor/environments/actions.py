@@ -18,16 +18,17 @@ MAX_BOUND = 1e6
 
 # Converts actions as they are recorded, a row for each slot, to as many actions of the space:
 # float32 [B, A], or choices from 0, int32 [B] or [B, F].
-ToEnvironment = Callable[[np.ndarray], Sequence[int | np.ndarray]]
+ToEnvironment = Callable[[np.ndarray], Sequence[np.integer | np.ndarray]]
 
 
 def action_converter(space: gymnasium.Space) -> ToEnvironment:
     """What turns a policy's actions into actions of `space`: Box, Discrete, MultiDiscrete or
-    MultiBinary. Those of a Box are scaled to its bounds and clipped to them."""
+    MultiBinary. They have the types that `space.sample()` has: an array, or for Discrete NumPy's
+    integer. Those of a Box are scaled to its bounds and clipped to them."""
     if isinstance(space, spaces.Box):
         return _box_converter(space)
     if isinstance(space, spaces.Discrete):
-        return lambda actions: (actions + space.start).tolist()
+        return lambda actions: list((actions + space.start).astype(space.dtype))
     if isinstance(space, spaces.MultiDiscrete):
         return lambda actions: (actions.reshape(-1, *space.shape) + space.start).astype(space.dtype)
     return lambda actions: actions.reshape(-1, *space.shape).astype(space.dtype)
@@ -48,10 +49,12 @@ def _box_converter(space: spaces.Box) -> ToEnvironment:
     middle, half = (ends[1] + ends[0]) / 2, (ends[1] - ends[0]) / 2
     plain = bool((middle == 0).all() and (half == 1).all())
 
-    def convert(actions: np.ndarray) -> np.ndarray:
+    def convert(actions: np.ndarray) -> Sequence[np.ndarray]:
         values = actions if plain else middle + half * actions
         # np.clip takes several times as long on arrays this small.
         clipped = np.minimum(np.maximum(values, low), high)
-        return clipped.reshape(-1, *space.shape).astype(space.dtype, copy=False)
+        taken = clipped.reshape(-1, *space.shape).astype(space.dtype, copy=False)
+        # A row without axes would be a number.
+        return taken if space.shape else [np.array(number) for number in taken]
 
     return convert
