@@ -323,6 +323,36 @@ class Babbler(Base):
         return 1.0
 
 
+class FourValues(Base):
+    """The API of gym before 0.26: `done` in place of terminated and truncated."""
+
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class WithoutReturn(Base):
+    """What a first `step` may forget."""
+
+    def step(self, action):
+        super().step(action)
+
+
+class BarePair(Base):
+    """`reset` returns the observation alone, which has two numbers."""
+
+    observation_space = spaces.Box(-10, 10, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32)
+
+
+class WithoutSeed(Base):
+    def reset(self):
+        return super().reset()
+
+
 class Misbehaving(Base):
     """Does what the `fault` says, at step 2."""
 
@@ -575,6 +605,10 @@ class WithoutSpaces(gymnasium.Env):
     """What a first environment may forget."""
 
     action_space = spaces.Discrete(2)
+
+
+class OfGym:
+    """Of no class of Gymnasium's."""
 
 
 class RaisingClose(Base):
@@ -907,6 +941,7 @@ _ONLY = Base()
 def _register() -> None:
     gymnasium.register("OnlyOne-v0", entry_point=only_one)
     gymnasium.register("WithoutSpaces-v0", entry_point=WithoutSpaces)
+    gymnasium.register("OfGym-v0", entry_point=OfGym)
     classes = {
         cls.__name__: cls
         for cls in globals().values()

@@ -39,6 +39,17 @@ def unusable(message: str, cause: str = "") -> SimulatorError:
     return SimulatorError("environment", message, cause=cause)
 
 
+def of_another_api(what: str) -> SimulatorError:
+    """The error of an environment whose methods are not called, or do not return, as Gymnasium's;
+    `what` says which and how."""
+    return unusable(
+        f"the environment does not have the API of Gymnasium and PettingZoo: {what}; reset(seed=…, "
+        "options=…) must return observation, info, and step(action) observation, reward, "
+        "terminated, truncated, info. One of gym before 0.26 can be wrapped by "
+        "GymV21CompatibilityV0 of the package shimmy (`uv add shimmy`)"
+    )
+
+
 def summary(error: BaseException) -> str:
     """The exception's type and text."""
     name = type(error).__name__

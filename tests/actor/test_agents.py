@@ -251,6 +251,18 @@ class Broken(relay_v0.Relay):
         return super().step(actions)
 
 
+class Old(relay_v0.Relay):
+    def step(self, actions):
+        return super().step(actions)[1:]
+
+
+class OldReset(relay_v0.Relay):
+    """Observations alone, whose two names would do for two values."""
+
+    def reset(self, seed=None, options=None):
+        return super().reset(seed)[0]
+
+
 class Nan(relay_v0.Relay):
     def step(self, actions):
         observations, *others = super().step(actions)
@@ -301,6 +313,8 @@ def test_environments_that_cannot_be_used(monkeypatch, kind, words):
         (Absent, 0, "invalid", "reset returned no observation of second"),
         (Lost, 3, "invalid", "step returned no reward of second"),
         (Broken, 3, "simulator", "step raised ValueError: on purpose"),
+        (Old, None, "environment", "step: ValueError: not enough values"),
+        (OldReset, None, "environment", "reset: it returned {'first'"),
         (Nan, 3, "invalid", "observation: step returned NaN or infinity"),
         (Wrong, 0, "invalid", "observation: step returned shape (1,)"),
     ],
@@ -310,8 +324,9 @@ def test_what_an_environment_does_wrong_is_named(monkeypatch, kind, step, failur
     simulator, snapshot, request = game(RELAY)
     answer = collect_episodes(snapshot, request([6, 8]), simulator)
     assert isinstance(answer, CollectFailure)
-    assert (answer.kind, answer.index, answer.step) == (failure, 6, step)
-    assert answer.seed == reset_seed(3, 2, 6)
+    assert (answer.kind, answer.step) == (failure, step)
+    if step is not None:
+        assert (answer.index, answer.seed) == (6, reset_seed(3, 2, 6))
     assert words in answer.message
 
 

@@ -410,6 +410,7 @@ def test_other_weights_than_asked_for_are_refused():
         (environment_id("Absent"), "unknown environment"),
         (environment_id("Nothing"), r"observation space.*\(0,\)"),
         (":CartPole-v1", "module"),
+        ("tests.environments:OfGym-v0", "API of Gymnasium.*gym before 0.26.*shimmy"),
         ("phys2d/CartPole-v1", "needs a package that is not installed.*jax"),
         (environment_id("TextObservation"), r"observation\['said'\]: .*Text, in Dict.*wrapper"),
         (environment_id("SequenceObservation"), r"observation space.*Sequence"),
@@ -425,6 +426,25 @@ def test_environments_that_cannot_be_used(env_id, words):
     with pytest.raises(SimulatorError, match=words) as caught:
         described(env_id)
     assert caught.value.kind == "environment"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("FourValues", "step: ValueError: not enough values to unpack (expected 5, got 4)"),
+        ("WithoutReturn", "step: TypeError: cannot unpack non-iterable NoneType object"),
+        ("BarePair", "reset: it returned array([0., 0.], dtype=float32)"),
+        ("WithoutSeed", "reset: TypeError: WithoutSeed.reset() got an unexpected keyword argument"),
+    ],
+)
+@pytest.mark.parametrize("limit", [None, 5])  # with Gymnasium's TimeLimit around it, too
+def test_an_environment_of_another_api_is_told_so_at_once(name, what, limit):
+    failure = collect(environment_id(name), max_episode_steps=limit)
+    # Of this kind there is no second attempt.
+    assert failure.kind == "environment" and what in failure.message
+    for words in ("API of Gymnasium", "gym before 0.26", "observation, info", "shimmy"):
+        assert words in failure.message
+    assert not failure.traceback
 
 
 def test_one_environment_does_not_play_two_episodes_at_a_time():

@@ -13,7 +13,13 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.observations import observation_parts, type_of
-from flame_rl.actor.failure import SimulatorError, summary, traceback_of, unusable
+from flame_rl.actor.failure import (
+    SimulatorError,
+    of_another_api,
+    summary,
+    traceback_of,
+    unusable,
+)
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
@@ -157,6 +163,8 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
             f"{env_id} needs a package that is not installed: {error} "
             "(with uv: `uv add` in place of `pip install`)"
         )
+    if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
+        return of_another_api(f"{env_id}: {summary(error)}")
     if isinstance(error, gymnasium.error.Error):
         name = (env_id.partition(":")[2] or env_id).lower()
         # Ids by their lower-case name without version; of several versions the newest stays.

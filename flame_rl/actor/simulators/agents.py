@@ -13,7 +13,13 @@ from flame_rl.actor.environments.agents import make_agents, spec_of
 from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.actor.failure import SimulatorError, is_interrupt
 from flame_rl.actor.simulators.plain import PLAIN_SLOTS, EnvironmentsSimulator
-from flame_rl.actor.simulators.returned import raised, take_observation, take_outcome, take_parts
+from flame_rl.actor.simulators.returned import (
+    first_observation,
+    raised,
+    take_observation,
+    take_outcome,
+    take_parts,
+)
 from flame_rl.actor.simulators.simulator import as_rows
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.messages import Environment
@@ -56,7 +62,8 @@ class AgentsSimulator(EnvironmentsSimulator):
             first, seed = next(group)
             env = self._env(place)
             with _blamed("reset", first):
-                observations, _ = env.reset(seed=seed)
+                returned = env.reset(seed=seed)
+            observations = first_observation(returned)
             self._steps[place] = 0
             for slot, name in enumerate(self._names, first):
                 if name not in observations:

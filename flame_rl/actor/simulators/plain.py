@@ -12,7 +12,13 @@ from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.making import make_environment, reward_shape
 from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.actor.failure import is_interrupt, unusable
-from flame_rl.actor.simulators.returned import raised, take_observation, take_outcome, take_parts
+from flame_rl.actor.simulators.returned import (
+    first_observation,
+    raised,
+    take_observation,
+    take_outcome,
+    take_parts,
+)
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.wire.messages import Environment
 from flame_rl.wire.steps import observation_dtype
@@ -85,11 +91,12 @@ class PlainSimulator(EnvironmentsSimulator):
         for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):
             env = self._env(slot)
             try:
-                observation, _ = env.reset(seed=seed)
+                returned = env.reset(seed=seed)
             except BaseException as error:  # SystemExit, too
                 if is_interrupt(error):
                     raise
                 raise raised("reset", error, slot) from error
+            observation = first_observation(returned)
             take_observation(self._parts, observation, self._raw[slot], "reset", slot)
         self._convert(slots)
 

@@ -5,19 +5,39 @@ Whatever is wrong raises `SimulatorError`, of kind "invalid", with the slot.
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from flame_rl.actor.environments.observations import ObservationPart, write_observation
-from flame_rl.actor.failure import SimulatorError, summary, traceback_of
+from flame_rl.actor.failure import SimulatorError, of_another_api, summary, traceback_of
 from flame_rl.actor.simulators.simulator import Simulator
+
+# What Python says, in the code that calls an environment, of one with other parameters or results.
+_OF_ANOTHER_API = re.compile(r"to unpack|cannot unpack|unexpected keyword arg|positional argument")
+_CALLERS = ("gymnasium.core", "gymnasium.wrappers.", "pettingzoo.utils.", "flame_rl.")
 
 
 def raised(source: str, error: BaseException, slot: int) -> SimulatorError:
     """The failure of an environment whose `source`, "reset" or "step", raised an exception."""
+    if isinstance(error, TypeError | ValueError) and _OF_ANOTHER_API.search(str(error)):
+        *_, (last, _) = traceback.walk_tb(error.__traceback__)
+        if last.f_globals.get("__name__", "").startswith(_CALLERS):
+            return of_another_api(f"{source}: {summary(error)}")
     text = f"{source} raised {summary(error)}"
     return SimulatorError("simulator", text, slot, traceback_of(error))
+
+
+def first_observation(returned: object) -> object:
+    """The observation in what `reset` returned."""
+    # Not unpacked: a bare observation may have two entries, too.
+    if isinstance(returned, tuple | list) and len(returned) == 2:
+        observation, info = returned
+        if info is None or isinstance(info, Mapping):
+            return observation
+    raise of_another_api(f"reset: it returned {returned!r:.200}")
 
 
 def take_observation(
