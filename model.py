@@ -35,11 +35,11 @@ from flame_rl.modules.observations import (
     Scaling,
     has_bytes,
     is_large,
-    picture_size,
 )
 from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import EnvironmentSpec, Layer
+from flame_rl.wire.steps import picture_size
 
 # Filters of the convolutions, their width and stride: for small pictures those of Young and Tian
 # 2019, "MinAtar", and for all others those of Mnih et al. 2015, "Human-Level Control through Deep
@@ -65,8 +65,8 @@ def preprocessing(
     count = config.experiment.frame_stack
     frames = nn.Identity() if count == 1 else FrameStack(spec.observation_dim, count)
     if has_bytes(spec):
-        centers = normalize and is_large(picture_size(spec))
         space = spec.observation_space
+        centers = normalize and is_large(picture_size(space))
         return frames, Centering(space, count) if centers else Scaling(space)
     normalizer = ObservationNormalizer(spec.observation_dim, count) if normalize else nn.Identity()
     return frames, normalizer
@@ -75,7 +75,7 @@ def preprocessing(
 def picture_layers(spec: EnvironmentSpec, config: TrainConfig) -> tuple[list[nn.Module], int]:
     """The layers that a network begins with, and the width of their output: convolutions where
     observations are pictures, otherwise none."""
-    size, count = picture_size(spec), config.experiment.frame_stack
+    size, count = picture_size(spec.observation_space), config.experiment.frame_stack
     if size is None:
         return [], spec.observation_dim * count
     filters_of_layers = LARGE_PICTURES if is_large(size) else SMALL_PICTURES

@@ -248,6 +248,16 @@ class BooleanCatch(Catch):
         return picture
 
 
+class ChannelsFirst(BrightCatch):
+    """The same with three channels before rows and columns, as torch has pictures; the second one
+    is dark."""
+
+    observation_space = spaces.Box(0, 255, (3, 40, 40), np.uint8)
+
+    def picture(self, row: int) -> np.ndarray:
+        return super().picture(row) * np.array([1, 0, 1], np.uint8)[:, None, None]
+
+
 class WholeNumbers(Catch):
     """Promises uint8 and returns float64, of which some are no such numbers."""
 

@@ -14,9 +14,8 @@ from flame_rl.nets.layers import OBSERVATION_CLIP
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.steps import observation_dtype
 
-# The least sides of a picture: 3 for one convolution of 3 rows and columns; in a large picture, 36
-# for the three convolutions of the usual Atari network.
-_LEAST_OF_SMALL, _LEAST_OF_LARGE = 3, 36
+# The least sides of a large picture, for the three convolutions of the usual Atari network.
+_LEAST_OF_LARGE = 36
 
 
 class FrameStack(LayerModule):
@@ -129,16 +128,6 @@ def normalizers_of(*modules: nn.Module) -> list[ObservationNormalizer | Centerin
 def has_bytes(spec: EnvironmentSpec) -> bool:
     """Whether observations are numbers of one byte."""
     return observation_dtype(spec.observation_space) == "uint8"
-
-
-def picture_size(spec: EnvironmentSpec) -> tuple[int, int, int] | None:
-    """Rows, columns and channels of an observation that is a picture: a Box of one byte, [rows,
-    columns, channels] or [rows, columns]. None: it is a vector."""
-    shape = spec.observation_space.shape
-    if not has_bytes(spec) or len(shape) not in (2, 3) or min(shape[:2]) < _LEAST_OF_SMALL:
-        return None
-    rows, columns, *channels = shape
-    return rows, columns, math.prod(channels)
 
 
 def is_large(size: tuple[int, int, int] | None) -> bool:

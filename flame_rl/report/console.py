@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from flame_rl.run.checks import observed
 from flame_rl.run.evaluation import Evaluation
 from flame_rl.run.results import IterationResult, Totals, progress
 from flame_rl.settings.config import TrainConfig
@@ -60,7 +61,7 @@ class ConsoleReporter:
             "\n"
             "Configuration:\n"
             f"  Environment: {spec.env_id}\n"
-            f"  Observation dim: {spec.observation_dim}\n"
+            f"  Observation: {observed(spec)}\n"
             f"  Action dim: {spec.action_dim}\n"
             f"  Continuous actions: {spec.continuous}\n"
             f"{_device(config)}{_agents(spec)}{_amounts(config, spec)}"

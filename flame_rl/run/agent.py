@@ -55,7 +55,8 @@ class Agent:
                 call until `begin`.
 
         Returns:
-            Elements of the action space, of the type that `sample` gives: NumPy's integers, or arrays.
+            Elements of the action space, of the types that `sample` gives: integers of NumPy, or
+            arrays.
 
         Raises:
             ValueError: an observation is not in the observation space, or is not finite; or the

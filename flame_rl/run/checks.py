@@ -7,12 +7,14 @@ from itertools import pairwise
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
+from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import PolicyGradient
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec
+from flame_rl.wire.steps import is_channels_first, picture_size
 
 # Weights, gradient, Adam's two moments, the copy for undoing, and the actors': float32 each.
 _BYTES_OF_A_WEIGHT = 6 * 4
@@ -28,6 +30,8 @@ _BYTES_OF_AN_EPISODE = 200
 _BYTES_OF_A_RECORDED_STEP = 16
 # The position, an int64, of each step that is drawn for a gradient step.
 _BYTES_OF_A_STEP = 8
+# Numbers from which on a Box of two or three axes may be meant as a picture.
+_MANY = 1000
 
 
 def refuse_impossible_sizes(config: TrainConfig) -> None:
@@ -81,7 +85,7 @@ def _refuse_beyond_memory(name: str, value: object, needed: float) -> None:
 
 
 def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
-    """What a run's user should know of time limits and the bounds of actions."""
+    """What a run's user should know of time limits, the bounds of actions, and pictures."""
     warnings = []
     wanted, limit = config.experiment.max_episode_steps, spec.time_limit
     if wanted is not None and limit is not None and limit < wanted:
@@ -104,4 +108,24 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             f"{space.low.size} numbers have no bounds below {MAX_BOUND:,.0f}, and {effect} in "
             "their own units. Bounds in the environment are better: actions are scaled to them"
         )
+    for part in observation_parts(spec.observation_space):
+        space, numbers = part.space, part.stop - part.start
+        is_picture = not part.path and picture_size(space) is not None
+        looks_like_one = isinstance(space, spaces.Box) and len(space.shape) in (2, 3)
+        if looks_like_one and numbers >= _MANY and not is_picture:
+            warnings.append(
+                f"observation{part.name}, a Box of {space.dtype} {list(space.shape)}, is taken for "
+                f"{numbers:,} single numbers, without convolutions; alone, as a Box "
+                "of uint8 and not in a Dict or Tuple, it would be a picture (gymnasium.wrappers."
+                "TransformObservation makes such an observation)"
+            )
     return warnings
+
+
+def observed(spec: EnvironmentSpec) -> str:
+    """What an observation is taken for, in words."""
+    space = spec.observation_space
+    if (size := picture_size(space)) is None:
+        return f"{spec.observation_dim:,} numbers"
+    first = " (they come first, and are put last)" if is_channels_first(space) else ""
+    return f"a picture of {size[0]} x {size[1]}, channels: {size[2]}{first}"

@@ -1,6 +1,9 @@
-"""The columns recorded at every step, derived from an environment's spaces."""
+"""The columns recorded at every step, and what is a picture, derived from an environment's
+spaces."""
 
 from __future__ import annotations
+
+import math
 
 import gymnasium
 from gymnasium import spaces
@@ -9,6 +12,8 @@ from flame_rl.wire.messages import Column, EnvironmentSpec
 
 # Types of a Box whose numbers one byte holds.
 _OF_ONE_BYTE = ("uint8", "bool")
+# The least sides of a picture, for one convolution of 3 rows and columns.
+_LEAST_OF_A_PICTURE = 3
 
 
 def observation_dtype(space: gymnasium.Space) -> str:
@@ -16,6 +21,27 @@ def observation_dtype(space: gymnasium.Space) -> str:
     uint8 or bool, such as pictures; of all others "float32"."""
     one_byte = isinstance(space, spaces.Box) and space.dtype in _OF_ONE_BYTE
     return "uint8" if one_byte else "float32"
+
+
+def is_channels_first(space: gymnasium.Space) -> bool:
+    """Whether observations are pictures [channels, rows, columns], as torch has them: a Box of one
+    byte whose first axis is at most half as long as each other one. They become [rows, columns,
+    channels] where they are read."""
+    shape = space.shape or ()
+    few = len(shape) == 3 and 2 * shape[0] <= min(shape[1:])
+    return few and observation_dtype(space) == "uint8"
+
+
+def picture_size(space: gymnasium.Space) -> tuple[int, int, int] | None:
+    """Rows, columns and channels of observations that are pictures: a Box of one byte, [rows,
+    columns], [rows, columns, channels] or `is_channels_first`. None: they are vectors."""
+    shape = space.shape or ()
+    if len(shape) not in (2, 3) or observation_dtype(space) != "uint8":
+        return None
+    rows, columns, *channels = (*shape[1:], shape[0]) if is_channels_first(space) else shape
+    if min(rows, columns) < _LEAST_OF_A_PICTURE:
+        return None
+    return rows, columns, math.prod(channels)
 
 
 def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:

@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.environments.observations import observation_parts, write_observation
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.on_policy.batch import make_batch
@@ -16,6 +17,7 @@ from flame_rl.wire import codec
 from flame_rl.wire.messages import Episodes
 from flame_rl.wire.spaces import space_from_data, space_to_data
 from flame_rl.wire.steps import observation_dtype, step_columns
+from tests.environments import ChannelsFirst
 from tests.helpers import described, environment_id, plain, request_for, snapshot_for
 from tests.learner.replay.oracle import store_bytes
 
@@ -91,6 +93,29 @@ def test_pictures_are_learned_from_in_one_byte(name):
     ]:
         assert column.dtype == np.uint8
         np.testing.assert_array_equal(column, expected)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_channels_come_last_whichever_way_a_picture_has_them(copied, monkeypatch):
+    if copied:  # observations that are checked one by one, and not copied as they are
+        picture = ChannelsFirst.picture
+        monkeypatch.setattr(ChannelsFirst, "picture", lambda env, row: picture(env, row).tolist())
+    _, episodes = played("ChannelsFirst", [0, 1])
+    seen = episodes.observations.reshape(-1, 40, 40, 3)
+    assert (seen[..., 1] == 0).all() and set(np.unique(seen[..., [0, 2]])) == {200, 230}
+    assert ((seen[..., 0] == 230).sum(axis=(1, 2)) == 64).mean() > 0.5
+
+
+def test_a_picture_on_its_way_to_a_policy_has_its_channels_last():
+    space = spaces.Box(0, 255, (3, 8, 6), np.uint8)
+    picture, row = space.sample(), np.zeros(144, np.uint8)
+    write_observation(observation_parts(space), picture, row)
+    np.testing.assert_array_equal(row.reshape(8, 6, 3), picture.transpose(1, 2, 0))
+    # Beside other observations it is so many numbers, in Gymnasium's order.
+    space = spaces.Dict(seen=space)
+    row = np.zeros(144, np.float32)
+    write_observation(observation_parts(space), {"seen": picture}, row)
+    np.testing.assert_array_equal(row, picture.ravel())
 
 
 def test_whole_numbers_of_another_type_are_taken():

@@ -87,7 +87,7 @@ def test_prints_what_the_documentation_shows(finished):
         "",
         "Configuration:",
         "  Environment: CartPole-v1",
-        "  Observation dim: 4",
+        "  Observation: 4 numbers",
         "  Action dim: 2",
         "  Continuous actions: False",
         "  Training iterations: 12",

@@ -20,8 +20,10 @@ from gymnasium import spaces
 from flame_rl import TrainConfig, Trainer
 from flame_rl.backends.select import is_distributed
 from flame_rl.commands.train import resumed_config
+from flame_rl.report.console import ConsoleReporter
 from flame_rl.run import checkpoint
 from flame_rl.run.checks import environment_warnings, refuse_impossible_sizes
+from flame_rl.run.results import Totals
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import names_of
 from flame_rl.system.errors import UsageError
@@ -419,6 +421,44 @@ def test_actions_without_bounds_are_said_at_the_start(env, words, run_own):
     assert done.stderr.count("warning: ") == (words is not None)
     start = f"warning: the action space of bounded:{env}-v0: "
     assert words is None or f"{start}{words}" in done.stderr
+
+
+PICTURE = spaces.Box(0, 255, (40, 50, 3), np.uint8)
+NUMBERS = spaces.Box(-1, 1, (27,))
+NO_PICTURE = "is taken for 6,000 single numbers, without convolutions"
+
+
+@pytest.mark.parametrize(
+    ("space", "words", "warning"),
+    [
+        (NUMBERS, "27 numbers", None),
+        (spaces.Dict(a=NUMBERS, b=spaces.Discrete(3)), "30 numbers", None),
+        (PICTURE, "a picture of 40 x 50, channels: 3", None),
+        (spaces.Box(0, 1, (10, 10), bool), "a picture of 10 x 10, channels: 1", None),
+        (
+            spaces.Box(0, 255, (3, 40, 50), np.uint8),
+            "a picture of 40 x 50, channels: 3 (they come first, and are put last)",
+            None,
+        ),
+        (
+            spaces.Dict(a=NUMBERS, seen=PICTURE),
+            "6,027 numbers",
+            f"observation['seen'], a Box of uint8 [40, 50, 3], {NO_PICTURE}; alone, as a Box of "
+            "uint8 and not in a Dict or Tuple",
+        ),
+        (
+            spaces.Box(0, 1, (40, 50, 3), np.float32),
+            "6,000 numbers",
+            f"observation, a Box of float32 [40, 50, 3], {NO_PICTURE}; alone, as a Box of uint8",
+        ),
+    ],
+)
+def test_what_an_observation_is_taken_for_is_said_at_the_start(space, words, warning, capsys):
+    spec = EnvironmentSpec("X-v0", space, spaces.Discrete(2), time_limit=9)
+    ConsoleReporter(TrainConfig(), spec, False, Totals())
+    assert f"  Observation: {words}" in capsys.readouterr().out.splitlines()
+    said = environment_warnings(TrainConfig(), spec)
+    assert len(said) == (warning is not None) and all(warning in each for each in said)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

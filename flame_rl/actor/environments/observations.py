@@ -1,4 +1,5 @@
-"""Observations of any space as one vector, in the order of `gymnasium.spaces.flatten`.
+"""Observations of any space as one vector, in the order of `gymnasium.spaces.flatten`; a picture's
+channels come last.
 
 What an environment returns is checked here: shape, type, range of choices, and that no part of a
 Dict or a Tuple is missing. Errors name the part, as in "observation['arm'][0]".
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+from flame_rl.wire.steps import is_channels_first
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ def write_observation(
         allowed, write = _WRITERS[type_of(part.space)]
         if array.dtype.kind not in allowed:
             raise ValueError(f"{where}: {value!r:.80}: {array.dtype} instead of {_KINDS[allowed]}")
+        if not part.path and is_channels_first(part.space):
+            array = np.moveaxis(array, 0, -1)
         target = row[part.start : part.stop]
         write(where, part.space, array, target)
         if part.path and not np.isfinite(target).all():

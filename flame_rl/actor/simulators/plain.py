@@ -21,7 +21,7 @@ from flame_rl.actor.simulators.returned import (
 )
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.wire.messages import Environment
-from flame_rl.wire.steps import observation_dtype
+from flame_rl.wire.steps import is_channels_first, observation_dtype
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
@@ -84,8 +84,12 @@ class PlainSimulator(EnvironmentsSimulator):
         if space.dtype == np.float64:
             self._raw = np.zeros(self.observations.shape, np.float64)
         # `_raw` in the shape of the space, where that is a Box: `step` writes these unflattened.
-        box = isinstance(space, spaces.Box)
-        self._raw_by_shape = self._raw.reshape(self.slots, *space.shape) if box else None
+        self._raw_by_shape = None
+        if is_channels_first(space):
+            last = self._raw.reshape(self.slots, *space.shape[1:], space.shape[0])
+            self._raw_by_shape = np.moveaxis(last, -1, 1)
+        elif isinstance(space, spaces.Box):
+            self._raw_by_shape = self._raw.reshape(self.slots, *space.shape)
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):

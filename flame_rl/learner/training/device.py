@@ -12,11 +12,11 @@ from typing import Literal
 
 import torch
 
-from flame_rl.modules.observations import picture_size
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.steps import picture_size
 
 # Weights of the hidden layers from which on they count as very large: two of 2,048 units.
 _VERY_LARGE = 1 << 22
@@ -53,7 +53,7 @@ def prefers_card(config: TrainConfig, spec: EnvironmentSpec) -> bool:
     layers, and for very large dense ones. With small dense layers a minibatch is computed before a
     card has got it."""
     experiment = config.experiment
-    if picture_size(spec) is not None:
+    if picture_size(spec.observation_space) is not None:
         return True
     inputs = spec.observation_dim * experiment.frame_stack
     weights = sum(map(math.prod, pairwise((inputs, *experiment.hidden_sizes))))
