@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flame_rl.actor.environments.making import known_here_alone
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.nets.acting import check_snapshot
 from flame_rl.system.errors import EnvironmentUnusable, Interrupted, RunError, UsageError
@@ -236,7 +237,7 @@ def read_description(
     if stop.is_set():
         raise Interrupted
     if isinstance(answer, CollectFailure):
-        raise UsageError(explain(answer))
+        raise UsageError(explain(answer) + known_here_alone(answer))
     return answer
 
 

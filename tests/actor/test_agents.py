@@ -359,7 +359,7 @@ def _single():
     ("missing", "words"),
     [
         ("pettingzoo", "needs the package pettingzoo, which is not installed"),
-        ("pygame", "needs a package that is not installed: No module named 'pygame'"),
+        ("pygame", "needs the package pygame, which is not installed"),
     ],
 )
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch, missing, words):

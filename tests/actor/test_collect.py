@@ -410,8 +410,11 @@ def test_other_weights_than_asked_for_are_refused():
         (environment_id("Absent"), "unknown environment"),
         (environment_id("Nothing"), r"observation space.*\(0,\)"),
         (":CartPole-v1", "module"),
+        ("tests.environments", r"is a module; .*, such as tests\.environments:OnlyOne-v0$"),
+        ("tests/environments.py:Catch-v0", r"without \.py.*: tests\.environments:Catch-v0$"),
+        ("./my_env.py", r"without \.py.*: my_env:Mine-v0$"),
         ("tests.environments:OfGym-v0", "API of Gymnasium.*gym before 0.26.*shimmy"),
-        ("phys2d/CartPole-v1", "needs a package that is not installed.*jax"),
+        ("phys2d/CartPole-v1", "needs the package jax, which is not installed; it is"),
         (environment_id("TextObservation"), r"observation\['said'\]: .*Text, in Dict.*wrapper"),
         (environment_id("SequenceObservation"), r"observation space.*Sequence"),
         (environment_id("GraphObservation"), r"observation\[1\]: .*Graph, in Tuple"),
@@ -426,6 +429,31 @@ def test_environments_that_cannot_be_used(env_id, words):
     with pytest.raises(SimulatorError, match=words) as caught:
         described(env_id)
     assert caught.value.kind == "environment"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "package", "remedy"),
+    [
+        ("LunarLander-v3", "Box2D", "`uv run --group box2d main.py …`"),
+        ("ALE/Pong-v5", "ale_py", "`uv run --group atari main.py --env ale_py:ALE/Pong-v5 …`"),
+        ("ale_py:ALE/Pong-v5", "ale_py", "`uv run --group atari main.py …`"),
+        ("needy_env:Mine-v0", "minatar", "`uv run --group minatar main.py …`"),
+        ("needy_env:Mine-v0", "no_such_engine", "`uv add PACKAGE`"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_installs_it(
+    env_id, package, remedy, tmp_path, monkeypatch
+):
+    (tmp_path / "needy_env.py").write_text(f"import {package}.parts\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "needy_env", raising=False)
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(SimulatorError) as caught:
+        described(env_id)
+    assert caught.value.kind == "environment" and not caught.value.cause
+    assert f"{env_id} needs the package {package}, which is not" in str(caught.value)
+    assert remedy in str(caught.value) and "pip" not in str(caught.value)
+    assert "needy_env" not in env_id or "needy_env.py, line 1" in str(caught.value)
 
 
 @pytest.mark.parametrize(

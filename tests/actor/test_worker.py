@@ -117,7 +117,7 @@ def test_a_fault_is_a_value_and_the_next_call_works(worker, fault, kind, words):
 
 
 def test_a_module_that_cannot_be_imported_shows_its_own_traceback(worker, tmp_path, monkeypatch):
-    (tmp_path / "broken_env.py").write_text("import does_not_exist_anywhere\n")
+    (tmp_path / "broken_env.py").write_text("from math import does_not_exist_anywhere\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     environment = Environment("broken_env:Mine-v0")
     failure = codec.decode_description(worker.describe(environment, 60), environment.env_id)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -459,6 +460,24 @@ def test_what_an_observation_is_taken_for_is_said_at_the_start(space, words, war
     assert f"  Observation: {words}" in capsys.readouterr().out.splitlines()
     said = environment_warnings(TrainConfig(), spec)
     assert len(said) == (warning is not None) and all(warning in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("__main__", "put it into a module of its own, my_env.py, and name it my_env:Own-v0"),
+        ("bounded", "name the module that registers it, too: bounded:Own-v0"),
+    ],
+)
+def test_an_environment_that_only_this_process_knows_is_told_so(module, words, monkeypatch):
+    own = type("Own", (Base,), {"__module__": module})
+    monkeypatch.setitem(
+        gymnasium.registry, "Own-v0", gymnasium.envs.registration.EnvSpec("Own-v0", own)
+    )
+    with pytest.raises(UsageError) as caught:
+        Trainer(TrainConfig(env="Own-v0", local=True, workers=1))
+    assert "unknown environment Own-v0" in str(caught.value)
+    assert f"is registered in this process alone; {words}" in str(caught.value)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -20,10 +20,13 @@ import gymnasium
 from gymnasium import spaces
 
 from flame_rl.actor.environments.making import (
+    GROUPS,
+    absent_module,
     as_sent,
     cannot_be_made,
     check_spaces,
     module_not_found,
+    needs_package,
 )
 from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.wire.messages import Environment, EnvironmentSpec
@@ -33,9 +36,8 @@ if TYPE_CHECKING:
 
 # Dotted names of Python, of which the last has a version.
 _NAME = re.compile(r"([A-Za-z_]\w*\.)*[A-Za-z_]\w*_v\d+")
-# What the dependency group `agents` installs, by the names of modules.
+# What the dependency group `agents` installs for environments themselves, by the names of modules.
 PACKAGES = ("pettingzoo", "mpe2", "supersuit")
-_INSTALL = "`uv run --group agents main.py …` installs it"
 
 
 def has_agents(env_id: str) -> bool:
@@ -138,22 +140,16 @@ def _check_agents(env_id: str, env: ParallelEnv) -> None:
 
 def _explain(env_id: str, error: BaseException) -> SimulatorError:
     """Turn what importing and making raised into one sentence with a remedy."""
-    if not isinstance(error, ImportError):
+    absent = absent_module(error)
+    if absent is None:
         return cannot_be_made(env_id, error)
-    missing = getattr(error, "name", None) or ""
-    package = missing.partition(".")[0]
-    if missing == package and missing in PACKAGES:
-        text = f"{env_id} needs the package {package}, which is not installed; {_INSTALL}"
-    elif not f"{env_id}.".startswith(f"{missing}."):
-        text = (
-            f"{env_id} needs a package that is not installed: {error}; for sisl, butterfly and "
-            f"mpe2, {_INSTALL}, and `uv add PACKAGE` any other"
-        )
-    elif missing == package:
-        return module_not_found(env_id, missing)
-    else:
-        text = f"unknown environment {env_id}: there is no module {missing}{_near(env_id)}"
-    return unusable(text)
+    if absent.name in GROUPS or not f"{env_id}.".startswith(f"{absent.name}."):
+        return needs_package(env_id, absent, dict.fromkeys(GROUPS, "agents"))
+    if "." not in absent.name:
+        return module_not_found(env_id, absent.name)
+    return unusable(
+        f"unknown environment {env_id}: there is no module {absent.name}{_near(env_id)}"
+    )
 
 
 def _near(env_id: str) -> str:

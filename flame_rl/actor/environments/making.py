@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib.util
+import importlib
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import gymnasium
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.observations import observation_parts, type_of
@@ -21,8 +24,22 @@ from flame_rl.actor.failure import (
     unusable,
 )
 from flame_rl.wire import codec
-from flame_rl.wire.messages import Environment, EnvironmentSpec
+from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
+
+_UNKNOWN = "unknown environment"
+# The dependency groups that install what environments import, by the names of modules.
+GROUPS = {
+    "Box2D": "box2d",
+    "ale_py": "atari",
+    "cv2": "atari",
+    "minatar": "minatar",
+    "mpe2": "agents",
+    "pettingzoo": "agents",
+    "pygame": "video",
+    "pymunk": "agents",
+    "supersuit": "agents",
+}
 
 
 def make_environment(
@@ -158,28 +175,97 @@ def _why_not_acted(space: gymnasium.Space) -> str | None:
 
 def _explain(env_id: str, error: BaseException) -> SimulatorError:
     """Turn what `gymnasium.make` raised into one sentence with a remedy."""
-    if isinstance(error, gymnasium.error.DependencyNotInstalled):
+    module, _, name = env_id.rpartition(":")
+    file = module or env_id
+    if file.endswith(".py"):
+        dotted = file.removesuffix(".py").removeprefix("./").replace("/", ".")
         return unusable(
-            f"{env_id} needs a package that is not installed: {error} "
-            "(with uv: `uv add` in place of `pip install`)"
+            f"--env: {env_id}: a module is named without .py, and before the id that it registers: "
+            f"{dotted}:{name if module else 'Mine-v0'}"
         )
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
         return of_another_api(f"{env_id}: {summary(error)}")
+    if (absent := absent_module(error)) is not None:
+        if absent.name not in GROUPS and f"{module}.".startswith(f"{absent.name}."):
+            return module_not_found(env_id, absent.name)
+        return needs_package(env_id, absent, GROUPS)
+    if isinstance(error, gymnasium.error.DependencyNotInstalled):
+        return unusable(f"{env_id} needs a package that is not installed: {error}")
+    if isinstance(error, gymnasium.error.NamespaceNotFound) and env_id.startswith("ALE/"):
+        return unusable(
+            f"{env_id} needs the package ale_py, which is not imported: "
+            f"`uv run --group atari main.py --env ale_py:{env_id} …` installs and imports it"
+        )
     if isinstance(error, gymnasium.error.Error):
-        name = (env_id.partition(":")[2] or env_id).lower()
+        if not module and (ids := _registered_by(env_id)) is not None:
+            return unusable(
+                f"--env: {env_id} is a module; name one of the environments that it registers, "
+                f"too, such as {env_id}:{[*ids, 'Mine-v0'][0]}"
+            )
         # Ids by their lower-case name without version; of several versions the newest stays.
         known = {known.lower().rpartition("-v")[0]: known for known in gymnasium.registry}
-        near = difflib.get_close_matches(name.partition("-v")[0], known, n=4)
+        stem = (env_id.partition(":")[2] or env_id).lower().partition("-v")[0]
+        near = difflib.get_close_matches(stem, known, n=4)
         hint = f"; nearest names: {', '.join(known[n] for n in near)}" if near else ""
-        return unusable(f"unknown environment {env_id}: {error}{hint}")
-    module = env_id.rpartition(":")[0].partition(".")[0]
-    if isinstance(error, ImportError) and not module:
-        return unusable(
-            f"{env_id} needs a package that is not installed: {error} (with uv: `uv add PACKAGE`)"
-        )
-    if module and importlib.util.find_spec(module) is None:
-        return module_not_found(env_id, module)
+        return unusable(f"{_UNKNOWN} {env_id}: {error}{hint}")
     return cannot_be_made(env_id, error)
+
+
+def _registered_by(module: str) -> list[str] | None:
+    """The ids of the environments whose classes or functions are in a module; None: it is none."""
+    try:
+        if importlib.import_module(module).__file__ is None:  # a folder
+            return None
+    except (Exception, SystemExit):
+        return None
+    return [spec.id for spec in gymnasium.registry.values() if _module_of(spec) == module]
+
+
+def _module_of(spec: EnvSpec) -> str:
+    """The module of the class or function that makes an environment."""
+    entry = spec.entry_point
+    return entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+
+
+def known_here_alone(failure: CollectFailure) -> str:
+    """What to add to a worker's failure to find an environment that this process knows; or ""."""
+    spec = gymnasium.registry.get(failure.env_id)
+    if spec is None or not failure.message.startswith(_UNKNOWN):
+        return ""
+    module = _module_of(spec)
+    remedy = f"name the module that registers it, too: {module}:{spec.id}"
+    if module == "__main__":
+        remedy = f"put it into a module of its own, my_env.py, and name it my_env:{spec.id}"
+    return (
+        f". It is registered in this process alone; {remedy}. Or collect in this process "
+        "(--local --workers 0)"
+    )
+
+
+def absent_module(error: BaseException | None) -> ModuleNotFoundError | None:
+    """The module that was not found, where that is behind the error, with its name."""
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def needs_package(
+    env_id: str, absent: ModuleNotFoundError, groups: Mapping[str, str]
+) -> SimulatorError:
+    """The error of an environment that imports a package that is not there; `groups` are the
+    dependency groups that install packages, by the names of modules."""
+    package = absent.name.partition(".")[0]
+    frames = traceback.extract_tb(absent.__traceback__)
+    (*_, last) = [each for each in frames if "importlib" not in each.filename]
+    remedy = f"`uv run --group {groups.get(package)} main.py …` installs it"
+    if package not in groups:
+        remedy = "`uv add PACKAGE` installs one, and PYTHONPATH names the folder of your own module"
+    return unusable(
+        f"{env_id} needs the package {package}, which is not installed; it is imported in "
+        f"{Path(last.filename).name}, line {last.lineno}: {remedy}"
+    )
 
 
 def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
