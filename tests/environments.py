@@ -880,6 +880,23 @@ class Parts(Base):
         return (*super().step(action)[:-1], info)
 
 
+class Arriving(Base):
+    """`info` says at an episode's end alone whether it was a success, which the seed decides, and
+    what a monitor counts."""
+
+    horizon = 3
+
+    def first_observation(self):
+        self.arrives = bool(self.np_random.random() < 0.4)
+        return ONE
+
+    def step(self, action):
+        *others, info = super().step(action)
+        if self.t == self.horizon:
+            info = {"is_success": self.arrives, "episode": {"r": 3.0 - 5 * self.arrives, "l": 3}}
+        return (*others, info)
+
+
 class AlteredParts(Parts):
     """The `info` of its second step is another one."""
 

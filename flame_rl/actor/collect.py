@@ -108,7 +108,11 @@ class _Play:
         self._simulator = simulator
         self._policy = policy
         self._columns = request.columns
-        self._has_parts = any(column.name == "reward_parts" for column in request.columns)
+        self._from_info = {
+            column.name.replace("_", " "): _source(simulator, column.name)
+            for column in request.columns
+            if column.name in ("reward_parts", "outcomes")
+        }
         self._agents = agents = request.agents
         count = len(request.indices) * agents
         slots = min(simulator.slots // agents * agents, count)
@@ -163,8 +167,8 @@ class _Play:
         for recorded, source in self._after_step:
             recorded[row, live] = source[live]
         self._check_finite("reward", simulator.rewards[live], "step", self.running)
-        if self._has_parts:
-            self._check_finite("reward parts", simulator.reward_parts[live], "step", self.running)
+        for name, recorded in self._from_info.items():
+            self._check_finite(name, recorded[live], "step", self.running)
         self._check_finite("observation", simulator.observations[live], "step", self.running)
         self._row = row + 1
         self.env_steps += len(self.running)
@@ -296,6 +300,7 @@ def _source(simulator: Simulator, name: str) -> np.ndarray:
         "observations": simulator.observations,
         "rewards": simulator.rewards,
         "reward_parts": simulator.reward_parts,
+        "outcomes": simulator.outcomes,
     }[name]
 
 
@@ -312,6 +317,7 @@ def _mismatch(columns: Sequence[Column], policy: ActingPolicy, simulator: Simula
         "actions": (policy.head.dtype, policy.head.shape, False),
         "rewards": ("float64", simulator.rewards.shape[1:], False),
         "reward_parts": ("float64", simulator.reward_parts.shape[1:], False),
+        "outcomes": ("float64", simulator.outcomes.shape[1:], False),
     }
     for column in columns:
         if column.name not in known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,7 +98,7 @@ def _run(command: EvaluateCommand, stop: StopSignal) -> None:
         "seed": command.seed,
     }
     if command.json:
-        say(json.dumps(info | asdict(result)))
+        say(json.dumps(info | result.numbers()))
         return
     say(
         f"{headline(trainer, result.episodes, command.explore)}\n"
@@ -108,6 +108,7 @@ def _run(command: EvaluateCommand, stop: StopSignal) -> None:
         f"  Minimum:     {result.reward_min:.1f}\n"
         f"  Maximum:     {result.reward_max:.1f}\n"
         f"  Mean length: {result.length_mean:.1f}"
+        + "".join(f"\n  {name}: {value:.2f}" for name, value in result.outcomes.items())
     )
 
 

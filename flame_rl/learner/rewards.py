@@ -32,18 +32,20 @@ class Rewards:
     Attributes:
         parts: names of the numbers of a reward that is a vector, then of those that are recorded
             from `info`.
+        outcomes: names of the numbers of an episode's last step.
         own: makes one number of a reward that is a vector, which has none of its own; else None.
         learned: makes the rewards that are learned from; None: they are the environment's own.
     """
 
     parts: tuple[str, ...] = ()
+    outcomes: tuple[str, ...] = ()
     own: Reward | None = None
     learned: Reward | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of what `means` returns."""
-        return self.parts if self.learned is None else (*self.parts, LEARNED)
+        """The names of what `means` and `outcomes_of` return."""
+        return (*self.parts, *self.outcomes, *([] if self.learned is None else [LEARNED]))
 
     def own_of(self, episodes: Episodes) -> Episodes:
         """The collected episodes with the environment's own reward, one number for each step.
@@ -63,10 +65,21 @@ class Rewards:
             own: what `own_of` made of them.
         """
         episodes = own if self.learned is None else _with_rewards(own, self.learned)
+        if self.outcomes:
+            columns = {n: a for n, a in episodes.columns.items() if n != "outcomes"}
+            episodes = replace(episodes, columns=columns)
         if not self.parts:
             return episodes
         columns = episodes.columns | {"reward_parts": _parts_of(collected)}
         return replace(episodes, columns=columns)
+
+    def outcomes_of(self, collected: Episodes) -> dict[str, float]:
+        """By name, the mean of each outcome over the collected episodes."""
+        if not self.outcomes:
+            return {}
+        last = np.cumsum(collected.lengths) - 1
+        means = collected.columns["outcomes"][last].mean(axis=0)
+        return dict(zip(self.outcomes, means.tolist(), strict=True))
 
     def own_return(self, episode: Episode) -> float:
         """The undiscounted sum of the environment's own reward in a collected episode. Raises
@@ -103,11 +116,12 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
     """
     count = sum(spec.reward_shape)
     parts = (*(f"reward_{place}" for place in range(count)), *experiment.reward_parts)
-    for name in experiment.reward_parts:
-        if parts.count(name) > 1 or name == LEARNED:
+    outcomes = experiment.outcomes
+    for name in (*experiment.reward_parts, *outcomes):
+        if (*parts, *outcomes, LEARNED).count(name) > 1:
             raise UsageError(
-                f"--reward-parts: {name!r} is the name of another column of metrics.csv; give the "
-                "entry of info another name in the environment"
+                f"--reward-parts, --outcomes: {name!r} is the name of another column of "
+                "metrics.csv; give the entry of info another name in the environment"
             )
     reward = None
     if experiment.reward is not None:
@@ -115,14 +129,14 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
     elif experiment.reward_weights:
         reward = _weighted_by(experiment.reward_weights, parts, spec.env_id)
     if not spec.reward_shape:
-        return Rewards(parts, learned=reward)
+        return Rewards(parts, outcomes, learned=reward)
     if reward is None:
         raise UsageError(
             f"--reward-weights: the reward of {spec.env_id} is a vector of {count} numbers, and "
             f"one number is learned from; give {len(parts)} weights, for {', '.join(parts)}, or a "
             "function of your own by --reward module:function"
         )
-    return Rewards(parts, own=reward)
+    return Rewards(parts, outcomes, own=reward)
 
 
 def _weighted_by(weights: tuple[float, ...], parts: tuple[str, ...], env_id: str) -> Reward:

@@ -265,6 +265,7 @@ class ConsoleReporter:
             )
         if self._last:
             lines.append(f"  Final Mean Reward: {self._last.reward_mean:.1f}")
+            lines += [f"  Final {name}: {mean:.2f}" for name, mean in self._last.outcomes.items()]
         if self._evaluation:
             lines.append(self._evaluated())
         self._print("\n".join([*lines, RULE]))
@@ -305,7 +306,9 @@ def _details(result: IterationResult) -> str:
 
 def _parts(result: IterationResult) -> list[str]:
     parts = [f"{name} {value:.1f}" for name, value in result.reward_parts.items()]
-    return [f"    parts       {', '.join(parts)}"] if parts else []
+    outcomes = [f"{name} {value:.2f}" for name, value in result.outcomes.items()]
+    shown = {"parts       ": parts, "outcomes    ": outcomes}
+    return [f"    {title}{', '.join(each)}" for title, each in shown.items() if each]
 
 
 def _device(config: TrainConfig) -> str:

@@ -7,9 +7,10 @@ import csv
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 
+from flame_rl.run.evaluation import Evaluation
 from flame_rl.run.folder import METRICS_NAME
 from flame_rl.run.results import IterationResult
 from flame_rl.system.errors import UsageError
@@ -88,19 +89,21 @@ def metrics_row(metrics: Sequence[str], result: IterationResult) -> Row:
     return {
         **{name: getattr(result, name) for name in (*_TOTALS, *_REWARDS)},
         **result.reward_parts,
+        **result.outcomes,
         "length_mean": result.length_mean,
         **{name: result.losses.get(name, "") for name in metrics},
         "weights_digest": result.weights_digest,
     }
 
 
-def refuse_names_of_columns(reward_parts: Sequence[str], metrics: Sequence[str]) -> None:
-    """Raise UsageError for a part of the reward that has the name of another column."""
-    for name in reward_parts:
-        if name in (*_TOTALS, *_REWARDS, *_REST, *metrics):
+def refuse_names_of_columns(names: Sequence[str], metrics: Sequence[str]) -> None:
+    """Raise UsageError for an entry of info that has the name of another column."""
+    evaluated = (field.name for field in fields(Evaluation))
+    for name in names:
+        if name in (*_TOTALS, *_REWARDS, *_REST, *metrics, *evaluated):
             raise UsageError(
-                f"--reward-parts: {name!r} is the name of another column of {METRICS_NAME}; "
-                "give the entry of info another name in the environment"
+                f"--reward-parts, --outcomes: {name!r} is the name of another column of "
+                f"{METRICS_NAME}; give the entry of info another name in the environment"
             )
 
 
@@ -109,7 +112,7 @@ def evaluations_row(result: IterationResult) -> Row:
     if result.evaluation is None:
         return {}
     done = {"iteration": result.iteration, "env_steps": result.env_steps}
-    return done | asdict(result.evaluation)
+    return done | result.evaluation.numbers()
 
 
 def scheduled_evaluations(text: bytes, every: int) -> bytes:

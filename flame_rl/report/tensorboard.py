@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -45,6 +44,7 @@ class TensorBoardReporter:
             "reward/min": result.reward_min,
             "reward/max": result.reward_max,
             **{f"reward/{name}": value for name, value in result.reward_parts.items()},
+            **{f"outcome/{name}": value for name, value in result.outcomes.items()},
             "episodes/length_mean": result.length_mean,
             "episodes/total": result.episodes,
             **{f"update/{name}": value for name, value in result.losses.items()},
@@ -55,7 +55,7 @@ class TensorBoardReporter:
         }
         if result.evaluation is not None:
             scalars["seconds/evaluating"] = timing.evaluating
-            evaluation = asdict(result.evaluation)
+            evaluation = result.evaluation.numbers()
             scalars |= {f"evaluation/{name}": value for name, value in evaluation.items()}
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         self._write(Event(summary=Summary(value=values), step=result.env_steps))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
@@ -25,6 +25,7 @@ class Evaluation:
         reward_low, reward_high: a 95 % bootstrap interval of that mean.
         reward_median, reward_min, reward_max: statistics of the same sums.
         length_mean: mean number of steps per episode.
+        outcomes: by name, the mean of each of `--outcomes`.
     """
 
     episodes: int
@@ -35,12 +36,19 @@ class Evaluation:
     reward_min: float
     reward_max: float
     length_mean: float
+    outcomes: dict[str, float] = field(default_factory=dict)
+
+    def numbers(self) -> dict[str, float]:
+        """All numbers by name."""
+        numbers = asdict(self)
+        return numbers | numbers.pop("outcomes")
 
     def __str__(self) -> str:
         return (
             f"mean {self.reward_mean:.1f} (95 %: {self.reward_low:.1f} to {self.reward_high:.1f}), "
             f"median {self.reward_median:.1f}, {self.reward_min:.1f} to {self.reward_max:.1f} in "
             f"{self.episodes} episodes of {self.length_mean:.1f} steps"
+            + "".join(f", {name} {value:.2f}" for name, value in self.outcomes.items())
         )
 
 
@@ -49,7 +57,8 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play the requested episodes and summarise the environment's own rewards. Raises as
     `Backend.collect` and `Rewards.own_of` do."""
-    episodes = rewards.own_of(backend.collect(snapshot, request).episodes)
+    collected = backend.collect(snapshot, request).episodes
+    episodes = rewards.own_of(collected)
     returns = np.array([episode.rewards.sum() for episode in episodes])
     # Agents that play together share their luck: their mean is one sample.
     low, high = bootstrap_interval(returns.reshape(-1, request.agents).mean(axis=1))
@@ -62,6 +71,7 @@ def evaluate_policy(
         reward_min=float(returns.min()),
         reward_max=float(returns.max()),
         length_mean=episodes.steps / len(episodes),
+        outcomes=rewards.outcomes_of(collected),
     )
 
 

@@ -76,6 +76,7 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
             length_mean=after.length_mean,
             losses=losses,
             reward_parts=learner.rewards.means(collected.episodes, learned),
+            outcomes=learner.rewards.outcomes_of(collected.episodes),
             weights_digest=learner.weights_digest(),
             timing=Timing(
                 collecting=arrived - began,
@@ -141,14 +142,19 @@ def make_request(
         iteration=iteration,
         indices=indices,
         policy_version=version,
-        columns=recorded_columns(spec, config.experiment.reward_parts),
+        columns=recorded_columns(spec, config.experiment.reward_parts, config.experiment.outcomes),
         agents=spec.agent_count,
     )
 
 
 def environment_of(config: TrainConfig, env_id: str) -> Environment:
-    """The environment with the configured time limit, simulator, reward parts and agent number."""
+    """The environment as it is configured."""
     experiment = config.experiment
-    limit, parts = experiment.max_episode_steps, experiment.reward_parts
-    simulator = config.execution.simulator
-    return Environment(env_id, limit, simulator, parts, experiment.agent_number)
+    return Environment(
+        env_id,
+        max_episode_steps=experiment.max_episode_steps,
+        simulator=config.execution.simulator,
+        reward_parts=experiment.reward_parts,
+        agent_number=experiment.agent_number,
+        outcomes=experiment.outcomes,
+    )

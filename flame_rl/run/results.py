@@ -90,6 +90,7 @@ class IterationResult:
         evaluation: of the policy after the update, where one was due.
         reward_parts: by name, the mean over this iteration's episodes of the undiscounted sum of
             each part of the reward; see `flame_rl.learner.rewards.Rewards.means`.
+        outcomes: by name, the mean of each outcome over this iteration's episodes.
     """
 
     iteration: int
@@ -105,6 +106,7 @@ class IterationResult:
     timing: Timing
     evaluation: Evaluation | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
+    outcomes: dict[str, float] = field(default_factory=dict)
 
     @property
     def totals(self) -> Totals:

@@ -60,6 +60,11 @@ class Experiment:
     """Names of numbers in the environment's `info` that are recorded at every step, such as
     reward_forward and reward_ctrl; metrics.csv has a column for each."""
 
+    outcomes: tuple[str, ...] = ()
+    """Names of numbers in the environment's `info` at an episode's last step, such as is_success or
+    episode.r (of a dictionary in it); metrics.csv has a column for the mean of each, of a flag its
+    rate."""
+
     reward_weights: tuple[Number, ...] = ()
     """Learn from the weighted sum of the reward's parts: a weight for each number of a reward that
     is a vector, then for each of --reward-parts."""
@@ -99,8 +104,10 @@ class Experiment:
         if named and ":" in self.env and not all(self.env.rpartition(":")[::2]):
             refuse("env", "a module and an id, as in my_env:Mine-v0", self.env)
         check_fields(self, but=("env",))
-        if len(set(self.reward_parts)) < len(self.reward_parts) or "" in self.reward_parts:
-            refuse("reward_parts", "names of entries of info, each once", self.reward_parts)
+        for field in ("reward_parts", "outcomes"):
+            names = getattr(self, field)
+            if len(set(names)) < len(names) or "" in names:
+                refuse(field, "names of entries of info, each once", names)
         if self.reward is not None and not all(self.reward.rpartition(":")[::2]):
             refuse("reward", "a module and a function, as in my_env:shaped", self.reward)
         if self.reward is not None and self.reward_weights:

@@ -42,6 +42,8 @@ class Environment:
         simulator: "plain", "fast", or "auto": the fast one where it gives the same bits.
         reward_parts: names of numbers in `info` that are recorded at every step.
         agent_number: whether each of several agents observes its own number, too.
+        outcomes: names of numbers in `info` that are recorded at an episode's last step; "a.b" is
+            the entry "b" of the dictionary "a".
     """
 
     env_id: str
@@ -49,6 +51,7 @@ class Environment:
     simulator: str = "auto"
     reward_parts: Annotated[tuple[str, ...], RARE] = ()
     agent_number: Annotated[bool, RARE] = False
+    outcomes: Annotated[tuple[str, ...], RARE] = ()
 
 
 _Space = Annotated[gymnasium.Space, Converted(space_from_data, space_to_data)]

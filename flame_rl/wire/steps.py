@@ -71,11 +71,17 @@ def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
     )
 
 
-def recorded_columns(spec: EnvironmentSpec, reward_parts: tuple[str, ...]) -> tuple[Column, ...]:
-    """What actors record: `step_columns`, and the reward parts of these names, if any, side by side
-    in one column."""
-    if not reward_parts:
-        return step_columns(spec)
-    shape = (len(reward_parts),)
-    parts = Column("reward_parts", "float64", shape, per_observation=False)
-    return (*step_columns(spec), parts)
+def recorded_columns(
+    spec: EnvironmentSpec, reward_parts: tuple[str, ...], outcomes: tuple[str, ...] = ()
+) -> tuple[Column, ...]:
+    """What actors record: `step_columns`, and the reward parts and outcomes of these names, if any,
+    each side by side in one column; outcomes are 0 but at an episode's last step."""
+    named = {"reward_parts": reward_parts, "outcomes": outcomes}
+    return (
+        *step_columns(spec),
+        *(
+            Column(column, "float64", (len(names),), per_observation=False)
+            for column, names in named.items()
+            if names
+        ),
+    )

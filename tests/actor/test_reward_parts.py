@@ -20,13 +20,14 @@ from tests.helpers import described, environment_id, request_for, snapshot_for
 PARTS = ("cost", "gain")
 
 
-def collect(env_id: str, parts=(), choice: str = "plain", **options):
+def collect(env_id: str, parts=(), choice: str = "plain", outcomes=(), **options):
     spec = described(env_id)
-    environment = Environment(env_id, options.get("max_episode_steps"), choice, parts)
+    limit = options.get("max_episode_steps")
+    environment = Environment(env_id, limit, choice, parts, outcomes=outcomes)
     request = replace(
         request_for(env_id, **options),
         environment=environment,
-        columns=recorded_columns(spec, parts),
+        columns=recorded_columns(spec, parts, outcomes),
     )
     simulator, _ = choose_simulator(environment)
     try:
@@ -65,6 +66,34 @@ def test_parts_are_those_of_info(env_id, parts, choice):
         expected = np.array([[info[name] for name in parts] for info in infos], np.float64)
         assert episode.reward_parts.tobytes() == expected.tobytes()
         assert episode.rewards.tobytes() == np.array(rewards, np.float64).tobytes()
+
+
+def test_outcomes_are_those_of_the_last_step():
+    env_id = environment_id("Arriving")
+    episodes, request = collect(env_id, outcomes=("is_success", "episode.r"), indices=range(40))
+    last = np.cumsum(episodes.lengths) - 1
+    for episode, (success, reward) in zip(
+        episodes, episodes.columns["outcomes"][last].tolist(), strict=True
+    ):
+        _, infos = played_again(env_id, request, episode)
+        assert (success, reward) == (infos[-1]["is_success"], infos[-1]["episode"]["r"])
+    assert set(episodes.columns["outcomes"][last, 0].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("is_sucess", {}, "info: step returned no 'is_sucess', which --outcomes names"),
+        ("episode.x", {}, "info: step returned no 'episode.x', which --outcomes names"),
+        ("episode", {}, "info['episode']: step returned {'r'"),
+        # A time limit ends it before the environment does.
+        ("is_success", {"max_episode_steps": 2}, "info: step returned no 'is_success'"),
+    ],
+)
+def test_an_outcome_that_the_last_step_lacks_is_refused(name, options, said):
+    failure, _ = collect(environment_id("Arriving"), outcomes=(name,), **options)
+    assert failure.kind == "invalid" and said in failure.message
+    assert failure.step == options.get("max_episode_steps", 3) - 1
 
 
 def test_a_vector_is_recorded_as_it_is():

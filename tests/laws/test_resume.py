@@ -179,6 +179,7 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
         "env": "ant",
         "memory": "gru",
         "reward_parts": ("reward_ctrl",),
+        "outcomes": ("is_success",),
         "reward_weights": (2.0,),
         "reward": "my_env:shaped",
         "value_weight": 0.25,

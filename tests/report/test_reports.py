@@ -49,7 +49,7 @@ def scalars(run: Path) -> dict[str, dict[int, float]]:
 def table(run: Path, name: str) -> list[dict[str, float]]:
     with (run / name).open(newline="") as file:
         return [
-            {key: float(value) for key, value in row.items() if key != "weights_digest"}
+            {key: float(value or "nan") for key, value in row.items() if key != "weights_digest"}
             for row in csv.DictReader(file)
         ]
 
@@ -105,9 +105,34 @@ def test_parts_of_the_reward_are_shown_where_rewards_are(tmp_path):
             assert f"{name} {row[name]:.1f}" in line
 
 
+def test_outcomes_are_shown_wherever_rewards_are(tmp_path):
+    """Two of these episodes' returns are told apart by success: 3 without, -2 with it."""
+    done = run_here(
+        *("--env", environment_id("Arriving"), "--outcomes", "is_success", "episode.r"),
+        *("--iterations", "2", "--episodes-per-iter", "20", "--hidden-sizes", "8"),
+        *("--algorithm", "dqn", "--evaluate-every", "2", "--workers", "0"),
+        *("--output", "run", "--verbose", "--tensorboard", "--local"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    shown, metrics = scalars(run), table(run, "metrics.csv")
+    (evaluation,) = table(run, "evaluations.csv")
+    for row in metrics:
+        assert 0 < row["is_success"] < 1
+        assert row["episode.r"] == pytest.approx(3 - 5 * row["is_success"])
+        assert shown["outcome/is_success"][row["env_steps"]] == pytest.approx(row["is_success"])
+    assert evaluation["episode.r"] == pytest.approx(3 - 5 * evaluation["is_success"])
+    assert f"  Final is_success: {metrics[-1]['is_success']:.2f}" in done.stdout.splitlines()
+    assert f", is_success {evaluation['is_success']:.2f}, episode.r " in done.stdout
+    assert f"    outcomes    is_success {metrics[0]['is_success']:.2f}, " in done.stdout
+    judged = run_here("evaluate", "run", "--workers", "0", "--local", cwd=tmp_path)
+    assert re.search(r"\n  is_success: 0\.\d\d\n", judged.stdout), judged
+
+
 @pytest.mark.parametrize("name", ["loss", "env_steps", "reward_mean", "weights_digest"])
 def test_a_part_cannot_have_the_name_of_another_column(name):
-    with pytest.raises(UsageError, match=f"--reward-parts: '{name}' is the name of another column"):
+    with pytest.raises(UsageError, match=f"--reward-parts, --outcomes: '{name}' is the name of"):
         refuse_names_of_columns(("gain", name), ("loss", "kl"))
 
 

@@ -249,6 +249,7 @@ WRONG = [
     ({"reward_parts": ("a", "a")}, "--reward-parts: names of entries of info, each once"),
     ({"reward_parts": ("a", "")}, "--reward-parts: names of entries of info, each once"),
     ({"reward_parts": "a"}, "--reward-parts: a list of texts, not a"),
+    ({"outcomes": ("a", "a")}, "--outcomes: names of entries of info, each once"),
     ({"reward_weights": (1.0, float("nan"))}, "--reward-weights: finite"),
     ({"reward_weights": ("1",)}, "--reward-weights: a list of numbers, not ('1',)"),
     ({"reward": "shaped"}, "--reward: a module and a function, as in my_env:shaped, not shaped"),

@@ -16,9 +16,9 @@ from flame_rl.actor.simulators.plain import PLAIN_SLOTS, EnvironmentsSimulator
 from flame_rl.actor.simulators.returned import (
     first_observation,
     raised,
+    take_info,
     take_observation,
     take_outcome,
-    take_parts,
 )
 from flame_rl.actor.simulators.simulator import as_rows
 from flame_rl.nets.layers import ROW_BLOCK
@@ -50,7 +50,13 @@ class AgentsSimulator(EnvironmentsSimulator):
         self._parts = observation_parts(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         (observed,) = (column for column in step_columns(spec) if column.name == "observations")
-        super().__init__(slots, *observed.shape, environment.reward_parts, observed.dtype)
+        super().__init__(
+            slots,
+            *observed.shape,
+            environment.reward_parts,
+            observed.dtype,
+            outcomes=environment.outcomes,
+        )
         self.agents = agents
         self._limit = environment.max_episode_steps
         # Of each environment, since its reset.
@@ -87,6 +93,8 @@ class AgentsSimulator(EnvironmentsSimulator):
                 observations, rewards, terminations, truncations, infos = self._envs[place].step(
                     {name: chosen[slot] for name, slot in playing.items()}
                 )
+            self._steps[place] += 1
+            cut = self._limit is not None and self._steps[place] >= self._limit
             for name, slot in playing.items():
                 self._observe(slot, _of(name, observations, "observation", slot), "step")
                 take_outcome(
@@ -96,11 +104,9 @@ class AgentsSimulator(EnvironmentsSimulator):
                     _of(name, terminations, "termination", slot),
                     _of(name, truncations, "truncation", slot),
                 )
-                if self._part_names:
-                    take_parts(self, slot, self._part_names, _of(name, infos, "info", slot))
-            self._steps[place] += 1
-            if self._limit is not None and self._steps[place] >= self._limit:
-                self.truncated[list(playing.values())] = True
+                self.truncated[slot] |= cut
+                if self.part_names or self.outcome_names:
+                    take_info(self, slot, _of(name, infos, "info", slot))
             for name in self._envs[place].agents:
                 if name not in playing:
                     raise SimulatorError(

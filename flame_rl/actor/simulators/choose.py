@@ -101,6 +101,8 @@ def _why_not(environment: Environment, env: gymnasium.Env) -> str | None:
     env_id = environment.env_id
     if env_id not in _TWINS:
         return f"there is no fast twin of {env_id}, only of {', '.join(_TWINS)}"
+    if environment.outcomes:
+        return f"--outcomes: the fast twin of {env_id} has none"
     parts = _TWINS[env_id][2]
     for name in environment.reward_parts:
         if name not in parts:

@@ -130,7 +130,7 @@ class MujocoTwin(Simulator):
             parts["reward_survive"] = healthy
             self.rewards[rows] = velocity + healthy - costs
             self.terminated[rows] = ~healthy
-        for place, name in enumerate(self._part_names):
+        for place, name in enumerate(self.part_names):
             self.reward_parts[rows, place] = parts[name]
         self._observe(rows, felt)
         self._steps[rows] += 1

@@ -15,9 +15,9 @@ from flame_rl.actor.failure import is_interrupt, unusable
 from flame_rl.actor.simulators.returned import (
     first_observation,
     raised,
+    take_info,
     take_observation,
     take_outcome,
-    take_parts,
 )
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.wire.messages import Environment
@@ -77,6 +77,7 @@ class PlainSimulator(EnvironmentsSimulator):
             environment.reward_parts,
             observation_dtype(space),
             reward_shape(self._envs[0]),
+            environment.outcomes,
         )
         # float64 observations are converted to float32 for all slots together: one by one takes a
         # tenth of a fast environment's step.
@@ -113,6 +114,7 @@ class PlainSimulator(EnvironmentsSimulator):
         dtype, shape = promised.dtype, promised.shape
         is_box = raw is not None
         is_number = rewards.ndim == 1
+        has_info = bool(self.part_names or self.outcome_names)
         envs = self._envs
         for slot in slots.tolist():
             try:
@@ -139,8 +141,8 @@ class PlainSimulator(EnvironmentsSimulator):
                 rewards[slot] = reward
             else:
                 take_outcome(self, slot, reward, terminated, truncated)
-            if self._part_names:
-                take_parts(self, slot, self._part_names, info)
+            if has_info:
+                take_info(self, slot, info)
         self._convert(slots)
 
     def _convert(self, slots: np.ndarray) -> None:

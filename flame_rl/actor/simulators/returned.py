@@ -72,19 +72,30 @@ def take_outcome(
     simulator.terminated[slot], simulator.truncated[slot] = bool(terminated), bool(truncated)
 
 
-def take_parts(simulator: Simulator, slot: int, names: Sequence[str], info: object) -> None:
-    """Write the numbers of these names in a step's `info`."""
-    present = info if isinstance(info, Mapping) else {}
-    for place, name in enumerate(names):
-        if name not in present:
-            listed = ", ".join(sorted(map(str, present))[:20]) or "nothing"
+def take_info(simulator: Simulator, slot: int, info: object) -> None:
+    """Write the parts of the reward and the outcomes in a step's `info`."""
+    for place, name in enumerate(simulator.part_names):
+        simulator.reward_parts[slot, place] = _named(info, name, "--reward-parts", slot)
+    ended = simulator.terminated[slot] or simulator.truncated[slot]
+    for place, name in enumerate(simulator.outcome_names):
+        number = _named(info, name, "--outcomes", slot) if ended else 0
+        simulator.outcomes[slot, place] = number
+
+
+def _named(info: object, name: str, flag: str, slot: int) -> np.ndarray:
+    """The number of this name in `info`, which the flag names."""
+    value = info = info if isinstance(info, Mapping) else {}
+    for key in [name] if name in info else name.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            listed = ", ".join(sorted(map(str, info))[:20]) or "nothing"
+            when = " at an episode's end" if flag == "--outcomes" else ""
             raise SimulatorError(
                 "invalid",
-                f"info: step returned no {name!r}, which --reward-parts names; it has {listed}",
+                f"info: step returned no {name!r}, which {flag} names{when}; it has {listed}",
                 slot,
             )
-        number = _numbers(f"info[{name!r}]", present[name], (), "a single number", slot)
-        simulator.reward_parts[slot, place] = number
+        value = value[key]
+    return _numbers(f"info[{name!r}]", value, (), "a single number", slot)
 
 
 def _numbers(

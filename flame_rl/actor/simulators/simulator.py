@@ -23,6 +23,8 @@ class Simulator:
         rewards: float64 [W], or [W, K] of a reward that is a vector, of the slot's last step.
         reward_parts: float64 [W, P], the numbers that `Environment.reward_parts` names, of the
             slot's last step.
+        outcomes: float64 [W, O], those that `Environment.outcomes` names, where the slot's last
+            step ended its episode; else 0.
         terminated, truncated: bool [W], after the slot's last step.
     """
 
@@ -33,16 +35,18 @@ class Simulator:
         reward_parts: Sequence[str],
         dtype: str = "float32",
         reward_shape: tuple[int, ...] = (),
+        outcomes: Sequence[str] = (),
     ) -> None:
-        """Make the arrays, for observations of `width` numbers and parts of the reward with these
-        names."""
+        """Make the arrays, for observations of `width` numbers, and parts of the reward and
+        outcomes with these names."""
         self.slots, self.agents = slots, 1
         self.observations = np.zeros((slots, width), dtype)
         self.rewards = np.zeros((slots, *reward_shape))
         self.reward_parts = np.zeros((slots, len(reward_parts)))
+        self.outcomes = np.zeros((slots, len(outcomes)))
         self.terminated = np.zeros(slots, bool)
         self.truncated = np.zeros(slots, bool)
-        self._part_names = reward_parts
+        self.part_names, self.outcome_names = reward_parts, outcomes
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         """Begin an episode in each of `slots`, determined by its seed.
