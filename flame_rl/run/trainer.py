@@ -74,13 +74,14 @@ class Trainer:
     Attributes:
         config: as given, with the device that `auto` means here.
         spec: the environment's description.
-        note: why the environment's fast simulator is not used, if it has one; otherwise "".
+        note: why the environment's fast simulator is not used, if it has one, and why it is not
+            known whether the environment repeats itself; otherwise "".
         distributed: whether episodes are collected on a Flame cluster.
         learner: the networks and the algorithm that updates them.
         totals: the progress of the run.
         before: a copy of the state before the latest iteration; None before the first.
         tables: the text of a resumed run's CSV files, by file name.
-        warnings: for the user, about a time limit or a resumed run.
+        warnings: for the user, about the environment or a resumed run.
     """
 
     def __init__(
@@ -148,8 +149,11 @@ class Trainer:
             name = experiment.env_name.removeprefix(CALLABLE)
             env_id = self._registered = _register(experiment.env, name)
         spec = self._backend.describe(environment_of(self.config, env_id))
-        # The note is about the simulator, which must not make a checkpoint's environment differ.
-        self.spec, self.note = replace(spec, note=""), spec.note
+        # What is said of the environment must not make a checkpoint's differ.
+        self.spec, self.note = replace(spec, note="", differs=""), spec.note
+        if spec.differs and self.config.execution.strict:
+            raise UsageError(f"--strict: {spec.differs}")
+        self.warnings += [spec.differs] * bool(spec.differs)
         self.warnings += environment_warnings(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.
         self.config = self.config.changed(device=choose_device(self.config, self.spec))

@@ -36,6 +36,10 @@ class Execution:
     """Simulator of the environment. plain: Gymnasium; fast: a faster twin with the same bits,
     for cartpole, halfcheetah, hopper, walker2d and ant; auto: fast where that is possible."""
 
+    strict: bool = False
+    """End a run at its start, and do not only warn, where an environment gives another episode for
+    the same seed and actions."""
+
     task_timeout: Annotated[float, Within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
     """Seconds after which a worker that gives no answer is killed and its episodes are collected
     again; default: ten times the longest task so far, but at least a minute, and more for a task of

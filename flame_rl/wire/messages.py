@@ -66,7 +66,9 @@ class EnvironmentSpec:
         env_id: as in `Environment`.
         observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
-        note: one line on why the environment's fast simulator is not used; else empty.
+        note: one line on why the environment's fast simulator is not used, or on what is not known
+            of it; else empty.
+        differs: one line on how episodes with the same seed and actions differ; else empty.
         time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
         reward_shape: () where a reward is one number, (K,) where it is a vector.
         agents: the names of several agents, which share the spaces; empty: there is one agent.
@@ -79,6 +81,7 @@ class EnvironmentSpec:
     time_limit: Size | None = None
     reward_shape: Annotated[tuple[Size, ...], Length(0, 1), RARE] = ()
     agents: Annotated[tuple[str, ...], Length(0, _MAX_AGENTS), RARE] = ()
+    differs: Annotated[str, RARE] = ""
 
     def __post_init__(self) -> None:
         if self.observation_dim < 1:

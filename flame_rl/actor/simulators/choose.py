@@ -19,6 +19,7 @@ from flame_rl.actor.environments.making import describe_environment
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.actor.simulators.repeatable import check_repeats
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
@@ -89,11 +90,13 @@ def plain_simulator(
 
 
 def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
-    """The simulator of an environment and its spec. See `choose_simulator`."""
+    """The simulator of an environment and its spec. See `choose_simulator`, `check_repeats`."""
     several = has_agents(environment.env_id)
     spec = describe_agents(environment) if several else describe_environment(environment)
+    # Before another object may hold what the environment needs alone.
+    differs, unknown = check_repeats(lambda: plain_simulator(environment), spec)
     simulator, note = choose_simulator(environment)
-    return simulator, replace(spec, note=note)
+    return simulator, replace(spec, note=" ".join(filter(None, (note, unknown))), differs=differs)
 
 
 def _why_not(environment: Environment, env: gymnasium.Env) -> str | None:

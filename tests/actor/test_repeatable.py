@@ -1,0 +1,222 @@
+"""Environments whose episodes differ for the same seed and actions are found at a run's start."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward
+
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.simulators.choose import describe
+from flame_rl.wire.messages import Environment
+from tests.agents import relay_v0
+from tests.environments import ONE, Base, Wandering
+from tests.helpers import environment_id, run_here
+
+HERE = "tests.actor.test_repeatable"
+
+
+class Counter(Base):
+    """Observes how many episodes the object has played."""
+
+    horizon = 3
+    played = 0
+
+    def first_observation(self):
+        self.played += 1
+        return ONE * self.played
+
+
+class Shared(Counter):
+    """Observes how many episodes all objects have played."""
+
+    objects: ClassVar[list[int]] = []
+
+    def first_observation(self):
+        self.objects.append(1)
+        return ONE * len(self.objects)
+
+
+class Unseeded(Base):
+    horizon = 3
+
+    def reward(self, action) -> float:
+        return float(np.random.default_rng().random())
+
+
+class Born(Base):
+    """Draws in its constructor what its episodes are like."""
+
+    def __init__(self) -> None:
+        self.height = np.random.random()
+
+    def reward(self, action) -> float:
+        return self.height
+
+
+class Global(Base):
+    """Draws from a generator that its reset seeds, and that its neighbours draw from, too."""
+
+    horizon = 3
+
+    def reset(self, *, seed=None, options=None):
+        random.seed(seed)
+        return super().reset(seed=seed)
+
+    def reward(self, action) -> float:
+        return random.random()
+
+
+class Numpys(Base):
+    horizon = 3
+
+    def reward(self, action) -> float:
+        return float(np.random.random())
+
+
+class SeededAlone(Global):
+    """Draws from a global generator in `reset` alone, just after seeding it: no neighbour can be in
+    between."""
+
+    def first_observation(self):
+        return ONE * random.random()
+
+    def reward(self, action) -> float:
+        return 1.0
+
+
+class Patient(Base):
+    def __init__(self) -> None:
+        time.sleep(0.6)
+
+
+class Dies(Base):
+    horizon = 3
+
+    def reward(self, action) -> float:
+        signal.raise_signal(signal.SIGKILL)
+        return 1.0
+
+
+class Tally(Base):
+    """Its class counts the steps of all objects, without effect."""
+
+    horizon = 50
+    steps: ClassVar[list[int]] = []
+
+    def reward(self, action) -> float:
+        self.steps.append(1)
+        return 1.0
+
+
+def normalized_reward():
+    return NormalizeReward(Wandering())
+
+
+def normalized_observation():
+    return gymnasium.wrappers.ClipReward(NormalizeObservation(Wandering()), -1, 1)
+
+
+for kind in (Counter, Shared, Unseeded, Born, Global, Numpys, SeededAlone, Patient, Dies, Tally):
+    gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
+gymnasium.register("NormalizedReward-v0", normalized_reward, max_episode_steps=100)
+gymnasium.register("NormalizedObservation-v0", normalized_observation)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "cause"),
+    [
+        ("Counter", "observations differ from reset on in a second", "Counter has state that surv"),
+        ("Shared", "observations differ from reset on in a second", "or its objects share state"),
+        ("Unseeded", "rewards differ from step 1 on", "Unseeded draws random numbers that reset("),
+        (
+            "Born",
+            "in another object",
+            "the constructor of Born draws random numbers, from np.random",
+        ),
+        ("Global", "rewards differ from step 1 on in another", "draws from random, which all env"),
+        ("Numpys", "rewards differ from step 1 on in a second", "draws from np.random, which all"),
+        ("NormalizedReward", "rewards differ from step", "the wrapper NormalizeReward has state"),
+        (
+            "NormalizedObservation",
+            "observations differ from reset on",
+            "the wrapper NormalizeObservation has state that survives reset; begin it anew",
+        ),
+    ],
+)
+def test_what_does_not_repeat_itself_is_named_with_its_cause(name, where, cause):
+    _, spec = describe(Environment(f"{HERE}:{name}-v0"))
+    assert f"{name}-v0 does not repeat itself" in spec.differs
+    assert where in spec.differs and cause in spec.differs
+
+
+def test_a_difference_of_several_agents_is_found(monkeypatch):
+    class Tired(relay_v0.Relay):
+        def _observations(self):
+            seen = super()._observations()
+            return {agent: np.minimum(row + self.resets - 1, 2) for agent, row in seen.items()}
+
+    monkeypatch.setattr(relay_v0, "parallel_env", Tired)
+    _, spec = describe(Environment("tests.agents.relay_v0"))
+    assert "observations differ from reset on" in spec.differs
+    assert "Tired has state that survives reset" in spec.differs
+
+
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        "CartPole-v1",
+        "Pendulum-v1",
+        "Blackjack-v1",
+        "HalfCheetah-v5",
+        "tests.agents.relay_v0",
+        "tests.agents.turns_v0",
+        f"{HERE}:SeededAlone-v0",
+        *map(environment_id, ("Wandering", "Structured", "Switches", "BooleanCatch", "TwoRewards")),
+    ],
+)
+def test_what_repeats_itself_is_left_alone(env_id):
+    _, spec = describe(Environment(env_id))
+    assert spec.differs == "" and "repeats itself" not in spec.note
+
+
+def test_it_leaves_no_trace_where_the_environment_is_played():
+    describe(Environment(f"{HERE}:Tally-v0"))
+    assert not Tally.steps
+
+
+@pytest.mark.parametrize("name", ["Dies", "RaiseFault", "ExitFault"])
+def test_an_environment_that_fails_is_left_to_the_run(name):
+    env_id = f"{HERE}:Dies-v0" if name == "Dies" else environment_id(name)
+    _, spec = describe(Environment(env_id))
+    assert spec.differs == spec.note == ""
+
+
+def test_a_slow_environment_is_not_checked_and_says_so():
+    _, spec = describe(Environment(f"{HERE}:Patient-v0"))
+    assert spec.differs == ""
+    assert spec.note.startswith(f"Whether {HERE}:Patient-v0 repeats itself is not checked: an obj")
+
+
+def test_an_environment_that_cannot_be_played_is_refused_at_once():
+    with pytest.raises(SimulatorError, match=r"API of Gymnasium.*expected 5, got 4") as caught:
+        describe(Environment(environment_id("FourValues")))
+    assert caught.value.kind == "environment"
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_run_warns_of_it_and_a_strict_one_does_not_begin(workers, tmp_path):
+    flags = ("--env", f"{HERE}:Counter-v0", "--local", "--workers", workers)
+    flags = (*flags, "--iterations", "1", "--episodes-per-iter", "2", "--output", "run")
+    refused = run_here(*flags, "--strict", cwd=tmp_path)
+    assert refused.returncode == 2 and not (tmp_path / "run").exists()
+    assert refused.stderr.startswith(f"error: --strict: {HERE}:Counter-v0 does not repeat itself")
+    done = run_here(*flags, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"warning: {HERE}:Counter-v0 does not repeat itself" in done.stderr
