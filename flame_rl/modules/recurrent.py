@@ -6,6 +6,8 @@ episodes side by side [T, E, inputs] -> [T, E, outputs].
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +17,33 @@ from flame_rl.modules.layers import LayerModule
 from flame_rl.nets.recurrent import GRULayer
 
 
-class GRU(LayerModule, nn.GRU):
+class _Memory(LayerModule):
+    """What both kinds share.
+
+    Attributes:
+        burnt_in: see `burning_in`.
+    """
+
+    burnt_in: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.burnt_in is None:
+            return self.unroll(x)[0]
+        steps = int(self.burnt_in.sum(dim=0).max())
+        first, state = self.unroll(x[:steps])
+        burns = self.burnt_in[0, :, None]
+        state = tuple(torch.where(burns, each.detach(), each) for each in state)
+        return torch.cat([first, self.unroll(x[steps:], state)[0]])
+
+    def unroll(
+        self, x: Tensor, state: tuple[Tensor, ...] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The outputs, and the state after the last step, [1, E, outputs] each; `state` is that
+        before the first, None: 0."""
+        raise NotImplementedError
+
+
+class GRU(_Memory, nn.GRU):
     """A gated recurrent unit."""
 
     kind = "gru"
@@ -24,13 +52,18 @@ class GRU(LayerModule, nn.GRU):
         super().__init__(inputs, outputs)
         _initialize(self, remembering=1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def unroll(
+        self, x: Tensor, state: tuple[Tensor, ...] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         if not torch.is_grad_enabled() or x.device.type != "cpu":
-            return super().forward(x)[0]
+            outputs, last = nn.GRU.forward(self, x, None if state is None else state[0])
+            return outputs, (last,)
         given = nn.functional.linear(x, self.weight_ih_l0, self.bias_ih_l0)
         sequences = given if x.ndim == 3 else given[:, None]
-        outputs = _Unrolled.apply(sequences, self.weight_hh_l0, self.bias_hh_l0)
-        return outputs if x.ndim == 3 else outputs[:, 0]
+        first = sequences.new_zeros(1, sequences.shape[1], self.hidden_size)
+        (first,) = (first,) if state is None else state
+        outputs = _Unrolled.apply(sequences, self.weight_hh_l0, self.bias_hh_l0, first[0])
+        return outputs if x.ndim == 3 else outputs[:, 0], (outputs[-1:],)
 
     def arrays(self) -> dict[str, Tensor]:
         return {
@@ -41,7 +74,7 @@ class GRU(LayerModule, nn.GRU):
         }
 
 
-class LSTM(LayerModule, nn.LSTM):
+class LSTM(_Memory, nn.LSTM):
     """Long short-term memory."""
 
     kind = "lstm"
@@ -50,8 +83,10 @@ class LSTM(LayerModule, nn.LSTM):
         super().__init__(inputs, outputs)
         _initialize(self, remembering=1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x)[0]
+    def unroll(
+        self, x: Tensor, state: tuple[Tensor, ...] | None = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        return nn.LSTM.forward(self, x, state)
 
     def arrays(self) -> dict[str, Tensor]:
         return {
@@ -59,6 +94,26 @@ class LSTM(LayerModule, nn.LSTM):
             "state_weight": _by_gate(self.weight_hh_l0.T, self.hidden_size),
             "bias": _by_gate(self.bias_ih_l0 + self.bias_hh_l0, self.hidden_size),
         }
+
+
+@contextmanager
+def burning_in(module: nn.Module, burnt_in: Tensor | None) -> Iterator[None]:
+    """Within the block, no gradient passes through steps that only make the state of memories in
+    the module (Kapturowski et al. 2019, section 3).
+
+    Args:
+        module: any; it is unrolled over T steps of S sequences.
+        burnt_in: bool [T, S]: the first steps of some of the sequences, equally many in each. None:
+            there are none.
+    """
+    memories = [each for each in module.modules() if isinstance(each, _Memory)]
+    for memory in memories:
+        memory.burnt_in = burnt_in
+    try:
+        yield
+    finally:
+        for memory in memories:
+            memory.burnt_in = None
 
 
 # By --memory.
@@ -69,8 +124,8 @@ class _Unrolled(torch.autograd.Function):
     """See `GRULayer.unroll`, which computes it and its gradient in NumPy."""
 
     @staticmethod
-    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        outputs, ctx.kept = GRULayer.unroll(given.numpy(), weight.numpy(), bias.numpy())
+    def forward(ctx: Any, *arguments: Tensor) -> Tensor:
+        outputs, ctx.kept = GRULayer.unroll(*(tensor.numpy() for tensor in arguments))
         return torch.from_numpy(outputs)
 
     @staticmethod

@@ -44,9 +44,10 @@ class GRULayer(LayerKind):
         return y, y
 
     @staticmethod
-    def unroll(given: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, Kept]:
-        """The outputs over S sequences of T steps, each from a state of 0, and what the backward
-        pass needs.
+    def unroll(
+        given: np.ndarray, weight: np.ndarray, bias: np.ndarray, state: np.ndarray
+    ) -> tuple[np.ndarray, Kept]:
+        """The outputs over S sequences of T steps, and what the backward pass needs.
 
         torch takes a dozen small operations for each time step, and records each of them for the
         backward pass, which takes four times as long as this: here everything that can be is
@@ -55,13 +56,15 @@ class GRULayer(LayerKind):
         Args:
             given: the inputs' products with the weights, biases included, [T, S, 3H].
             weight, bias: the state's weights and biases, as torch keeps them, [3H, H] and [3H].
+            state: before the first step, [S, H].
 
         Returns:
             [T, S, H], and arrays for `unroll_back`.
         """
         steps, count, width = *given.shape[:2], weight.shape[1]
         transposed = np.ascontiguousarray(weight.T)
-        states = np.zeros((steps + 1, count, width), given.dtype)
+        states = np.empty((steps + 1, count, width), given.dtype)
+        states[0] = state
         kept = np.empty_like(given)
         gates = np.empty((steps, count, 2 * width), given.dtype)
         candidates = np.empty((steps, count, width), given.dtype)
@@ -84,7 +87,7 @@ class GRULayer(LayerKind):
         return states[1:], (weight, states, kept, gates, candidates)
 
     @staticmethod
-    def unroll_back(arrays: Kept, slope: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def unroll_back(arrays: Kept, slope: np.ndarray) -> tuple[np.ndarray, ...]:
         """The slopes of what `unroll` took, given those of its outputs, [T, S, H]; `arrays` are
         what it returned."""
         weight, states, kept, gates, candidates = arrays
@@ -108,7 +111,7 @@ class GRULayer(LayerKind):
         dg = dk.copy()
         dg[..., 2 * width :] = dn
         flat = dk.reshape(-1, 3 * width)
-        return dg, flat.T @ states[:-1].reshape(-1, width), flat.sum(axis=0)
+        return dg, flat.T @ states[:-1].reshape(-1, width), flat.sum(axis=0), dh
 
 
 class LSTMLayer(LayerKind):

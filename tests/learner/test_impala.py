@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from flame_rl.learner.algorithms.impala import v_trace
 from flame_rl.learner.on_policy.returns import generalized_advantages
 from tests.helpers import spec_of
+from tests.learner.test_off_policy import slow
 from tests.learners import make_learner, random_episodes
 
 
@@ -74,3 +76,62 @@ def test_what_is_recorded_is_the_policy_that_acted(continuous):
     assert metrics["gradient_steps"] == 1
     assert metrics["importance"] == pytest.approx(1, abs=1e-5)
     assert learner.algorithm.replay.store.columns[-1].name == "log_probs"
+
+
+def test_every_step_counts_alike():
+    """Where every step is drawn once, the gradients are those of means over every step once,
+    however long the sequence in which it lies: the formulas of the algorithm's file in torch."""
+    gamma, entropy_weight, length = 0.9, 0.1, 4
+    learner = make_learner(
+        spec_of(3, 2, False),
+        algorithm="impala",
+        hidden_sizes=(8,),
+        gamma=gamma,
+        sequence_length=length,
+        entropy_coefficient=entropy_weight,
+        normalize_observations=False,
+        max_grad_norm=1e9,
+        capacity=50,
+    )
+    inner, store = learner.algorithm.inner, learner.algorithm.replay.store
+    learner.algorithm.replay.add(inner.record(random_episodes(False)))
+    policy, value = slow(learner.parts["policy"]), slow(learner.parts["value"])
+    samples = inner.view(store, np.arange(store.steps))
+    # Another policy acted: of half of the steps, the actions are less likely now.
+    acted = np.where(samples["actions"] == 0, 0.3, -0.2).astype(np.float32)
+    samples["log_probs"] += acted
+    trace_lambda, scale = learner.algorithm.config.algorithm.trace_lambda, value.scale.item()
+
+    columns = []
+    for episode in random_episodes(False):
+        observations = torch.from_numpy(episode.observations).double()
+        actions = torch.from_numpy(episode.actions).long()
+        v = value(observations)
+        choice = torch.distributions.Categorical(logits=policy(observations[:-1]))
+        log_pi, entropy = choice.log_prob(actions), choice.entropy()
+        rho = np.exp(np.minimum(0, np.where(episode.actions == 0, -0.3, 0.2)))
+        discounts = np.full(episode.length, gamma)
+        discounts[-1] *= not episode.terminated
+        values = v.detach().numpy()
+        for start in range(0, episode.length, length):
+            part = slice(start, min(start + length, episode.length))
+            numbers = (episode.rewards, discounts, values[:-1], values[1:], rho)
+            own = [array[part] for array in numbers]
+            errors, advantages = map(
+                torch.from_numpy, by_definition(*own, len(own[0]), trace_lambda)
+            )
+            columns.append((log_pi[part], entropy[part], v[:-1][part], errors, advantages))
+    log_pi, entropy, v, errors, advantages = map(torch.cat, zip(*columns, strict=True))
+    assert len(v) == store.steps
+    loss = -(advantages / advantages.square().mean().sqrt() * log_pi + entropy_weight * entropy)
+    value_loss = 0.5 * ((v - v.detach() - errors) / scale).square()
+
+    numbers = inner.step(samples, np.random.default_rng(0), 1.0)
+    found = {"loss": loss, "value_loss": value_loss, "td_error": errors.abs() / scale}
+    for name, expected in found.items():
+        assert numbers[name].mean() == pytest.approx(expected.mean().item(), rel=1e-4), name
+    for name, module, total in [("policy", policy, loss), ("value", value, value_loss)]:
+        gradients = torch.autograd.grad(total.mean(), list(module.parameters()))
+        expected = np.concatenate([g.reshape(-1).numpy() for g in gradients])
+        actual = learner.parts[f"{name}_adam"].gradient
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())

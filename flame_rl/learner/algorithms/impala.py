@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from flame_rl.learner.off_policy.gradient_step import GradientStep
-from flame_rl.learner.off_policy.replay.views import StoredSteps, sequences
+from flame_rl.learner.off_policy.replay.views import StoredSteps, equal_shares, sequences
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.returns import discounted_returns
@@ -84,8 +84,7 @@ class Impala(GradientStep):
         rho = np.exp(np.minimum(log_pi - samples["log_probs"], 0))
         errors, advantages = v_trace(samples, values, next_values, rho, settings.trace_lambda)
 
-        # The mean leaves out what the mask does.
-        share = mask * np.float32(mask.size / mask.sum())
+        share = equal_shares(mask)
         scale, c = np.float32(value.module.scale), settings.entropy_coefficient
         errors = errors / scale
         advantages = advantages / (np.sqrt(np.mean(share * advantages**2)) + _LEAST * scale)
@@ -103,7 +102,7 @@ class Impala(GradientStep):
             "value_loss": value_loss,
             "policy_entropy": share * entropy,
             "importance": share * rho,
-            "td_error": (mask * np.abs(errors)).mean(axis=1),
+            "td_error": (share * np.abs(errors)).mean(axis=1),
         }
 
 

@@ -4,9 +4,9 @@ Experience Replay in Distributed Reinforcement Learning", section 3).
     Q(h_t, a_t) -> r_t + gamma Q'(h'_{t+1}, argmax_a Q(h_{t+1}, a))
 
 h_t is what the network remembers of a sequence until step t, h'_t what the target network does.
-Both begin a sequence with an empty memory and burn in: they are unrolled over steps that are not
-learned from, until what they remember is nearly what an actor remembers there. Without the paper's
-priorities, n-step returns and rescaled values.
+Both begin a sequence with an empty memory and burn in: they are unrolled, without a gradient, over
+steps that are not learned from, until what they remember is nearly what an actor remembers there.
+Without the paper's priorities, n-step returns and rescaled values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import model
 from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
-from flame_rl.learner.off_policy.replay.views import StoredSteps, sequences
+from flame_rl.learner.off_policy.replay.views import StoredSteps, equal_shares, sequences
 from flame_rl.learner.off_policy.values import of_actions, q_loss, td_targets
 from flame_rl.learner.training.trained import Train
 from flame_rl.nets.network import Samples
@@ -48,8 +48,8 @@ class R2D2(GradientStep):
         return {"epsilon": self._q.epsilon(env_steps)}
 
     def view(self, store: StoredSteps, positions: np.ndarray) -> Samples:
-        """The sequences that these steps lie in, and "learned", 1 for a step that is learned from,
-        [B, L]."""
+        """The sequences in which these steps are learned from, and "learned", 1 for a step that is
+        learned from, [B, L]."""
         burn_in = self._settings.burn_in
         length = burn_in + self._settings.sequence_length
         samples = sequences(store, positions, length, burn_in, self._gamma)
@@ -72,7 +72,10 @@ class R2D2(GradientStep):
             "inputs": observations.reshape(-1, *observations.shape[2:]),
             "time": np.tile(np.arange(length + 1), count),
         }
-        forward = self._q.online.network.forward(rows)
+        burnt_in = np.zeros((count, length + 1), bool)
+        burnt_in[:, :-1] = samples["mask"] > learned
+        own = {} if not burnt_in.any() else {"burnt_in": burnt_in.ravel()}
+        forward = self._q.online.network.forward(rows | own)
         online = forward.outputs[0].reshape(count, length + 1, -1)
         target = self._q.target.output(rows).reshape(online.shape)
 
@@ -83,8 +86,7 @@ class R2D2(GradientStep):
         )
         next_values = of_actions(following, selecting.argmax(axis=1))
         targets = td_targets(samples["rewards"].ravel(), samples["discounts"].ravel(), next_values)
-        # The mean is over the steps that are learned from.
-        share = learned * np.float32(learned.size / learned.sum())
+        share = equal_shares(learned)
         numbers, (slope,) = q_loss(
             {"actions": actions, "targets": targets, "weights": share.ravel()}, now
         )
@@ -93,10 +95,8 @@ class R2D2(GradientStep):
         slopes = np.zeros_like(online)
         slopes[:, :-1] = slope.reshape(count, length, -1) * np.float32(len(rows["time"]) / len(now))
         self._q.descend(forward, (slopes.reshape(forward.outputs[0].shape),), decay)
-        of_sequence = learned / learned.sum(axis=1, keepdims=True)
-        td_errors = numbers["td_error"].reshape(learned.shape)
         return {
             "loss": numbers["loss"],
             "value": share.ravel() * numbers["value"],
-            "td_error": (of_sequence * td_errors).sum(axis=1),
+            "td_error": (share * numbers["td_error"].reshape(share.shape)).mean(axis=1),
         }

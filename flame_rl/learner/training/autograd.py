@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flame_rl.learner.training.frames import as_array
 from flame_rl.modules.layers import LayerModule
+from flame_rl.modules.recurrent import burning_in
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerKind
 from flame_rl.nets.network import Samples, Slope
@@ -94,7 +95,7 @@ class AutogradNetwork:
 
 class SequenceNetwork(AutogradNetwork):
     """See `Network`. A module with a memory, unrolled over whole sequences from their first step;
-    samples have "time" among their columns.
+    samples have "time" among their columns, and perhaps "burnt_in", bool [B], see `burning_in`.
 
     The module's inputs and outputs are [T, S, ...], T time steps of S sequences; shorter sequences
     are padded at their ends.
@@ -113,7 +114,8 @@ class SequenceNetwork(AutogradNetwork):
         places = time.astype(np.int64) * count + np.arange(count).repeat(lengths)
         place = torch.from_numpy(places).to(self._device)
         padded = {name: _pad(column, place, steps, count) for name, column in tensors.items()}
-        outputs = super()._compute(samples, padded)
+        with burning_in(self._module, padded.pop("burnt_in", None)):
+            outputs = super()._compute(samples, padded)
         return tuple(output.flatten(0, 1)[place] for output in outputs)
 
 
@@ -196,7 +198,7 @@ def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
     torch.get_num_threads()
     tensors = {n: torch.from_numpy(as_array(column)).to(device) for n, column in samples.items()}
     return {
-        n: t if t.is_floating_point() or t.dtype == torch.uint8 else t.long()
+        n: t if t.is_floating_point() or t.dtype in (torch.uint8, torch.bool) else t.long()
         for n, t in tensors.items()
     }
 

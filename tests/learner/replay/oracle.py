@@ -104,7 +104,7 @@ class Oracle:
         begins = [0]
         while begins[-1] + length < one.length:
             begins.append(begins[-1] + length - overlap)
-        begin = max(b for b in begins if b <= time)
+        begin = min(b for b in begins if time < b + length)
         steps = []
         for t in range(begin, begin + length):
             inside = t < one.length

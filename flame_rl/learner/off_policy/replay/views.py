@@ -68,8 +68,9 @@ def sequences(
     """The sequence of steps in which each position lies.
 
     The sequences of an episode begin at its steps 0, length - overlap, 2 (length - overlap), ...;
-    none begins where the sequence before already has all steps that follow. Where two sequences
-    have the position's step, the later one is returned. A sequence ends with its episode: from
+    none begins where the sequence before already has all steps that follow. Where several
+    sequences have the position's step, the earliest one is returned: of a sequence's steps, all
+    but those that it shares with the one before lead to it. A sequence ends with its episode: from
     there on "mask" is 0, observations repeat the last one, and rewards, actions and discounts are
     0.
 
@@ -90,9 +91,7 @@ def sequences(
     store.rows(positions)
     stride = length - overlap
     time = store.times(positions).astype(np.int64)
-    of_episode = time + store.left(positions)
-    last = np.maximum(-(-(of_episode - overlap) // stride), 1) - 1
-    starts = positions - time + np.minimum(time // stride, last) * stride
+    starts = positions - time + np.maximum(time - overlap, 0) // stride * stride
     left = store.left(starts)[:, None]
     steps = np.arange(length + 1)
     inside = np.minimum(steps, left)
@@ -104,3 +103,12 @@ def sequences(
     sequence["mask"] = (steps[:-1] < left).astype(np.float32)
     sequence["starts"] = starts
     return sequence
+
+
+def equal_shares(learned: np.ndarray) -> np.ndarray:
+    """Factors of the steps of drawn sequences, float32 [B, L], that make the mean over all of them
+    the mean over the sequences of the mean over the steps of each that are `learned` from, 1 or 0.
+
+    A sequence is drawn as often as it has such steps: so each stored step counts alike.
+    """
+    return learned * (np.float32(learned.shape[1]) / learned.sum(axis=1, keepdims=True))
