@@ -64,8 +64,8 @@ class SACSettings(Critics):
     }
 
     n_step: Count = 1
-    """The n of n-step returns: the number of rewards in a target before the bootstrapped value,
-    which includes the entropy."""
+    """The n of n-step returns: the number of rewards in a target before the bootstrapped value. All
+    but the first, and the value, come with an entropy."""
 
     average_critics: bool = False
     """Let the mean of the two critics count, not the smaller value (Moskovitz et al. 2021): less

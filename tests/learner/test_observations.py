@@ -21,6 +21,7 @@ SETTINGS = {
     "warm_up_steps": 10,
     "capacity": 100,
     "batch_size": 8,
+    "n_step": 3,
     "layer_norm": False,
 }
 

@@ -155,6 +155,8 @@ def batch_of(continuous: bool, positions: np.ndarray, n: int) -> dict[str, Tenso
                 "rewards": sum(GAMMA**k * episode.rewards[t + k] for k in range(count)),
                 "next_observations": episode.observations[t + count],
                 "discounts": 0.0 if ended and episode.terminated else GAMMA**count,
+                "between": [episode.observations[t + min(k, count)] for k in range(1, n)],
+                "between_discounts": [GAMMA**k * (k < count) for k in range(1, n)],
                 # A number for "no action".
                 "next_actions": -1 if following is None else following,
             }
@@ -341,7 +343,9 @@ class SlowCritics:
         s, after = batch["observations"], batch["next_observations"]
         self.count += 1
         if self.kind == "sac":
-            noises = torch.from_numpy(generator.standard_normal((2, ROWS, 2), np.float32)).double()
+            noises = torch.from_numpy(
+                generator.standard_normal((1 + self.settings.n_step, ROWS, 2), np.float32)
+            ).double()
             alpha = self.temperature.log_alpha.exp().detach()
         with torch.no_grad():
             if self.kind == "ddpg":
@@ -356,6 +360,11 @@ class SlowCritics:
                 bonus = -alpha * log_probs
             value = self.of_both([q(after, actions) for q in self.targets])
             rewards = self.settings.reward_scale * batch["rewards"]
+            if self.kind == "sac":
+                # The soft return of n steps: the entropy of each step after the first.
+                for k, noise in enumerate(noises[1:-1]):
+                    _, log_probs = self.drawn(batch["between"][:, k], noise)
+                    rewards = rewards - batch["between_discounts"][:, k] * alpha * log_probs
             targets = rewards + batch["discounts"] * (value + bonus)
         values = []
         for critic, adam in zip(self.critics, self.adams, strict=True):
@@ -367,7 +376,7 @@ class SlowCritics:
         numbers["td_error"] = errors.mean(0)
         if self.kind != "td3" or self.count % self.settings.policy_delay == 0:
             if self.kind == "sac":
-                actions, log_probs = self.drawn(s, noises[1])
+                actions, log_probs = self.drawn(s, noises[-1])
                 numbers |= {"policy_entropy": -log_probs, "temperature": alpha}
                 value = self.of_both([q(s, actions) for q in self.critics])
                 numbers["loss"] = alpha * log_probs - value

@@ -5,7 +5,10 @@
 
 a' and a are drawn by the current policy, a Gaussian that tanh brings within the bounds; the minimum
 is over two critics, or with --average-critics the mean, and Q' are their target networks. The
-temperature alpha keeps the policy's entropy at a target.
+temperature alpha keeps the policy's entropy at a target. With n-step returns, every state between
+s_t and s_{t+n} adds -gamma^i alpha log pi(a' | s_{t+i}) as well, of an action a' that the current
+policy draws there: the log-probability of the one that was taken cannot be computed precisely from
+what tanh left of it.
 """
 
 from __future__ import annotations
@@ -73,27 +76,31 @@ class SAC(GradientStep):
         self, samples: Samples, generator: np.random.Generator, decay: float
     ) -> dict[str, np.ndarray]:
         """One gradient step of the critics, the policy and the temperature."""
-        shape = 2, len(samples["rewards"]), self._width
-        noise = generator.standard_normal(shape, np.float32)
+        count, steps = len(samples["rewards"]), self._settings.n_step
+        # Of the next actions, those between, and the actions.
+        noise = generator.standard_normal((1 + steps, count, self._width), np.float32)
         rate = self._settings.learning_rate * decay
         # Not math.exp, which raises on overflow: an infinite alpha is refused with the update.
         alpha = float(np.exp(self._log_alpha.parameters[0], dtype=np.float64))
         observations, following = samples["observations"], samples["next_observations"]
+        between = samples["between"].swapaxes(0, 1).reshape(-1, *following.shape[1:])
         # Both with the policy before this step, each on a core of its own.
         network = self._pi.network
         (next_output,), forward = at_once(
             [
-                partial(network.outputs, {"inputs": following}),
+                partial(network.outputs, {"inputs": np.concatenate([following, between])}),
                 partial(network.forward, {"inputs": observations}),
             ]
         )
 
-        next_actions, next_log_probs, _ = squashed_gaussian(next_output, noise[0])
-        next_values = self._critics.target_values(following, next_actions)
-        next_values = next_values - np.float32(alpha) * next_log_probs
-        numbers = self._critics.learn(samples, next_values, decay)
+        next_noise = noise[:-1].reshape(-1, self._width)
+        next_actions, next_log_probs, _ = squashed_gaussian(next_output, next_noise)
+        entropies = -np.float32(alpha) * next_log_probs.reshape(steps, count)
+        next_values = self._critics.target_values(following, next_actions[:count]) + entropies[0]
+        bonus = (samples["between_discounts"].T * entropies[1:]).sum(axis=0)
+        numbers = self._critics.learn(samples, next_values, decay, bonus)
 
-        actions, log_probs, backward = squashed_gaussian(forward.outputs[0], noise[1])
+        actions, log_probs, backward = squashed_gaussian(forward.outputs[0], noise[-1])
         values, value_slopes = self._critics.slopes(observations, actions)
         slope = backward(-value_slopes, np.full_like(log_probs, alpha))
         self._pi.descend(forward, (slope,), rate)

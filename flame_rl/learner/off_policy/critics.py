@@ -85,20 +85,26 @@ class CriticEnsemble:
         return (np.mean(values, axis=0) if self._average else np.minimum.reduce(values))[:, 0]
 
     def learn(
-        self, samples: Samples, next_values: np.ndarray, decay: float
+        self,
+        samples: Samples,
+        next_values: np.ndarray,
+        decay: float,
+        bonus: np.ndarray | float = 0.0,
     ) -> dict[str, np.ndarray]:
-        """One gradient step of each critic: Q(s, a) -> r + discount * next value.
+        """One gradient step of each critic: Q(s, a) -> r + bonus + discount * next value.
 
         Args:
             samples: a minibatch; its rewards are multiplied by the reward scale.
             next_values: values of the next states, float32 [B]; "discounts" are 0 after an end.
             decay: factor of the learning rate.
+            bonus: beside the rewards, and not scaled, float32 [B].
 
         Returns:
             "value_loss", the squared errors, and "value", [critics, B] each; "td_error", [B], the
             absolute error, mean over the critics.
         """
-        targets = self._reward_scale * samples["rewards"] + samples["discounts"] * next_values
+        rewards = self._reward_scale * samples["rewards"] + bonus
+        targets = rewards + samples["discounts"] * next_values
         inputs = _inputs(samples["observations"], samples["actions"])
         weights = samples.get("weights", np.float32(1))
 

@@ -14,7 +14,7 @@ from flame_rl.nets.layers import NormalizeLayer
 from flame_rl.nets.network import Samples
 from flame_rl.wire.messages import PolicySnapshot
 
-_OBSERVATIONS = ("observations", "next_observations")
+_OBSERVATIONS = ("observations", "next_observations", "between")
 
 
 class NormalizedObservations:
@@ -42,7 +42,8 @@ class NormalizedObservations:
     def normalize_samples(self, samples: Samples) -> Samples:
         """The samples with normalised observations."""
         layer = NormalizeLayer(**self._normalizer.views())
-        return samples | {name: layer.normalize(samples[name]) for name in _OBSERVATIONS}
+        names = samples.keys() & _OBSERVATIONS
+        return samples | {name: layer.normalize(samples[name]) for name in names}
 
     def add_layer(self, snapshot: PolicySnapshot) -> PolicySnapshot:
         """The policy with the normalisation as its first layer."""

@@ -97,6 +97,9 @@ class Oracle:
             "rewards": total,
             "next_observations": one.columns["observations"][t + k],
             "discounts": 0.0 if ended else discount**k,
+            "between": [one.columns["observations"][t + min(i, k)] for i in range(1, n)]
+            or np.zeros((0, D), np.float32),
+            "between_discounts": np.array([discount**i * (i < k) for i in range(1, n)], np.float32),
         }
 
     def sequence(self, position: int, length: int, overlap: int, discount: float) -> dict:

@@ -43,7 +43,8 @@ def n_step(
         The store's columns, [B, ...], but that with k the number of steps taken together "rewards"
         are r_t + gamma r_{t+1} + ... + gamma^(k-1) r_{t+k-1}; "next_observations", [B, D], those of
         step t+k; "discounts", float32 [B]: gamma^k, or 0 where the episode terminated within the k
-        steps.
+        steps; "between", [B, n-1, D], the observations of steps t+1 to t+n-1; and their
+        "between_discounts", float32 [B, n-1]: gamma to gamma^(n-1), or 0 from step t+k on.
 
     Raises:
         ValueError: a position that the store does not keep.
@@ -59,6 +60,9 @@ def n_step(
     continues = read["continues"][np.arange(len(rows)), count - 1]
     columns["discounts"] = (continues * powers[count]).astype(np.float32)
     del columns["continues"]
+    columns["between"] = read["observations"][:, 1:n]
+    inside = np.arange(1, n) < count[:, None]
+    columns["between_discounts"] = (inside * powers[1:n]).astype(np.float32)
     return columns
 
 
