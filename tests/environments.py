@@ -479,6 +479,15 @@ class WronglyDrawn(Drawn):
         return "a robot"
 
 
+class Growing(Drawn):
+    """Its picture, red on the left and blue on the right, has another size at every step."""
+
+    def render(self):
+        picture = np.zeros((40 + 10 * self.t, 60 + 6 * self.t, 3), np.uint8)
+        picture[:, : picture.shape[1] // 2, 0] = picture[:, picture.shape[1] // 2 :, 2] = 200
+        return picture
+
+
 class Structured(Base):
     """Every kind of space is observed, nested, and two choices are to be made: the first one pays
     where it is the observed goal, the second one where it is not 2, its lowest value."""

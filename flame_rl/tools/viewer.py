@@ -20,7 +20,7 @@ from flame_rl.backends.dispatch import refuse_unless_it_can_act
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.machine import has_display
 from flame_rl.tools.drawing import cannot_draw, drawing_simulator, shrink_pictures
-from flame_rl.tools.film import make_film
+from flame_rl.tools.film import Film
 from flame_rl.wire.messages import CollectFailure, CollectRequest, Episode, PolicySnapshot
 
 # Pictures per second of an environment that does not say.
@@ -63,7 +63,7 @@ def show(
         if video is None:
             look = _Clock(fps).wait
         else:
-            film = make_film(video, fps)
+            film = Film(video, fps)
             shrink_pictures(simulator.first, film.max_width)
             look = partial(film.add, partial(_picture, simulator.first))
         watched = _Watched(simulator, look, on_step)

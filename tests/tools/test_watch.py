@@ -105,6 +105,21 @@ def test_only_the_pictures_that_a_film_keeps_are_drawn(tmp_path):
         assert film.n_frames == 7
 
 
+@pytest.mark.parametrize(
+    "video", ["film.gif", pytest.param("film.mp4", marks=needs("imageio_ffmpeg"))]
+)
+def test_pictures_of_another_size_are_fitted_into_the_first(tmp_path, video):
+    import imageio.v2 as imageio
+
+    list(play(tmp_path / video, "Growing", indices=(0,))[-1])
+    pictures = np.array([picture[..., :3] for picture in imageio.get_reader(tmp_path / video)])
+    assert pictures.shape == (7, 40, 60, 3)
+    # A row that begins in the wrong place has the other colour there.
+    for rows in pictures[:, 5:-5].astype(int):
+        assert (rows[:, 20, 0] > 150).all() and (rows[:, 20, 2] < 50).all()
+        assert (rows[:, 40, 0] < 50).all() and (rows[:, 40, 2] > 150).all()
+
+
 def test_ctrl_c_ends_the_film_which_is_still_one(tmp_path):
     stop = threading.Event()
     video = tmp_path / "film.gif"
