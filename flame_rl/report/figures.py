@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -167,8 +168,14 @@ def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
     # Where lines run together, markers at different places still tell them apart.
     first = number * step // len(_STYLES)
     seeds = f"seed {runs[0].config.experiment.seed}" if single else f"{len(runs)} seeds"
-    label = f"{setting.name} ({seeds})"
+    label = _literal(f"{setting.name} ({seeds})")
     axes.plot(x, mean, label=label, linewidth=2.4, markevery=(first, step), markersize=5, **style)
+
+
+def _literal(text: str) -> str:
+    """A label that is shown as it is: not hidden for its leading underscore, and without
+    mathematics."""
+    return re.sub("^_", "\u200b_", text).replace("$", r"\$")
 
 
 def _caption(settings: list[Setting]) -> str:

@@ -310,6 +310,19 @@ def test_columns_are_curves_of_their_own(make_run, tmp_path, monkeypatch):
     figures.plt.close("all")
 
 
+def test_a_legend_shows_any_name_as_it_is(make_run, tmp_path):
+    """matplotlib hides a label that begins with an underscore, and reads $ as mathematics."""
+    folder, picture = make_run("a", TINY, range(20)), tmp_path / "curves.svg"
+    names = ["_cost", "gain_$", "$x_1$", "$x_{$"]
+    for name in names:
+        add_column(folder, name, range(20))
+    with figures.matplotlib.rc_context({"svg.fonttype": "none"}):
+        plot([str(folder), "--columns", *names, "--output", str(picture)])
+    text = picture.read_text().replace("\u200b", "")
+    for name in names:
+        assert f">{name} (seed 0)</text>" in text
+
+
 def test_of_several_settings_a_column_names_the_setting_too(make_run):
     configs = config_of(), config_of(algorithm="ppo"), config_of(env="hopper")
     runs = [read_run(make_run(str(i), config, range(3))) for i, config in enumerate(configs)]
