@@ -19,8 +19,8 @@ class TensorBoardReporter:
     """Writes scalars over env steps, on disk before the next iteration begins."""
 
     def __init__(self, folder: Path, done: Totals) -> None:
-        """Begin a file of events. Steps that a resumed run computes again replace those in earlier
-        files.
+        """Begin a file of events. From its first step on, it replaces what is in earlier files of a
+        run that was resumed or begins again.
 
         Args:
             folder: the run folder.
@@ -32,9 +32,9 @@ class TensorBoardReporter:
         self._file = (folder / name).open("wb")
         self._records = RecordWriter(self._file)
         self._write(Event(file_version="brain.Event:2"))
-        if done.iterations:
-            log = SessionLog(status=SessionLog.START)
-            self._write(Event(session_log=log, step=done.env_steps + 1))
+        log = SessionLog(status=SessionLog.START)
+        first = done.env_steps + 1 if done.iterations else 0
+        self._write(Event(session_log=log, step=first))
 
     def report(self, result: IterationResult) -> None:
         timing = result.timing

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -35,15 +36,15 @@ def reported(tmp_path_factory) -> tuple[str, Path]:
 
 
 def scalars(run: Path) -> dict[str, dict[int, float]]:
-    """By tag, the values by step, as TensorBoard shows them."""
+    """By tag, the values by step, as TensorBoard shows them: curves that never step back."""
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     ).EventAccumulator(str(run / "tensorboard"))
     accumulator.Reload()
-    return {
-        tag: {event.step: event.value for event in accumulator.Scalars(tag)}
-        for tag in accumulator.Tags()["scalars"]
-    }
+    curves = {tag: accumulator.Scalars(tag) for tag in accumulator.Tags()["scalars"]}
+    for events in curves.values():
+        assert all(a.step < b.step for a, b in pairwise(events))
+    return {tag: {event.step: event.value for event in curves[tag]} for tag in curves}
 
 
 def table(run: Path, name: str) -> list[dict[str, float]]:
@@ -136,15 +137,18 @@ def test_a_part_cannot_have_the_name_of_another_column(name):
         refuse_names_of_columns(("gain", name), ("loss", "kl"))
 
 
-def test_a_resumed_run_is_shown_once(reported, tmp_path):
-    """What was computed after the last checkpoint, and is computed again, is not shown twice."""
+@pytest.mark.parametrize("kept", ["00000002.ckpt", None])
+def test_a_resumed_run_is_shown_once(reported, tmp_path, kept):
+    """What was computed after the last checkpoint, or without one from the beginning, and is
+    computed again, is not shown twice."""
     _, run = reported
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     for path in (copy / "checkpoints").iterdir():
-        if path.name != "00000002.ckpt":
+        if path.name != kept:
             path.unlink()
     done = run_here("--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0 and "Going on after iteration 1" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    assert ("Going on after iteration 1" in done.stdout) == (kept is not None)
     assert len(list((copy / "tensorboard").iterdir())) == 2
     again, before = scalars(copy), scalars(run)
     assert again.keys() == before.keys()
