@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flame_rl.run.folder import refuse_another_run, saved_config
 from flame_rl.settings.parse import parse, resumed_folder
-from flame_rl.system.output import say
+from flame_rl.system.output import say, warn
 from flame_rl.system.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class ProfileFlags:
 
 
 def profile(arguments: Sequence[str]) -> int:
-    """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
+    """Run the command. Returns 0, or 128 plus the number of the signal that ended it. Raises
+    UsageError if the run to resume has no policy."""
     folder = resumed_folder(arguments)
     default = None if folder is None else saved_config(folder)
     config, command = parse(
@@ -44,8 +45,14 @@ def profile(arguments: Sequence[str]) -> int:
         refuse_another_run(default, config)
     with stop_on_signals() as stop:
         # Here and not above, so that --help and mistakes are answered at once.
+        from flame_rl.run.resume import find_checkpoint
         from flame_rl.tools.profiling import measure_profile
 
+        if folder is not None:
+            # Not the policy with which the run would begin again.
+            _, damaged = find_checkpoint(folder)
+            for warning in damaged:
+                warn(f"warning: {warning}")
         found = measure_profile(config, stop)
         say(as_json(found) if command.json else as_text(found))
     return stop.exit_code

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from flame_rl.report.tables import METRICS_NAME, TIMING_NAME, read_columns
-from flame_rl.run.folder import CONFIG_NAME, EVALUATIONS_NAME
+from flame_rl.run.folder import EVALUATIONS_NAME, read_config
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import environment_id
 from flame_rl.system.errors import UsageError
@@ -68,7 +68,7 @@ def read_run(folder: Path) -> Run:
         UsageError: `folder` is no run folder, or no iteration was finished.
     """
     try:
-        config = TrainConfig.from_json((folder / CONFIG_NAME).read_text(errors="replace"))
+        config = read_config(folder)
         metrics, timing = (read_columns(folder / name) for name in (METRICS_NAME, TIMING_NAME))
     except OSError as error:
         raise UsageError(f"{folder} holds no run: {error}") from error

@@ -14,7 +14,7 @@ from flame_rl.run.evaluation import Evaluation
 from flame_rl.run.folder import METRICS_NAME
 from flame_rl.run.results import IterationResult
 from flame_rl.system.errors import UsageError
-from flame_rl.system.files import write_atomically
+from flame_rl.system.files import open_regular, write_atomically
 
 # Columns that metrics.csv always has: the numbers of the same names in a result.
 _TOTALS = ("iteration", "episodes", "env_steps")
@@ -142,7 +142,7 @@ def timing_row(result: IterationResult) -> Row:
 
 def read_columns(path: Path) -> dict[str, list[float]]:
     """The numeric columns of one of these files."""
-    with path.open(newline="") as file:
+    with io.TextIOWrapper(open_regular(path), newline="") as file:
         # A run that goes on, or was killed, may have written a part of its last line.
         rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
     names = [name for name in (rows[0] if rows else {}) if name != "weights_digest"]

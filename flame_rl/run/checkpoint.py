@@ -24,7 +24,7 @@ from flame_rl.run.results import RunState, Totals
 from flame_rl.settings.checks import Number
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
-from flame_rl.system.files import why_refused, write_atomically
+from flame_rl.system.files import open_regular, why_refused, write_atomically
 from flame_rl.wire.fields import Whole, WireError, from_data, to_data
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import pack, unpack
@@ -122,7 +122,7 @@ def encode_checkpoint(
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint. Raises CheckpointError if it is torn, altered or something else."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             # A huge file that is not a checkpoint is not read to its end.
             data = file.read(len(MAGIC))
             data += file.read() if data == MAGIC else b""

@@ -13,7 +13,7 @@ from pathlib import Path
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig, names_of
 from flame_rl.system.errors import UsageError
-from flame_rl.system.files import why_refused, write_atomically
+from flame_rl.system.files import open_regular, why_refused, write_atomically
 
 CONFIG_NAME = "config.json"
 METRICS_NAME = "metrics.csv"
@@ -83,10 +83,16 @@ def saved_config(folder: Path) -> TrainConfig:
     """The configuration of the run in `folder`, to be resumed. Raises UsageError if there is
     none."""
     try:
-        text = (folder / CONFIG_NAME).read_text(errors="replace")
+        return read_config(folder).changed(resume=folder)
     except OSError as error:
         raise UsageError(f"--resume: {folder} holds no run: {error}") from error
-    return TrainConfig.from_json(text).changed(resume=folder)
+
+
+def read_config(folder: Path) -> TrainConfig:
+    """The configuration in a run folder. Raises OSError if the file cannot be read, UsageError if
+    this version cannot read it."""
+    with open_regular(folder / CONFIG_NAME) as file:
+        return TrainConfig.from_json(file.read().decode(errors="replace"))
 
 
 def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:

@@ -1,12 +1,23 @@
-"""Writing a file so that a crash cannot leave half of it, and saying why it cannot be written."""
+"""Reading a regular file, writing one so that a crash cannot leave half of it, and saying why it
+cannot be written."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import shlex
 from pathlib import Path
+from typing import BinaryIO
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to be read. Raises OSError if there is none, and where something else has its
+    name: opening a named pipe would wait for a writer."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path.open("rb")
 
 
 def write_atomically(path: Path, data: bytes) -> None:

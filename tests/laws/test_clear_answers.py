@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from unittest import mock
 
 import gymnasium
@@ -82,6 +84,88 @@ def test_a_resume_that_cannot_be_changes_nothing(flags, words, run):
     done = run_here("--resume", str(run), *flags, cwd=run.parent)
     assert done.returncode == 2 and words in done.stderr
     assert before == {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+
+
+COMMANDS = {
+    "evaluate": ("evaluate", "broken", "--local", "--workers", "0", "--episodes", "1"),
+    "watch": ("watch", "broken", "--video", "film.gif"),
+    "plot": ("plot", "broken"),
+    "profile": ("profile", "--resume", "broken", "--local", "--workers", "1"),
+}
+if importlib.util.find_spec("onnx") and importlib.util.find_spec("onnxruntime"):
+    COMMANDS["export"] = ("export", "broken", "policy.onnx")
+CONFIGURED = ("plot", "profile")
+ACTING = tuple(COMMANDS.keys() - {"plot"})
+
+
+def without_checkpoints(folder: Path) -> None:
+    shutil.rmtree(folder / "checkpoints")
+
+
+def of_another_version(folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"gamma"', '"discount"'))
+    for path in (folder / "checkpoints").iterdir():
+        path.write_bytes(b"flameCP0" + path.read_bytes()[8:])
+
+
+def a_pipe_for(name: str, folder: Path) -> None:
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    # Who opens the pipe reads that it is empty, and does not wait for ever.
+    Thread(target=lambda: (folder / name).open("wb").close(), daemon=True).start()
+
+
+def a_folder_for(name: str, folder: Path) -> None:
+    (folder / name).unlink()
+    (folder / name).mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "commands", "words"),
+    [
+        (shutil.rmtree, COMMANDS, "No such file"),
+        (lambda folder: (shutil.rmtree(folder), folder.mkdir()), COMMANDS, "broken holds no "),
+        (lambda folder: (shutil.rmtree(folder), folder.touch()), COMMANDS, "broken"),
+        (without_checkpoints, ACTING, "broken holds no sound checkpoint"),
+        (of_another_version, ACTING, "not a checkpoint|no such field"),
+        (of_another_version, CONFIGURED, "discount: there is no such field"),
+        (
+            partial(a_pipe_for, "config.json"),
+            CONFIGURED,
+            "not a regular file: 'broken/config.json'",
+        ),
+        (partial(a_pipe_for, "metrics.csv"), ("plot",), "not a regular file: 'broken/metrics.csv'"),
+        (
+            partial(a_folder_for, "metrics.csv"),
+            ("plot",),
+            "not a regular file: 'broken/metrics.csv'",
+        ),
+        (partial(a_folder_for, "timing.csv"), ("plot",), "not a regular file: 'broken/timing.csv'"),
+    ],
+    ids=[
+        "missing",
+        "empty",
+        "a-file",
+        "no-checkpoint",
+        "version",
+        "config",
+        "pipe",
+        "csv-pipe",
+        "csv-folder",
+        "timing",
+    ],
+)
+def test_a_broken_run_folder_is_named_by_every_command(damage, commands, words, run, tmp_path):
+    damage(Path(shutil.copytree(run, tmp_path / "broken")))
+    for name in commands:
+        done = run_here(*COMMANDS[name], cwd=tmp_path)
+        assert done.returncode == 2 and done.stdout == "", (name, done)
+        assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+        assert re.search(words, done.stderr), (name, done.stderr)
+        # One sentence, and a line for each damaged checkpoint.
+        lines = done.stderr.splitlines()
+        assert all(".ckpt: " in line for line in lines[1:]), lines
 
 
 def test_more_steps_than_fit_into_memory_are_refused():
