@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import Batch, make_batch
-from flame_rl.learner.on_policy.losses import kl_terms
+from flame_rl.learner.on_policy.losses import kl_terms, policy_gradient_loss
 from flame_rl.learner.training import minibatches
 from tests.helpers import episode_of, together
 from tests.learners import learner_of, random_episodes
@@ -98,3 +98,20 @@ def test_epochs_end_where_the_policy_has_gone_too_far(monkeypatch):
         taken.append(int(learner.state_dict()["policy_adam.steps"]))
     assert taken[0] == 6 * 4
     assert 1 <= taken[1] < 6
+
+
+@pytest.mark.parametrize("loss", [clipped_loss(0.2, 0.0), policy_gradient_loss(0.0)])
+def test_the_divergence_counts_a_step_as_much_as_the_older_policy_has_played_it(loss):
+    """The one that ends the epochs, of a minibatch."""
+    episode = episode_of(
+        0, np.zeros((5, 3), np.float32), np.zeros((4, 2)), np.zeros(4), True, False
+    )
+    batch = make_batch(together([episode]))
+    weights, log_probs = np.array([1.0, 0.5, 0.0, 0.1]), np.zeros(4)
+    inputs = batch.observations
+    batch = replace(batch, policy_inputs=inputs, log_probs=log_probs, weights=weights)
+    (minibatch,) = shuffle(batch, {"advantages": np.ones(4)}, 1, np.random.default_rng(0))
+    ratio = np.array([0.5, 1.5, 9.0, 1.1])
+    numbers, _ = loss(minibatch, np.log(ratio), np.zeros(4))
+    expected = np.average(ratio - 1 - np.log(ratio), weights=weights)
+    assert numbers["kl"].mean() == pytest.approx(expected, rel=1e-6)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.returns import (
     constant_value,
     discounted_returns,
@@ -93,6 +96,21 @@ def test_standardize():
     values = np.random.default_rng(0).standard_normal(1000) * 7 + 3
     normal = standardize(values)
     np.testing.assert_allclose(normal, (values - np.mean(values)) / np.std(values), atol=1e-6)
+
+
+def test_weighted_advantages_have_a_weighted_baseline():
+    """A step that no longer counts is not learned from; all weights may be 0."""
+    rng = np.random.default_rng(0)
+    advantages, weights = rng.standard_normal(1000) + 3, rng.uniform(0, 1, 1000)
+    weights[:100] = 0
+    expected = weights * (advantages - np.average(advantages, weights=weights))
+    lengths = np.array([1000])
+    batch = Batch({}, np.arange(1000), lengths, np.array([True]), weights=weights)
+    found = standardize(weights * advantages, batch.shares)
+    np.testing.assert_allclose(found, expected / expected.std(), atol=1e-6)
+    assert not found[:100].any()
+    none = replace(batch, weights=np.zeros(1000))
+    np.testing.assert_array_equal(standardize(np.zeros(1000), none.shares), 0)
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 100.0, -1e12, 0.1])

@@ -92,10 +92,16 @@ def test_steps_count_by_the_ratio_of_the_two_policies(algorithm, monkeypatch):
         monkeypatch.setattr(trainer._backend, "collect", collected)
         for _ in range(3):
             used.clear()
-            trainer.train()
+            result = trainer.train()
             behind, latest, episodes = batches[-1][0], batches[-1][1], batches[-1][2].episodes
-            acted, now = (chances(snapshot, episodes) for snapshot in (behind, latest))
-            np.testing.assert_allclose(used[0], np.minimum(1, now / acted), rtol=1e-3)
+            policies = behind, latest, trainer.learner.snapshot()
+            acted, now, after = (chances(snapshot, episodes) for snapshot in policies)
+            weights = np.minimum(1, now / acted)
+            np.testing.assert_allclose(used[0], weights, rtol=1e-3)
+            # The divergence is about the actions of the policy before the update.
+            terms = after / now - 1 - np.log(after / now)
+            expected = np.average(terms, weights=weights)
+            assert result.losses["kl"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
     assert used[0].min() < 0.98
 
 

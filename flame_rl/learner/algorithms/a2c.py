@@ -37,7 +37,9 @@ def a2c(
     targets = advantages + values[batch.rows]
     networks.statistics.add_returns(targets)
 
-    columns = {"advantages": standardize(advantages)} | networks.columns(batch, targets)
+    columns = {"advantages": standardize(advantages, batch.shares)} | networks.columns(
+        batch, targets
+    )
     minibatches = shuffle(batch, columns, settings.minibatches, generator)
     value_rate = settings.value_learning_rate * decay
     networks.fit_values(batch, targets, settings.value_epochs, value_rate, generator)

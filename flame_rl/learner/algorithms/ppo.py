@@ -45,7 +45,9 @@ def ppo(
 
         minibatches: list[Samples] = []
         if not too_far:
-            columns = {"advantages": standardize(advantages)} | networks.columns(batch, targets)
+            columns = {"advantages": standardize(advantages, batch.shares)} | networks.columns(
+                batch, targets
+            )
             minibatches = shuffle(batch, columns, settings.minibatches, generator)
         value_rate = settings.value_learning_rate * decay
         networks.fit_values(batch, targets, 1, value_rate, generator)
@@ -80,7 +82,7 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
         numbers = {
             "loss": -np.minimum(plain, clipped) - c * entropies,
             "entropy": entropies,
-            "kl": kl_terms(log_ratio),
+            "kl": kl_terms(log_ratio, samples.get("shares", 1.0)),
         }
         # d ratio / d log_prob is the ratio; where the clipped term is smaller, its slope is 0.
         slope = np.where(plain <= clipped, -plain, 0.0)

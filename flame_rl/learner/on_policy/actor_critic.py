@@ -348,4 +348,6 @@ def shuffle(
     columns = {"actions": batch.actions, "log_probs": batch.log_probs, **columns}
     if batch.time is not None:
         columns["time"] = batch.time
+    if batch.weights is not None:
+        columns["shares"] = batch.shares.astype(np.float32)
     return minibatches_of(batch.policy_inputs, batch.rows, columns, order, count)

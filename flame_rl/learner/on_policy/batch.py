@@ -15,6 +15,8 @@ from flame_rl.learner.on_policy.returns import (
 from flame_rl.learner.training.frames import Stacks
 from flame_rl.wire.messages import Episodes
 
+_TINY = np.finfo(np.float64).tiny
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -47,6 +49,12 @@ class Batch:
     weights: np.ndarray | None = None
     policy_inputs: np.ndarray | Stacks | None = None
     value_inputs: np.ndarray | Stacks | None = None
+
+    @property
+    def shares(self) -> np.ndarray | float:
+        """Weights over their mean, float64 [N]; 1 where all count alike."""
+        # Where no action is possible any more, all are 0.
+        return 1.0 if self.weights is None else self.weights / max(self.weights.mean(), _TINY)
 
     @property
     def steps(self) -> int:

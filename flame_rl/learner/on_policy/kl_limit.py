@@ -48,7 +48,8 @@ def shrink_until_close(
         if halvings:
             between = {name: interpolate(before[name], after[name], scale) for name in after}
             state_of(policy.module).load_state_dict(between)
-        kl = float(kl_terms(log_probs_of(policy.network, samples) - batch.log_probs).mean())
+        log_ratio = log_probs_of(policy.network, samples) - batch.log_probs
+        kl = float(kl_terms(log_ratio, batch.shares).mean())
         if kl <= max_kl:
             return {"kl": kl, "update_scale": scale}
     if not math.isfinite(kl):  # not undone in silence: the learner must refuse the update

@@ -25,7 +25,7 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
         numbers = {
             "loss": -log_probs * advantages - c * entropies,
             "entropy": entropies,
-            "kl": kl_terms(log_probs - samples["log_probs"]),
+            "kl": kl_terms(log_probs - samples["log_probs"], samples.get("shares", 1.0)),
         }
         return numbers, (-advantages, -c)
 
@@ -45,11 +45,12 @@ def value_loss(scale: float) -> Loss:
     return loss
 
 
-def kl_terms(log_ratio: np.ndarray) -> np.ndarray:
+def kl_terms(log_ratio: np.ndarray, shares: np.ndarray | float = 1.0) -> np.ndarray:
     """r - 1 - log r for each step, with r the action's probability under the new policy over that
     under the old. The mean is an unbiased estimate of KL(old || new), and never negative (Schulman
-    2020, "Approximating KL Divergence", k3)."""
-    return np.expm1(log_ratio) - log_ratio
+    2020, "Approximating KL Divergence", k3). Where another policy than the old one acted, they are
+    weighted by `Batch.shares`."""
+    return shares * (np.expm1(log_ratio) - log_ratio)
 
 
 def policy_metrics(steps: Sequence[dict[str, float]], taken: int) -> dict[str, float]:
