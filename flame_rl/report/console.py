@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from flame_rl.run.checks import observed
+from flame_rl.run.checks import most_env_steps, observed
 from flame_rl.run.evaluation import Evaluation
 from flame_rl.run.results import IterationResult, Totals, progress
 from flame_rl.settings.config import TrainConfig
@@ -263,6 +263,11 @@ class ConsoleReporter:
                 f"  Updates undone: {self._undone}; however small a part, it went beyond --max-kl "
                 "(try a smaller --learning-rate, or a greater --initial-log-std)"
             )
+        if self._last and self._last.losses.get("gradient_steps") == 0:
+            lines.append(
+                "  Gradient steps: none; the run ended within --warm-up-steps (choose fewer, or a "
+                "longer run)"
+            )
         if self._last:
             lines.append(f"  Final Mean Reward: {self._last.reward_mean:.1f}")
             lines += [f"  Final {name}: {mean:.2f}" for name, mean in self._last.outcomes.items()]
@@ -330,18 +335,15 @@ def _duration(seconds: float) -> str:
 
 
 def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> str:
-    experiment, limit = config.experiment, spec.time_limit
+    experiment, most = config.experiment, most_env_steps(config.experiment, spec)
     iterations, steps = experiment.iterations, experiment.steps_per_iter
-    # Each of several agents has an episode of its own.
     episodes = experiment.episodes_per_iter * spec.agent_count
     each = f"  Episodes per iteration: {episodes}\n"
-    most = "unknown, without a time limit"
-    if limit is not None:
-        most = f"at most {iterations * episodes * limit:,}"
-    total = f"  Total episodes: {iterations * episodes}\n  Total steps: {most}\n"
+    total = "unknown, without a time limit" if most is None else f"at most {most:,}"
+    total = f"  Total episodes: {iterations * episodes}\n  Total steps: {total}\n"
     if steps is not None:
         each = f"  Steps per iteration: about {steps}\n"
-        total = f"  Total steps: about {iterations * steps:,}\n"
+        total = f"  Total steps: about {most:,}\n"
     if experiment.env_steps is not None:
-        return f"{each}  Total steps: {experiment.env_steps:,}, to the end of an iteration\n"
+        return f"{each}  Total steps: {most:,}, to the end of an iteration\n"
     return f"  Training iterations: {iterations}\n{each}{total}"

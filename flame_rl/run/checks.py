@@ -10,7 +10,8 @@ from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
 from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import PolicyGradient
+from flame_rl.settings.experiment import Experiment
+from flame_rl.settings.groups import PolicyGradient, Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec
@@ -84,8 +85,21 @@ def _refuse_beyond_memory(name: str, value: object, needed: float) -> None:
         )
 
 
+def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
+    """The greatest number of env steps of a run, but for the end of its last iteration; None: not
+    known without a time limit."""
+    if experiment.env_steps is not None:
+        return experiment.env_steps
+    each = experiment.steps_per_iter
+    if each is None and spec.time_limit is not None:
+        # Each of several agents has an episode of its own.
+        each = experiment.episodes_per_iter * spec.agent_count * spec.time_limit
+    return None if each is None else experiment.iterations * each
+
+
 def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
-    """What a run's user should know of time limits, the bounds of actions, and pictures."""
+    """What a run's user should know of time limits, the warm-up, the bounds of actions, and
+    pictures."""
     warnings = []
     wanted, limit = config.experiment.max_episode_steps, spec.time_limit
     if wanted is not None and limit is not None and limit < wanted:
@@ -97,6 +111,13 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
         warnings.append(
             f"--evaluate-every: Gymnasium knows no time limit of {spec.env_id}, and without "
             "exploration an episode may never end; --max-episode-steps sets one"
+        )
+    most = most_env_steps(config.experiment, spec)
+    warm_up = config.algorithm.warm_up_steps if isinstance(config.algorithm, Replay) else 0
+    if most is not None and most < warm_up:
+        warnings.append(
+            f"--warm-up-steps: {warm_up:,} env steps before the first gradient step, and the run "
+            f"has about {most:,} at most: it would learn nothing; choose fewer, or a longer run"
         )
     space = spec.action_space
     if isinstance(space, spaces.Box) and not has_bounds(space).all():

@@ -490,6 +490,26 @@ def test_what_a_time_limit_does_not_do_is_said_at_the_start(env, flags, words, w
 
 
 @pytest.mark.parametrize(
+    ("env", "flags", "warns", "steps"),
+    [
+        ("Known", ("--warm-up-steps", "100"), True, 0),
+        ("Known", ("--warm-up-steps", "30", "--env-steps", "30"), False, 1),
+        ("Unknown", ("--warm-up-steps", "100", "--steps-per-iter", "10"), True, 0),
+        ("Unknown", ("--warm-up-steps", "100"), False, 0),
+        ("Unknown", ("--warm-up-steps", "3"), False, 1),
+    ],
+)
+def test_a_run_that_learns_nothing_says_so(env, flags, warns, steps, run_own):
+    length = () if "--env-steps" in flags else ("--iterations", "2")
+    size = () if "--steps-per-iter" in flags else ("--episodes-per-iter", "2")
+    here = ("--algorithm", "dqn", "--local", "--workers", "0", *length, *size)
+    done = run_own("--env", f"limits:{env}-v0", *here, *flags)
+    assert done.returncode == 0, done.stderr
+    assert ("warning: --warm-up-steps: 100 " in done.stderr) == warns
+    assert ("  Gradient steps: none; " in done.stdout) == (steps == 0)
+
+
+@pytest.mark.parametrize(
     ("env", "words"),
     [
         ("Unit", None),
