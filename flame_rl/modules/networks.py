@@ -221,7 +221,7 @@ class ValueNetwork(ObservationNetwork):
 
     Attributes:
         scale: the size of returns, set by the learner: the layers work near 1, in any unit of
-            reward. It is 0 before the first update, and so is every value.
+            reward; see `rescale`. It is 0 before the first update, and so is every value.
     """
 
     def __init__(self, preprocessing: Preprocessing, layers: Sequence[nn.Module]) -> None:
@@ -231,6 +231,11 @@ class ValueNetwork(ObservationNetwork):
     def forward(self, observations: Tensor) -> Tensor:
         """The values: float32 or uint8 [B, D] -> float32 [B]."""
         return super().forward(observations).squeeze(-1) * self.scale
+
+    @property
+    def last(self) -> nn.Module:
+        """The last layer."""
+        return self.network[-1]
 
 
 class SharedNetwork(nn.Module):
@@ -275,8 +280,24 @@ class SharedNetwork(nn.Module):
         """The policy's layers and head for actors."""
         return self.policy.snapshot()
 
+    @property
+    def last(self) -> nn.Module:
+        """The last layer of the values."""
+        return self.value
+
     def _values(self, features: Tensor) -> Tensor:
         return self.value(features).squeeze(-1) * self.scale
+
+
+@torch.no_grad()
+def rescale(values: ValueNetwork | SharedNetwork, scale: float) -> None:
+    """Set the scale of values that are trained, and let the values be what they were, by the last
+    layer, if it is linear (van Hasselt et al. 2016, "Learning Values across Many Orders of
+    Magnitude", proposition 1). The first scale leaves the layers as they are."""
+    if values.scale > 0 and isinstance(values.last, nn.Linear):
+        for parameter in values.last.parameters():
+            parameter *= values.scale.item() / scale
+    values.scale.fill_(scale)
 
 
 class CriticNetwork(nn.Module):

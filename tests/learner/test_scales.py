@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import interpolate
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.wire.messages import Episodes
@@ -124,6 +125,26 @@ def test_a_shorter_update_has_the_bits_of_torchs(count):
 def test_a_whole_update_says_so():
     metrics = learner_of(True, algorithm="ppo", epochs=3).update(random_episodes(True))
     assert (metrics["policy_steps"], metrics["update_scale"]) == (3, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"shared_torso": True}, {"memory": "gru"}])
+@pytest.mark.parametrize("algorithm", ON_POLICY)
+def test_values_stay_when_returns_grow(algorithm, options):
+    """PopArt: without a gradient step, a new scale changes no value."""
+    learner = learner_of(True, algorithm=algorithm, **RATES, **options)
+    learner.update(random_episodes(True))
+    networks = learner.algorithm.networks
+    batch = networks.prepare(make_batch(random_episodes(True), networks.remembers))
+    values = [networks.values(batch)]
+    for growth in (30.0, 1000.0):
+        networks.statistics.add_returns(growth * np.arange(1.0, 50))
+        values.append(networks.values(batch))
+    assert np.abs(values[0]).max() > 0.1
+    atol = 1e-6 * np.abs(values[0]).max()
+    for later in values[1:]:
+        np.testing.assert_allclose(later, values[0], rtol=1e-5, atol=atol)
+    (scale,) = (array for name, array in learner.weights().items() if name.endswith(".scale"))
+    assert scale > 100
 
 
 @pytest.mark.parametrize("algorithm", ON_POLICY)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.losses import value_loss
@@ -25,6 +25,7 @@ from flame_rl.learner.training.minibatches import (
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import accumulate, at_once, outputs
 from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.modules.networks import SharedNetwork, ValueNetwork, rescale
 from flame_rl.nets.network import Loss, Network, Samples, differentiate
 from flame_rl.settings.groups import OnPolicy
 from flame_rl.settings.losses import OWN, loss_name
@@ -288,13 +289,15 @@ class Normalizer(Protocol):
 class Statistics:
     """Running means and variances of observations and returns; sets them in the networks."""
 
-    def __init__(self, normalizers: Sequence[Normalizer], scale: Tensor) -> None:
+    def __init__(
+        self, normalizers: Sequence[Normalizer], values: ValueNetwork | SharedNetwork
+    ) -> None:
         """
         Args:
             normalizers: those of the networks; none if observations are not normalised.
-            scale: the scale of the values, one number.
+            values: the network whose values are scaled.
         """
-        self._normalizers, self._scale = normalizers, scale
+        self._normalizers, self._values = normalizers, values
         self._returns = RunningMoments(1)
         self._observations = None
         if normalizers:
@@ -316,10 +319,10 @@ class Statistics:
 
     def add_returns(self, returns: np.ndarray) -> None:
         """Add those of a batch, float64 [N], and set the scale of the values to the root mean
-        square of all returns so far."""
+        square of all returns so far; the values stay what they are."""
         self._returns.update(returns[:, None])
         (mean,), (std,) = self._returns.mean, self._returns.std
-        self._scale.fill_(float(np.hypot(mean, std)))
+        rescale(self._values, float(np.hypot(mean, std)))
 
 
 def values_of(network: Network, batch: Batch) -> np.ndarray:
