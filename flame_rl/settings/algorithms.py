@@ -54,7 +54,7 @@ class AlgorithmSettings:
     """Step size of Adam."""
 
     learning_rate_decay: bool = False
-    """Let step sizes fall linearly to 0 at the last iteration."""
+    """Let step sizes fall linearly to 0 at the end of the run: the last of N iterations has 1/N."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -136,7 +136,7 @@ class Replay(AlgorithmSettings):
     """Steps drawn for each gradient step."""
 
     updates_per_step: UpdatesPerStep = 0.5
-    """Gradient steps for each env step."""
+    """Gradient steps for each env step after the warm-up, whose last step has one more."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,8 @@ class Prioritized:
     """Exponent of the priorities, from 0, which is uniform, to 1."""
 
     priority_beta: Fraction = 0.4
-    """Exponent of the importance weights at the beginning; it rises to 1 at the last iteration."""
+    """Exponent of the importance weights at the beginning; it rises linearly to 1 at the end of the
+    run, which the last iteration has not reached."""
 
 
 @dataclass(frozen=True)
