@@ -144,7 +144,10 @@ def _read(body: memoryview) -> Checkpoint:
     header, arrays = unpack(body, "checkpoint")
     # The format comes first: another one has other fields.
     if (found := header.pop("format", None)) != FORMAT:
-        raise WireError(f"format {found!s:.40}, not {FORMAT}")
+        raise WireError(
+            f"written by another version of flame_rl, in format {found!s:.40}; this one reads "
+            f"format {FORMAT}"
+        )
     tables = {
         name.removeprefix(_TABLE): _read_table(arrays.pop(name))
         for name in list(arrays)

@@ -79,13 +79,13 @@ def write_config(folder: Path, config: TrainConfig) -> None:
         raise UsageError(f"--output: cannot write to {folder}: {why_refused(error)}") from error
 
 
-def saved_config(folder: Path) -> TrainConfig:
-    """The configuration of the run in `folder`, to be resumed. Raises UsageError if there is
-    none."""
+def saved_config(path: Path) -> TrainConfig:
+    """The configuration of the run that is to be resumed from its folder or a checkpoint in it.
+    Raises UsageError if there is none."""
     try:
-        return read_config(folder).changed(resume=folder)
+        return read_config(run_of(path)).changed(resume=path)
     except OSError as error:
-        raise UsageError(f"--resume: {folder} holds no run: {error}") from error
+        raise UsageError(f"--resume: {path} holds no run: {error}") from error
 
 
 def read_config(folder: Path) -> TrainConfig:
@@ -123,7 +123,9 @@ def differences(saved: TrainConfig, given: TrainConfig) -> str:
 
 
 def _make_folder(config: TrainConfig) -> Path:
-    chosen = config.output.resume or config.output.output
+    chosen = config.output.output
+    if config.output.resume is not None:
+        chosen = run_of(config.output.resume)
     if chosen is not None:
         chosen.mkdir(parents=True, exist_ok=True)
         return chosen
@@ -151,11 +153,14 @@ def files_of(path: Path) -> Path:
     """
     if path.is_dir():
         return path / REPLAY_NAME
-    beside = files_beside(path)
+    beside, run = files_beside(path), run_of(path)
+    return beside if run == path or beside.is_dir() else run / REPLAY_NAME
+
+
+def run_of(path: Path) -> Path:
+    """The run folder that a path names, by itself or by a checkpoint in it."""
     folder = path.absolute().parent
-    if folder.name == CHECKPOINTS_NAME and not beside.is_dir():
-        return folder.parent / REPLAY_NAME
-    return beside
+    return folder.parent if folder.name == CHECKPOINTS_NAME and path.is_file() else path
 
 
 def path_to_show(folder: Path, here: Path) -> Path:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flame_rl.run.checkpoint import Checkpoint, CheckpointError, library_versions, read_checkpoint
 from flame_rl.run.folder import CHECKPOINTS_NAME
 from flame_rl.run.retention import BEST_NAME, list_checkpoints
+from flame_rl.run.starts import STARTS_NAME
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import Prioritized
 from flame_rl.system.errors import UsageError
@@ -21,7 +22,7 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
     of what is wrong with newer ones.
 
     Raises:
-        UsageError: there is none, or it is damaged.
+        UsageError: there is none, or none that can be used.
     """
     file = path / CHECKPOINTS_NAME / BEST_NAME if best and path.is_dir() else path
     try:
@@ -32,21 +33,22 @@ def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[st
             f"{error}. Name a run folder or a checkpoint, runs/…/{CHECKPOINTS_NAME}/….ckpt"
         ) from error
     checkpoint, warnings = load_newest(path)
-    if checkpoint is None:
-        raise UsageError(
-            f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; name the folder of a run "
-            "that has saved one, or a checkpoint file" + "".join(f"\n{text}" for text in warnings)
+    if checkpoint is not None:
+        return checkpoint, warnings
+    remedy = "name the folder of a run that has saved one, or a checkpoint file"
+    if warnings:
+        remedy = (
+            f"put back what it was, or take the version of flame_rl that {STARTS_NAME} names. "
+            "Nothing was changed:\n" + "\n".join(warnings)
         )
-    return checkpoint, warnings
+    raise UsageError(f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; {remedy}")
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest sound checkpoint of a run, otherwise the best one; and warnings of what is wrong
     with each that was tried before."""
     damaged = []
-    best = folder / CHECKPOINTS_NAME / BEST_NAME
-    paths = list_checkpoints(folder / CHECKPOINTS_NAME) + [best] * best.exists()
-    for path in paths:
+    for path in checkpoints_of(folder):
         try:
             checkpoint = read_checkpoint(path)
         except CheckpointError as error:
@@ -55,6 +57,12 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
         used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
         return checkpoint, [f"{damage}; {used}" for damage in damaged]
     return None, damaged
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """The checkpoints of a run, in the order in which they are tried: the best comes last."""
+    best = folder / CHECKPOINTS_NAME / BEST_NAME
+    return list_checkpoints(folder / CHECKPOINTS_NAME) + [best] * best.exists()
 
 
 def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:

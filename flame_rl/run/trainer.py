@@ -33,15 +33,10 @@ from flame_rl.run.checkpoint import (
 )
 from flame_rl.run.checks import environment_warnings, refuse_impossible_sizes, refuse_many_episodes
 from flame_rl.run.evaluation import Evaluation, evaluate_policy
-from flame_rl.run.folder import differences, files_beside, files_of
+from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, files_of, run_of
 from flame_rl.run.iteration import environment_of, make_request, run_iteration
 from flame_rl.run.results import IterationResult, RunState, Totals, progress
-from flame_rl.run.resume import (
-    find_checkpoint,
-    load_newest,
-    load_state,
-    what_differs,
-)
+from flame_rl.run.resume import checkpoints_of, find_checkpoint, load_state, what_differs
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import CALLABLE, environment_id
@@ -206,26 +201,27 @@ class Trainer:
         return trainer
 
     def resume_run(self) -> None:
-        """Continue the run in the folder `config.output.resume` from its checkpoint, if it has one.
+        """Continue the run that `config.output.resume` names: a run folder, or a checkpoint in one.
+        A run that was never saved begins at the beginning.
 
         Raises:
-            UsageError: its newest sound checkpoint does not fit the networks in model.py.
+            UsageError: it was saved and no checkpoint can be used, or the newest sound one does not
+                fit config.json or the networks in model.py.
         """
-        folder = self.config.output.resume
-        if folder is None:
+        path = self.config.output.resume
+        if path is None:
             return
-        checkpoint, damaged = load_newest(folder)
-        self.warnings += damaged
-        if checkpoint is None:
-            self.warnings.append("no sound checkpoint: the run begins at the beginning")
-        else:
-            saved = TrainConfig.from_data(checkpoint.config)
-            if different := differences(saved, self.config):
-                raise UsageError(
-                    f"--resume: {folder / 'config.json'} is not that of the run's checkpoint: "
-                    f"{different}. Write the run's values back, or begin a new run"
-                )
-            self.warnings += self._take_up(checkpoint, folder)
+        if path.is_dir() and not checkpoints_of(path):
+            self.warnings.append("no checkpoint: the run begins at the beginning")
+            return
+        checkpoint, damaged = find_checkpoint(path)
+        saved = TrainConfig.from_data(checkpoint.config)
+        if different := differences(saved, self.config):
+            raise UsageError(
+                f"--resume: {run_of(path) / CONFIG_NAME} is not that of the run's checkpoint: "
+                f"{different}. Write the run's values back, or begin a new run"
+            )
+        self.warnings += damaged + self._take_up(checkpoint, path)
 
     def _take_up(self, checkpoint: Checkpoint, path: Path) -> list[str]:
         # A name may differ, and a checkpoint need not say the time limit.

@@ -67,7 +67,7 @@ class Output:
     """Run folder; default: runs/<env>-<algorithm>-<time>."""
 
     resume: Path | None = None
-    """Go on with the run in this folder. It needs no other flag."""
+    """Go on with the run in this folder, or from this checkpoint in one. It needs no other flag."""
 
     verbose: bool = False
     """Print more about every iteration: the spread of its rewards, all metrics of the update, speed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import signal
@@ -18,6 +19,7 @@ from flame_rl.run import checkpoint, resume, retention
 from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
+from flame_rl.wire import packing
 from tests.helpers import run_here, run_main, spec_of, start_main
 from tests.learners import make_learner
 from tests.runs import ITERATIONS, RUN, SLOWLY, WHOLE, assert_same_run, rows, survivors
@@ -280,7 +282,7 @@ def test_before_the_first_checkpoint_it_begins_at_the_beginning(killed, whole, t
     shutil.rmtree(killed / "checkpoints")
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0
-    assert "no sound checkpoint: the run begins at the beginning" in done.stderr
+    assert "no checkpoint: the run begins at the beginning" in done.stderr
     assert_same_run(killed, whole)
 
 
@@ -344,6 +346,15 @@ def test_the_best_one_is_used_where_all_others_are_damaged(killed, whole, tmp_pa
     assert_same_run(killed, whole)
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_checkpoint_that_is_named_is_used(inside, killed, whole, tmp_path):
+    folder, path = (killed / "checkpoints", ".") if inside else (tmp_path, "run/checkpoints")
+    done = run_here("--resume", f"{path}/00000004.ckpt", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "" and "Going on after iteration 3" in done.stdout
+    assert_same_run(killed, whole)
+
+
 def test_a_run_that_another_process_writes_is_refused(tmp_path):
     """That it may be had once that process is killed, all tests of kills show."""
     process = start_main(
@@ -379,14 +390,30 @@ def test_a_folder_that_another_run_is_about_to_use_is_refused(tmp_path):
         pass
 
 
-def test_only_damaged_checkpoints(killed, whole, tmp_path):
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("damage", "the checksum does not match"),
+        ("version", "written by another version of flame_rl, in format 4"),
+    ],
+)
+def test_where_no_checkpoint_can_be_used_nothing_is_touched(fault, words, killed, tmp_path):
+    names = {path.name for path in (killed / "checkpoints").iterdir()}
+    assert names == {"00000004.ckpt", "00000008.ckpt", "best.ckpt"}
     for path in (killed / "checkpoints").iterdir():
-        path.write_bytes(path.read_bytes()[:-1])
+        data = path.read_bytes()[:-1]
+        if fault == "version":
+            header, arrays = packing.unpack(path.read_bytes()[40:], "checkpoint")
+            body = packing.pack("checkpoint", header | {"format": 4}, arrays)
+            data = checkpoint.MAGIC + hashlib.sha256(body).digest() + body
+        path.write_bytes(data)
+    before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
     done = run_here("--resume", "run", cwd=tmp_path)
-    assert done.returncode == 0
-    for words in ("00000008.ckpt", "00000004.ckpt", "begins at the beginning"):
-        assert words in done.stderr
-    assert_same_run(killed, whole)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith("error: run holds no sound checkpoint")
+    assert done.stderr.count(words) == 3
+    assert all(name in done.stderr for name in names)
+    assert before == {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
 
 
 def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
