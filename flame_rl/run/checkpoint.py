@@ -30,7 +30,7 @@ from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import pack, unpack
 
 MAGIC = b"flameCP1"
-FORMAT = 5
+FORMAT = 6
 _HASH_BYTES = 32
 WEIGHTS_NAME = "weights.safetensors"
 # Begins the name of a table among the arrays.

@@ -201,7 +201,7 @@ def test_a_learner_that_is_killed_goes_on(algorithm, kind, wholes, tmp_path):
     assert done.returncode == -signal.SIGKILL, done.stderr
     run = tmp_path / "run"
     newest = max((run / "replay").iterdir())
-    newest.write_bytes(newest.read_bytes() + b"flameRP1" + bytes(range(100)))
+    newest.write_bytes(newest.read_bytes() + b"flameRP2" + bytes(range(100)))
     resume(run)
     # That process made segments of the usual length.
     assert_same_run(run, wholes(algorithm))
@@ -451,9 +451,36 @@ def test_damaged_experience_is_refused(how, wholes, tmp_path):
             trainer.train()
         assert str(caught.value).startswith("replay: ")
         assert str(folder) in str(caught.value)
+    before = contents(run / "replay") if (run / "replay").exists() else {}
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"error: replay: {run / 'replay'}" in done.stderr
+    # Once it is put back, nothing was lost.
+    assert contents(run / "replay") == before
+    shutil.rmtree(run / "replay")
+    shutil.copytree(wholes("dqn") / "replay", run / "replay")
+    resume(run)
+    assert_same(run, wholes("dqn"))
+
+
+def test_the_experience_of_another_run_is_refused(wholes, tmp_path):
+    """Episodes of equal lengths, with the same columns; and only one segment of them."""
+    run = Path(shutil.copytree(wholes("sac"), tmp_path / "run"))
+    (run / "checkpoints" / "00000008.ckpt").unlink()
+    own, foreign = (wholes(name) / "replay" for name in ("sac", "ddpg"))
+    assert contents(own).keys() == contents(foreign).keys()
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for name in (*sorted(contents(own))[-3:-1], None):
+        for path in foreign.iterdir() if name is None else [foreign / name]:
+            shutil.copy(path, run / "replay")
+        done = run_here("--resume", "run", cwd=tmp_path)
+        assert done.returncode == 1 and "those of another run" in done.stderr
+        after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        assert {p for p in after if after[p] != files[p]} <= set((run / "replay").iterdir())
+        for path in own.iterdir():
+            shutil.copy(path, run / "replay")
+    resume(run)
+    assert_same(run, wholes("sac"))
 
 
 def test_segments_that_no_checkpoint_needs_are_deleted(wholes, tmp_path):

@@ -394,7 +394,7 @@ def test_a_folder_that_another_run_is_about_to_use_is_refused(tmp_path):
     ("fault", "words"),
     [
         ("damage", "the checksum does not match"),
-        ("version", "written by another version of flame_rl, in format 4"),
+        ("version", "written by another version of flame_rl, in format 5"),
     ],
 )
 def test_where_no_checkpoint_can_be_used_nothing_is_touched(fault, words, killed, tmp_path):
@@ -404,7 +404,7 @@ def test_where_no_checkpoint_can_be_used_nothing_is_touched(fault, words, killed
         data = path.read_bytes()[:-1]
         if fault == "version":
             header, arrays = packing.unpack(path.read_bytes()[40:], "checkpoint")
-            body = packing.pack("checkpoint", header | {"format": 4}, arrays)
+            body = packing.pack("checkpoint", header | {"format": 5}, arrays)
             data = checkpoint.MAGIC + hashlib.sha256(body).digest() + body
         path.write_bytes(data)
     before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import os
 import shutil
+import struct
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from flame_rl.learner.off_policy.replay.records import records
 from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
+from flame_rl.wire import packing
 from tests.helpers import contents
 from tests.learner.replay.oracle import CONTINUOUS, DISCRETE, make_episodes
 
@@ -139,32 +143,61 @@ def torn(tmp_path):
     return folder, places, path, places[-2].end, places[-1].end
 
 
-def test_a_record_torn_at_any_byte_is_cut_off(torn):
+def test_a_record_torn_at_any_byte_is_cut_off_by_what_is_restored(torn):
     folder, places, path, start, end = torn
     whole = path.read_bytes()
     assert len(whole) == end
-    for length in range(start, end):
+    for length in [*range(start, start + 100), *range(start + 100, end, 9)]:
         path.write_bytes(whole[:length])
-        journal = Journal(folder, SEGMENT)
-        assert path.read_bytes() == whole[:start]
-        store = ReplayStore(CONTINUOUS, CAPACITY)
+        journal, store = Journal(folder, SEGMENT), ReplayStore(CONTINUOUS, CAPACITY)
         with pytest.raises(JournalError, match=r"checkpoint needs.*another checkpoint"):
             journal.restore(store, places[-1])
+        assert path.read_bytes() == whole[:length]
         journal.restore(store, places[-2])
+        assert path.read_bytes() == whole[:start]
         step(journal, store, len(places) - 2)
         assert path.read_bytes() == whole
 
 
-def test_a_flipped_byte_anywhere_is_found(torn):
+@pytest.mark.parametrize("first", [False, True])
+def test_a_flipped_byte_anywhere_is_found_and_can_be_mended(first, torn):
+    """In the last record of the newest segment, or in its first."""
     folder, places, path, start, end = torn
-    whole = path.read_bytes()
-    for place in range(start, end):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        assert [record.end for record in records(path)][-1] == start
-        journal, store = Journal(folder, SEGMENT), ReplayStore(CONTINUOUS, CAPACITY)
+    whole, store = path.read_bytes(), ReplayStore(CONTINUOUS, CAPACITY)
+    begins, ends = (0, next(records(path)).end) if first else (start, end)
+    for place in range(begins, ends):
+        altered = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        path.write_bytes(altered)
+        assert begins == max([record.end for record in records(path)], default=0)
         with pytest.raises(JournalError):
-            journal.restore(store, places[-1])
-        assert path.read_bytes() == whole[:start]
+            Journal(folder, SEGMENT).restore(store, places[-1])
+        assert path.read_bytes() == altered
+    path.write_bytes(whole)
+    Journal(folder, SEGMENT).restore(store, places[-1])
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("part", ["all", "the oldest segment", "the newest segment"])
+def test_episodes_of_another_run_are_refused_though_their_lengths_are_equal(part, tmp_path):
+    """Those of the second run have other rewards."""
+    folders, places = (tmp_path / "one", tmp_path / "other"), []
+    for folder, reward in zip(folders, (0, 1), strict=True):
+        journal, store = Journal(folder, 1), ReplayStore(CONTINUOUS, CAPACITY)
+        for k in range(12):
+            episodes = make_episodes([7, 5], [True, False], k)
+            episodes.columns["rewards"][:] += reward
+            journal.append(episodes)
+            store.add(episodes)
+        places.append(journal.place(store))
+    names = sorted(contents(folders[0]))
+    needed = [name for name in names if int(name[:12]) > places[0].oldest - 2]
+    assert contents(folders[0]).keys() == contents(folders[1]).keys() and len(needed) > 1
+    for name in {"all": names, "the oldest segment": needed[:1]}.get(part, needed[-1:]):
+        shutil.copy(folders[1] / name, folders[0] / name)
+    before, store = contents(folders[0]), ReplayStore(CONTINUOUS, CAPACITY)
+    with pytest.raises(JournalError, match="are those of another run"):
+        Journal(folders[0]).restore(store, places[0])
+    assert contents(folders[0]) == before
 
 
 def test_a_damaged_or_missing_segment_is_refused_and_nothing_is_cut_off(tmp_path):
@@ -299,8 +332,74 @@ def test_a_run_that_begins_anew_empties_the_folder(tmp_path):
 
 
 def test_other_files_in_the_folder_are_left_alone(tmp_path):
-    (tmp_path / "notes.replay").write_text("mine")
-    (tmp_path / "notes.txt").write_text("mine")
-    played(tmp_path, 10)
+    names = {"notes.replay", "notes.txt", "1.replay", "5.replay", "00000000000001.replay"}
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "000000000002.replay").mkdir()
+    journal, store, places = played(tmp_path, 10)
+    assert_same(restored(tmp_path, places[-1])[1], store)
+    journal.forget(places[-1].oldest)
     restored(tmp_path, Place(CAPACITY))
-    assert set(contents(tmp_path)) == {"notes.replay", "notes.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == names | {"000000000002.replay"}
+    assert all((tmp_path / name).read_text() == "mine" for name in names)
+
+
+def altered_records():
+    """By name, what a record's header and arrays may be in place of what they are."""
+    numbers = (-1, 1.5, "7", True, None, [], {}, 1 << 62, (1 << 63) - 1, 1 << 63, 1 << 200, 3)
+    for name in ("episodes", "steps"):
+        yield f"no {name}", lambda header, arrays, name=name: header.pop(name)
+        for value in numbers:
+            change = lambda header, arrays, n=name, v=value: header.update({n: v})  # noqa: E731
+            yield f"{name} {value!r:.20}", change
+    columns = [f"column {column.name}" for column in CONTINUOUS]
+    for name in ("index", "lengths", "terminated", "truncated", *columns):
+        yield f"no {name}", lambda header, arrays, name=name: arrays.pop(name)
+        for how, function in {
+            "empty": lambda a: a[:0],
+            "longer": lambda a: np.concatenate([a, a]),
+            "shorter": lambda a: a[:-1],
+            "a scalar": lambda a: a.reshape(-1)[0],
+            "deeper": lambda a: a[:, None],
+            "float64": lambda a: a.astype(np.float64) + 0.5,
+            "uint8": lambda a: a.astype(np.uint8),
+            "bool": lambda a: np.isfinite(a),
+            "int64": lambda a: a.astype(np.int64) - 9,
+            "greatest": lambda a: np.full(a.shape, np.iinfo(np.int64).max),
+            "least": lambda a: np.full(a.shape, np.iinfo(np.int64).min),
+            "wrapping": lambda a: np.full(a.shape, 1 << 61),
+        }.items():
+
+            def change(header, arrays, name=name, function=function):
+                arrays[name] = np.array(function(arrays[name]))
+
+            yield f"{name} {how}", change
+    yield "another column", lambda header, arrays: arrays.update({"column x": np.zeros(3)})
+    yield "another array", lambda header, arrays: arrays.update({"x": np.zeros(3)})
+
+
+def test_a_crafted_record_with_a_good_checksum_is_refused_in_a_sentence(torn):
+    """Whoever alters one can compute checksums; where the checkpoint is altered, too, there is no
+    other exception."""
+    folder, places, path, start, end = torn
+    whole = path.read_bytes()
+    header_bytes = len(whole[start:end]) - struct.unpack_from("<Q", whole, start + 8)[0]
+    previous, body = whole[start + 16 : start + 48], whole[start + header_bytes : end]
+    refused = 0
+    for what, alter in altered_records():
+        header, arrays = packing.unpack(body, "replay")
+        alter(header, arrays)
+        crafted = packing.pack("replay", header, arrays)
+        if crafted == body:
+            continue
+        digest = hashlib.sha256(previous + crafted).digest()
+        head = struct.pack("<8sQ32s32s", whole[start : start + 8], len(crafted), previous, digest)
+        path.write_bytes(whole[:start] + head + crafted)
+        size, store = path.stat().st_size, ReplayStore(CONTINUOUS, CAPACITY)
+        for place in (places[-1], places[-1]._replace(end=size, digest=digest)):
+            with contextlib.suppress(ValueError):  # and so is WireError
+                Journal(folder, SEGMENT).restore(store, place)
+                assert place.end == size and place != places[-1], what
+            assert path.stat().st_size == size
+        refused += 1
+    assert refused > 90

@@ -3,22 +3,34 @@ holds no more than a place in them.
 
 A journal is a folder of segments, each named by the number of episodes before it. A segment is a
 row of records; see records.py. What follows the place of the checkpoint from which a run resumes
-is cut off: the run plays it again, to the bit.
+is cut off, once all before it was read: the run plays it again, to the bit.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from flame_rl.learner.off_policy.replay.records import in_bytes, records, sync, write_from
+from flame_rl.learner.off_policy.replay.records import (
+    NO_DIGEST,
+    in_bytes,
+    records,
+    sync,
+    write_from,
+)
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.wire.messages import Episodes
 
 _SEGMENT_BYTES = 16_000_000
-_SUFFIX = ".replay"
+_OWN_NAME = re.compile(r"\d{12}\.replay")
+# Takes the name of a segment.
+_FOREIGN = (
+    "records of {} are those of another run, or were altered: they are not the ones that this "
+    "checkpoint was made with. Put the run's own replay folder back"
+)
 
 
 class JournalError(ValueError):
@@ -33,6 +45,7 @@ class Place(NamedTuple):
         episodes, steps: how many were added.
         oldest: number of the oldest episode that the store keeps.
         segment, end: the last record ends at byte `end` of the segment `segment`.
+        digest: of that record, and so of all before it.
     """
 
     capacity: int
@@ -41,12 +54,13 @@ class Place(NamedTuple):
     oldest: int = 0
     segment: int = 0
     end: int = 0
+    digest: bytes = NO_DIGEST
 
 
 class Journal:
     """Appends episodes to the newest segment, and begins another when that is large enough.
 
-    Opening a journal cuts off a torn tail: all that follows the last sound record.
+    Where the folder has segments, `restore` comes first.
 
     Attributes:
         folder: of the segments.
@@ -58,15 +72,7 @@ class Journal:
         self._segment_bytes = segment_bytes
         folder.mkdir(parents=True, exist_ok=True)
         self._episodes = self._steps = self._segment = self._end = 0
-        self._synced = False
-        for segment in reversed(self._segments()):
-            for record in records(self._path(segment)):
-                self._segment, self._end = segment, record.end
-                self._episodes = record.before + len(record.episodes)
-                self._steps = record.steps_before + record.episodes.steps
-            if self._end:
-                break
-        self._cut_off()
+        self._digest, self._synced = NO_DIGEST, False
 
     def append(self, episodes: Episodes) -> None:
         """Append episodes as one record.
@@ -79,10 +85,10 @@ class Journal:
         if end >= self._segment_bytes:
             sync(self._path(segment))
             segment, end = self._episodes, 0
-        chunks = in_bytes(self._episodes, self._steps, episodes)
+        chunks, digest = in_bytes(self._episodes, self._steps, self._digest, episodes)
         self._synced = False
         self._end = write_from(self._path(segment), end, chunks)
-        self._segment = segment
+        self._segment, self._digest = segment, digest
         self._episodes += len(episodes)
         self._steps += episodes.steps
 
@@ -103,7 +109,7 @@ class Journal:
             sync(self.folder)
             self._synced = True
         kept = store.capacity, self._episodes, self._steps, store.oldest
-        return Place(*kept, self._segment, self._end)
+        return Place(*kept, self._segment, self._end, self._digest)
 
     def restore(self, store: ReplayStore, place: Place) -> None:
         """Bring a store to this place, and cut off the journal there.
@@ -113,11 +119,12 @@ class Journal:
             place: as `place` returned it; one of a capacity alone: nothing was added.
 
         Raises:
-            JournalError: an episode before the place is missing or damaged, or the store has
-                another capacity. Nothing is cut off, and the store is of no use.
+            JournalError: an episode before the place is missing, damaged or of another run, or the
+                store has another capacity. Nothing is cut off, and the store is of no use.
+            ValueError: a record is sound and the store does not take it, with the same remark.
             OSError: the disk refuses.
         """
-        reached = (0, 0)
+        reached, digest = (0, 0), NO_DIGEST
         store.begin(0, 0)
         for segment in self._segments(place.oldest):
             for record in records(self._path(segment)):
@@ -125,17 +132,28 @@ class Journal:
                     break
                 if store.episodes == 0:
                     store.begin(record.before, record.steps_before)
+                elif record.previous != digest:
+                    raise JournalError(_FOREIGN.format(self._path(segment).name))
                 store.add(record.episodes)
-                reached = (segment, record.end)
-        if Place(store.capacity, store.episodes, store.steps, store.oldest, *reached) != place:
+                reached, digest = (segment, record.end), record.digest
+        kept = store.capacity, store.episodes, store.steps, store.oldest
+        if (*kept, *reached) != place[:-1]:
             raise JournalError(
                 f"the checkpoint needs the episodes {place.oldest} to {place.episodes - 1}, and "
-                f"{store.episodes - store.oldest} of them are there and sound; resume from another "
-                "checkpoint of the run, or begin it anew"
+                f"{store.episodes - store.oldest} of them are there and sound; put the run's own "
+                "files back, resume from another checkpoint of the run, "
+                f"--resume RUN/checkpoints/NAME.ckpt, or begin it anew"
             )
+        if digest != place.digest:
+            raise JournalError(_FOREIGN.format(self._path(place.segment).name))
         self._episodes, self._steps = place.episodes, place.steps
-        self._segment, self._end = place.segment, place.end
-        self._cut_off()
+        self._segment, self._end, self._digest = place.segment, place.end, place.digest
+        for segment in self._segments():
+            path = self._path(segment)
+            if segment > self._segment or self._end == 0:
+                path.unlink()
+            elif segment == self._segment and path.stat().st_size > self._end:
+                os.truncate(path, self._end)
 
     def forget(self, oldest: int) -> None:
         """Delete the segments that no place needs.
@@ -151,20 +169,12 @@ class Journal:
                 self._path(segment).unlink()
 
     def _path(self, segment: int) -> Path:
-        return self.folder / f"{segment:012d}{_SUFFIX}"
+        return self.folder / f"{segment:012d}.replay"
 
     def _segments(self, oldest: int = 0) -> list[int]:
-        """The segments, ascending: all that have an episode of number `oldest` or later."""
-        stems = [path.stem for path in self.folder.glob("*" + _SUFFIX)]
-        segments = sorted(int(stem) for stem in stems if stem.isdecimal())
+        """The segments, ascending: all that have an episode of number `oldest` or later. Files of
+        other names are not the journal's own."""
+        own = [path for path in self.folder.iterdir() if _OWN_NAME.fullmatch(path.name)]
+        segments = sorted(int(path.stem) for path in own if path.is_file())
         begin = max((segment for segment in segments if segment <= oldest), default=0)
         return [segment for segment in segments if segment >= begin]
-
-    def _cut_off(self) -> None:
-        """Remove all that follows the last record."""
-        for segment in self._segments():
-            path = self._path(segment)
-            if segment > self._segment or self._end == 0:
-                path.unlink()
-            elif segment == self._segment and path.stat().st_size > self._end:
-                os.truncate(path, self._end)

@@ -1,7 +1,8 @@
 """Records: episodes as bytes in a file that only grows, each with a checksum.
 
-A record is `MAGIC`, the length of its body (uint64, little-endian), the SHA-256 of the body, and
-the body: a message of `flame_rl.wire.packing`. Nothing is pickled.
+A record is `MAGIC`, the length of its body (uint64, little-endian), the digest of the record before
+it, its own digest, and the body: a message of `flame_rl.wire.packing`. A digest is the SHA-256 of
+the digest before it and the body, so that the last one stands for all records. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -13,15 +14,22 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from flame_rl.wire.fields import Whole, value_from_data
+import numpy as np
+
+from flame_rl.wire.fields import WireError, Within, value_from_data
 from flame_rl.wire.messages import Episodes
 from flame_rl.wire.packing import Buffer, pack_buffers, unpack
 
-MAGIC = b"flameRP1"
-_HEAD = struct.Struct("<8sQ32s")
+MAGIC = b"flameRP2"
+# The digest before the first record.
+NO_DIGEST = bytes(hashlib.sha256().digest_size)
+_HEAD = struct.Struct("<8sQ32s32s")
 _KIND = "replay"
-_ABOUT_EPISODES = ("index", "lengths", "terminated", "truncated")
+_ABOUT_EPISODES = {"index": "int64", "lengths": "int64", "terminated": "bool", "truncated": "bool"}
+# Below 2**63 even with what follows.
+_Before = Annotated[int, Within(0, (1 << 62) - 1, "an integer from 0 to 2**62 - 1")]
 # Begins the name of a column among a record's arrays.
 _COLUMN = "column "
 
@@ -35,24 +43,31 @@ class Record:
         steps_before: number of the steps before these.
         episodes: what was appended.
         end: the byte of the segment at which the record ends.
+        previous, digest: see above.
     """
 
     before: int
     steps_before: int
     episodes: Episodes
     end: int
+    previous: bytes
+    digest: bytes
 
 
-def in_bytes(before: int, steps_before: int, episodes: Episodes) -> list[Buffer]:
-    """A record in chunks, to be written one after another; for the arguments see `Record`."""
+def in_bytes(
+    before: int, steps_before: int, previous: bytes, episodes: Episodes
+) -> tuple[list[Buffer], bytes]:
+    """A record in chunks, to be written one after another, and its digest; for the arguments see
+    `Record`."""
     header = {"episodes": before, "steps": steps_before}
     arrays = {name: getattr(episodes, name) for name in _ABOUT_EPISODES}
     arrays |= {_COLUMN + name: array for name, array in episodes.columns.items()}
     body = pack_buffers(_KIND, header, arrays)
-    digest = hashlib.sha256()
+    hashed = hashlib.sha256(previous)
     for chunk in body:
-        digest.update(chunk)
-    return [_HEAD.pack(MAGIC, sum(map(len, body)), digest.digest()), *body]
+        hashed.update(chunk)
+    digest = hashed.digest()
+    return [_HEAD.pack(MAGIC, sum(map(len, body)), previous, digest), *body], digest
 
 
 def records(path: Path) -> Iterator[Record]:
@@ -61,25 +76,35 @@ def records(path: Path) -> Iterator[Record]:
     size, end = path.stat().st_size, 0
     with path.open("rb") as file:
         while end + _HEAD.size <= size:
-            magic, length, checksum = _HEAD.unpack(file.read(_HEAD.size))
+            magic, length, previous, digest = _HEAD.unpack(file.read(_HEAD.size))
             end += _HEAD.size + length
             if magic != MAGIC or end > size:
                 return
             body = bytearray(length)
             file.readinto(body)
-            if hashlib.sha256(body).digest() != checksum:
+            hashed = hashlib.sha256(previous)
+            hashed.update(body)
+            if hashed.digest() != digest:
                 return
-            yield _record(body, end)
+            before, steps_before, episodes = _content(body)
+            yield Record(before, steps_before, episodes, end, previous, digest)
 
 
-def _record(body: bytearray, end: int) -> Record:
+def _content(body: bytearray) -> tuple[int, int, Episodes]:
+    """The fields of a `Record` that are in its body; whoever adds the episodes to a store checks
+    lengths and columns."""
     header, arrays = unpack(body, _KIND)
     before, steps_before = (
-        value_from_data(Whole, header.get(name), name) for name in ("episodes", "steps")
+        value_from_data(_Before, header.get(name), name) for name in ("episodes", "steps")
     )
-    about = {name: arrays.pop(name) for name in _ABOUT_EPISODES}
+    count = arrays.get("lengths", np.zeros(0)).shape[:1]
+    about = {name: arrays.pop(name, None) for name in _ABOUT_EPISODES}
+    for name, dtype in _ABOUT_EPISODES.items():
+        array = about[name]
+        if array is None or (array.dtype, array.shape) != (dtype, count):
+            raise WireError(f"{name}: not {dtype}, one for each episode")
     columns = {name.removeprefix(_COLUMN): array for name, array in arrays.items()}
-    return Record(before, steps_before, Episodes(**about, columns=columns), end)
+    return before, steps_before, Episodes(**about, columns=columns)
 
 
 def write_from(path: Path, start: int, chunks: Sequence[Buffer]) -> int:

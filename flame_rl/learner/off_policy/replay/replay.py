@@ -173,7 +173,8 @@ class ReplayMemory:
         if self.store.episodes:
             with self._refused_by_the_disk():
                 place = self._opened().place(self.store)
-        state = {"place": np.array(place)}
+        *numbers, digest = place
+        state = {"place": np.array(numbers), "journal": np.frombuffer(digest, np.uint8)}
         return state if self._priorities is None else state | self._priorities.state()
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
@@ -182,13 +183,16 @@ class ReplayMemory:
         Raises:
             KeyError, ValueError: the state is that of another replay memory.
         """
-        names = {"place"} if self._priorities is None else {"place", "priorities", "greatest"}
-        if state.keys() != names or len(state["place"]) != len(Place._fields):
+        names = {"place", "journal"}
+        if self._priorities is not None:
+            names |= {"priorities", "greatest"}
+        if state.keys() != names:
             raise KeyError(f"replay: {', '.join(state)} where there must be {', '.join(names)}")
-        if state["place"][0] != self.store.capacity:
+        capacity = _place_in(state).capacity
+        if capacity != self.store.capacity:
             raise ValueError(
                 f"capacity: {self.store.capacity} steps, but the checkpoint is of a replay store "
-                f"of {state['place'][0]}; resume with the same capacity"
+                f"of {capacity}; resume with the same capacity"
             )
         self._waiting = {name: array.copy() for name, array in state.items()}
 
@@ -219,7 +223,11 @@ class ReplayMemory:
 
 
 def _place_in(state: dict[str, np.ndarray], prefix: str = "") -> Place:
-    return Place(*state[f"{prefix}place"].tolist())
+    """Raises KeyError or ValueError if there is none."""
+    numbers, digest = state[f"{prefix}place"], state[f"{prefix}journal"]
+    if (numbers.dtype, numbers.shape) != (np.int64, (len(Place._fields) - 1,)) or any(numbers < 0):
+        raise ValueError(f"place: {numbers} is no place in a journal")
+    return Place(*numbers.tolist(), digest.tobytes())
 
 
 def refuse_longer_episodes(steps: int, capacity: int) -> None:
