@@ -8,12 +8,15 @@ which cross Flame's object cache as they are, neither pickled nor copied on the 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.metadata
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.lib.introspect import opt_func_info
 
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.wire import codec
@@ -33,6 +36,20 @@ def versions() -> dict[str, str]:
     }
 
 
+def processor() -> dict[str, str]:
+    """What of this processor decides bits, too: the kernel that NumPy's OpenBLAS chose for it, and
+    the instruction set of NumPy's own loops. "unknown" with another BLAS."""
+    kernel = "unknown"
+    for path in Path(np.__file__).parent.parent.glob("numpy.libs/lib*openblas*"):
+        with contextlib.suppress(OSError, AttributeError):
+            name = ctypes.CDLL(str(path)).scipy_openblas_get_corename64_
+            name.restype = ctypes.c_char_p
+            kernel = name().decode()
+    loops = opt_func_info(func_name="^exp$", signature="float64")
+    chosen = {loop["current"] for loop in loops.get("exp", {}).values()}
+    return {"BLAS kernel": kernel, "NumPy's instruction set": " ".join(sorted(chosen))}
+
+
 class Collector:
     """The service's execution object; Flame makes one in each executor and calls its methods."""
 
@@ -43,8 +60,8 @@ class Collector:
             self._worker.start()
 
     def versions(self) -> pyarrow.RecordBatch:
-        """`versions()` as JSON in a `column`."""
-        return column(json.dumps(versions()).encode())
+        """`versions()` and `processor()` as JSON in a `column`."""
+        return column(json.dumps(versions() | processor()).encode())
 
     def collect(
         self,

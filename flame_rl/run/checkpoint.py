@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from flame_rl.actor.remote import processor
 from flame_rl.run.results import RunState, Totals
 from flame_rl.settings.checks import Number
 from flame_rl.settings.config import TrainConfig
@@ -52,7 +53,8 @@ class Checkpoint:
             best; None in a file that `Trainer.save` wrote.
         spec: describes the environment, so that the networks can be made without it.
         config: `TrainConfig.to_data`.
-        versions: of the libraries that the bits of a result depend on.
+        versions: of the libraries that the bits of a result depend on, and their choices for the
+            processor.
         learner: the learner's state by name.
         tables: the text of the run's CSV files, by file name; none in a file that `Trainer.save`
             wrote.
@@ -171,11 +173,17 @@ def _read_table(array: np.ndarray) -> bytes:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of the libraries that the bits of a result depend on."""
+    """Versions of the libraries that the bits of a result depend on, and what these choose for this
+    machine's processor."""
+    import torch
+
     names = ("torch", "numpy", "gymnasium", "mujoco", "safetensors")
-    return {"python": platform.python_version()} | {
-        name: importlib.metadata.version(name) for name in names
-    }
+    return (
+        {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in names}
+        | processor()
+        | {"torch's instruction set": torch.backends.cpu.get_cpu_capability()}
+    )
 
 
 def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:

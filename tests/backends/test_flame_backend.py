@@ -22,7 +22,7 @@ import pytest
 from flamepy.core.types import ResourceRequirement, SessionAttributes
 from flamepy.proto import types_pb2
 
-from flame_rl.actor.remote import Collector, versions
+from flame_rl.actor.remote import Collector, processor, versions
 from flame_rl.backends.flame import session
 from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.backends.flame.cluster import Room, connect, memory_share
@@ -340,6 +340,19 @@ def test_executor_with_other_versions_is_refused(name: str) -> None:
     backend._silence = 120.0
     with pytest.raises(UsageError, match=f"{name} {versions()[name]} here, 3.99 there"):
         backend._compare_versions(answer)
+
+
+@pytest.mark.parametrize("name", processor())
+def test_executors_with_another_kernel_are_pointed_out(name: str) -> None:
+    for theirs in (processor(), processor() | {name: "Zen"}):
+        answer: Future[bytes] = Future()
+        answer.set_result(json.dumps(versions() | theirs).encode())
+        backend = FlameBackend.__new__(FlameBackend)
+        backend._silence, backend._watch = 120.0, Mock()
+        backend._compare_versions(answer)
+        said = [call.args[0] for call in backend._watch.say.call_args_list]
+        assert len(said) == (theirs[name] == "Zen")
+        assert all(f"{name} {processor()[name]} here, Zen there" in text for text in said)
 
 
 def test_the_session_is_asked_now_and_then_while_the_first_executor_starts() -> None:

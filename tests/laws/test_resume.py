@@ -424,6 +424,17 @@ def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
 
 
+def test_another_kernel_and_instruction_set_are_pointed_out(killed, tmp_path):
+    """As another family of processors has; the run folder and its checkpoints say which it was."""
+    start = json.loads((killed / "starts.jsonl").read_text().splitlines()[0])
+    kernels = {"OPENBLAS_CORETYPE": "Nehalem", "ATEN_CPU_CAPABILITY": "default"}
+    done = run_main("--resume", "run", cwd=tmp_path, environment=kernels)
+    assert done.returncode == 0
+    for name, now in (("BLAS kernel", "Nehalem"), ("torch's instruction set", "DEFAULT")):
+        then = start["versions"][name]
+        assert f"made with {name} {then}, this is {now}: results may differ" in done.stderr
+
+
 SPEC = spec_of(1, 2, False)
 
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import threadpoolctl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +86,10 @@ def test_round_trip(path):
     assert loaded.versions["numpy"] == np.__version__
     assert set(loaded.versions) == {
         *("python", "torch", "numpy", "gymnasium", "mujoco", "safetensors"),
+        *("BLAS kernel", "NumPy's instruction set", "torch's instruction set"),
     }
+    blas = [each for each in threadpoolctl.threadpool_info() if "numpy.libs" in each["filepath"]]
+    assert [each["architecture"] for each in blas] in ([], [loaded.versions["BLAS kernel"]])
     assert set(loaded.learner) == set(learner.state_dict())
     for name, array in learner.state_dict().items():
         np.testing.assert_array_equal(loaded.learner[name], array, name, strict=True)

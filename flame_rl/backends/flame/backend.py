@@ -13,7 +13,7 @@ from dataclasses import replace
 import flamepy.core.client
 from flamepy.core.types import FlameError
 
-from flame_rl.actor.remote import versions
+from flame_rl.actor.remote import processor, versions
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends import Listener
 from flame_rl.backends.dispatch import (
@@ -209,7 +209,8 @@ class FlameBackend:
         )
 
     def _compare_versions(self, future: Future[memoryview]) -> None:
-        """Wait for an executor's versions, which must equal this machine's."""
+        """Wait for an executor's versions, which must equal this machine's; processors may differ,
+        and the user is told."""
         began, limit = time.monotonic(), max(STARTUP_SECONDS, self._silence)
         while not future.done():
             wait([future], timeout=STOP_POLL_SECONDS)
@@ -232,17 +233,23 @@ class FlameBackend:
             raise RunError(
                 f"the first task on the cluster failed: {error}. {self._session.events()}"
             ) from error
-        ours = versions()
-        if theirs == ours:
-            return
-        different = [
-            f"{name} {ours.get(name)} here, {version} there"
+        kernels = processor()
+        ours = versions() | kernels
+        different = {
+            name: f"{name} {ours.get(name)} here, {version} there"
             for name, version in theirs.items()
             if version != ours.get(name)
-        ]
+        }
+        if others := [different.pop(name) for name in kernels if name in different]:
+            self._watch.say(
+                f"the executors have other processors than this machine: {'; '.join(others)}. "
+                "The same seed may give another result than on this machine alone"
+            )
+        if not different:
+            return
         remedy = f"start with `uv run --python {theirs.get('python')} main.py …`, or use --local"
         raise UsageError(
-            f"the executors run other versions than this machine: {'; '.join(different)}. "
+            f"the executors run other versions than this machine: {'; '.join(different.values())}. "
             f"The same seed would not give the same result; {remedy}"
         )
 

@@ -142,7 +142,7 @@ class Watch:
         if new := len(lost - self._lost):
             left = max(0, self._wanted - len(lost))
             what = "An executor was lost" if new == 1 else f"{new} executors were lost"
-            self._say(
+            self.say(
                 f"{what}: {left} of {self._wanted} left. docs/cluster.md says how to get one back"
             )
         self._lost |= lost
@@ -166,7 +166,7 @@ class Watch:
         now = time.monotonic()
         if seconds < QUIET_SECONDS:
             if self._telling:
-                self._say("The cluster works again.")
+                self.say("The cluster works again.")
                 self.over()
         elif now - self._told_at >= 1.0:
             self._told_at = now
@@ -184,7 +184,7 @@ class Watch:
 
     # A listener that fails ends no run.
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if self.listener is not None:
             with contextlib.suppress(Exception):
                 self.listener.say(text)
