@@ -13,6 +13,7 @@ from unittest import mock
 import gymnasium
 import pytest
 
+from flame_rl.actor.simulators.repeatable import SEED
 from tests.flame_fixtures import (
     EXECUTORS,
     MY_ENV,
@@ -45,7 +46,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, folder)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "flame_rl", folder / "flame_rl", ignore=ignored)
-    (folder / "my_env.py").write_text(MY_ENV.format(marker=str(folder / "died")))
+    (folder / "my_env.py").write_text(MY_ENV.format(marker=str(folder / "died"), seed=SEED))
     (folder / "pace_env.py").write_text(PACE_ENV)
     (folder / ".env").write_text(f"PASSWORD={SECRET}")
     (folder / "flame_rl" / "actor" / ".env").write_text(f"PASSWORD={SECRET}")

@@ -749,7 +749,7 @@ class Leaking(ObservationAction):
     def reset(self, *, seed=None, options=None):
         kept = int(os.environ.get("FAULT_LEAK_MEGABYTES", "20"))
         _LEAK.append(b"x" * (kept * 1_000_000))
-        if "FAULT_LOG" in os.environ:
+        if "FAULT_LOG" in os.environ and seed != SEED:
             with Path(os.environ["FAULT_LOG"]).open("a") as file:
                 file.write(f"{os.getpid()}\n")
         return super().reset(seed=seed, options=options)

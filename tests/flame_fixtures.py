@@ -52,6 +52,8 @@ class Mine(gymnasium.Env):
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
+        # Not in the episodes of the check at a run's start.
+        self.breaks = seed != {seed} and not MARKER.exists()
         return self.np_random.normal(size=3).astype(np.float32), {{}}
 
     def step(self, action):
@@ -63,10 +65,10 @@ class Mine(gymnasium.Env):
             observation[1] = np.nan
         if self.steps == 5 and self.fault == "shape":
             observation = observation[:2]
-        if self.steps == 5 and self.fault == "dies" and not MARKER.exists():
+        if self.steps == 5 and self.fault == "dies" and self.breaks:
             MARKER.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.steps == 5 and self.fault == "hangs" and not MARKER.exists():
+        if self.steps == 5 and self.fault == "hangs" and self.breaks:
             MARKER.touch()
             time.sleep(600)
         if self.fault == "slow":
