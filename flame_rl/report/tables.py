@@ -141,9 +141,12 @@ def timing_row(result: IterationResult) -> Row:
 
 
 def read_columns(path: Path) -> dict[str, list[float]]:
-    """The numeric columns of one of these files."""
+    """The numeric columns of one of these files. Raises OSError or ValueError if it is none."""
     with io.TextIOWrapper(open_regular(path), newline="") as file:
         # A run that goes on, or was killed, may have written a part of its last line.
-        rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
+        try:
+            rows = list(csv.DictReader(line for line in file if line.endswith("\n")))
+        except csv.Error as error:
+            raise ValueError(f"{path.name}: {error}") from error
     names = [name for name in (rows[0] if rows else {}) if name != "weights_digest"]
     return {name: [float(row[name] or "nan") for row in rows] for name in names}

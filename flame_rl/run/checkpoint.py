@@ -77,12 +77,6 @@ class Checkpoint:
         return Totals(self.iterations, self.episodes, self.env_steps, self.length_mean)
 
 
-def write_checkpoint(path: Path, data: bytes) -> None:
-    """Write a checkpoint, making its folder. Raises OSError if the disk refuses."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, data)
-
-
 @contextlib.contextmanager
 def refused_by_the_disk(path: Path) -> Iterator[None]:
     """Within the block, an OSError becomes a RunError about this checkpoint."""

@@ -110,6 +110,8 @@ def differences(saved: TrainConfig, given: TrainConfig) -> str:
     Settings that decide the result must stay, except for the number of iterations or env steps, and
     what the algorithm's `may_change` names.
     """
+    if saved.algorithm_name != given.algorithm_name:
+        return f"--algorithm {saved.algorithm_name} in the run, {given.algorithm_name} now"
     names = ("iterations", "env_steps", *saved.algorithm.may_change)
     wanted = {name: getattr(given.experiment, name) for name in names}
     extended = replace(saved.experiment, **wanted)

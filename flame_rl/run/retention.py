@@ -15,10 +15,10 @@ from flame_rl.run.checkpoint import (
     encode_checkpoint,
     read_checkpoint,
     refused_by_the_disk,
-    write_checkpoint,
 )
 from flame_rl.run.folder import CHECKPOINTS_NAME
 from flame_rl.run.results import IterationResult, RunState
+from flame_rl.system.files import write_atomically
 
 if TYPE_CHECKING:
     from flame_rl.learner.off_policy.replay.replay import ReplayMemory
@@ -130,7 +130,9 @@ class Checkpointer:
         spec, config = self._trainer.spec, self._trainer.config
         data = encode_checkpoint(state, score, spec, config, tables)
         with refused_by_the_disk(path):
-            write_checkpoint(path, data)
+            # Without its parents: a run folder that was moved is not made again.
+            self._folder.mkdir(exist_ok=True)
+            write_atomically(path, data)
 
 
 def with_collector(state: RunState) -> RunState:

@@ -25,12 +25,7 @@ from flame_rl.backends import Listener
 from flame_rl.backends.select import collects_elsewhere, is_distributed, make_backend
 from flame_rl.run.agent import Agent
 from flame_rl.run.ahead import Ahead, EitherEvent
-from flame_rl.run.checkpoint import (
-    Checkpoint,
-    encode_checkpoint,
-    refused_by_the_disk,
-    write_checkpoint,
-)
+from flame_rl.run.checkpoint import Checkpoint, encode_checkpoint, refused_by_the_disk
 from flame_rl.run.checks import environment_warnings, refuse_impossible_sizes, refuse_many_episodes
 from flame_rl.run.evaluation import Evaluation, evaluate_policy
 from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, files_of, run_of
@@ -43,6 +38,7 @@ from flame_rl.settings.environments import CALLABLE, environment_id
 from flame_rl.settings.execution import Output
 from flame_rl.settings.experiment import EnvironmentSource
 from flame_rl.system.errors import Interrupted, UsageError
+from flame_rl.system.files import write_atomically
 from flame_rl.system.signals import unless_stopped
 from flame_rl.wire.messages import CollectRequest, Episodes
 
@@ -355,7 +351,8 @@ class Trainer:
             if self.files is not None:
                 self.files.copy_to(files_beside(path))
             state = RunState(self.totals, self.learner.state_dict())
-            write_checkpoint(path, encode_checkpoint(state, None, self.spec, self.config))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, encode_checkpoint(state, None, self.spec, self.config))
 
     def listen(self, listener: Listener) -> None:
         """Let `listener` be told when a cluster gives no sign of life; otherwise nobody is."""

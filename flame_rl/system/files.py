@@ -45,9 +45,16 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def why_refused(error: OSError) -> str:
-    """The error's text. Where a file or folder belongs to somebody else: whose it is, the likely
-    cause and the remedy, too."""
+    """The error's text. Where a file or folder belongs to somebody else, or its folder is gone: the
+    likely cause and the remedy, too."""
     with contextlib.suppress(OSError):
+        if isinstance(error, FileNotFoundError) and error.filename is not None:
+            parents = Path(error.filename).absolute().parents
+            if gone := [parent for parent in parents if not parent.exists()]:
+                return (
+                    f"{error}; {gone[-1]} is gone: if it was moved, --resume goes on under its new "
+                    "name"
+                )
         if isinstance(error, PermissionError) and error.filename is not None:
             return f"{error}{_whose(Path(error.filename).resolve(), Path.cwd().resolve())}"
     return str(error)

@@ -273,6 +273,31 @@ def test_a_users_files_among_the_checkpoints_are_left_alone(eight, tmp_path):
     assert again.returncode == 0 and "Going on after iteration 8" in again.stdout
 
 
+@pytest.mark.parametrize("algorithm", ["reinforce", "dqn"])
+@pytest.mark.parametrize("moment", [1, 4])
+def test_a_run_folder_that_is_renamed_stays_in_one_place(algorithm, moment, tmp_path, monkeypatch):
+    """Before the first checkpoint or after it; what was saved goes on under the new name."""
+    flags = ("--env", "cartpole", "--algorithm", algorithm, "--episodes-per-iter", "3")
+    flags = (*flags, "--workers", "0", "--checkpoint-every", "3", "--iterations", "8")
+    train, run, moved = Trainer.train, tmp_path / "run", tmp_path / "moved"
+
+    def renamed(trainer):
+        if trainer.totals.iterations == moment:
+            run.rename(moved)
+        return train(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train", renamed)
+        done = run_here(*flags, "--output", "run", cwd=tmp_path)
+    assert done.returncode == 1 and not run.exists()
+    assert f"{run} is gone" in done.stderr and "--resume" in done.stderr
+    whole = run_here(*flags, "--output", "run", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    again = run_here("--resume", "moved", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert_same_run(moved, run)
+
+
 # What an environment does to the process
 
 

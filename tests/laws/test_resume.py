@@ -20,7 +20,7 @@ from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, differences, hol
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import packing
-from tests.helpers import run_here, run_main, spec_of, start_main
+from tests.helpers import environment_id, run_here, run_main, spec_of, start_main
 from tests.learners import make_learner
 from tests.runs import ITERATIONS, RUN, SLOWLY, WHOLE, assert_same_run, rows, survivors
 
@@ -198,6 +198,18 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
             assert name in free or "--" + name.replace("_", "-") in found
     more = {"workers": 1, "local": True, "simulator": "plain", "plot": True, "checkpoint_every": 3}
     assert not differences(saved, saved.changed(**more))
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_a_config_of_another_algorithm_is_refused(algorithm, killed, tmp_path):
+    config = TrainConfig(env=environment_id("Poisoned"), algorithm=algorithm)
+    (killed / "config.json").write_text(config.to_json())
+    before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
+    for path in ("run", "run/checkpoints/00000004.ckpt"):
+        done = run_here("--resume", path, cwd=tmp_path)
+        assert done.returncode == 2 and "not that of the run's checkpoint" in done.stderr
+        assert f"--algorithm reinforce in the run, {algorithm} now" in done.stderr
+    assert before == {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(("name", "value"), [("seed", 8), ("learning_rate", 0.5), ("gamma", 0.5)])

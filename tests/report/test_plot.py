@@ -262,6 +262,10 @@ def test_single_iterations_are_drawn_and_unfinished_runs_named(make_run, tmp_pat
         (lambda folder: (folder / "config.json").write_text("{}"), "holds no run that can be"),
         (lambda folder: (folder / "metrics.csv").write_text("iteration\n"), "no iteration was"),
         (lambda folder: (folder / "metrics.csv").write_text("env_steps\nx\n"), "holds no run that"),
+        (
+            lambda folder: add_column(folder, "x", ["7" * 140_000] * 20),
+            r"metrics\.csv: field larger",
+        ),
     ],
 )
 def test_folders_that_cannot_be_drawn_are_named(make_run, tmp_path, change, message):
