@@ -4,6 +4,8 @@ nothing."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from flame_rl.run.evaluation import Evaluation, evaluate_policy
 from flame_rl.run.results import IterationResult, RunState, Timing, Totals, progress
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.machine import ONE_BLAS_THREAD
+from flame_rl.system.signals import end_if_stopped, stoppable
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec
 from flame_rl.wire.steps import recorded_columns
 
@@ -51,10 +54,7 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
     if isinstance(backend, Ahead) and progress(experiment, after) < 1:
         latest = learner.snapshot()
         backend.begin(latest, training_request(config, spec, after, latest.version))
-    # The only copy of the state in an iteration.
-    before = {name: array.copy() for name, array in learner.state_dict().items()}
-    trainer.before = RunState(done, before)
-    try:
+    with undone_if_it_fails(trainer):
         own = learner.rewards.own_of(collected.episodes)
         learned = learner.rewards.learned_of(collected.episodes, own)
         losses = learner.update(learned, progress(experiment, done))
@@ -91,18 +91,25 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
             ),
             evaluation=evaluation,
         )
+        end_if_stopped()
         trainer.totals = after
-    except BaseException:
-        # Ctrl-C, too, which may come again while the first one is undone.
-        while True:
-            try:
-                learner.load_state_dict(before)
-                trainer.totals = done
-                break
-            except KeyboardInterrupt:
-                continue
-        raise
     return result
+
+
+@contextmanager
+def undone_if_it_fails(trainer: Trainer) -> Iterator[None]:
+    """If the block fails or is interrupted, learner and totals are as they were before."""
+    done, learner = trainer.totals, trainer.learner
+    # The only copy of the state in an iteration.
+    before = {name: array.copy() for name, array in learner.state_dict().items()}
+    trainer.before = RunState(done, before)
+    with stoppable(trainer.stop):
+        try:
+            yield
+        except BaseException:
+            learner.load_state_dict(before)
+            trainer.totals = done
+            raise
 
 
 def _validate(trainer: Trainer, backend: Backend) -> Evaluation:

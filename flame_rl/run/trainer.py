@@ -72,6 +72,7 @@ class Trainer:
         totals: the progress of the run.
         before: a copy of the state before the latest iteration; None before the first.
         tables: the text of a resumed run's CSV files, by file name.
+        stop: set while the user asks to stop.
         warnings: for the user, about the environment or a resumed run.
     """
 
@@ -103,7 +104,7 @@ class Trainer:
         self.config = config
         self.warnings: list[str] = []
         self._callback = callback
-        self._stop = threading.Event() if stop is None else stop
+        self.stop = EitherEvent(threading.Event() if stop is None else stop)
         self._ended = self._closed = False
         self._registered: str | None = None
         self._agent: Agent | None = None
@@ -115,15 +116,14 @@ class Trainer:
                 "environments; only Python can pass it: Trainer.load(path, env=…)"
             )
         refuse_impossible_sizes(config)
-        ended = EitherEvent(self._stop)
         # Before torch is imported, so that workers and executors start in the meantime.
-        self._backend = make_backend(config, ended)
+        self._backend = make_backend(config, self.stop)
         if config.overlap and collects_elsewhere(config):
-            self._backend = Ahead(self._backend, ended)
+            self._backend = Ahead(self._backend, self.stop)
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.
             with own_networks():
-                unless_stopped(self._stop, lambda: importlib.import_module("model"))
+                unless_stopped(self.stop, lambda: importlib.import_module("model"))
                 self._make_learner()
         except BaseException:
             self.close()
@@ -246,7 +246,7 @@ class Trainer:
                 f"done; save(path), then Trainer.load(path, {name}=…), goes on"
             )
         self._refuse_if_closed()
-        if self._stop.is_set():
+        if self.stop.is_set():
             raise Interrupted
         result = run_iteration(self, self._backend)
         if self._callback is not None and self._callback(result) == "stop":
@@ -257,7 +257,7 @@ class Trainer:
         """Do the remaining iterations, until the callback returns "stop" or `stop` is set."""
         self._ended = False
         while progress(self.config.experiment, self.totals) < 1:
-            if self._ended or self._stop.is_set():
+            if self._ended or self.stop.is_set():
                 return
             yield self.train()
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextvars import ContextVar
 from types import FrameType
 from typing import TypeVar
 
@@ -22,6 +23,9 @@ _GRACE_SECONDS = 0.5
 _POLL_SECONDS = 0.1
 
 Result = TypeVar("Result")
+
+# A context variable, so that what computes for long need not pass the event on.
+_STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 
 class StopSignal(threading.Event):
@@ -66,6 +70,41 @@ def stop_on_signals() -> Iterator[StopSignal]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def stoppable(stop: threading.Event) -> Iterator[None]:
+    """Within the block `end_if_stopped` heeds this event. Where Ctrl-C would raise an exception, it
+    sets the event, and KeyboardInterrupt comes at the end of the block: so that no second one comes
+    while the first is being undone."""
+    token, number = _STOP.set(stop), signal.SIGINT
+    before, held = signal.getsignal(number), []
+
+    def hold(*_: object) -> None:
+        held.append(number)
+        stop.set()
+
+    mine = threading.current_thread() is threading.main_thread()
+    mine = mine and before is signal.default_int_handler
+    if mine:
+        signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        _STOP.reset(token)
+        if held:
+            stop.clear()
+        if mine:
+            signal.signal(number, before)
+        if held:
+            raise KeyboardInterrupt
+
+
+def end_if_stopped() -> None:
+    """Raise Interrupted within `stoppable` once the user asks to stop."""
+    stop = _STOP.get()
+    if stop is not None and stop.is_set():
+        raise Interrupted
 
 
 def unless_stopped(stop: threading.Event, function: Callable[[], Result]) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import shutil
 import signal
@@ -16,10 +17,12 @@ import numpy as np
 import pytest
 
 from flame_rl import TrainConfig, Trainer
+from flame_rl.learner.learner import Learner
 from flame_rl.learner.training.adam import Adam
 from flame_rl.report import Reporters
 from flame_rl.report.tables import TableReporter, metrics_row
 from flame_rl.run import checkpoint, retention
+from flame_rl.run.iteration import run_iteration, undone_if_it_fails
 from tests.helpers import ROOT, clean_environment, run_here, start_main
 from tests.runs import RUN, assert_same_run
 
@@ -200,32 +203,75 @@ def test_an_exception_within_an_update_leaves_the_learner_as_it_was(error, algor
     assert found == expected
 
 
-def test_a_second_interrupt_while_the_first_is_undone_leaves_the_learner_as_it_was(monkeypatch):
-    config = TrainConfig(local=True, workers=0, episodes_per_iter=8, iterations=4, algorithm="ppo")
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_interrupt_at_any_line_leaves_learner_and_totals_as_one_iteration_has_them(fails):
+    """While an iteration is done, or while one is undone whose update failed."""
+    traced = {function.__code__ for function in (run_iteration, undone_if_it_fails.__wrapped__)}
+    traced |= {function.__code__ for function in (Learner.update, Learner.load_state_dict)}
+    config = TrainConfig(local=True, workers=0, episodes_per_iter=2, hidden_sizes=(3,))
+    config = config.changed(iterations=999, evaluate_every=2, evaluate_episodes=1)
     with Trainer(config) as trainer:
-        trainer.train()
-        state, totals = copy.deepcopy(trainer.learner.state_dict()), trainer.totals
-        update, load, interrupts = trainer.learner.update, Adam.load_state_dict, []
+        update = trainer.learner.update
 
-        def interrupted(*arguments):
+        def failing(*arguments):
             update(*arguments)
-            raise KeyboardInterrupt
+            raise RuntimeError
 
-        def interrupted_again(self, own):
-            # In the middle: the networks are loaded before their optimisers.
-            if len(interrupts) < 3:
-                interrupts.append(1)
-                raise KeyboardInterrupt
-            load(self, own)
+        if fails:
+            trainer.learner.update = failing
+        for at in itertools.count(1):
+            before, totals, lines = copy.deepcopy(trainer.learner.state_dict()), trainer.totals, 0
 
-        with monkeypatch.context() as patch:
-            patch.setattr(trainer.learner, "update", interrupted)
-            patch.setattr(Adam, "load_state_dict", interrupted_again)
-            with pytest.raises(KeyboardInterrupt):
+            def trace(frame, event, argument, at=at):
+                nonlocal lines
+                lines += event == "line"
+                if event == "line" and lines == at:
+                    signal.raise_signal(signal.SIGINT)
+                return trace if frame.f_code in traced else None
+
+            sys.settrace(trace)
+            try:
                 trainer.train()
-        assert len(interrupts) == 3 and trainer.totals == totals
-        after = trainer.learner.state_dict()
-        assert all(np.array_equal(after[name], state[name]) for name in state)
+            except (KeyboardInterrupt, RuntimeError) as error:
+                interrupted = isinstance(error, KeyboardInterrupt)
+            else:
+                interrupted = False
+            finally:
+                sys.settrace(None)
+            assert interrupted == (lines >= at)
+            if not interrupted:
+                break
+            after = trainer.learner.state_dict()
+            same = all(np.array_equal(after[name], before[name]) for name in before)
+            assert same == (trainer.totals == totals), f"line {at}"
+            assert after["updates"] == trainer.totals.iterations
+        assert at > 50 and (trainer.totals.iterations == 0 or not fails)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(number, tmp_path, monkeypatch):
+    """The update is undone, and the run that goes on is the run that never stopped."""
+    flags = ("--env", "cartpole", "--algorithm", "ppo", "--episodes-per-iter", "8")
+    flags = (*flags, "--workers", "0", "--iterations", "4")
+    whole = run_here(*flags, "--output", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    step, calls = Adam.step, []
+
+    def counted(self, rate):
+        calls.append(rate)
+        if len(calls) == 150:
+            os.kill(os.getpid(), number)
+        step(self, rate)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Adam, "step", counted)
+        done = run_here(*flags, "--output", "run", cwd=tmp_path)
+    assert done.returncode == 128 + number, done.stderr
+    assert len(calls) == 150
+    (saved,) = retention.list_checkpoints(tmp_path / "run" / "checkpoints")
+    again = run_here("--resume", "run", cwd=tmp_path)
+    assert f"Going on after iteration {int(saved.stem) - 1}" in again.stdout
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 # The best checkpoint

@@ -11,6 +11,8 @@ import math
 
 import numpy as np
 
+from flame_rl.system.signals import end_if_stopped
+
 # The paper's beta1, beta2 and epsilon.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
 # Sums of gradients, and of their squares, below these bounds change no parameter, and become 0:
@@ -50,7 +52,8 @@ class Adam:
         return norm
 
     def step(self, learning_rate: float) -> None:
-        """One step down the gradient."""
+        """One step down the gradient. Raises Interrupted if the user asks to stop."""
+        end_if_stopped()
         self.steps += 1
         gradient, first, second = self.gradient, self._first_sum, self._second_sum
         change = self._scratch
