@@ -55,7 +55,7 @@ POLICY_GAIN = 0.01
 def preprocessing(
     spec: EnvironmentSpec, config: TrainConfig, normalize: bool = False
 ) -> Preprocessing:
-    """The modules that stack observations (--frame-stack) and bring their numbers near 1.
+    """The modules that bring the numbers of observations near 1 and stack these (--frame-stack).
 
     Args:
         spec, config: the environment's description and the run's settings.
@@ -67,8 +67,8 @@ def preprocessing(
     if has_bytes(spec):
         space = spec.observation_space
         centers = normalize and is_large(picture_size(space))
-        return frames, Centering(space, count) if centers else Scaling(space)
-    normalizer = ObservationNormalizer(spec.observation_dim, count) if normalize else nn.Identity()
+        return frames, Centering(space) if centers else Scaling(space)
+    normalizer = ObservationNormalizer(spec.observation_dim) if normalize else nn.Identity()
     return frames, normalizer
 
 

@@ -20,8 +20,8 @@ from flame_rl.modules.layers import Dense, array_of, layers_of
 from flame_rl.nets.discrete import dueling
 from flame_rl.wire.messages import Layer, PolicySnapshot
 
-# The modules that stack and normalise observations before the layers, see observations.py; each may
-# be the identity.
+# The modules that stack observations before the layers, and before that normalise each, see
+# observations.py; both may be the identity.
 Preprocessing = tuple[nn.Module, nn.Module]
 
 
@@ -38,17 +38,25 @@ class ObservationNetwork(nn.Module):
         self.frames, self.normalizer = preprocessing
         self.network = nn.Sequential(*layers)
 
-    def forward(self, observations: Tensor) -> Tensor:
-        """The output of the layers: float32 or uint8 [B, D] -> float32 [B, width]."""
-        return self.network(self.preprocess(observations))
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The output of the layers, float32 [B, width]; for `inputs` see `preprocess`."""
+        return self.network(self.preprocess(*inputs))
 
-    def preprocess(self, observations: Tensor) -> Tensor:
-        """What enters the layers, float32 [B, inputs]."""
-        return self.normalizer(self.frames(observations))
+    def preprocess(self, observations: Tensor, missing: Tensor | None = None) -> Tensor:
+        """What enters the layers, float32 [B, inputs].
+
+        Args:
+            observations: float32 or uint8 [B, D].
+            missing: with stacked frames, which of them precede the episode, bool [B, frames]: these
+                become 0. None: they are in `observations` if they are 0 there.
+        """
+        each = self.normalizer(observations)
+        return self.frames(each if missing is None else each.masked_fill(missing[..., None], 0))
 
     def outputs(self, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """What a loss sees; `samples` has "inputs", the observations."""
-        return self.of_output(self(samples["inputs"]), samples)
+        """What a loss sees; `samples` has "inputs", the observations, and where frames are stacked
+        "missing"."""
+        return self.of_output(self(*inputs_of(samples)), samples)
 
     def of_output(self, output: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """What a loss sees, given the output of the layers: that output itself."""
@@ -74,7 +82,7 @@ class PolicyNetwork(ObservationNetwork):
 
     def export_layers(self) -> tuple[Layer, ...]:
         """The layers for actors."""
-        return layers_of(self.frames, self.normalizer, self.network)
+        return layers_of(self.normalizer, self.frames, self.network)
 
 
 class CategoricalPolicy(PolicyNetwork):
@@ -228,9 +236,9 @@ class ValueNetwork(ObservationNetwork):
         super().__init__(preprocessing, layers)
         self.register_buffer("scale", torch.zeros(()))
 
-    def forward(self, observations: Tensor) -> Tensor:
-        """The values: float32 or uint8 [B, D] -> float32 [B]."""
-        return super().forward(observations).squeeze(-1) * self.scale
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """The values, float32 [B]; for `inputs` see `preprocess`."""
+        return super().forward(*inputs).squeeze(-1) * self.scale
 
     @property
     def last(self) -> nn.Module:
@@ -265,7 +273,8 @@ class SharedNetwork(nn.Module):
 
     def outputs(self, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """What a loss sees: the policy's outputs, then the values."""
-        return self.of_features(self.features(self.policy.preprocess(samples["inputs"])), samples)
+        inputs = self.policy.preprocess(*inputs_of(samples))
+        return self.of_features(self.features(inputs), samples)
 
     def of_features(self, features: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """What a loss sees, given the features."""
@@ -274,7 +283,7 @@ class SharedNetwork(nn.Module):
 
     def values(self, samples: dict[str, Tensor]) -> tuple[Tensor]:
         """What a loss sees of the values alone."""
-        return (self._values(self.features(self.policy.preprocess(samples["inputs"]))),)
+        return (self._values(self.features(self.policy.preprocess(*inputs_of(samples)))),)
 
     def snapshot(self) -> PolicySnapshot:
         """The policy's layers and head for actors."""
@@ -287,6 +296,11 @@ class SharedNetwork(nn.Module):
 
     def _values(self, features: Tensor) -> Tensor:
         return self.value(features).squeeze(-1) * self.scale
+
+
+def inputs_of(samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """What `ObservationNetwork.preprocess` takes."""
+    return tuple(samples[name] for name in ("inputs", "missing") if name in samples)
 
 
 @torch.no_grad()

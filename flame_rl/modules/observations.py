@@ -1,4 +1,4 @@
-"""Preprocessing of observations: modules that stack and normalise them before the layers."""
+"""Preprocessing of observations: modules that normalise and stack them before the layers."""
 
 from __future__ import annotations
 
@@ -48,20 +48,19 @@ class ObservationNormalizer(LayerModule):
 
     kind = "normalize"
 
-    def __init__(self, observation_dim: int, frames: int = 1) -> None:
-        """`frames` is k, the number of observations that are stacked."""
+    def __init__(self, observation_dim: int) -> None:
         super().__init__()
-        self.observation_dim, self._frames = observation_dim, frames
-        self.register_buffer("mean", torch.zeros(observation_dim * frames))
-        self.register_buffer("std", torch.ones(observation_dim * frames))
+        self.observation_dim = observation_dim
+        self.register_buffer("mean", torch.zeros(observation_dim))
+        self.register_buffer("std", torch.ones(observation_dim))
 
     def set(self, mean: np.ndarray, std: np.ndarray) -> None:
         """Set the statistics of observations, both float64 [D]."""
-        self.mean.copy_(torch.from_numpy(mean.repeat(self._frames)))
-        self.std.copy_(torch.from_numpy(std.repeat(self._frames)))
+        self.mean.copy_(torch.from_numpy(mean))
+        self.std.copy_(torch.from_numpy(std))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """float32 [B, D * k] -> [B, D * k]."""
+        """float32 [..., D] -> [..., D]."""
         normalized = (observation - self.mean) / self.std
         return normalized.clamp(-OBSERVATION_CLIP, OBSERVATION_CLIP)
 
@@ -97,22 +96,21 @@ class Centering(LayerModule):
 
     kind = "center"
 
-    def __init__(self, space: spaces.Box, frames: int = 1) -> None:
-        """`frames` is k, the number of pictures that are stacked."""
+    def __init__(self, space: spaces.Box) -> None:
         super().__init__()
-        self.observation_dim, self._frames = math.prod(space.shape), frames
+        self.observation_dim = math.prod(space.shape)
         # So that numbers are 100 at most, however little changes from picture to picture.
         self._least_std = _greatest(space) / 100
-        self.register_buffer("mean", torch.zeros(self.observation_dim * frames))
+        self.register_buffer("mean", torch.zeros(self.observation_dim))
         self.register_buffer("factor", torch.full((1,), 1 / _greatest(space)))
 
     def set(self, mean: np.ndarray, std: np.ndarray) -> None:
         """Set the statistics of each number of the pictures, both float64 [D]."""
-        self.mean.copy_(torch.from_numpy(mean.repeat(self._frames)))
+        self.mean.copy_(torch.from_numpy(mean))
         self.factor.fill_(1 / max(self._least_std, np.sqrt(np.mean(std * std))))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """uint8 [B, D * k] -> float32 [B, D * k]."""
+        """uint8 [..., D] -> float32 [..., D]."""
         return (observation - self.mean) * self.factor
 
     def arrays(self) -> dict[str, Tensor]:

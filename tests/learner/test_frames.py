@@ -80,6 +80,9 @@ def test_replay_reads_the_stacks_of_its_episodes(columns, capacity):
                 np.testing.assert_array_equal(view["observations"][row, step], later)
                 later = stack(observations, min(t + step + 1, length))
                 np.testing.assert_array_equal(view["next_observations"][row, step], later)
+                for column, time in (("missing", t + step), ("next_missing", t + step + 1)):
+                    before = [min(time, length) - K + 1 + frame < 0 for frame in range(K)]
+                    np.testing.assert_array_equal(view[column][row, step], before)
 
 
 def played(learner, name: str, indices=range(40)):
@@ -113,8 +116,11 @@ def test_actors_and_learner_see_the_same(name, memory):
         stacks = np.stack([stack(observations, t) for t in range(len(observations))])
         module = learner.parts["policy"]
         with torch.no_grad():
-            seen = module.normalizer(module.frames(torch.from_numpy(stacks)))
-            expected = module.network(seen).numpy()
+            each = module.normalizer(torch.from_numpy(stacks))
+            # What does not exist is 0 for the network, whatever the mean of what does.
+            for t in range(min(K - 1, len(each))):
+                each[t, : K - 1 - t] = 0
+            expected = module.network(module.frames(each)).numpy()
         np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-5)
     if memory == "none":
         assert type(networks.policy.network) is AutogradNetwork
@@ -125,6 +131,30 @@ def test_actors_and_learner_see_the_same(name, memory):
     whole = log_probs_of(networks.policy.network, samples)
     networks.policy.network.slice_rows = 7
     np.testing.assert_allclose(log_probs_of(networks.policy.network, samples), whole, atol=1e-5)
+
+
+def test_a_sample_of_impala_is_what_its_batch_was():
+    """The log-probabilities of sequences from replay against those of whole episodes."""
+    learner = make_learner(
+        described(environment_id("Wandering")),
+        algorithm="impala",
+        frame_stack=K,
+        hidden_sizes=(9,),
+        sequence_length=1,
+    )
+    inner, store = learner.algorithm.inner, learner.algorithm.replay.store
+    learner.update(played(learner, "Wandering"))
+    policy, episodes = learner.parts["policy"], played(learner, "Wandering")
+    with torch.no_grad():
+        policy.network[-1].weight *= 100  # a new policy hardly depends on observations
+    samples = policy_samples(make_batch(episodes, frames=K))
+    learner.algorithm.replay.add(inner.record(episodes))
+    policy.normalizer.set(np.full(policy.normalizer.observation_dim, 3.0), np.ones(1))
+    now = log_probs_of(AutogradNetwork(policy), samples)
+    view = inner.view(store, np.arange(store.steps - len(now), store.steps))
+    view["log_probs"] = now[:, None]
+    numbers = inner.step(view, np.random.default_rng(0), 1.0)
+    np.testing.assert_allclose(numbers["importance"], 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

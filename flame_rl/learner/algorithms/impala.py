@@ -23,7 +23,7 @@ from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.returns import discounted_returns
 from flame_rl.learner.on_policy.update import make_actor_critic
 from flame_rl.learner.training.trained import Train
-from flame_rl.nets.network import Samples
+from flame_rl.nets.network import Network, Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.impala import ImpalaSettings
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
@@ -68,14 +68,11 @@ class Impala(GradientStep):
         settings, policy, value = self._settings, self._networks.policy, self._networks.value
         mask = samples["mask"]
         # All steps of all sequences as one minibatch.
-        observations, actions, following = (
-            samples[name].reshape(-1, *samples[name].shape[2:])
-            for name in ("observations", "actions", "next_observations")
-        )
-        inputs = policy.network.prepare(observations)
-        policy_pass = policy.network.forward({"inputs": inputs, "actions": actions})
-        value_pass = value.network.forward({"inputs": value.network.prepare(observations)})
-        (next_values,) = value.network.outputs({"inputs": value.network.prepare(following)})
+        steps = {n: c.reshape(-1, *c.shape[2:]) for n, c in samples.items() if c.ndim > 1}
+        inputs = _inputs_of(policy.network, steps)
+        policy_pass = policy.network.forward(inputs | {"actions": steps["actions"]})
+        value_pass = value.network.forward(_inputs_of(value.network, steps))
+        (next_values,) = value.network.outputs(_inputs_of(value.network, steps, "next_"))
         log_pi, entropy, values, next_values = (
             output.reshape(mask.shape)
             for output in (*policy_pass.outputs, *value_pass.outputs, next_values)
@@ -104,6 +101,13 @@ class Impala(GradientStep):
             "importance": share * rho,
             "td_error": (share * np.abs(errors)).mean(axis=1),
         }
+
+
+def _inputs_of(network: Network, steps: Samples, prefix: str = "") -> Samples:
+    """The observations of steps, or with the prefix "next_" those that follow, for the network."""
+    inputs = {"inputs": network.prepare(steps[f"{prefix}observations"])}
+    missing = steps.get(f"{prefix}missing")
+    return inputs if missing is None else inputs | {"missing": missing}
 
 
 def v_trace(

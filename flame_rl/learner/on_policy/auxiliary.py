@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.learner.user_function import import_function
-from flame_rl.modules.networks import PolicyNetwork, SharedNetwork
+from flame_rl.modules.networks import SharedNetwork, inputs_of
 from flame_rl.settings.losses import loss_name
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -36,25 +36,15 @@ def every_output(network: SharedNetwork, samples: dict[str, Tensor]) -> tuple[Te
             columns of `Batch.outcomes`.
     """
     policy = network.policy
-    inputs = policy.preprocess(samples["inputs"])
+    inputs = policy.preprocess(*inputs_of(samples))
     features = network.features(inputs)
     outputs = network.of_features(features, samples)
     if not network.auxiliary:
         return outputs
-    following = _preprocess_single(policy, samples["next_observations"])
+    following = policy.normalizer(samples["next_observations"])
     seen = samples | {"observations": inputs, "next_observations": following}
     losses = (loss_of_steps(*item, features, seen) for item in network.auxiliary.items())
     return (*outputs, *losses)
-
-
-def _preprocess_single(policy: PolicyNetwork, observations: Tensor) -> Tensor:
-    """Normalise observations without the frames before them: [B, D] -> [B, D]."""
-    if isinstance(policy.frames, nn.Identity):
-        return policy.preprocess(observations)
-    count = policy.frames.size[1]
-    # The normaliser takes stacks: stack equal observations, and keep one.
-    stack = observations.unsqueeze(-2).expand(*observations.shape[:-1], count, -1)
-    return policy.preprocess(stack)[..., ::count]
 
 
 def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module:

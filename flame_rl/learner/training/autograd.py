@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.training.frames import as_array
+from flame_rl.learner.training.frames import Stacks, as_array
 from flame_rl.modules.layers import LayerModule
 from flame_rl.modules.recurrent import burning_in
 from flame_rl.nets.kinds import LAYERS
@@ -192,10 +192,13 @@ def changes_nothing(module: nn.Module) -> bool:
 
 def tensors_of(samples: Samples, device: torch.device) -> dict[str, Tensor]:
     """The columns as tensors on the device; integers are int64, but for uint8, the numbers of
-    pictures."""
+    pictures. With "inputs" that are `Stacks` comes "missing", which of their frames precede the
+    episode."""
     # In a new thread, products would run on OpenMP's own number of threads until torch is asked for
     # its number.
     torch.get_num_threads()
+    if isinstance(samples.get("inputs"), Stacks):
+        samples = samples | {"missing": samples["inputs"].missing()}
     tensors = {n: torch.from_numpy(as_array(column)).to(device) for n, column in samples.items()}
     return {
         n: t if t.is_floating_point() or t.dtype in (torch.uint8, torch.bool) else t.long()

@@ -51,10 +51,17 @@ class Stacks:
 
     def gather(self) -> np.ndarray:
         """The stacks as an array, [B, k, D]."""
-        rows, missing = stacked_rows(self.rows, self.time[self.rows], self.frames)
+        rows, missing = self._stacked()
         stacks = self.observations.take(rows, axis=0, mode="clip")
         stacks[missing] = 0
         return stacks
+
+    def missing(self) -> np.ndarray:
+        """Which of the observations precede the episode, bool [B, k]."""
+        return self._stacked()[1]
+
+    def _stacked(self) -> tuple[np.ndarray, np.ndarray]:
+        return stacked_rows(self.rows, self.time[self.rows], self.frames)
 
 
 def stacked_rows(rows: np.ndarray, times: np.ndarray, frames: int) -> tuple[np.ndarray, np.ndarray]:

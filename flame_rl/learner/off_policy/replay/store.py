@@ -108,7 +108,7 @@ class ReplayStore:
 
         With more than one frame, and `times`, integers [*rows.shape], how many observations of its
         episode are before each row, "observations" are [*rows.shape, k, D], the latest last, and
-        zeros before the episode's first.
+        zeros before the episode's first, which are "missing", bool [*rows.shape, k].
 
         Real numbers are float32. "continues", float32, is 0 for the last step of a terminated
         episode and otherwise 1. In the row of an episode's last observation it is 0, and so is all
@@ -124,10 +124,10 @@ class ReplayStore:
             read[column.name] = numbers[..., start:stop].reshape(*rows.shape, *column.shape)
             start = stop
         if self.frames > 1 and times is not None:
-            read["observations"] = self._stacks(rows, times)
+            read["observations"], read["missing"] = self._stacks(rows, times)
         return read | {"continues": numbers[..., -1]}
 
-    def _stacks(self, rows: np.ndarray, times: np.ndarray) -> np.ndarray:
+    def _stacks(self, rows: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         earlier, missing = stacked_rows(rows, times, self.frames)
         apart = self._others.get("observations")
         if apart is None:
@@ -135,7 +135,7 @@ class ReplayStore:
         else:
             stacks = apart.take(earlier, axis=0, mode="wrap")
         stacks[missing] = 0
-        return stacks
+        return stacks, missing
 
     def _write(self, episodes: Episodes, skipped: int) -> None:
         """Write all episodes but the first `skipped`, whose steps are counted already."""

@@ -3,7 +3,8 @@
 Each returns columns by name, copies with the same first dimension B, the number of positions.
 Besides the store's own columns there are "next_observations" and "discounts": the factor of the
 next observation's value, 0 after an end. A time limit is no end: the value of the episode's last
-observation counts. In a store with k frames, observations have a dimension k before D.
+observation counts. In a store with k frames, observations have a dimension k before D, and
+"missing" says which precede the episode; "next_missing" of sequences those of "next_observations".
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def sequences(
     read = store.read(store.rows(starts)[:, None] + inside, times)
     sequence = {name: column[:, :-1] for name, column in read.items()}
     sequence["next_observations"] = read["observations"][:, 1:]
+    if "missing" in read:
+        sequence["next_missing"] = read["missing"][:, 1:]
     sequence["discounts"] = sequence.pop("continues") * np.float32(discount)
     sequence["mask"] = (steps[:-1] < left).astype(np.float32)
     sequence["starts"] = starts
