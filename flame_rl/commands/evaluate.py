@@ -50,7 +50,7 @@ class EvaluateCommand:
     """Collect on this machine even where a Flame cluster is configured."""
 
     workers: int | None = None
-    """Local worker processes; default: all cores; 0: collect in this process."""
+    """Local worker processes; none: one for each core; 0: collect in this process."""
 
     json: bool = False
     """Print one line of JSON."""

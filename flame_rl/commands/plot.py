@@ -26,7 +26,7 @@ class PlotCommand:
     their mean.
     """
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
     """Run folders; of one environment or of several."""
 
     columns: tuple[str, ...] = ("reward_mean",)

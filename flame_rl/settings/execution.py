@@ -24,11 +24,11 @@ class Execution:
     """Collect on this machine even where a Flame cluster is configured."""
 
     workers: CountOrZero | None = None
-    """Local worker processes; default: one for each core; 0: collect in this process, so that a
+    """Local worker processes; none: one for each core; 0: collect in this process, so that a
     breakpoint in the collector works."""
 
     executors: Count | None = None
-    """Executors of a Flame cluster; default: one for every core that it offers. A given number
+    """Executors of a Flame cluster; none: one for every core that it offers. A given number
     divides the cluster's memory instead, so that there may be more than cores, for simulators that
     wait and do not compute."""
 
@@ -42,7 +42,7 @@ class Execution:
 
     task_timeout: Annotated[float, Within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
     """Seconds after which a worker that gives no answer is killed and its episodes are collected
-    again; default: ten times the longest task so far, but at least a minute, and more for a task of
+    again; none: ten times the longest task so far, but at least a minute, and more for a task of
     more episodes than any before; 600 at first."""
 
     worker_episodes: Count = 100_000
@@ -64,7 +64,7 @@ class Output:
     """What a run writes and shows, and which run it resumes. It changes no result."""
 
     output: Path | None = None
-    """Run folder; default: runs/<env>-<algorithm>-<time>."""
+    """Run folder; none: runs/<env>-<algorithm>-<time>."""
 
     resume: Path | None = None
     """Go on with the run in this folder, or from this checkpoint in one. It needs no other flag."""

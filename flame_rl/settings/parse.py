@@ -6,12 +6,14 @@ import argparse
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.checks import flag
@@ -30,6 +32,8 @@ _HEADINGS = {
     "output": "files",
     "execution": "execution",
 }
+# How --help shows types, and words become values.
+_KINDS = ConstructorRegistry()
 
 
 def parse(
@@ -120,9 +124,55 @@ def _read(
 ) -> Command:
     options = {} if default is None else {"default": default}
     try:
-        return tyro.cli(kind, args=arguments, prog=prog, description=description, **options)
+        return tyro.cli(
+            kind,
+            args=arguments,
+            prog=prog,
+            description=description,
+            registry=_KINDS,
+            **options,
+        )
     except BrokenPipeError:  # of --help, where `head` reads
         raise SystemExit(0) from None
+
+
+@_KINDS.primitive_rule
+def _of_optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Of a type or None, --help shows the type alone, and `none` as the default."""
+    kinds = [kind for kind in get_args(info.type) if kind is not NoneType]
+    if len(kinds) != 1 or kinds == list(get_args(info.type)):
+        return None
+    spec = _spec_of(kinds[0], info)
+    return replace(
+        spec,
+        instance_from_str=lambda words: (
+            None if words == ["None"] else spec.instance_from_str(words)
+        ),
+        is_instance=lambda value: value is None or spec.is_instance(value),
+        str_from_instance=lambda value: (
+            ["none"] if value is None else spec.str_from_instance(value)
+        ),
+        choices=None,
+    )
+
+
+@_KINDS.primitive_rule
+def _of_tuple(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Of a tuple, --help shows its type as in `INT ...`, and `none` for an empty one."""
+    if get_origin(info.type) is not tuple:
+        return None
+    spec = _spec_of(get_args(info.type)[0], info)
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"{spec.metavar} ...",
+        instance_from_str=lambda words: tuple(spec.instance_from_str([word]) for word in words),
+        is_instance=lambda value: isinstance(value, tuple),
+        str_from_instance=lambda values: [spec.str_from_instance(v)[0] for v in values] or ["none"],
+    )
+
+
+def _spec_of(kind: Any, info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec:
+    return ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, info.markers))
 
 
 def resumed_folder(arguments: Sequence[str]) -> Path | None:

@@ -113,8 +113,8 @@ def _values(field: str, hint: Any, values: list[str]) -> list[str]:
 
 
 def _value(field: str, hint: Any, kind: Any, word: str) -> str:
-    if word == "None" and NoneType in get_args(hint):
-        return word
+    if word.lower() == "none" and NoneType in get_args(hint):
+        return "None"
     if get_origin(kind) is Literal:
         choices = {choice.lower(): choice for choice in get_args(kind)}
         if word.lower() not in choices:

@@ -17,8 +17,11 @@ import psutil
 import pytest
 
 import flame_rl
+from flame_rl.commands import COMMANDS
 from flame_rl.run.folder import hold_folder
+from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.parse import parse
 from tests.helpers import ROOT, SOON, environment_id, run_here, run_main, start_main
 from tests.runs import assert_saved_weights
 
@@ -65,6 +68,23 @@ def test_help_has_headings_and_what_is_used_most_comes_first(tmp_path):
     order = ("--env ", "--iterations ", "--clip-range ", "--output ", "--resume ", "--workers ")
     places = [text.index(f"│ {name}") for name in order]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("words", [*(("--algorithm", name) for name in ALGORITHMS), *COMMANDS])
+def test_help_shows_no_types_of_python(words, tmp_path):
+    text = run_here(*([words] if isinstance(words, str) else words), "--help", cwd=tmp_path).stdout
+    assert "show this help message" in text
+    for noise in ("None", "{[", "[STR", "[INT", "[FLOAT", "[[", "default: )"):
+        assert noise not in text
+    if words not in COMMANDS:
+        assert "--iterations INT " in text and "--max-episode-steps INT " in text
+        assert re.search(r"--hidden-sizes INT \.\.\. .*?\(default: \d+ \d+\)", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("word", ["none", "None"])
+def test_none_may_be_typed(word):
+    config, _ = parse(["--env", "ant", "--steps-per-iter", word, "--output", word])
+    assert config.experiment.steps_per_iter is None and config.output.output is None
 
 
 def test_help_that_nobody_reads_to_its_end_is_no_error(tmp_path):
