@@ -182,15 +182,15 @@ def do(run: Run, options: Options) -> dict[str, object]:
         main(*what, *where)
         evaluated = json.loads(main("evaluate", str(folder), "--episodes", "20", "--json", *where))
         learned = read_run(folder)
-        reached = np.flatnonzero(learned.rewards >= LEARNED.get(run.picture, np.inf))
+        reached = np.flatnonzero(learned.values >= LEARNED.get(run.picture, np.inf))
         row = {
             "picture": run.picture,
             "name": run.name,
             "seed": run.seed,
             "env_steps": int(learned.env_steps[-1]),
             "learned_at": int(learned.env_steps[reached[0]]) if len(reached) else "",
-            "first": float(learned.rewards[0]),
-            "last_tenth": float(smooth(learned.rewards)[-1]),
+            "first": float(learned.values[0]),
+            "last_tenth": float(smooth(learned.values)[-1]),
             "evaluation": evaluated["reward_mean"],
             "evaluation_low": evaluated["reward_low"],
             "evaluation_high": evaluated["reward_high"],

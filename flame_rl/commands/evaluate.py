@@ -102,7 +102,7 @@ def _run(command: EvaluateCommand, stop: StopSignal) -> None:
         return
     say(
         f"{headline(trainer, result.episodes, command.explore)}\n"
-        f"  Mean reward: {result.reward_mean:.1f} "
+        f"  Mean return: {result.reward_mean:.1f} "
         f"(95 %: {result.reward_low:.1f} to {result.reward_high:.1f})\n"
         f"  Median:      {result.reward_median:.1f}\n"
         f"  Minimum:     {result.reward_min:.1f}\n"

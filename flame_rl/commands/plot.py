@@ -30,7 +30,7 @@ class PlotCommand:
     """Run folders; of one environment or of several."""
 
     columns: tuple[str, ...] = ("reward_mean",)
-    """Columns of metrics.csv, a curve for each; evaluation: the mean reward of evaluations."""
+    """Columns of metrics.csv, a curve for each; evaluation: the mean return of evaluations."""
 
     output: Path = Path("curves.png")
     """The picture, .png or .svg."""
@@ -56,7 +56,7 @@ def plot(arguments: Sequence[str]) -> None:
                 "and seed"
             )
     for run in runs:
-        done, wanted = len(run.rewards), run.config.experiment.iterations
+        done, wanted = len(run.values), run.config.experiment.iterations
         if done < wanted and run.config.experiment.env_steps is None:
             warn(
                 f"warning: {run.folder} has {done} of its {wanted} iterations; a mean of seeds "

@@ -116,8 +116,8 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
             warn(f"warning: {warning}")
         if config.output.reproduce is not None:
             for episode in trainer.reproduce():
-                reward = trainer.learner.rewards.own_return(episode)
-                say(f"Reward {reward} in {episode.length} steps; nothing failed.")
+                own = trainer.learner.rewards.own_return(episode)
+                say(f"Return {own} in {episode.length} steps; nothing failed.")
             return
         if trainer.learner.algorithm.notice:
             say(f"{trainer.learner.algorithm.notice}\n")

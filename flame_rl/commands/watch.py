@@ -77,7 +77,7 @@ def watch(arguments: Sequence[str]) -> int:
 
 
 def _run(command: WatchCommand, stop: StopSignal) -> None:
-    """Show the episodes and print each one's reward."""
+    """Show the episodes and print each one's return."""
     from flame_rl.report.bar import LateBar
     from flame_rl.tools.viewer import show
 
@@ -96,9 +96,9 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
             names = [f", {agent}" for agent in trainer.spec.agents] or [""]
             lengths: list[int] = []
             for episode in show(snapshot, request, command.video, stop, on_step):
-                reward = trainer.learner.rewards.own_return(episode)
+                own = trainer.learner.rewards.own_return(episode)
                 who = f"Episode {episode.index}{names[len(lengths)]}"
-                say(f"  {who}: reward {reward:.1f} in {episode.length} steps")
+                say(f"  {who}: return {own:.1f} in {episode.length} steps")
                 lengths.append(episode.length)
                 if len(lengths) == len(names):
                     bar.shorten((limit or 0) - max(lengths))

@@ -98,7 +98,7 @@ class ConsoleReporter:
             TextColumn("Env steps" if self._counts_steps else "Iteration"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[scores]}"),
+            TextColumn("{task.fields[returns]}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
         )
@@ -107,7 +107,7 @@ class ConsoleReporter:
             "",
             total=experiment.env_steps if self._counts_steps else experiment.iterations,
             completed=self._completed(self._done),
-            scores="",
+            returns="",
             left="",
         )
         console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
@@ -146,15 +146,15 @@ class ConsoleReporter:
         """Move the bar."""
         if self._progress is None:
             return
-        scores = []
+        returns = []
         if self._last is not None:
-            scores.append(f"reward {self._last.reward_mean:.1f}")
+            returns.append(f"return {self._last.reward_mean:.1f}")
         if self._evaluation is not None:
-            scores.append(f"evaluation {self._evaluation[1].reward_mean:.1f}")
+            returns.append(f"evaluation {self._evaluation[1].reward_mean:.1f}")
         self._progress.update(
             self._progress.task_ids[0],
             completed=completed,
-            scores=", ".join(scores),
+            returns=", ".join(returns),
             left=self._left(),
         )
 
@@ -295,7 +295,7 @@ def _details(result: IterationResult) -> str:
         seconds["evaluating"] = timing.evaluating
     lines = [
         f"  iteration {result.iteration}",
-        f"    rewards     {result.reward_mean:.1f} ± {result.reward_std:.1f}, "
+        f"    returns     {result.reward_mean:.1f} ± {result.reward_std:.1f}, "
         f"{result.reward_min:.1f} to {result.reward_max:.1f}, "
         f"in episodes of {result.length_mean:.1f} steps",
         *_parts(result),
@@ -323,7 +323,7 @@ def _device(config: TrainConfig) -> str:
 
 def _agents(spec: EnvironmentSpec) -> str:
     count = len(spec.agents)
-    return f"  Agents: {count}, with an episode and a reward each\n" if count else ""
+    return f"  Agents: {count}, with an episode and a return each\n" if count else ""
 
 
 def _duration(seconds: float) -> str:

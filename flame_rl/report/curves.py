@@ -18,7 +18,7 @@ from flame_rl.system.errors import UsageError
 # The horizontal axis of a curve: an attribute of `Run`.
 Axis = Literal["env_steps", "seconds"]
 
-# Stands, among the columns of metrics.csv, for the mean rewards of evaluations.csv.
+# Stands, among the columns of metrics.csv, for the mean returns of evaluations.csv.
 EVALUATION = "evaluation"
 # Points of a mean curve.
 _POINTS = 200
@@ -33,14 +33,14 @@ class Run:
         config: with presets filled in.
         env_steps: total number by the end of each iteration.
         seconds: total time of collecting and updating by the end of each iteration.
-        rewards: mean over the iteration's episodes.
+        values: the mean return of each iteration's episodes, or another column of metrics.csv.
     """
 
     folder: Path
     config: TrainConfig
     env_steps: np.ndarray
     seconds: np.ndarray
-    rewards: np.ndarray
+    values: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -91,17 +91,17 @@ def read_run(folder: Path) -> Run:
         config=config,
         env_steps=np.array(metrics["env_steps"][:count]),
         seconds=np.cumsum(spent),
-        rewards=np.array(metrics["reward_mean"][:count]),
+        values=np.array(metrics["reward_mean"][:count]),
     )
 
 
 def without_repetitions(runs: list[Run]) -> list[Run]:
     """One run of each setting and seed, that with the most iterations: the others have the same
-    rewards, and would count double in a mean."""
+    returns, and would count double in a mean."""
     kept: dict[tuple[str, int], Run] = {}
     for run in runs:
         key = repr(_setting_values(run.config)), run.config.experiment.seed
-        if key not in kept or len(run.rewards) > len(kept[key].rewards):
+        if key not in kept or len(run.values) > len(kept[key].values):
             kept[key] = run
     return list(kept.values())
 
@@ -120,7 +120,7 @@ def group_runs(runs: list[Run]) -> list[Setting]:
 
 def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Setting]:
     """For each setting and each of these columns of metrics.csv, or `EVALUATION`, a setting whose
-    runs have that column in place of their rewards. Of several columns the names tell which.
+    runs have that column in place of their returns. Of several columns the names tell which.
 
     Raises:
         UsageError: a run has no such column, or iterations without a value of it.
@@ -142,13 +142,13 @@ def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Settin
 def _with_column(run: Run, column: str) -> Run:
     if column == EVALUATION:
         return _with_evaluations(run)
-    values = read_columns(run.folder / METRICS_NAME)
-    if column not in values:
+    table = read_columns(run.folder / METRICS_NAME)
+    if column not in table:
         raise UsageError(
             f"--columns: {run.folder / METRICS_NAME} has no column {column!r}; it has "
-            f"{', '.join(values)}"
+            f"{', '.join(table)}"
         )
-    numbers = np.array(values[column][: len(run.rewards)])
+    numbers = np.array(table[column][: len(run.values)])
     # Iterations of a warm-up have no loss, for example.
     there = np.isfinite(numbers)
     if not there.any():
@@ -158,7 +158,7 @@ def _with_column(run: Run, column: str) -> Run:
         )
     return replace(
         run,
-        rewards=numbers[there],
+        values=numbers[there],
         env_steps=run.env_steps[there],
         seconds=run.seconds[there],
     )
@@ -166,25 +166,25 @@ def _with_column(run: Run, column: str) -> Run:
 
 def _with_evaluations(run: Run) -> Run:
     try:
-        values = read_columns(run.folder / EVALUATIONS_NAME)
+        table = read_columns(run.folder / EVALUATIONS_NAME)
     except OSError as error:
         raise UsageError(
             f"--columns: {run.folder} has no evaluations; --evaluate-every makes them"
         ) from error
-    iterations = np.array(values.get("iteration", ()), np.int64)
-    there = iterations[iterations < len(run.rewards)]
+    iterations = np.array(table.get("iteration", ()), np.int64)
+    there = iterations[iterations < len(run.values)]
     if not len(there):
         raise UsageError(f"--columns: {run.folder / EVALUATIONS_NAME} has no rows yet")
     return replace(
         run,
-        rewards=np.array(values["reward_mean"])[: len(there)],
+        values=np.array(table["reward_mean"])[: len(there)],
         env_steps=run.env_steps[there],
         seconds=run.seconds[there],
     )
 
 
 def mean_curve(runs: tuple[Run, ...], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of the runs' smoothed rewards: its points' places on the axis and their heights.
+    """The mean of the runs' smoothed values: its points' places on the axis and their heights.
 
     It begins where every run has finished an iteration, and reaches the end of the longest run. A
     run that has ended keeps its last value: its policy changes no more, and were it left out, the
@@ -197,7 +197,7 @@ def mean_curve(runs: tuple[Run, ...], axis: Axis) -> tuple[np.ndarray, np.ndarra
     Returns:
         Two arrays float64 [P].
     """
-    lines = [(getattr(run, axis), smooth(run.rewards)) for run in runs]
+    lines = [(getattr(run, axis), smooth(run.values)) for run in runs]
     if len(lines) == 1:
         return lines[0]
     start, stop = max(x[0] for x, _ in lines), max(x[-1] for x, _ in lines)

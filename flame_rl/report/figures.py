@@ -43,7 +43,7 @@ _LEGEND_WIDTH = 12
 def plot_curve(folder: Path, title: str) -> Path | None:
     """Draw curves.png from the run's metrics.csv and show it where there is a display.
 
-    It shows the mean reward over env steps, its spread (one standard deviation over the iteration's
+    It shows the mean return over env steps, its spread (one standard deviation over the iteration's
     episodes), a moving average over a tenth of the iterations, and the evaluations.
 
     Args:
@@ -71,7 +71,7 @@ def plot_curve(folder: Path, title: str) -> Path | None:
         axes.plot(steps, smooth(mean), color="tab:blue", linewidth=2, label=label)
     _draw_evaluations(axes, folder)
     _finish(axes, "env_steps")
-    axes.set(ylabel="reward of an episode", title=title)
+    axes.set(ylabel="return of an episode", title=title)
     axes.legend(loc="best", framealpha=0.9)
     path = folder / "curves.png"
     _save_and_show(figure, path)
@@ -135,8 +135,8 @@ def plot_settings(
                 if setting.env == env:
                     _draw(axes, axis, setting, names.index(setting.name))
             _finish(axes, axis)
-        rewards = all(column.startswith(("reward_", EVALUATION)) for column in columns)
-        row[0].set_ylabel("reward of an episode" if rewards else "mean of an iteration")
+        returns = all(column.startswith(("reward_", EVALUATION)) for column in columns)
+        row[0].set_ylabel("return of an episode" if returns else "mean of an iteration")
         row[0].set_title(env, loc="left", fontweight="bold")
     entries = _legend(grid.ravel())
     # Long names need fewer columns to fit in the picture.
@@ -159,7 +159,7 @@ def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
     style, runs = _STYLES[number], setting.runs
     single = len(runs) == 1
     for run in runs:
-        heights = run.rewards if single else smooth(run.rewards)
+        heights = run.values if single else smooth(run.values)
         thin = {"color": style["color"], "linewidth": 0.8, "alpha": 0.45}
         # Below the thick lines of all settings.
         axes.plot(getattr(run, axis), heights, zorder=1.9, **thin)

@@ -49,7 +49,7 @@ class Checkpoint:
 
     Attributes:
         iterations, episodes, env_steps, length_mean: how far the run was; see `Totals`.
-        score: the mean reward of the last iteration done, or of the evaluation that made it the
+        score: the mean return of the last iteration done, or of the evaluation that made it the
             best; None in a file that `Trainer.save` wrote.
         spec: describes the environment, so that the networks can be made without it.
         config: `TrainConfig.to_data`.

@@ -1,4 +1,4 @@
-"""How good a policy is: the undiscounted rewards of whole episodes that it does not learn from."""
+"""How good a policy is: the undiscounted returns of whole episodes that it does not learn from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The rewards of an evaluation's episodes; each of several agents has one of its own.
+    """The returns of an evaluation's episodes; each of several agents has one of its own.
 
     Attributes:
         episodes: their number.
@@ -55,8 +55,8 @@ class Evaluation:
 def evaluate_policy(
     backend: Backend, snapshot: PolicySnapshot, request: CollectRequest, rewards: Rewards
 ) -> Evaluation:
-    """Play the requested episodes and summarise the environment's own rewards. Raises as
-    `Backend.collect` and `Rewards.own_of` do."""
+    """Play the requested episodes and summarise the returns of the environment's own rewards.
+    Raises as `Backend.collect` and `Rewards.own_of` do."""
     collected = backend.collect(snapshot, request).episodes
     episodes = rewards.own_of(collected)
     returns = np.array([episode.rewards.sum() for episode in episodes])

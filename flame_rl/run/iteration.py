@@ -64,15 +64,15 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
         if every and (after.iterations % every == 0 or progress(experiment, after) >= 1):
             evaluation = _validate(trainer, backend)
         evaluated = time.perf_counter()
-        rewards = np.array([episode.rewards.sum() for episode in own])
+        returns = np.array([episode.rewards.sum() for episode in own])
         result = IterationResult(
             iteration=iteration,
             episodes=after.episodes,
             env_steps=after.env_steps,
-            reward_mean=float(rewards.mean()),
-            reward_std=float(rewards.std()),
-            reward_min=float(rewards.min()),
-            reward_max=float(rewards.max()),
+            reward_mean=float(returns.mean()),
+            reward_std=float(returns.std()),
+            reward_min=float(returns.min()),
+            reward_max=float(returns.max()),
             length_mean=after.length_mean,
             losses=losses,
             reward_parts=learner.rewards.means(collected.episodes, learned),

@@ -33,8 +33,8 @@ class Checkpointer:
     """Saves a run's state every N iterations, and when asked to; and the best.
 
     The best is the policy of the best evaluation; without evaluations, the policy that collected
-    the best training rewards, which is the one before that iteration's update, or with `overlap`
-    one update earlier.
+    the best mean return of training, which is the one before that iteration's update, or with
+    `overlap` one update earlier.
     """
 
     def __init__(self, folder: Path, trainer: Trainer, tables: Mapping[str, bytearray]) -> None:

@@ -70,11 +70,11 @@ class Output:
     """Go on with the run in this folder, or from this checkpoint in one. It needs no other flag."""
 
     verbose: bool = False
-    """Print more about every iteration: the spread of its rewards, all metrics of the update, speed
+    """Print more about every iteration: the spread of its returns, all metrics of the update, speed
     and seconds by phase."""
 
     tensorboard: bool = False
-    """Write rewards, metrics and timings for TensorBoard into the run folder."""
+    """Write returns, metrics and timings for TensorBoard into the run folder."""
 
     plot: bool = False
     """Draw curves.png at the end, and show it where there is a display."""

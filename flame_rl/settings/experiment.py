@@ -71,7 +71,7 @@ class Experiment:
 
     reward: str | None = None
     """Learn from what your function makes of an episode's rewards, module:function. Evaluations
-    report the environment's own reward."""
+    report the return of the environment's own rewards."""
 
     hidden_sizes: tuple[Annotated[int, Within(1, 1 << 40, "from 1 to 2**40")], ...] = (64, 64)
     """Widths of the hidden layers of every network."""
@@ -92,7 +92,7 @@ class Experiment:
 
     evaluate_every: Count | None = None
     """Evaluate the policy after every N iterations and after the last one, in separate episodes,
-    without exploring; best.ckpt is then the best by that score, and not by the training reward."""
+    without exploring; best.ckpt is then the best by their mean return, not by that of training."""
 
     evaluate_episodes: Count = 20
     """Number of episodes in an evaluation."""

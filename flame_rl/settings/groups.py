@@ -209,7 +209,7 @@ class Critics(Replay):
 
     reward_scale: Positive = 1.0
     """Factor of the rewards that the critics learn from (Henderson et al. 2018): large values are
-    slow to learn precisely. Printed rewards are not scaled."""
+    slow to learn precisely. Printed returns are not scaled."""
 
     normalize_observations: bool = False
     """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""

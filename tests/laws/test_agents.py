@@ -181,7 +181,7 @@ def test_flame_gives_the_same_bytes(memory, project, local, tmp_path):
     finished = run_on(project, tmp_path, memory.environment, *flags)
     assert finished.code == 0, finished.err
     assert "using Flame Runner" in finished.out and finished.err == ""
-    assert "Agents: 2, with an episode and a reward each" in finished.out
+    assert "Agents: 2, with an episode and a return each" in finished.out
     assert finished.metrics == local(*flags)
     assert "relay_v0.py" in memory.memory.uploaded_package()
     memory.assert_nothing_left()
@@ -202,7 +202,7 @@ def test_a_film_shows_each_step_once_and_each_agent_is_reported(trained):
     for place, (index, agent, length) in enumerate(
         [(0, "first", 2), (0, "second", 5), (1, "first", 2), (1, "second", 5)]
     ):
-        assert lines[place].startswith(f"Episode {index}, {agent}: reward "), lines
+        assert lines[place].startswith(f"Episode {index}, {agent}: return "), lines
         assert lines[place].endswith(f" in {length} steps")
     with Image.open(trained / "film.gif") as film:
         shades = [np.asarray(p.convert("RGB"))[3, 3, 0] for p in ImageSequence.Iterator(film)]

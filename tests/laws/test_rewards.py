@@ -148,5 +148,5 @@ def test_an_error_names_the_step_and_one_episode_can_be_played_again(tmp_path):
     train(tmp_path, *vector, *words, "--output", "run")
     done = run_here("--resume", "run", "--iterations", "3", "--reproduce", "0", cwd=tmp_path)
     assert done.returncode == 0 and "in 3 steps; nothing failed" in done.stdout, done.stderr
-    reward = float(done.stdout.split("Reward ")[1].split()[0])
+    reward = float(done.stdout.split("Return ")[1].split()[0])
     assert reward in (0.0, 1.0, 2.0, 3.0)

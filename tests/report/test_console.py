@@ -121,7 +121,7 @@ console.close()
     text = shown_on_a_terminal(sys.executable, "-c", code, columns=120)
     assert "Traceback" not in text, text
     assert "20 of 100 episodes, 10,000 env steps" in text and "50 of 100 episodes" in text
-    assert "reward 9.0, evaluation 45.0" in text
+    assert "return 9.0, evaluation 45.0" in text
     assert re.search(r"about \d+ s left", text)
 
 

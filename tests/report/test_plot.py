@@ -54,7 +54,7 @@ def test_a_run_is_read_over_steps_and_over_seconds(make_run):
     run = read_run(make_run("a", TINY, range(20)))
     np.testing.assert_allclose(run.env_steps, np.arange(100, 2100, 100))
     np.testing.assert_allclose(run.seconds, np.arange(2, 42, 2))
-    np.testing.assert_allclose(run.rewards, np.arange(20))
+    np.testing.assert_allclose(run.values, np.arange(20))
     assert run.config == TINY
 
 
@@ -62,7 +62,7 @@ def test_a_torn_last_line_is_left_out(make_run):
     folder = make_run("a", TINY, range(5))
     with (folder / "metrics.csv").open("a") as file:
         file.write("5,60")
-    assert len(read_run(folder).rewards) == 5
+    assert len(read_run(folder).values) == 5
 
 
 def test_seeds_of_one_setting_are_grouped_and_named_by_what_differs(make_run):
@@ -294,7 +294,7 @@ def test_columns_are_curves_of_their_own(make_run, tmp_path, monkeypatch):
     assert [setting.name for setting in drawn] == ["reward_forward", "reward_mean"]
     for setting, slope in zip(drawn, (100, 0), strict=True):
         for seed, run in enumerate(setting.runs):
-            np.testing.assert_array_equal(run.rewards, slope * seed + np.arange(20))
+            np.testing.assert_array_equal(run.values, slope * seed + np.arange(20))
     assert columns_of(settings, ("reward_mean",))[0].name == settings[0].name
 
     kept = []
@@ -304,7 +304,7 @@ def test_columns_are_curves_of_their_own(make_run, tmp_path, monkeypatch):
     (figure,) = kept
     (axes,) = figure.axes  # seconds would show the same
     assert axes.get_xlabel() == "environment steps"
-    assert axes.get_ylabel() == "reward of an episode"
+    assert axes.get_ylabel() == "return of an episode"
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [f"{name} (2 seeds)" for name in names]
     highest = {line.get_label(): line.get_ydata()[-1] for line in axes.get_lines()}
@@ -344,7 +344,7 @@ def test_iterations_without_a_value_are_left_out(make_run):
     add_column(folder, "loss", ["", 1.5, 2.5])
     (setting,) = columns_of(group_runs([read_run(folder)]), ("loss",))
     (run,) = setting.runs
-    assert run.rewards.tolist() == [1.5, 2.5] and run.env_steps.tolist() == [200, 300]
+    assert run.values.tolist() == [1.5, 2.5] and run.env_steps.tolist() == [200, 300]
     assert run.seconds.tolist() == [4, 6]
 
 

@@ -166,7 +166,7 @@ def test_verbose_adds_lines_and_changes_none(reported, tmp_path):
     def timeless(lines: list[str]) -> list[str]:
         return [re.sub(r"\d+\.\d+ episodes/sec|time: \S+", "", line) for line in lines]
 
-    details = ("  iteration ", "    rewards ", "    update ", "    speed ", "    evaluation ")
+    details = ("  iteration ", "    returns ", "    update ", "    speed ", "    evaluation ")
     lines = output.splitlines()
     rest = [line for line in lines if not line.startswith(details)]
     assert timeless(rest) == timeless(plain.stdout.splitlines())

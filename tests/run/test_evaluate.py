@@ -196,7 +196,7 @@ def test_the_command_prints_for_people_and_for_programs(whole, tmp_path):
     lines = text.stdout.splitlines()
     assert lines[0] == "PPO on CartPole-v1 after 10 iterations, 12 episodes, actions deterministic"
     assert lines[1] == (
-        f"  Mean reward: {result['reward_mean']:.1f} "
+        f"  Mean return: {result['reward_mean']:.1f} "
         f"(95 %: {result['reward_low']:.1f} to {result['reward_high']:.1f})"
     )
     names = ("reward_median", "reward_min", "reward_max", "length_mean")

@@ -160,7 +160,7 @@ def test_the_episodes_shown_are_those_of_an_evaluation(trained):
         evaluated = run_here("evaluate", *flags, "--workers", "1", "--json", cwd=trained)
         watched = run_main("watch", *flags, "--video", "f.mp4", cwd=trained, environment=BLIND)
         assert watched.returncode == 0 and watched.stderr == ""
-        shown = re.findall(r"Episode (\d): reward ([\d.]+) in (\d+) steps", watched.stdout)
+        shown = re.findall(r"Episode (\d): return ([\d.]+) in (\d+) steps", watched.stdout)
         assert [number for number, *_ in shown] == ["0", "1"]
         rewards = [float(reward) for _, reward, _ in shown]
         figures = json.loads(evaluated.stdout)
@@ -182,7 +182,7 @@ def test_the_untrained_policy_is_the_one_that_training_begins_with(tmp_path):
         environment=BLIND,
     )
     assert watched.returncode == 0, watched.stderr
-    rewards = [float(r) for r in re.findall(r"reward ([\d.]+) in 6 steps", watched.stdout)]
+    rewards = [float(r) for r in re.findall(r"return ([\d.]+) in 6 steps", watched.stdout)]
     with Trainer(TrainConfig(env=env, local=True, workers=0)) as trainer:
         assert np.mean(rewards) == pytest.approx(trainer.evaluate(3).reward_mean, abs=0.051)
 
@@ -270,4 +270,4 @@ def test_a_terminal_shows_a_bar_when_a_film_takes_long(tmp_path):
     counts = [int(n) for n in re.findall(r"Drawing .* (\d+)/1[642] env steps", text)]
     assert counts and min(counts) >= 3 and counts == sorted(counts), text
     assert re.search(r"Drawing .* 8/14 env steps", text), text
-    assert re.findall(r"Episode (\d): reward", text) == ["0", "1"], text
+    assert re.findall(r"Episode (\d): return", text) == ["0", "1"], text
