@@ -263,7 +263,7 @@ def markdown(rows: list[dict[str, object]], options: Options) -> str:
         f"{', '.join(map(str, options.seeds))}, in this order: the mean return of the first "
         "iteration; of the last tenth of the iterations, actions sampled as training does; of 20 "
         "other episodes after training, actions deterministic. After the stroke, the mean of the "
-        "seeds.",
+        "seeds. The versions of the libraries were not recorded.",
         "",
         "| | algorithm | env steps | first iteration | last tenth | evaluation |",
         "|---|---|---|---|---|---|",
