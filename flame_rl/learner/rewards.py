@@ -183,7 +183,7 @@ def _shaped_by(name: str) -> Reward:
             columns[column].flags.writeable = False
         try:
             made = np.asarray(function(replace(episode, columns=columns)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(
                 f"--reward: {name} raised {summary(error)}, in episode {episode.index} of "
                 f"{episode.length} steps\n\n{traceback_of(error).rstrip()}"

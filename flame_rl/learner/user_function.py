@@ -16,7 +16,7 @@ def import_function(setting: str, name: str) -> Callable[..., Any]:
     module, _, attribute = name.rpartition(":")
     try:
         function = getattr(importlib.import_module(module), attribute, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = "; it must lie in the folder of main.py, on PYTHONPATH, or be installed"
         raise UsageError(
             f"{flag(setting)}: module {module!r} cannot be imported: {summary(error)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -334,6 +335,10 @@ class Doubles(Size):
         self.register_buffer("count", torch.zeros(1, dtype=torch.float64))
 
 
+def exits(features, spec):
+    sys.exit(3)
+
+
 class Mean(Size):
     def forward(self, features, samples):
         return features.mean()
@@ -349,6 +354,38 @@ class Raises(Size):
         return samples["colour"]
 
 
+class Exits(Size):
+    def forward(self, features, samples):
+        sys.exit()
+
+
+class ChangesFeatures(Size):
+    def forward(self, features, samples):
+        return features.mul_(2).sum(dim=-1)
+
+
+class ChangesSamples(Size):
+    def forward(self, features, samples):
+        samples["rewards"] -= 1
+        return features.sum(dim=-1)
+
+
+class ChangesItsOwn(Size):
+    def forward(self, features, samples):
+        return torch.sigmoid(features).mul_(2).sum(dim=-1)
+
+
+class OneWay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, features):
+        return features.sum(dim=-1)
+
+
+class WithoutGradient(Size):
+    def forward(self, features, samples):
+        return OneWay.apply(features)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -359,6 +396,12 @@ class Raises(Size):
         ("Mean", "mean_loss returned torch.float32 of shape ()"),
         ("Detached", "detached_loss returned losses that do not depend on the features"),
         ("Raises", "raises_loss raised KeyError: 'colour'"),
+        ("exits", "exits raised SystemExit: 3 when it was made"),
+        ("Exits", "exits_loss raised SystemExit"),
+        ("ChangesFeatures", "changes_features_loss changed its features in place.*relu"),
+        ("ChangesSamples", "changes_samples_loss changed its rewards in place"),
+        ("ChangesItsOwn", "changes_its_own_loss has no gradient: .*inplace.*in operations"),
+        ("WithoutGradient", "without_gradient_loss has no gradient: .*backward"),
     ],
 )
 def test_what_an_auxiliary_loss_does_wrong_is_said(name, message):

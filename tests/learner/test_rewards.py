@@ -150,6 +150,7 @@ def infinite(episode):
             "raising",
             r"raised LookupError: no such table, in episode 0 of 4 steps\n\n(.*\n)*.*table",
         ),
+        ("exits", "raised SystemExit: 3, in episode 0"),
         ("writing", "raised ValueError: assignment destination is read-only"),
         ("too_short", r"returned float64 of shape \(3,\) for episode 0 of 4 steps; .* \(4,\)"),
         (
@@ -177,6 +178,10 @@ def test_whole_numbers_are_rewards():
     learned = rewards.learned_of(episodes, episodes)
     assert learned.rewards.dtype == np.float64
     assert learned.rewards[:5].tolist() == [0, 1, 2, 3, 0]
+
+
+def exits(episode):
+    sys.exit(3)
 
 
 def counted(episode):
@@ -210,8 +215,11 @@ def test_settings_that_make_no_number_are_refused(spec, settings, said):
         of(spec, **settings)
 
 
-def test_a_module_that_fails_is_named(tmp_path, monkeypatch):
-    (tmp_path / "fails_at_import.py").write_text("1 / 0\n")
+@pytest.mark.parametrize(
+    ("code", "error"), [("1 / 0", "ZeroDivisionError"), ("import sys; sys.exit()", "SystemExit")]
+)
+def test_a_module_that_fails_is_named(code, error, tmp_path, monkeypatch):
+    (tmp_path / "fails_at_import.py").write_text(code)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    with pytest.raises(UsageError, match="'fails_at_import' cannot be imported: ZeroDivisionError"):
+    with pytest.raises(UsageError, match=f"'fails_at_import' cannot be imported: {error}"):
         of(SCALAR, reward="fails_at_import:shaped")

@@ -61,7 +61,7 @@ def make_auxiliary(name: str, features: int, spec: EnvironmentSpec) -> nn.Module
     make = import_function("auxiliary", name)
     try:
         module = make(features, spec)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _error(name, error, "when it was made") from error
     if not isinstance(module, nn.Module):
         raise UsageError(
@@ -91,10 +91,18 @@ def loss_of_steps(
     Raises:
         UsageError: it raised an exception, or returned something else than losses of the steps.
     """
+    given = {"features": features, **samples}
+    versions = {key: tensor._version for key, tensor in given.items()}
     try:
         loss = module(features, samples)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _error(name, error, "") from error
+    for key, tensor in given.items():
+        if tensor._version != versions[key]:
+            raise UsageError(
+                f"--auxiliary: {name} changed its {key} in place, which other losses see, too; "
+                "make a new tensor, as x = x + 1 in place of x += 1, or relu(x) of relu_(x)"
+            )
     wanted = features.shape[:-1]
     if not isinstance(loss, Tensor) or loss.dtype != torch.float32 or loss.shape != wanted:
         made = f"{loss.dtype} of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else loss
@@ -107,6 +115,16 @@ def loss_of_steps(
             f"--auxiliary: {name} returned losses that do not depend on the features; leave out "
             "`detach` and `no_grad`"
         )
+    if loss.requires_grad and not getattr(module, "was_differentiated", False):
+        # Once, because later torch does not say whose gradient it lacks.
+        try:
+            torch.autograd.grad(loss.sum(), features, retain_graph=True, allow_unused=True)
+        except (Exception, SystemExit) as error:
+            raise UsageError(
+                f"--auxiliary: {name} has no gradient: {summary(error)}; write it in operations "
+                "that torch differentiates, none of them in place"
+            ) from error
+        module.was_differentiated = True
     return loss
 
 
