@@ -743,6 +743,33 @@ class Poisoned(ObservationAction):
                 ctypes.string_at(0)
 
 
+class Server(Poisoned):
+    """Says in SERVER_LOG when it is made and closed, and by which process. It takes SERVER_MAKING
+    seconds to be made; its `close` does what SERVER_CLOSE says; where SERVER_PORT names a file,
+    only one can exist at a time."""
+
+    def __init__(self) -> None:
+        time.sleep(float(os.environ.get("SERVER_MAKING", "0")))
+        self.port = os.environ.get("SERVER_PORT", "")
+        if self.port:
+            Path(self.port).touch(exist_ok=False)
+        self.log("made")
+
+    def close(self) -> None:
+        self.log("closed")
+        if self.port:
+            Path(self.port).unlink()
+        match os.environ.get("SERVER_CLOSE", ""):
+            case "hang":
+                time.sleep(3600)
+            case "raise":
+                raise RuntimeError("no such window")
+
+    def log(self, event: str) -> None:
+        with Path(os.environ.get("SERVER_LOG", os.devnull)).open("a") as file:
+            file.write(f"{event} {os.getpid()}\n")
+
+
 class Leaking(ObservationAction):
     """Keeps 20 MB of every episode for ever; says in FAULT_LOG which process played it."""
 

@@ -12,6 +12,7 @@ import ctypes
 import importlib.metadata
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,7 @@ class Collector:
     """The service's execution object; Flame makes one in each executor and calls its methods."""
 
     def __init__(self) -> None:
-        self._worker = Worker()
+        self._worker = Worker(partial(print, file=sys.stderr))
         # The child imports while the learner does. If it cannot start, the first request says so.
         with contextlib.suppress(OSError):
             self._worker.start()

@@ -65,8 +65,8 @@ class Trainer:
     Attributes:
         config: as given, with the device that `auto` means here.
         spec: the environment's description.
-        note: why the environment's fast simulator is not used, if it has one, and why it is not
-            known whether the environment repeats itself; otherwise "".
+        note: why the environment's fast simulator is not used, if it has one, why it is not known
+            whether the environment repeats itself, and what takes long; otherwise "".
         distributed: whether episodes are collected on a Flame cluster.
         learner: the networks and the algorithm that updates them.
         totals: the progress of the run.
@@ -148,7 +148,7 @@ class Trainer:
         self.warnings += environment_warnings(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.
         self.config = self.config.changed(device=choose_device(self.config, self.spec))
-        self.learner = make_learner(self.config, self.spec)
+        self.learner = make_learner(self.config, self.spec, self._stop)
         self.totals, self.tables = Totals(), {}
         self.before: RunState | None = None
         # Samples the actions of `compute_action`; episodes have generators of their own.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import struct
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -22,6 +25,7 @@ from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import Activation, Dense, LayerNorm
 from flame_rl.modules.networks import ValueNetwork
 from flame_rl.system.machine import available_cores
+from flame_rl.wire import packing
 from tests.helpers import ROOT
 from tests.learners import ON_POLICY, learner_of, random_episodes
 
@@ -123,6 +127,56 @@ def test_a_killed_process_is_done_without():
     while process.begin(there.adam, epochs):  # it is noticed at the latest by the next answer
         process.finish(there.adam)
     assert not process.begin(there.adam, epochs)
+
+
+GARBAGE = packing.pack("trained", {"loss": 1.0}, {"parameters": np.zeros(3, np.float32)})
+ANSWERS = {
+    "stopped": None,
+    "stop": None,
+    "8 GB": struct.pack("<QQ", 8 << 30, 0),
+    "half": struct.pack("<QQ", 100, 0) + b"x",
+    "no message": struct.pack("<QQ", 7, 0) + b"garbage",
+    "another message": struct.pack("<QQ", len(GARBAGE), 0) + GARBAGE,
+}
+
+
+@pytest.mark.parametrize("fault", ANSWERS)
+def test_a_process_that_does_not_answer_is_done_without(fault, monkeypatch):
+    """Stopped, without an end of the wait but the event that asks to stop, or with nonsense."""
+    monkeypatch.setattr(value_process, "_FIRST_SECONDS", 3600.0 if fault == "stop" else 1.0)
+    here, there = trained_network(), trained_network()
+    process, epochs = ValueProcess(there.network), epochs_of(0)
+    with monkeypatch.context() as patient:
+        patient.setattr(value_process, "_FIRST_SECONDS", 60.0)
+        begun(process, there, epochs_of(1))
+        assert process.finish(there.adam) == fit(here.network, here.adam, epochs_of(1))
+    process._longest = None
+    os.kill(process._child.pid, signal.SIGSTOP)
+    assert process.begin(there.adam, epochs)
+    if ANSWERS[fault] is not None:
+        readable, writable = os.pipe()
+        os.write(writable, ANSWERS[fault])
+        os.set_blocking(readable, False)
+        os.dup2(readable, process._child.answers.fileno())
+    if fault == "stop":
+        threading.Timer(0.3, process.stop.set).start()
+    before = there.adam.parameters.copy()
+    assert process.finish(there.adam) is None
+    np.testing.assert_array_equal(there.adam.parameters, before)
+    assert fit(there.network, there.adam, epochs) == fit(here.network, here.adam, epochs)
+    np.testing.assert_array_equal(there.adam.parameters, here.adam.parameters)
+    assert not process.begin(there.adam, epochs)
+
+
+def test_a_process_that_reads_nothing_is_done_without(monkeypatch):
+    trained = trained_network()
+    process = ValueProcess(trained.network)
+    begun(process, trained, epochs_of(0))
+    assert process.finish(trained.adam) is not None
+    monkeypatch.setattr(value_process, "_LEAST_SECONDS", 0.2)
+    process._longest = 0.0
+    os.kill(process._child.pid, signal.SIGSTOP)
+    assert not process.begin(trained.adam, epochs_of(1, steps=200_000))
 
 
 def test_a_process_that_cannot_start_is_done_without(monkeypatch):

@@ -1,4 +1,5 @@
-"""The child process of a worker: reads frames, answers requests, until standard input closes."""
+"""The child process of a worker: reads frames and answers requests until no more can come, then
+closes its environments."""
 
 from __future__ import annotations
 
@@ -6,33 +7,36 @@ import contextlib
 import faulthandler
 import fcntl
 import os
+import select
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 
-from flame_rl.actor.worker.frames import PROGRESS, read_frame, write_frame
+from flame_rl.actor.worker.frames import CLOSE_SECONDS, PROGRESS, read_frame, write_frame
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, PolicySnapshot
-from flame_rl.wire.packing import WireError
+from flame_rl.wire.packing import Buffer, WireError
 
 
-def main(last_words_fd: int, lifeline: int, progress_fd: int) -> None:
-    """Read frames and answer requests until standard input closes.
+def main(
+    questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int, progress_fd: int
+) -> None:
+    """Read frames and answer requests until the pipe of the questions closes.
 
     Args:
+        questions_fd, answers_fd: the pipes of the frames.
         last_words_fd: the file for the traceback of a crash.
         lifeline: the pipe whose other end the supervisor holds.
         progress_fd: the file for `frames.PROGRESS` of the task.
     """
     faulthandler.enable(os.fdopen(last_words_fd, "w"))
-    questions = os.fdopen(os.dup(0), "rb", buffering=0)
-    answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    # What a simulator prints must not end up between the frames.
-    os.dup2(2, 1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    _die_with(lifeline)
+    questions = os.fdopen(questions_fd, "rb", buffering=0)
+    answers = os.fdopen(answers_fd, "wb", buffering=0)
+    kill_at_once = _die_with(lifeline)
 
-    # Imported only now, when their prints are redirected and their hangs supervised.
+    # Imported only now, when their hangs are supervised.
     from flame_rl.actor.collect import collect_episodes
     from flame_rl.actor.failure import SimulatorError, summary, traceback_of
     from flame_rl.actor.simulators.choose import choose_simulator, describe
@@ -40,69 +44,91 @@ def main(last_words_fd: int, lifeline: int, progress_fd: int) -> None:
 
     snapshot: PolicySnapshot | WireError = WireError("no weights have come yet")
     simulators: dict[Environment, Simulator] = {}
+    # While a request is answered, no other one comes: the pipe can only close.
+    closing = select.poll()
+    closing.register(questions, select.POLLIN)
 
     def played(episodes: int, env_steps: int) -> None:
         with contextlib.suppress(OSError):  # a full disk
             os.pwrite(progress_fd, PROGRESS.pack(episodes, env_steps), 0)
 
-    while True:
-        try:
+    def answer_to(frame: Buffer, kind: str) -> Buffer | list[Buffer]:
+        if kind == "describe":
+            environment = codec.decode_describe(frame)
+            simulators[environment], spec = describe(environment)
+            return codec.encode_description(spec)
+        request = codec.decode_request(frame)
+        environment = request.environment
+        if isinstance(snapshot, WireError):
+            raise snapshot
+        if environment not in simulators:
+            simulators[environment], _ = choose_simulator(environment)
+        write_frame(answers, b"")  # from here on it plays
+        result = collect_episodes(
+            snapshot, request, simulators[environment], lambda: bool(closing.poll(0)), played
+        )
+        if isinstance(result, CollectFailure):
+            return codec.encode_failure(result)
+        return codec.encode_episodes(result, request)
+
+    with contextlib.suppress(OSError):
+        while True:
             frame, _ = read_frame(questions)
-        except OSError:
-            return
+            kill_at_once(True)
+            try:
+                kind = packing.message_type(frame)
+                if kind == "snapshot":
+                    # A snapshot gets no answer; an error in it is the answer to the next request.
+                    try:
+                        snapshot = codec.decode_snapshot(frame)
+                    except WireError as error:
+                        snapshot = error
+                    continue
+                answer = answer_to(frame, kind)
+            except SimulatorError as error:
+                answer = codec.encode_failure(error.failure())
+            except WireError as error:
+                answer = codec.encode_failure(CollectFailure("garbled", summary(error)))
+            except Exception as error:
+                message = f"the collector raised {summary(error)}"
+                failure = CollectFailure("simulator", message, traceback=traceback_of(error))
+                answer = codec.encode_failure(failure)
+            kill_at_once(False)
+            write_frame(answers, answer)
+    for simulator in simulators.values():
         try:
-            kind = packing.message_type(frame)
-            if kind == "snapshot":
-                # A snapshot gets no answer; an error in it is the answer to the next request.
-                try:
-                    snapshot = codec.decode_snapshot(frame)
-                except WireError as error:
-                    snapshot = error
-                continue
-            if kind == "describe":
-                environment = codec.decode_describe(frame)
-                simulators[environment], spec = describe(environment)
-                answer = codec.encode_description(spec)
-            else:
-                request = codec.decode_request(frame)
-                environment = request.environment
-                if isinstance(snapshot, WireError):
-                    raise snapshot
-                if environment not in simulators:
-                    simulators[environment], _ = choose_simulator(environment)
-                write_frame(answers, b"")  # from here on it plays
-                result = collect_episodes(snapshot, request, simulators[environment], played=played)
-                answer = (
-                    codec.encode_failure(result)
-                    if isinstance(result, CollectFailure)
-                    else codec.encode_episodes(result, request)
-                )
+            simulator.close()
         except SimulatorError as error:
-            answer = codec.encode_failure(error.failure())
-        except WireError as error:
-            answer = codec.encode_failure(CollectFailure("garbled", summary(error)))
-        except Exception as error:
-            message = f"the collector raised {summary(error)}"
-            failure = CollectFailure("simulator", message, traceback=traceback_of(error))
-            answer = codec.encode_failure(failure)
-        write_frame(answers, answer)
+            print(error, file=sys.stderr)
+    sys.stdout.flush()
+    os.killpg(0, signal.SIGKILL)  # and what the simulators have started
 
 
-def _die_with(lifeline: int) -> None:
-    """End this process, and what its simulator has started, when the other end of the pipe closes:
-    the parent is gone, whatever the simulator is doing."""
+def _die_with(lifeline: int) -> Callable[[bool], None]:
+    """End this process, and what its simulator has started, `CLOSE_SECONDS` after the other end of
+    the pipe closes: the parent is gone.
+
+    Returns:
+        A function that is told whether a simulator is at work, which may hold the interpreter for
+        long: then the kernel of Linux kills at once.
+    """
 
     def watch() -> None:
         with contextlib.suppress(OSError):
             os.read(lifeline, 1)
+        time.sleep(CLOSE_SECONDS)
         os.killpg(0, signal.SIGKILL)
 
+    def kill_at_once(yes: bool) -> None:
+        if sys.platform == "linux":
+            fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC if yes else flags)
+
     threading.Thread(target=watch, daemon=True).start()
+    flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
     if sys.platform == "linux":
-        # A simulator may hold the interpreter for long, so the kernel kills without that thread.
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    return kill_at_once
 
 
 if __name__ == "__main__":

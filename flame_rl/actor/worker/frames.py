@@ -20,6 +20,8 @@ _HEAD = struct.Struct("<QQ")
 PROGRESS = struct.Struct("<QQ")
 # Far above any real answer; a child that announces more is not answering.
 MAX_FRAME_BYTES = 1 << 34
+# The time that a child has to close its environments.
+CLOSE_SECONDS = 5.0
 # A frame is read in pieces of this size, so that memory is not taken for a size that a broken child
 # announces and never sends.
 _PIECE_BYTES = 1 << 26
@@ -51,11 +53,13 @@ def write_frame(pipe: BinaryIO, frame: Buffer | list[Buffer], wait: Wait | None 
                 wait(pipe, select.POLLOUT)
 
 
-def read_frame(pipe: BinaryIO, wait: Wait | None = None) -> tuple[bytearray, int]:
+def read_frame(
+    pipe: BinaryIO, wait: Wait | None = None, most_bytes: int = MAX_FRAME_BYTES
+) -> tuple[bytearray, int]:
     """A message and its sender's peak memory in bytes. `wait` is called where nothing can be read
-    for now. Raises what `wait` does, and OSError at the end of the pipe."""
+    for now. Raises what `wait` does, and OSError at the end of the pipe or for a larger message."""
     size, memory = _HEAD.unpack(_read_exactly(pipe, _HEAD.size, wait))
-    if size > MAX_FRAME_BYTES:
+    if size > most_bytes:
         raise OSError(f"a frame of {size} bytes is announced")
     return _read_exactly(pipe, size, wait), memory
 

@@ -2,12 +2,13 @@
 
 A simulator may crash, hang or leak. It runs in a child, so that its death is a value: the
 `Worker` returns a `CollectFailure`, and starts a new child with the next call. The two talk over
-the child's standard input and output (frames.py).
+two pipes (frames.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import struct
@@ -18,7 +19,14 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
-from flame_rl.actor.worker.frames import PROGRESS, enlarge, read_frame, ready, write_frame
+from flame_rl.actor.worker.frames import (
+    CLOSE_SECONDS,
+    PROGRESS,
+    enlarge,
+    read_frame,
+    ready,
+    write_frame,
+)
 from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, FailureKind
@@ -50,12 +58,14 @@ class _Player(ChildProcess):
     Attributes:
         last_words: the file for the traceback of a crash.
         progress: the file in which it notes how far it is with its task.
+        asked: whether it was ever asked anything, so that it may have environments.
         sent: the encoded weights that it holds.
         episodes: how many it has played.
         memory_bytes: its peak memory at its last answer.
     """
 
     def __init__(self) -> None:
+        self.asked = False
         self.sent: bytes | None = None
         self.episodes = self.memory_bytes = 0
         self.last_words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
@@ -65,26 +75,27 @@ class _Player(ChildProcess):
         self._lifeline = os.fdopen(held, "wb", buffering=0)
         descriptors = [self.last_words.fileno(), lifeline, self.progress.fileno()]
         try:
-            super().__init__(
-                "flame_rl.actor.worker.child", *map(str, descriptors), descriptors=descriptors
-            )
+            super().__init__("flame_rl.actor.worker.child", descriptors)
         finally:
             os.close(lifeline)
-        for pipe in (self.stdin, self.stdout):
+        for pipe in (self.questions, self.answers):
             os.set_blocking(pipe.fileno(), False)
-        enlarge(self.stdout, _PIPE_BYTES)
+        enlarge(self.answers, _PIPE_BYTES)
 
-    def end(self) -> None:
-        super().end()
+    def end(self, seconds: float = 0.0) -> bool:
+        in_time = super().end(seconds)
         self.last_words.close()
         self.progress.close()
         self._lifeline.close()
+        return in_time
 
 
 class Worker:
     """Supervises one child. `start` is optional and lets the child import early."""
 
-    def __init__(self) -> None:
+    def __init__(self, warn: Callable[[str], None] = lambda text: None) -> None:
+        """`warn` is told of a child that was killed because it did not end by itself."""
+        self._warn = warn
         self._child: _Player | None = None
         self._closed = self._playing = False
         self._calling = threading.RLock()
@@ -115,8 +126,6 @@ class Worker:
                 return
             self._end_child()
             self._child = _Player()
-            if self._closed:  # while the child was being started
-                self._child.kill_group()
 
     def describe(
         self,
@@ -152,7 +161,7 @@ class Worker:
             request: encoded.
             limits: the task's.
             withdrawn: called about once a second; true when nobody wants the answer any more, and
-                the child is killed.
+                the child is ended.
 
         Returns:
             Encoded episodes, or an encoded `CollectFailure` whatever the child does.
@@ -180,13 +189,11 @@ class Worker:
             return answer
 
     def close(self) -> None:
-        """Kill the child, for good, even in the middle of another thread's call."""
-        self._closed = True
-        child = self._child
-        if child is not None:
-            child.kill_group()
+        """End the child, for good, even in the middle of another thread's call. It has
+        `CLOSE_SECONDS` to close its environments."""
+        self._closed = True  # which ends the call
         with self._calling:
-            self._end_child()
+            self._end_child(CLOSE_SECONDS)
 
     def _call(
         self,
@@ -201,24 +208,28 @@ class Worker:
         limit = time.monotonic() + deadline
 
         def wait(pipe: BinaryIO, event: int) -> None:
-            while not ready(pipe, event, min(1.0, limit - time.monotonic())):
+            for tenth in itertools.count(1):
+                if ready(pipe, event, min(0.1, limit - time.monotonic())):
+                    return
                 if time.monotonic() >= limit:
                     raise TimeoutError
                 # A process that the simulator has started may hold the pipe open.
                 if self._child.poll() is not None:
                     raise BrokenPipeError("the child is gone")
-                if withdrawn():
+                if self._closed or (tenth % 10 == 0 and withdrawn()):
                     raise InterruptedError
 
+        seconds_to_end = 0.0
         try:
             self.start()
             child = self._child
+            child.asked = True
             for frame in frames():
-                write_frame(child.stdin, frame, wait)
-            answer, child.memory_bytes = read_frame(child.stdout, wait)
+                write_frame(child.questions, frame, wait)
+            answer, child.memory_bytes = read_frame(child.answers, wait)
             if not answer:
                 kind = "crash"
-                answer, child.memory_bytes = read_frame(child.stdout, wait)
+                answer, child.memory_bytes = read_frame(child.answers, wait)
             packing.message_type(answer)
             return answer
         except packing.WireError as error:
@@ -228,23 +239,29 @@ class Worker:
             kind = "timeout"
             message = f"the worker process gave no answer within {deadline:.0f} s and was killed"
         except InterruptedError:
-            kind = "stale"
+            kind, seconds_to_end = "stale", CLOSE_SECONDS
             message = "the learner has withdrawn this task"
         except OSError as error:
             message = f"the worker process {self._ending(error)}"
         last_words = self._read_last_words()
-        self._end_child()
+        self._end_child(seconds_to_end)
         return codec.encode_failure(CollectFailure(kind, message, traceback=last_words))
 
     def _replace(self) -> None:
-        self._end_child()
+        self._end_child(CLOSE_SECONDS)
         with contextlib.suppress(OSError):  # the next call reports it
             self.start()
 
-    def _end_child(self) -> None:
-        if self._child is not None:
-            self._child.end()
-            self._child = None
+    def _end_child(self, seconds: float = 0.0) -> None:
+        """End the child; one that may have environments gets some seconds to close them."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        if not child.end(seconds if child.asked else 0.0) and child.asked and seconds:
+            self._warn(
+                f"a worker process was killed because its environments did not close within "
+                f"{seconds:.0f} s"
+            )
 
     def _ending(self, error: OSError) -> str:
         if self._child is None:

@@ -1,7 +1,7 @@
 """Nothing stays on the cluster: what a run left there is removed, even when the learner has died.
 
-Run as a program, this is a process that outlives the learner just long enough for that. Its
-standard input names what the run has on the cluster, one a line: `application NAME`, `session ID`,
+Run as a program, this is a process that outlives the learner just long enough for that. A pipe
+tells it what the run has on the cluster, one a line: `application NAME`, `session ID`,
 `weights REF`. The last line is `dismissed` if nothing is left, and `late` if all is removed, but
 something may arrive late; otherwise the learner has died.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
@@ -30,8 +31,8 @@ _LATE_SECONDS = 2.0
 class Janitor:
     """Remembers what the run has on the cluster; a second process removes it if this one dies.
 
-    The second process is this module, run as a program. It acts when its standard input closes
-    before it is dismissed: after SIGKILL, say, or a second Ctrl-C.
+    The second process is this module, run as a program. It acts when its pipe closes before it is
+    dismissed: after SIGKILL, say, or a second Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class Janitor:
 
     def _tell(self, line: str) -> None:
         with contextlib.suppress(OSError):  # a run goes on without this safety net
-            self._process.stdin.write(f"{line}\n".encode())
+            self._process.questions.write(f"{line}\n".encode())
 
 
 def _nothing() -> dict[str, list[str]]:
@@ -133,10 +134,10 @@ def _withdraw(reference: str) -> None:
         call_with_timeout(CALL_SECONDS, lambda: cache.update_object(ref, np.empty(0, np.uint8)))
 
 
-def main() -> None:
-    """Remember the lines of standard input; clean up if it ends without `dismissed`."""
+def main(lines: int) -> None:
+    """Remember the lines that come through this pipe; clean up if it ends without `dismissed`."""
     left = _nothing()
-    for line in sys.stdin:
+    for line in os.fdopen(lines):
         kind, _, name = line.rstrip("\n").partition(" ")
         if kind == "dismissed":
             return
@@ -149,4 +150,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

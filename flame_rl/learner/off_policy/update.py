@@ -67,6 +67,7 @@ class OffPolicy:
     """
 
     lag = 0
+    elsewhere = None
 
     config: TrainConfig
     inner: GradientStep

@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
+import threading
+import time
 import weakref
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from flame_rl.actor.worker.frames import enlarge, read_frame, ready, write_frame
+from flame_rl.actor.worker.frames import Wait, enlarge, read_frame, ready, write_frame
 from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.learner.on_policy.value_epochs import ValueEpochs, fit
 from flame_rl.learner.training.adam import Adam
@@ -29,11 +32,18 @@ _LEAST_STEPS = 1000
 _KEPT_BYTES = 1 << 24
 # What the pipe holds, so that a batch goes out before the other process has read all of it.
 _PIPE_BYTES = 1 << 20
+# What the process may take: this in its first update, then ten times the longest so far.
+_FIRST_SECONDS = 60.0
+_LEAST_SECONDS = 10.0
 
 
 class ValueProcess:
-    """The other process. It starts with the first batch that is large enough, and ends with
-    this object; if it dies before, training goes on without it."""
+    """The other process. It starts with the first batch that is large enough, and ends with this
+    object; if it dies before, hangs or answers with nonsense, training goes on without it.
+
+    Attributes:
+        stop: nobody waits for the process once this is set.
+    """
 
     def __init__(self, network: NetworkByHand) -> None:
         """`network` is the value network."""
@@ -45,10 +55,14 @@ class ValueProcess:
         # Whether an answer is still to be read.
         self._asked = False
         self._sent: np.ndarray | None = None
+        self.stop = threading.Event()
+        self._began = 0.0
+        self._longest: float | None = None
 
     def begin(self, adam: Adam, epochs: ValueEpochs) -> bool:
         """Begin to train; returns False where that is not worth it or not possible, and `finish`
         must not be called."""
+        self._began = time.monotonic()
         if self._gone or len(epochs.rows) < _LEAST_STEPS or available_cores() == 1:
             return False
         try:
@@ -67,7 +81,7 @@ class ValueProcess:
             }
             arrays = {name: getattr(epochs, name) for name in ("rows", "targets", "orders")}
             self._write("epochs", numbers, arrays | _state_of(adam))
-        except OSError:
+        except Exception:
             self._give_up()
             return False
         self._asked = True
@@ -81,31 +95,52 @@ class ValueProcess:
         """
         try:
             header, arrays = self._read()
-        except OSError:
+            loss = float(header["loss"])
+            _set_state(adam, arrays)
+        except Exception:
             self._give_up()
             return None
-        _set_state(adam, arrays)
-        return header["loss"]
+        self._longest = max(self._longest or 0.0, time.monotonic() - self._began)
+        return loss
 
     def _is_ready(self) -> bool:
         """Whether the process can train; starts it first."""
         if self._child is None:
             self._child = ChildProcess(__name__)
             weakref.finalize(self, self._child.end)
-            enlarge(self._child.stdin, _PIPE_BYTES)
+            for pipe in (self._child.questions, self._child.answers):
+                os.set_blocking(pipe.fileno(), False)
+            enlarge(self._child.questions, _PIPE_BYTES)
             self._write("network", {"layers": self._layers, "parameters": self._parameters}, {})
-        if not self._ready and ready(self._child.stdout, select.POLLIN, 0):
-            read_frame(self._child.stdout)
+        if not self._ready and ready(self._child.answers, select.POLLIN, 0):
+            read_frame(self._child.answers, self._waiting(), most_bytes=0)
             self._ready = True
         return self._ready
 
     def _write(self, kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        write_frame(self._child.stdin, packing.pack_buffers(kind, header, arrays))
+        frame = packing.pack_buffers(kind, header, arrays)
+        write_frame(self._child.questions, frame, self._waiting())
 
     def _read(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        answer, _ = read_frame(self._child.stdout)
+        # Parameters and both sums of Adam, float32 each, and a header.
+        most_bytes = 12 * self._parameters + packing.MAX_HEADER_BYTES
+        answer, _ = read_frame(self._child.answers, self._waiting(), most_bytes)
         self._asked = False
         return packing.unpack(answer, "trained")
+
+    def _waiting(self) -> Wait:
+        """Waits for the process as long as it may take from now on."""
+        seconds = _FIRST_SECONDS
+        if self._longest is not None:
+            seconds = max(_LEAST_SECONDS, 10 * self._longest)
+        limit = time.monotonic() + seconds
+
+        def wait(pipe: BinaryIO, event: int) -> None:
+            while not ready(pipe, event, min(0.1, limit - time.monotonic())):
+                if self.stop.is_set() or time.monotonic() >= limit:
+                    raise TimeoutError
+
+        return wait
 
     def _give_up(self) -> None:
         if self._child is not None:
@@ -118,15 +153,19 @@ def _state_of(adam: Adam) -> dict[str, np.ndarray]:
 
 
 def _set_state(adam: Adam, state: dict[str, np.ndarray]) -> None:
-    """The inverse of `_state_of`; the parameters stay where they are."""
+    """The inverse of `_state_of`; the parameters stay where they are. Raises KeyError or ValueError
+    if it does not fit, and changes nothing."""
+    for name, array in _state_of(adam).items():
+        if (state[name].shape, state[name].dtype) != (array.shape, array.dtype):
+            raise ValueError(f"{name}: {state[name].shape} of {state[name].dtype}")
     adam.parameters[:] = state["parameters"]
     adam.load_state_dict(state)
 
 
-def main() -> None:
-    """What the process does until its standard input closes."""
-    questions: BinaryIO = os.fdopen(0, "rb", buffering=0)
-    answers: BinaryIO = os.fdopen(1, "wb", buffering=0)
+def main(questions_fd: int, answers_fd: int) -> None:
+    """What the process does until the pipe of the questions closes."""
+    questions: BinaryIO = os.fdopen(questions_fd, "rb", buffering=0)
+    answers: BinaryIO = os.fdopen(answers_fd, "wb", buffering=0)
     header, _ = packing.unpack(read_frame(questions)[0], "network")
     adam = Adam(np.zeros(header["parameters"], np.float32))
     layers = placed_layers(header["layers"], adam.parameters)
@@ -157,4 +196,4 @@ def main() -> None:
 if __name__ == "__main__":
     # The learner refuses what is not finite; it is gone when the pipe is.
     with np.errstate(all="ignore"), contextlib.suppress(OSError):
-        main()
+        main(*map(int, sys.argv[1:]))
