@@ -18,6 +18,7 @@ import numpy as np
 
 from flame_rl.actor.environments.making import known_here_alone
 from flame_rl.actor.randomness import reset_seed
+from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.nets.acting import check_snapshot
 from flame_rl.system.errors import EnvironmentUnusable, Interrupted, RunError, UsageError
 from flame_rl.wire import codec
@@ -153,11 +154,7 @@ def gather(
             if answer.kind == "start":
                 # Not the episodes' doing, so that it is no attempt of theirs.
                 deaths += 1
-                if deaths >= MAX_DEATHS:
-                    raise RunError(
-                        f"{deaths} worker processes, one after another, died before they began to "
-                        f"play; memory may have run out (fewer --workers): {explain(answer)}"
-                    )
+                _refuse_deaths(deaths, answer)
                 pending.append(task)
                 continue
             if transport.failed is not None and answer.kind in ("transport", "stale"):
@@ -228,17 +225,31 @@ def _retries_of(task: _Task, failure: CollectFailure) -> list[_Task]:
     )
 
 
-def read_description(
-    data: Buffer, environment: Environment, stop: threading.Event
+def describe(
+    worker: Worker, environment: Environment, deadline: float, stop: threading.Event
 ) -> EnvironmentSpec:
-    """The environment's description. Raises UsageError if the answer is a failure, Interrupted if
-    the user asked to stop."""
-    answer = codec.decode_description(data, environment.env_id)
-    if stop.is_set():
-        raise Interrupted
-    if isinstance(answer, CollectFailure):
-        raise UsageError(explain(answer) + known_here_alone(answer))
-    return answer
+    """The environment's description by a worker, which may take `deadline` seconds. Raises as
+    `Backend.describe` does, RunError if the worker dies each time, Interrupted if the user asked to
+    stop."""
+    for deaths in itertools.count(1):
+        data = worker.describe(environment, deadline, stop.is_set)
+        answer = codec.decode_description(data, environment.env_id)
+        if stop.is_set():
+            raise Interrupted
+        if not isinstance(answer, CollectFailure):
+            return answer
+        if answer.kind != "start":
+            raise UsageError(explain(answer) + known_here_alone(answer))
+        _refuse_deaths(deaths, answer)
+
+
+def _refuse_deaths(deaths: int, failure: CollectFailure) -> None:
+    """Raise RunError where so many workers, one after another, died before they began to play."""
+    if deaths >= MAX_DEATHS:
+        raise RunError(
+            f"{deaths} worker processes, one after another, died before they began to play; memory "
+            f"may have run out (fewer --workers): {explain(failure)}"
+        )
 
 
 def explain(failure: CollectFailure) -> str:

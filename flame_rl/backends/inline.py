@@ -10,9 +10,12 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.simulator import Simulator
+from flame_rl.actor.worker.frames import CLOSE_SECONDS
 from flame_rl.backends.dispatch import Collected, Transport, explain, gather, tell
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import ONE_BLAS_THREAD
+from flame_rl.system.output import warn
+from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
     CollectFailure,
@@ -58,6 +61,12 @@ class InlineBackend:
             return gather(snapshot, request, transport, sizes, self._stop, self.listener)
 
     def close(self) -> None:
-        if self._simulator is not None:
-            self._simulator.close()
-            self._simulator = None
+        if self._simulator is None:
+            return
+        simulator, self._simulator = self._simulator, None
+        try:
+            call_with_timeout(CLOSE_SECONDS, simulator.close)
+        except TimeoutError:
+            warn(f"the environments did not close within {CLOSE_SECONDS:.0f} s and are left open")
+        except SimulatorError as error:
+            warn(str(error))

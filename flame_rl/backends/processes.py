@@ -9,10 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from flame_rl.actor.worker.supervisor import Worker
-from flame_rl.backends.dispatch import Collected, Transport, gather, read_description
+from flame_rl.backends.dispatch import Collected, Transport, describe, gather
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
-from flame_rl.system.errors import UsageError
+from flame_rl.system.errors import EnvironmentUnusable, UsageError
+from flame_rl.system.output import warn
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
 from flame_rl.wire.packing import Buffer
@@ -30,7 +31,7 @@ class ProcessBackend:
         self.listener = None
         self._patience = patience
         self._stop = stop
-        self._workers = [Worker() for _ in range(workers)]
+        self._workers = [Worker(warn) for _ in range(workers)]
         self.shares = Shares(workers)
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         try:
@@ -38,8 +39,7 @@ class ProcessBackend:
                 worker.start()
                 self._idle.put(worker)
         except OSError as error:
-            for worker in self._workers:
-                worker.close()
+            self._close_workers()
             raise UsageError(
                 f"--workers: {workers} processes cannot be started: {error}"
             ) from error
@@ -47,8 +47,7 @@ class ProcessBackend:
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
         deadline = self._patience.limits().deadline
-        answer = self._workers[0].describe(environment, deadline, self._stop.is_set)
-        return read_description(answer, environment, self._stop)
+        return describe(self._workers[0], environment, deadline, self._stop)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         encoded = codec.encode_snapshot(snapshot)
@@ -71,7 +70,15 @@ class ProcessBackend:
         began = time.monotonic()
         transport = Transport(submit, in_flight=workers + 1, played=self._played)
         sizes = self.shares.of(len(request.indices))
-        collected = gather(snapshot, request, transport, sizes, self._stop, self.listener)
+        try:
+            collected = gather(snapshot, request, transport, sizes, self._stop, self.listener)
+        except EnvironmentUnusable as error:
+            # `describe` has made it in the first worker.
+            error.add_note(
+                "It was made once before: where only one can exist, --workers 1 --slots 1 makes no "
+                "other"
+            )
+            raise
         self.shares.took(len(request.indices), time.monotonic() - began)
         # Each worker is sent the weights once.
         return replace(collected, bytes_out=collected.bytes_out + workers * len(encoded))
@@ -81,6 +88,10 @@ class ProcessBackend:
         return sum(episodes for episodes, _ in counts), sum(steps for _, steps in counts)
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.close()
+        self._close_workers()
         self._threads.shutdown(cancel_futures=True)
+
+    def _close_workers(self) -> None:
+        # Side by side: each may take as long as its environments do.
+        with ThreadPoolExecutor(len(self._workers)) as threads:
+            list(threads.map(Worker.close, self._workers))

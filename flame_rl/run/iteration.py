@@ -164,4 +164,5 @@ def environment_of(config: TrainConfig, env_id: str) -> Environment:
         reward_parts=experiment.reward_parts,
         agent_number=experiment.agent_number,
         outcomes=experiment.outcomes,
+        slots=config.execution.slots,
     )

@@ -44,6 +44,7 @@ class Environment:
         agent_number: whether each of several agents observes its own number, too.
         outcomes: names of numbers in `info` that are recorded at an episode's last step; "a.b" is
             the entry "b" of the dictionary "a".
+        slots: the most episodes that a process plays side by side in environments of their own.
     """
 
     env_id: str
@@ -52,6 +53,8 @@ class Environment:
     reward_parts: Annotated[tuple[str, ...], RARE] = ()
     agent_number: Annotated[bool, RARE] = False
     outcomes: Annotated[tuple[str, ...], RARE] = ()
+    # With more, environments outgrow the processor's cache, and save little of the forward pass.
+    slots: Annotated[Size, RARE] = 32
 
 
 _Space = Annotated[gymnasium.Space, Converted(space_from_data, space_to_data)]
@@ -66,8 +69,8 @@ class EnvironmentSpec:
         env_id: as in `Environment`.
         observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
-        note: one line on why the environment's fast simulator is not used, or on what is not known
-            of it; else empty.
+        note: one line on why the environment's fast simulator is not used, on what is not known
+            of it, and on what takes long; else empty.
         differs: one line on how episodes with the same seed and actions differ; else empty.
         time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
         reward_shape: () where a reward is one number, (K,) where it is a vector.

@@ -444,7 +444,7 @@ def test_more_agents_than_slots_play_one_environment_at_a_time(monkeypatch):
 
     monkeypatch.setattr(ragged_v0, "parallel_env", Crowd)
     simulator, snapshot, request = game(RAGGED)
-    assert simulator.slots == 72
+    assert simulator.slots == len(many) and len(simulator.rewards) == 72
     asked = request([1, 5, 6])
     episodes = collect_episodes(snapshot, asked, simulator)
     assert_played_plainly(episodes, [1, 5, 6], Crowd(), snapshot, asked)

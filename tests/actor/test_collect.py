@@ -421,7 +421,6 @@ def test_other_weights_than_asked_for_are_refused():
         (environment_id("EmptyObservation"), r"observation space.*it is empty"),
         (environment_id("DictActions"), r"action space.*Dict\(.*TransformAction"),
         (environment_id("WithoutSpaces"), "has no observation_space; set it in __init__"),
-        (environment_id("RaisingClose"), "close raised RuntimeError: no such window"),
         (environment_id("IntegerActions"), r"action space.*Box.*int64.*MultiDiscrete has integers"),
     ],
 )

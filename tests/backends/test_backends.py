@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections import defaultdict
@@ -179,6 +181,28 @@ def test_workers_that_die_before_they_play_cost_no_episode_an_attempt():
     assert_same_episodes(gather_with(submit, task_size=3).episodes, EXPECTED)
     with pytest.raises(RunError, match=f"{MAX_DEATHS} worker processes.*fewer --workers.*SIGKILL"):
         gather_with(lambda data: done(dead))
+
+
+def test_a_worker_that_is_killed_while_it_describes_is_asked_again():
+    """At moments spread over its start; one that dies ten times in a row is given up."""
+    began = time.monotonic()
+    backend = ProcessBackend(1, PATIENCE, threading.Event())
+    environment = Environment(environment_id("Server"))
+    try:
+        expected = backend.describe(environment)
+        seconds = time.monotonic() - began
+        for part in range(1, 5):
+            backend._workers[0]._end_child()
+            backend._workers[0].start()
+            pid = backend._workers[0].pid
+            killer = threading.Timer(part * seconds / 5, os.kill, (pid, signal.SIGKILL))
+            killer.start()
+            assert backend.describe(environment) == expected
+            killer.cancel()
+        with pytest.raises(RunError, match=f"{MAX_DEATHS} worker processes.*SIGKILL"):
+            backend.describe(Environment(environment_id("StillBorn")))
+    finally:
+        backend.close()
 
 
 def test_what_happens_to_several_episodes_together_counts_against_none():

@@ -23,7 +23,10 @@ import psutil
 import pytest
 
 from flame_rl.actor.randomness import reset_seed
+from flame_rl.actor.simulators import choose, plain
+from flame_rl.actor.worker import supervisor
 from flame_rl.actor.worker.supervisor import Limits, Worker
+from flame_rl.backends import inline
 from flame_rl.backends import patience as patience_module
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
@@ -32,7 +35,7 @@ from flame_rl.learner.learner import Learner
 from flame_rl.run.resume import load_newest
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec
-from flame_rl.wire.messages import Episodes
+from flame_rl.wire.messages import Environment, Episodes
 from tests.helpers import (
     ROOT,
     SOON,
@@ -351,6 +354,109 @@ def test_the_processes_of_a_simulator_end_with_its_worker(monkeypatch):
     for process in left:
         process.kill()
     assert left == []
+
+
+# Environments that hold something: a server, a port, a licence.
+
+
+SERVER = (*RUN, "--env", environment_id("Server"), "--iterations", "3")
+
+
+def assert_all_closed(log: Path) -> None:
+    """Each in the process that made it, and none twice."""
+    events = Counter(log.read_text().split("\n")[:-1])
+    made = {event.split()[1]: count for event, count in events.items() if "made" in event}
+    closed = {event.split()[1]: count for event, count in events.items() if "closed" in event}
+    assert closed == made and made
+
+
+@pytest.mark.parametrize("workers", ["0", "1", "2"])
+def test_environments_are_closed(workers, tmp_path):
+    """At the end of a run and of an evaluation, and where a worker is replaced."""
+    environment = {"SERVER_LOG": str(tmp_path / "log")}
+    flags = ("--worker-episodes", "20", "--workers", workers)
+    for words in ((*SERVER, *flags), ("evaluate", "run", "--episodes", "3", *flags[2:])):
+        done = run_here(*words, cwd=tmp_path, environment=environment)
+        assert done.returncode == 0, done.stderr
+        assert_all_closed(tmp_path / "log")
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_environments_are_closed_after_ctrl_c(workers, tmp_path):
+    environment = SLOWLY | {"SERVER_LOG": str(tmp_path / "log")}
+    flags = ("--iterations", "1000", "--workers", workers)
+    process = start_main(
+        *(*SERVER, *flags), cwd=tmp_path, environment=environment, stdout=subprocess.DEVNULL
+    )
+    wait_until(lambda: rows(tmp_path / "run") > 1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(100) == 130
+    assert_all_closed(tmp_path / "log")
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("hang", "close within"), ("raise", "Server-v0: close raised RuntimeError: no such window")],
+)
+def test_a_close_that_fails_costs_a_word(kind, words, workers, clean, tmp_path, monkeypatch, capfd):
+    for module in (supervisor, inline):
+        monkeypatch.setattr(module, "CLOSE_SECONDS", 1.0)
+    environment = {"SERVER_CLOSE": kind}
+    flags = ("--workers", workers, "--iterations", str(ITERATIONS))
+    done = run_here(*SERVER, *flags, cwd=tmp_path, environment=environment)
+    assert done.returncode == 0
+    assert words in done.stderr + capfd.readouterr().err
+    assert_same_run(tmp_path / "run", clean)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--workers", "0", "--slots", "1"), None),
+        (("--workers", "1", "--slots", "1"), None),
+        (("--workers", "0"), "FileExistsError.*number 2 in this process.*--slots 1"),
+        (("--workers", "1"), "FileExistsError.*number 2 in this process.*--slots 1"),
+        (("--workers", "2", "--slots", "1"), "FileExistsError(.*\n)+.*--workers 1 --slots 1"),
+    ],
+)
+def test_an_environment_of_which_only_one_can_exist(flags, words, clean, tmp_path):
+    port = {"SERVER_PORT": str(tmp_path / "port")}
+    arguments = (*SERVER, "--iterations", str(ITERATIONS), *flags)
+    done = run_here(*arguments, cwd=tmp_path, environment=port)
+    if words is None:
+        assert done.returncode == 0, done.stderr
+        assert_same_run(tmp_path / "run", clean)
+    else:
+        assert done.returncode == 2 and re.search(words, done.stderr), done.stderr
+    assert not (tmp_path / "port").exists()
+
+
+@pytest.mark.parametrize("slots", ["3", "9"])
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_slots_change_no_byte(slots, workers, clean, tmp_path):
+    done = run_here(*RUN, "--workers", workers, "--slots", slots, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "run", clean)
+
+
+def test_a_constructor_that_takes_long_is_called_twice_at_first_and_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(plain, "MAKING_SECONDS", 0.2)
+    monkeypatch.setattr(choose, "MAKING_SECONDS", 0.2)
+    environment = {"SERVER_LOG": str(tmp_path / "log"), "SERVER_MAKING": "0.6"}
+    flags = ("--iterations", "1", "--workers", "0")
+    done = run_here(*SERVER, *flags, cwd=tmp_path, environment=environment)
+    assert "Making the environment took 0." in done.stdout
+    assert (tmp_path / "log").read_text().count("made") == 2  # one to see whether it repeats itself
+    # The older it is, the more of them.
+    monkeypatch.setenv("SERVER_MAKING", "0.3")
+    simulator = plain.PlainSimulator(Environment(environment_id("Server")))
+    assert simulator.slots == 1
+    for age, slots in ((2.5, 2), (10.5, 10), (3000, 32)):
+        simulator._born = time.monotonic() - age * simulator.making_seconds
+        simulator.reset(np.arange(1), np.arange(1))
+        assert simulator.slots == slots
+    simulator.close()
 
 
 # An episode that fails every time.

@@ -73,33 +73,25 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
     return env
 
 
-def describe_agents(environment: Environment) -> EnvironmentSpec:
-    """The environment's id, spaces and agents. Raises SimulatorError of kind "environment"."""
-    env = make_agents(environment)
-    try:
-        return as_sent(spec_of(environment, env))
-    finally:
-        env.close()
-
-
 def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
     """The spec of an environment that `make_agents` made.
 
     The time limit is the lesser of the configured one and `max_cycles`, as PettingZoo's own
-    environments call theirs.
+    environments call theirs. Raises SimulatorError of kind "environment" if it cannot be sent.
     """
     first, *_ = agents = env.possible_agents
     space = env.observation_space(first)
     if environment.agent_number:
         space = spaces.Tuple((space, spaces.Discrete(len(agents))))
     limits = environment.max_episode_steps, getattr(env.unwrapped, "max_cycles", None)
-    return EnvironmentSpec(
+    spec = EnvironmentSpec(
         environment.env_id,
         space,
         env.action_space(first),
         time_limit=min((limit for limit in limits if isinstance(limit, int)), default=None),
         agents=tuple(map(str, agents)),
     )
+    return as_sent(spec)
 
 
 def _made(env_id: str, module: ModuleType, options: dict[str, Any]) -> ParallelEnv:

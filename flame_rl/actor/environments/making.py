@@ -73,27 +73,21 @@ def make_environment(
     return env
 
 
-def describe_environment(environment: Environment) -> EnvironmentSpec:
-    """The environment's id, spaces and time limit. Raises SimulatorError of kind "environment"."""
+def describe_environment(environment: Environment, env: gymnasium.Env) -> EnvironmentSpec:
+    """The spec of an environment that `make_environment` made. Raises SimulatorError of kind
+    "environment"."""
     if environment.agent_number:
         raise unusable(
             f"--agent-number: {environment.env_id} is an environment of one agent, which has none"
         )
-    env = make_environment(environment.env_id, environment.max_episode_steps)
-    try:
-        spec = EnvironmentSpec(
-            environment.env_id,
-            env.observation_space,
-            env.action_space,
-            time_limit=_time_limit(env),
-            reward_shape=reward_shape(env),
-        )
-        return as_sent(spec)
-    finally:
-        try:
-            env.close()
-        except Exception as error:
-            raise unusable(f"{environment.env_id}: close raised {summary(error)}") from error
+    spec = EnvironmentSpec(
+        environment.env_id,
+        env.observation_space,
+        env.action_space,
+        time_limit=_time_limit(env),
+        reward_shape=reward_shape(env),
+    )
+    return as_sent(spec)
 
 
 def as_sent(spec: EnvironmentSpec) -> EnvironmentSpec:

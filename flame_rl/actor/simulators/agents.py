@@ -12,7 +12,7 @@ from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.agents import make_agents, spec_of
 from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.actor.failure import SimulatorError, is_interrupt
-from flame_rl.actor.simulators.plain import PLAIN_SLOTS, EnvironmentsSimulator
+from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.returned import (
     first_observation,
     raised,
@@ -21,7 +21,6 @@ from flame_rl.actor.simulators.returned import (
     take_outcome,
 )
 from flame_rl.actor.simulators.simulator import as_rows
-from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.messages import Environment
 from flame_rl.wire.steps import step_columns
 
@@ -39,17 +38,16 @@ class AgentsSimulator(EnvironmentsSimulator):
             environment: which environment to make; its `simulator` is ignored.
             render_mode: as in `make_agents`.
         """
-        self._make = lambda: make_agents(environment, render_mode)
-        self._envs = [self._make()]
-        self._names = list(self._envs[0].possible_agents)
+        self._make_first(environment, lambda: make_agents(environment, render_mode))
+        self._names = list(self.first.possible_agents)
         agents = len(self._names)
-        slots = agents * max(1, PLAIN_SLOTS // agents)
-        slots = -(-slots // ROW_BLOCK) * ROW_BLOCK
-        spec = spec_of(environment, self._envs[0])
+        self._most = max(1, environment.slots // agents)
+        spec = spec_of(environment, self.first)
         self._has_numbers = environment.agent_number
         self._parts = observation_parts(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         (observed,) = (column for column in step_columns(spec) if column.name == "observations")
+        slots = agents * self._most
         super().__init__(
             slots,
             *observed.shape,
@@ -58,9 +56,10 @@ class AgentsSimulator(EnvironmentsSimulator):
             outcomes=environment.outcomes,
         )
         self.agents = agents
+        self._allow_slots()
         self._limit = environment.max_episode_steps
         # Of each environment, since its reset.
-        self._steps = np.zeros(slots // agents, np.int64)
+        self._steps = np.zeros(self._most, np.int64)
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         pairs = zip(slots.tolist(), seeds.tolist(), strict=True)

@@ -14,11 +14,11 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from flame_rl.actor.environments.agents import describe_agents, has_agents
+from flame_rl.actor.environments.agents import has_agents, spec_of
 from flame_rl.actor.environments.making import describe_environment
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
-from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.actor.simulators.plain import MAKING_SECONDS, EnvironmentsSimulator, PlainSimulator
 from flame_rl.actor.simulators.repeatable import check_repeats
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec
@@ -49,28 +49,29 @@ def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
     Raises:
         SimulatorError: of kind "environment"; also if "fast" is asked for and not possible.
     """
-    env_id = environment.env_id
-    if environment.simulator == "plain" or has_agents(env_id):
-        if environment.simulator == "fast":
-            reason = f"{env_id} has several agents, and no fast twin"
-            raise unusable(f"--simulator fast is not possible: {reason}")
-        return plain_simulator(environment), ""
-    plain = PlainSimulator(environment)
-    try:
-        reason = _why_not(environment, plain.first)
-        if reason is None:
-            twin = _make_twin(plain.first, environment.reward_parts)
-            if _trace(twin, plain.first.action_space) == _trace(plain, plain.first.action_space):
-                plain.close()
-                return twin, ""
-            reason = f"the fast twin of {env_id} differs from it on this machine"
-    except Exception as error:
-        reason = f"the fast twin of {env_id} raises {summary(error)}"
-    if environment.simulator == "fast":
-        plain.close()
-        raise unusable(f"--simulator fast is not possible: {reason}")
-    note = f"Played by Gymnasium's own environment: {reason}." if env_id in _TWINS else ""
-    return plain, note
+    return _choose(environment, plain_simulator(environment))
+
+
+def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
+    """The simulator of an environment and its spec. See `choose_simulator`, `check_repeats`."""
+    spec_from = spec_of if has_agents(environment.env_id) else describe_environment
+
+    def make() -> tuple[EnvironmentsSimulator, EnvironmentSpec]:
+        plain = plain_simulator(environment)
+        return plain, spec_from(environment, plain.first)
+
+    # Before another object may hold what the environment needs alone.
+    differs, unknown = check_repeats(environment.env_id, make)
+    plain, spec = make()
+    simulator, note = _choose(environment, plain)
+    slow = ""
+    if simulator is plain and plain.making_seconds > MAKING_SECONDS:
+        slow = (
+            f"Making the environment took {plain.making_seconds:.1f} s: a process begins with one "
+            f"and makes more as the run goes on, up to --slots {environment.slots}."
+        )
+    note = " ".join(filter(None, (note, unknown, slow)))
+    return simulator, replace(spec, note=note, differs=differs)
 
 
 def plain_simulator(
@@ -89,14 +90,34 @@ def plain_simulator(
     return kind(environment, render_mode)
 
 
-def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
-    """The simulator of an environment and its spec. See `choose_simulator`, `check_repeats`."""
-    several = has_agents(environment.env_id)
-    spec = describe_agents(environment) if several else describe_environment(environment)
-    # Before another object may hold what the environment needs alone.
-    differs, unknown = check_repeats(lambda: plain_simulator(environment), spec)
-    simulator, note = choose_simulator(environment)
-    return simulator, replace(spec, note=" ".join(filter(None, (note, unknown))), differs=differs)
+def _choose(
+    environment: Environment, plain: PlainSimulator | AgentsSimulator
+) -> tuple[Simulator, str]:
+    """As `choose_simulator`; closes `plain` unless it is returned."""
+    env_id = environment.env_id
+    if environment.simulator == "plain":
+        return plain, ""
+    if isinstance(plain, AgentsSimulator):
+        if environment.simulator == "fast":
+            plain.close()
+            reason = f"{env_id} has several agents, and no fast twin"
+            raise unusable(f"--simulator fast is not possible: {reason}")
+        return plain, ""
+    try:
+        reason = _why_not(environment, plain.first)
+        if reason is None:
+            twin = _make_twin(plain.first, environment.reward_parts)
+            if _trace(twin, plain.first.action_space) == _trace(plain, plain.first.action_space):
+                plain.close()
+                return twin, ""
+            reason = f"the fast twin of {env_id} differs from it on this machine"
+    except Exception as error:
+        reason = f"the fast twin of {env_id} raises {summary(error)}"
+    if environment.simulator == "fast":
+        plain.close()
+        raise unusable(f"--simulator fast is not possible: {reason}")
+    note = f"Played by Gymnasium's own environment: {reason}." if env_id in _TWINS else ""
+    return plain, note
 
 
 def _why_not(environment: Environment, env: gymnasium.Env) -> str | None:

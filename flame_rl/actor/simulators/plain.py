@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -11,7 +14,7 @@ from gymnasium import spaces
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.making import make_environment, reward_shape
 from flame_rl.actor.environments.observations import observation_parts
-from flame_rl.actor.failure import is_interrupt, unusable
+from flame_rl.actor.failure import SimulatorError, is_interrupt, summary, unusable
 from flame_rl.actor.simulators.returned import (
     first_observation,
     raised,
@@ -26,12 +29,22 @@ from flame_rl.wire.steps import is_channels_first, observation_dtype
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
 
-# One forward pass serves all slots; with more, the environments outgrow the processor's cache.
-PLAIN_SLOTS = 32
+# Making environments takes no longer than the time since the first one was made, or this at first.
+MAKING_SECONDS = 1.0
 
 
 class EnvironmentsSimulator(Simulator):
-    """A simulator of separate environments, each made by `_make` when it is first needed."""
+    """A simulator of separate environments, each made when it is first needed. Where making one
+    takes long, slots come one by one, the longer the simulator is in use.
+
+    Attributes:
+        making_seconds: how long it takes to make one.
+    """
+
+    def _make_first(self, environment: Environment, make: Callable[[], Any]) -> None:
+        self._env_id, self._make = environment.env_id, make
+        self._born, self.making_seconds = time.monotonic(), math.inf
+        self._envs = [self._made()]
 
     @property
     def first(self) -> gymnasium.Env | ParallelEnv:
@@ -39,19 +52,47 @@ class EnvironmentsSimulator(Simulator):
         return self._envs[0]
 
     def close(self) -> None:
+        errors = []
         for env in self._envs:
-            env.close()
+            try:
+                env.close()
+            except BaseException as error:  # SystemExit, too
+                errors.append(error)
+        if errors:
+            raise unusable(f"{self._env_id}: close raised {summary(errors[0])}") from errors[0]
+
+    def _made(self) -> Any:
+        began = time.monotonic()
+        env = self._make()
+        # What the first one imports takes no time again.
+        self.making_seconds = min(self.making_seconds, time.monotonic() - began)
+        return env
+
+    def _allow_slots(self) -> None:
+        """Set `slots` to what may be used by now, of those that have rows."""
+        spent = max(MAKING_SECONDS, time.monotonic() - self._born)
+        places = max(len(self._envs), int(spent / max(self.making_seconds, 1e-9)))
+        self.slots = self.agents * min(places, self._most)
 
     def _env(self, place: int) -> gymnasium.Env | ParallelEnv:
         while len(self._envs) <= place:
-            own = self._make()
+            try:
+                own = self._made()
+            except SimulatorError as error:
+                text = (
+                    f"{error}. It is number {len(self._envs) + 1} in this process: where only one"
+                )
+                raise unusable(
+                    f"{text} can exist, --slots 1 makes no other", error.cause
+                ) from error
             if own.unwrapped is self.first.unwrapped:
                 raise unusable(
                     f"{type(own.unwrapped).__name__}: its function returned the same environment "
                     "twice. Several episodes are played side by side: make a new environment at "
-                    "every call"
+                    "every call, or play them one by one with --slots 1"
                 )
             self._envs.append(own)
+        self._allow_slots()
         return self._envs[place]
 
 
@@ -64,21 +105,23 @@ class PlainSimulator(EnvironmentsSimulator):
             environment: which environment to make; its `simulator` is ignored.
             render_mode: Gymnasium's, to show or film episodes; None: neither.
         """
-        self._make = lambda: make_environment(
-            environment.env_id, environment.max_episode_steps, render_mode
+        limit = environment.max_episode_steps
+        self._make_first(
+            environment, lambda: make_environment(environment.env_id, limit, render_mode)
         )
-        self._envs = [self._make()]
-        self._observation_space = space = self._envs[0].observation_space
-        self._to_environment = action_converter(self._envs[0].action_space)
+        self._observation_space = space = self.first.observation_space
+        self._to_environment = action_converter(self.first.action_space)
         self._parts = observation_parts(space)
         super().__init__(
-            PLAIN_SLOTS,
+            environment.slots,
             self._parts[-1].stop,
             environment.reward_parts,
             observation_dtype(space),
-            reward_shape(self._envs[0]),
+            reward_shape(self.first),
             environment.outcomes,
         )
+        self._most = environment.slots
+        self._allow_slots()
         # float64 observations are converted to float32 for all slots together: one by one takes a
         # tenth of a fast environment's step.
         self._raw = self.observations
@@ -87,10 +130,10 @@ class PlainSimulator(EnvironmentsSimulator):
         # `_raw` in the shape of the space, where that is a Box: `step` writes these unflattened.
         self._raw_by_shape = None
         if is_channels_first(space):
-            last = self._raw.reshape(self.slots, *space.shape[1:], space.shape[0])
+            last = self._raw.reshape(-1, *space.shape[1:], space.shape[0])
             self._raw_by_shape = np.moveaxis(last, -1, 1)
         elif isinstance(space, spaces.Box):
-            self._raw_by_shape = self._raw.reshape(self.slots, *space.shape)
+            self._raw_by_shape = self._raw.reshape(-1, *space.shape)
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):

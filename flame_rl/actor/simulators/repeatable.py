@@ -39,13 +39,13 @@ _Row = dict[str, bytes]
 
 
 def check_repeats(
-    make: Callable[[], EnvironmentsSimulator], spec: EnvironmentSpec
+    env_id: str, make: Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]]
 ) -> tuple[str, str]:
-    """Play an episode twice in one object and once in another.
+    """Play an episode twice in one object and once in another. At most one exists at a time.
 
     Args:
-        make: makes a simulator with environments of its own.
-        spec: the environment's description.
+        env_id: of the environment, for what is returned.
+        make: makes a simulator with environments of its own, and their description.
 
     Returns:
         Where the episodes differ and why, and why that is not known; either or both are "". An
@@ -61,10 +61,10 @@ def check_repeats(
     if child == 0:
         try:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(_MOST_SECONDS)
             for output in (1, 2):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), output)
-            os.write(writing, json.dumps(_checked(make, spec)).encode())
+            with contextlib.ExitStack() as closing:
+                os.write(writing, json.dumps(_checked(make, closing)).encode())
         finally:
             os._exit(0)
     os.close(writing)
@@ -76,18 +76,24 @@ def check_repeats(
             found = json.loads(answer.read() or "{}")
     if "unusable" in found:
         raise unusable(found["unusable"])
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+    if not found and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
         found["unknown"] = f"it takes more than {_MOST_SECONDS} s"
     unknown = found.get("unknown", "")
     return found.get("differs", ""), (
-        f"Whether {spec.env_id} repeats itself is not checked: {unknown}." if unknown else ""
+        f"Whether {env_id} repeats itself is not checked: {unknown}." if unknown else ""
     )
 
 
-def _checked(make: Callable[[], EnvironmentsSimulator], spec: EnvironmentSpec) -> dict[str, str]:
-    """What `check_repeats` returns or raises, by name."""
+def _checked(
+    make: Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]],
+    closing: contextlib.ExitStack,
+) -> dict[str, str]:
+    """What `check_repeats` returns or raises, by name; `closing` closes what is still open."""
     began, before = time.monotonic(), _global_states()
-    one = make()
+    one, spec = make()
+    closing.callback(one.close)
+    # Only now: what an environment has half made, nobody would close.
+    signal.alarm(_MOST_SECONDS)
     in_constructor, before = _drawn_since(before), _global_states()
     try:
         first = _play(one, spec, seconds=_SECONDS)
@@ -99,8 +105,9 @@ def _checked(make: Callable[[], EnvironmentsSimulator], spec: EnvironmentSpec) -
     again = _difference(first, _play(one, spec, steps))
     drawn = _drawn_since(before)
     with contextlib.suppress(Exception):
-        one.close()
-    another = make()
+        closing.close()
+    another, _ = make()
+    closing.callback(another.close)
     # Others draw from the global generators meanwhile, as its neighbours in a worker do.
     other = _difference(first, _play(another, spec, steps, disturbed=True))
     where = again or other

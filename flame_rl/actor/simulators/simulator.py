@@ -10,14 +10,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from flame_rl.nets.layers import ROW_BLOCK
+
 
 class Simulator:
     """Episodes side by side, each in a slot of its own. The arrays stay the same objects.
 
+    The W rows of the arrays are whole blocks of `ROW_BLOCK`; those beyond the slots are not used.
+
     Attributes:
-        slots: W, a multiple of `ROW_BLOCK`.
+        slots: the number of episodes that it plays side by side, at most.
         agents: the number of agents that play together. The slots of an environment's agents are
-            neighbours, those of the first environment first; what remains of W is not used.
+            neighbours, those of the first environment first.
         observations: float32 [W, D], or uint8 where the space is recorded in that type
             (`flame_rl.wire.steps.observation_dtype`): each slot's current observation.
         rewards: float64 [W], or [W, K] of a reward that is a vector, of the slot's last step.
@@ -40,12 +44,13 @@ class Simulator:
         """Make the arrays, for observations of `width` numbers, and parts of the reward and
         outcomes with these names."""
         self.slots, self.agents = slots, 1
-        self.observations = np.zeros((slots, width), dtype)
-        self.rewards = np.zeros((slots, *reward_shape))
-        self.reward_parts = np.zeros((slots, len(reward_parts)))
-        self.outcomes = np.zeros((slots, len(outcomes)))
-        self.terminated = np.zeros(slots, bool)
-        self.truncated = np.zeros(slots, bool)
+        rows = -(-slots // ROW_BLOCK) * ROW_BLOCK
+        self.observations = np.zeros((rows, width), dtype)
+        self.rewards = np.zeros((rows, *reward_shape))
+        self.reward_parts = np.zeros((rows, len(reward_parts)))
+        self.outcomes = np.zeros((rows, len(outcomes)))
+        self.terminated = np.zeros(rows, bool)
+        self.truncated = np.zeros(rows, bool)
         self.part_names, self.outcome_names = reward_parts, outcomes
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
@@ -72,7 +77,8 @@ class Simulator:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close what holds more than memory."""
+        """Close what holds more than memory. Raises SimulatorError of kind "environment" if an
+        environment raised an exception; all are closed."""
 
 
 def as_rows(slots: np.ndarray) -> slice | np.ndarray:

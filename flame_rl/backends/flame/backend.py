@@ -20,8 +20,8 @@ from flame_rl.backends.dispatch import (
     STOP_POLL_SECONDS,
     Collected,
     Transport,
+    describe,
     gather,
-    read_description,
 )
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import check_answers, connect, deploy
@@ -113,11 +113,10 @@ class FlameBackend:
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
         """Read the spaces in a process on this machine, where an error shows soonest."""
-        worker = Worker()
+        worker = Worker(warn)
         try:
-            limits = self._patience.limits()
-            answer = worker.describe(environment, limits.deadline, self._stop.is_set)
-            spec = read_description(answer, environment, self._stop)
+            deadline = self._patience.limits().deadline
+            spec = describe(worker, environment, deadline, self._stop)
         finally:
             worker.close()
         if needs(environment.env_id) != self._needs:
