@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import gymnasium
+import hypothesis
 import pytest
 
 from flame_rl.actor.simulators.repeatable import SEED
@@ -25,6 +26,13 @@ from tests.flame_fixtures import (
 )
 from tests.helpers import run_here
 from tests.memory_flame import MemoryFlame
+
+
+# Whether data come quickly says how busy the machine is.
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
 
 
 def pytest_configure() -> None:

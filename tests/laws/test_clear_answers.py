@@ -453,7 +453,7 @@ def test_a_colon_does_not_keep_the_cluster_from_being_cleaned_up(project, memory
     flags = ("--env", "my_env:Mineslow-v0", "--iterations", "1", "--episodes-per-iter", "2")
     process = start_in(copy, tmp_path, memory.environment, *flags)
     try:
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 600
         while not any(memory.sessions().values()):
             assert process.poll() is None and time.monotonic() < limit
             time.sleep(0.1)

@@ -78,7 +78,7 @@ def kill_and_go_on(
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-        limit = time.monotonic() + (60 if isinstance(moment, int) else moment)
+        limit = time.monotonic() + (600 if isinstance(moment, int) else moment)
         while process.poll() is None and time.monotonic() < limit:
             if isinstance(moment, int) and rows(tmp_path / "run") >= moment:
                 time.sleep(np.random.default_rng().uniform(0, 0.2))

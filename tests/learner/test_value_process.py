@@ -61,7 +61,7 @@ def epochs_of(seed: int, steps: int = 300, minibatches: int = 4) -> ValueEpochs:
 
 def begun(process: ValueProcess, trained: TrainedNetwork, epochs: ValueEpochs) -> None:
     """Begin as soon as the process has started."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while not process.begin(trained.adam, epochs):
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -223,7 +223,7 @@ def test_it_ends_when_its_parent_is_killed():
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
-    pid, until = int(done.stdout), time.monotonic() + 30
+    pid, until = int(done.stdout), time.monotonic() + 300
     while os.path.exists(f"/proc/{pid}") and "Z" not in state_of(pid):  # noqa: PTH110
         assert time.monotonic() < until
         time.sleep(0.05)

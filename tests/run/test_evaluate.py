@@ -270,16 +270,16 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path):
         stderr=subprocess.PIPE,
     )
     assert process.stderr.readline().startswith("No Flame cluster is configured")
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 600
     while len(children := psutil.Process(process.pid).children(recursive=True)) < 2:
         assert process.poll() is None and time.monotonic() < limit
         time.sleep(0.05)
     assert len(children) == 2
     time.sleep(1)  # into the collecting
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=10)
+    output, errors = process.communicate(timeout=100)
     assert process.returncode == 130 and output == errors == ""
-    assert psutil.wait_procs(children, timeout=2)[1] == []
+    assert psutil.wait_procs(children, timeout=20)[1] == []
 
 
 def test_on_a_cluster_it_is_the_same(memory: Flame, whole, tmp_path):

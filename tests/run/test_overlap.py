@@ -188,7 +188,7 @@ def test_what_was_begun_is_collected_during_the_update():
         def collect(self, snapshot, request):
             begun.set()
             # As long as the update; one after the other, neither would end.
-            assert updated.wait(20)
+            assert updated.wait(200)
             return Collected(None, 0, 0, 0.0, 0.3, 0)
 
         def close(self):
@@ -197,7 +197,7 @@ def test_what_was_begun_is_collected_during_the_update():
     stop = threading.Event()
     ahead = Ahead(Slow(), EitherEvent(stop))
     ahead.begin(None, "next")
-    assert begun.wait(20)
+    assert begun.wait(200)
     updated.set()
     assert ahead.collect(None, "next").seconds == 0.3
     ahead.close()
@@ -212,7 +212,7 @@ def test_a_run_that_ends_early_ends_what_was_begun():
     trainer._backend.begin(trainer.learner.snapshot(), request)
     began = time.perf_counter()
     trainer.close()
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 50
 
 
 def test_reinforce_has_no_correction_and_no_such_flag():
