@@ -27,7 +27,6 @@ from tests.flame_fixtures import (
 from tests.helpers import run_here
 from tests.memory_flame import MemoryFlame
 
-
 # Whether data come quickly says how busy the machine is.
 hypothesis.settings.register_profile(
     "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
