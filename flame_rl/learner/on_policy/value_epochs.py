@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -14,9 +14,6 @@ from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.minibatches import minibatches_of
 from flame_rl.learner.training.slices import accumulate
 from flame_rl.nets.network import Network, differentiate
-
-if TYPE_CHECKING:
-    from flame_rl.learner.on_policy.value_process import ValueProcess
 
 
 @dataclass(frozen=True)
@@ -65,10 +62,18 @@ def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
     return sum(losses) / len(losses)
 
 
+class Elsewhere(Protocol):
+    """Another core that can train the value network; see `value_process.ValueProcess`."""
+
+    def begin(self, adam: Adam, epochs: ValueEpochs) -> bool: ...
+
+    def finish(self, adam: Adam) -> float | None: ...
+
+
 class ValueTraining:
     """The epochs of the value network in one update, which may run while the policy trains."""
 
-    def __init__(self, network: Network, adam: Adam, elsewhere: ValueProcess | None = None) -> None:
+    def __init__(self, network: Network, adam: Adam, elsewhere: Elsewhere | None = None) -> None:
         """`elsewhere` is None where the value network trains in this process."""
         self.network, self.adam, self.elsewhere = network, adam, elsewhere
         self._begun: ValueEpochs | None = None
