@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -25,7 +25,6 @@ from flame_rl.learner.training.minibatches import (
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import accumulate, at_once, outputs
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.modules.networks import SharedNetwork, ValueNetwork, rescale
 from flame_rl.nets.network import Loss, Network, Samples, differentiate
 from flame_rl.settings.groups import OnPolicy
 from flame_rl.settings.losses import OWN, loss_name
@@ -289,15 +288,13 @@ class Normalizer(Protocol):
 class Statistics:
     """Running means and variances of observations and returns; sets them in the networks."""
 
-    def __init__(
-        self, normalizers: Sequence[Normalizer], values: ValueNetwork | SharedNetwork
-    ) -> None:
+    def __init__(self, normalizers: Sequence[Normalizer], rescale: Callable[[float], None]) -> None:
         """
         Args:
             normalizers: those of the networks; none if observations are not normalised.
-            values: the network whose values are scaled.
+            rescale: sets the scale of the values; see `modules.networks.rescale`.
         """
-        self._normalizers, self._values = normalizers, values
+        self._normalizers, self._rescale = normalizers, rescale
         self._returns = RunningMoments(1)
         self._observations = None
         if normalizers:
@@ -322,7 +319,7 @@ class Statistics:
         square of all returns so far; the values stay what they are."""
         self._returns.update(returns[:, None])
         (mean,), (std,) = self._returns.mean, self._returns.std
-        rescale(self._values, float(np.hypot(mean, std)))
+        self._rescale(float(np.hypot(mean, std)))
 
 
 def values_of(network: Network, batch: Batch) -> np.ndarray:

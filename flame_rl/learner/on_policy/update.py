@@ -32,7 +32,7 @@ from flame_rl.learner.state import Part, learning_rate_factor
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.flat import state_of
 from flame_rl.learner.training.trained import Train, TrainedNetwork
-from flame_rl.modules.networks import SharedNetwork
+from flame_rl.modules.networks import SharedNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.settings.config import TrainConfig
@@ -139,12 +139,12 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) 
         network = TrainedNetwork(module, partial(network_of, apply=every_output))
         policy = Computed(module, network_of(module.policy))
         values = Computed(module, network_of(module, SharedNetwork.values))
-        statistics = Statistics(normalizers_of(module), module)
+        statistics = Statistics(normalizers_of(module), partial(rescale, module))
         return OneNetwork(network, policy, values, statistics, settings)
     modules = model.policy(spec, config), model.value(spec, config)
     policy, value = map(train, modules)
     by_hand = isinstance(value.network, NetworkByHand)
     elsewhere = ValueProcess(value.network) if by_hand else None
     training = ValueTraining(value.network, value.adam, elsewhere)
-    statistics = Statistics(normalizers_of(*modules), value.module)
+    statistics = Statistics(normalizers_of(*modules), partial(rescale, value.module))
     return TwoNetworks(policy, value, training, statistics, settings)
