@@ -13,7 +13,6 @@ from flame_rl.settings.groups import SMALL_ACTIONS, GeneralizedAdvantages
 class A2CSettings(GeneralizedAdvantages):
     """Settings of advantage actor-critic (Mnih et al. 2016), synchronous."""
 
-    title = "A2C"
     learner = "flame_rl.learner.algorithms.a2c:a2c"
     presets: ClassVar = {
         "CartPole-v1": {

@@ -30,7 +30,6 @@ class AlgorithmSettings:
     that several algorithms share, and an algorithm its own, or another default.
 
     Attributes:
-        title: the algorithm's name as people write it.
         learner: "module:function", or class, of the algorithm.
         frame: "module:function" of what feeds it, from fresh episodes or from replay; a group says
             which.
@@ -42,7 +41,6 @@ class AlgorithmSettings:
         shared_torso: whether policy and values share layers.
     """
 
-    title: ClassVar[str]
     learner: ClassVar[str]
     frame: ClassVar[str]
     presets: ClassVar[dict[str, dict[str, Any]]]
@@ -63,6 +61,11 @@ class AlgorithmSettings:
     def name(self) -> str:
         """The algorithm's name on the command line."""
         return type(self).__module__.rpartition(".")[2]
+
+    @property
+    def title(self) -> str:
+        """The algorithm's name as people write it: most are abbreviations."""
+        return self.name.upper()
 
 
 def settings_class(algorithm: str) -> type[AlgorithmSettings]:

@@ -13,7 +13,6 @@ from flame_rl.settings.groups import PENDULUM, WIDE_LAYERS, ActionNoise
 class DDPGSettings(ActionNoise):
     """Settings of DDPG (Lillicrap et al. 2016), for continuous actions."""
 
-    title = "DDPG"
     learner = "flame_rl.learner.algorithms.ddpg:ddpg"
     presets: ClassVar = {
         "": WIDE_LAYERS,

@@ -13,7 +13,6 @@ from flame_rl.settings.groups import WIDE_LAYERS, EpsilonGreedy, Prioritized, Re
 class DQNSettings(EpsilonGreedy, Prioritized, Replay):
     """Settings of deep Q-learning (Mnih et al. 2015), for discrete actions."""
 
-    title = "DQN"
     learner = "flame_rl.learner.algorithms.dqn:DQN"
     presets: ClassVar = {
         "": WIDE_LAYERS,

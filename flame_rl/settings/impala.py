@@ -13,7 +13,6 @@ from flame_rl.settings.groups import PolicyGradient, Sequences
 class ImpalaSettings(PolicyGradient, Sequences):
     """Settings of an actor-critic with V-trace (Espeholt et al. 2018), for any actions."""
 
-    title = "IMPALA"
     learner = "flame_rl.learner.algorithms.impala:Impala"
     presets: ClassVar = {"": {"steps_per_iter": 1000}, "CartPole-v1": {"iterations": 60}}
 

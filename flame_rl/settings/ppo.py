@@ -13,7 +13,6 @@ from flame_rl.settings.groups import SMALL_ACTIONS, GeneralizedAdvantages
 class PPOSettings(GeneralizedAdvantages):
     """Settings of proximal policy optimisation (Schulman et al. 2017)."""
 
-    title = "PPO"
     learner = "flame_rl.learner.algorithms.ppo:ppo"
     presets: ClassVar = {
         "CartPole-v1": {"learning_rate": 1e-3, "minibatches": 32},

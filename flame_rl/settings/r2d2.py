@@ -13,7 +13,6 @@ from flame_rl.settings.groups import EpsilonGreedy, Sequences
 class R2D2Settings(EpsilonGreedy, Sequences):
     """Settings of deep Q-learning with a memory (Kapturowski et al. 2019), for discrete actions."""
 
-    title = "R2D2"
     learner = "flame_rl.learner.algorithms.r2d2:R2D2"
     presets: ClassVar = {
         "": {"memory": "lstm", "steps_per_iter": 1000},

@@ -14,7 +14,6 @@ from flame_rl.system.errors import UsageError
 class ReinforceSettings(OnPolicy):
     """Settings of REINFORCE (Williams 1992), with a baseline."""
 
-    title = "REINFORCE"
     learner = "flame_rl.learner.algorithms.reinforce:reinforce"
     presets: ClassVar = {
         # CartPole is small, and its rewards are free of noise: larger steps are safe.

@@ -27,7 +27,6 @@ _WALKING = {
 class SACSettings(Critics):
     """Settings of soft actor-critic (Haarnoja et al. 2018), for continuous actions."""
 
-    title = "SAC"
     learner = "flame_rl.learner.algorithms.sac:SAC"
     presets: ClassVar = {
         "": WIDE_LAYERS,

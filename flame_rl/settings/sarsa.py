@@ -13,7 +13,6 @@ from flame_rl.settings.groups import WIDE_LAYERS, EpsilonGreedy, Replay
 class SarsaSettings(EpsilonGreedy, Replay):
     """Settings of SARSA (Sutton and Barto 2018, sections 6.4 and 6.6), for discrete actions."""
 
-    title = "SARSA"
     learner = "flame_rl.learner.algorithms.sarsa:Sarsa"
     presets: ClassVar = {
         "": WIDE_LAYERS,

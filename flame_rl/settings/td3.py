@@ -13,7 +13,6 @@ from flame_rl.settings.groups import PENDULUM, WIDE_LAYERS, ActionNoise
 class TD3Settings(ActionNoise):
     """Settings of twin delayed DDPG (Fujimoto et al. 2018), for continuous actions."""
 
-    title = "TD3"
     learner = "flame_rl.learner.algorithms.td3:td3"
     presets: ClassVar = {
         "": WIDE_LAYERS,

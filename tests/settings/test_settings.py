@@ -194,7 +194,7 @@ def test_every_default_is_the_one_that_its_class_states(algorithm):
     for field in dataclasses.fields(kind):
         assert field.default is not None
         assert field.default == getattr(kind, field.name), field.name
-    assert kind.title and ":" in kind.learner and ":" in kind.frame
+    assert kind().title and ":" in kind.learner and ":" in kind.frame
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
