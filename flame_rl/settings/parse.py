@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 from collections.abc import Sequence
@@ -183,20 +182,18 @@ def resumed_folder(arguments: Sequence[str]) -> Path | None:
 def _read_first(arguments: Sequence[str]) -> dict[str, Any]:
     """The flags that decide how the others are read, as far as they are given: --env, --algorithm,
     --resume, the sizes of an iteration and the lengths of the run."""
-    reader = argparse.ArgumentParser(
-        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
-    )
-    sizes = ("--episodes-per-iter", "--steps-per-iter", "--iterations", "--env-steps")
-    for name in ("--env", "--algorithm", *sizes):
-        reader.add_argument(name)
-    reader.add_argument("--resume", type=Path)
-    try:
-        first, _ = reader.parse_known_args(arguments)
-    except argparse.ArgumentError:
-        return {}  # A flag without its value: the second reading explains it better.
-    first = vars(first)
+    sizes = ("episodes_per_iter", "steps_per_iter", "iterations", "env_steps")
+    wanted = {flag(name): name for name in ("env", "algorithm", "resume", *sizes)}
+    first: dict[str, Any] = {}
+    for word, following in pairwise((*arguments, "--")):
+        name, equals, value = word.partition("=")
+        # A flag without its value: the second reading explains it better.
+        if name in wanted and (equals or not following.startswith("--")):
+            first[wanted[name]] = value if equals else following
     if "algorithm" in first:
         first["algorithm"] = first["algorithm"].lower()
+    if "resume" in first:
+        first["resume"] = Path(first["resume"])
     return first
 
 
