@@ -204,6 +204,17 @@ def test_a_slow_environment_is_not_checked_and_says_so():
     assert spec.note.startswith(f"Whether {HERE}:Patient-v0 repeats itself is not checked: an obj")
 
 
+def test_an_import_that_takes_long_makes_no_environment_slow(tmp_path, monkeypatch):
+    (tmp_path / "heavy_env.py").write_text(
+        "import time, gymnasium, tests.environments\n"
+        "time.sleep(0.6)\n"
+        "gymnasium.register('Heavy-v0', tests.environments.Wandering)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    _, spec = describe(Environment("heavy_env:Heavy-v0"))
+    assert spec.note == ""
+
+
 def test_an_environment_that_cannot_be_played_is_refused_at_once():
     with pytest.raises(SimulatorError, match=r"API of Gymnasium.*expected 5, got 4") as caught:
         describe(Environment(environment_id("FourValues")))

@@ -73,6 +73,16 @@ def make_environment(
     return env
 
 
+def import_environment(env_id: str) -> None:
+    """Import what makes an environment, as far as that goes: making it says what is wrong."""
+    module, _, name = env_id.rpartition(":")
+    with contextlib.suppress(Exception, SystemExit):
+        if module:
+            importlib.import_module(module)
+        spec = gymnasium.registry.get(name)
+        importlib.import_module(env_id if spec is None else _module_of(spec))
+
+
 def describe_environment(environment: Environment, env: gymnasium.Env) -> EnvironmentSpec:
     """The spec of an environment that `make_environment` made. Raises SimulatorError of kind
     "environment"."""

@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.environments.agents import has_agents, spec_of
-from flame_rl.actor.environments.making import describe_environment
+from flame_rl.actor.environments.making import describe_environment, import_environment
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.plain import MAKING_SECONDS, EnvironmentsSimulator, PlainSimulator
@@ -60,6 +60,8 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
         plain = plain_simulator(environment)
         return plain, spec_from(environment, plain.first)
 
+    # Here, and not in a fork, after which it would be imported again.
+    import_environment(environment.env_id)
     # Before another object may hold what the environment needs alone.
     differs, unknown = check_repeats(environment.env_id, make)
     plain, spec = make()
