@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 from gymnasium import spaces
@@ -150,3 +153,19 @@ def observed(spec: EnvironmentSpec) -> str:
         return f"{spec.observation_dim:,} numbers"
     first = " (they come first, and are put last)" if is_channels_first(space) else ""
     return f"a picture of {size[0]} x {size[1]}, channels: {size[2]}{first}"
+
+
+@contextmanager
+def own_networks() -> Iterator[None]:
+    """Raise UsageError where the block needs a network that the user's own model.py lacks."""
+    try:
+        yield
+    except (AttributeError, ImportError) as error:
+        module = sys.modules.get("model")
+        asked = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", "")
+        if module is None or asked != "model":
+            raise
+        raise UsageError(
+            f"{module.__file__}: {error}. This file is found before the networks of flame_rl, its "
+            "model.py: begin with a copy of that one, or give this file another name"
+        ) from error

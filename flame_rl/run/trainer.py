@@ -9,10 +9,8 @@ import importlib
 import itertools
 import operator
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,13 +21,18 @@ from gymnasium.envs.registration import EnvSpec
 
 from flame_rl.backends import Listener
 from flame_rl.backends.select import collects_elsewhere, is_distributed, make_backend
-from flame_rl.run.agent import Agent
 from flame_rl.run.ahead import Ahead, EitherEvent
 from flame_rl.run.checkpoint import Checkpoint, encode_checkpoint, refused_by_the_disk
-from flame_rl.run.checks import environment_warnings, refuse_impossible_sizes, refuse_many_episodes
+from flame_rl.run.checks import (
+    environment_warnings,
+    own_networks,
+    refuse_impossible_sizes,
+    refuse_many_episodes,
+)
 from flame_rl.run.evaluation import Evaluation, evaluate_policy
 from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, files_of, run_of
 from flame_rl.run.iteration import environment_of, make_request, run_iteration
+from flame_rl.run.policy import Agent
 from flame_rl.run.results import IterationResult, RunState, Totals, progress
 from flame_rl.run.resume import checkpoints_of, find_checkpoint, load_state, what_differs
 from flame_rl.settings.checks import flag
@@ -403,19 +406,3 @@ def _refuse_reports(output: Output) -> None:
                 f"{name}: a Trainer prints nothing, and writes nothing but what save(path) does; "
                 f"leave it out, or train with main.py {flag(name)}"
             )
-
-
-@contextmanager
-def own_networks() -> Iterator[None]:
-    """Raise UsageError where the block needs a network that the user's own model.py lacks."""
-    try:
-        yield
-    except (AttributeError, ImportError) as error:
-        module = sys.modules.get("model")
-        asked = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", "")
-        if module is None or asked != "model":
-            raise
-        raise UsageError(
-            f"{module.__file__}: {error}. This file is found before the networks of flame_rl, its "
-            "model.py: begin with a copy of that one, or give this file another name"
-        ) from error

@@ -12,7 +12,7 @@ from flame_rl.actor.environments.observations import observation_parts, write_ob
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.run.agent import Agent
+from flame_rl.run.policy import Agent
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Episodes
 from flame_rl.wire.spaces import space_from_data, space_to_data

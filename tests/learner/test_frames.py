@@ -15,7 +15,7 @@ from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.frames import Stacks, as_array
 from flame_rl.modules.observations import FrameStack
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.run.agent import Agent
+from flame_rl.run.policy import Agent
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Layer, PolicySnapshot

@@ -11,7 +11,7 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerKind
-from flame_rl.run.agent import Agent
+from flame_rl.run.policy import Agent
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from tests.helpers import assert_same_episodes, described, environment_id, plain, request_for
 

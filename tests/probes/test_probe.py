@@ -9,7 +9,7 @@ import torch
 from flame_rl import Trainer
 from flame_rl.learner.learner import Learner
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.run.agent import Agent
+from flame_rl.run.policy import Agent
 from flame_rl.settings.algorithms import ALGORITHMS
 from tests.helpers import described, environment_id
 from tests.learners import make_config

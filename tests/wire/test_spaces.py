@@ -18,7 +18,7 @@ from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.observations import observation_parts, write_observation
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.run.agent import Agent
+from flame_rl.run.policy import Agent
 from flame_rl.run.trainer import Trainer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire import codec
