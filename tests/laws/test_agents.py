@@ -215,7 +215,7 @@ def test_one_episode_can_be_evaluated_and_played_again(trained):
     assert found[0] == found[1] and json.loads(found[0])["episodes"] == 6
     done = run_here("--resume", "run", "--iterations", "5", "--reproduce", "3", cwd=trained)
     assert done.returncode == 0, done.stderr
-    assert [line.split(" in ")[1] for line in done.stdout.splitlines() if "Reward" in line] == [
+    assert [line.split(" in ")[1] for line in done.stdout.splitlines() if "Return" in line] == [
         *("2 steps; nothing failed.", "5 steps; nothing failed.")
     ]
 
