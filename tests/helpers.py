@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 import main
-from flame_rl.actor.simulators.choose import describe
+from flame_rl.actor.environments.making import describe_environment
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.wire.messages import (
     CollectRequest,
@@ -59,9 +59,11 @@ def spec_of(
 
 
 def described(env_id: str, max_episode_steps: int | None = None) -> EnvironmentSpec:
-    simulator, spec = describe(Environment(env_id, max_episode_steps, "plain"))
-    simulator.close()
-    return spec
+    simulator = plain(env_id, max_episode_steps)
+    try:
+        return describe_environment(Environment(env_id, max_episode_steps), simulator.first)
+    finally:
+        simulator.close()
 
 
 def plain(env_id: str, max_episode_steps: int | None = None) -> PlainSimulator:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from flame_rl.learner.off_policy.replay.replay import ReplayMemory
-    from flame_rl.learner.on_policy.value_process import ValueProcess
 
 
 class Algorithm(Protocol):
@@ -36,11 +34,7 @@ class Algorithm(Protocol):
         files: the replay memory, whose episodes no checkpoint holds; None if there is none.
         notice: what a person should know when a run begins; "" if nothing.
         lag: by how many updates the policy that collects is older than the latest one.
-        elsewhere: the process that trains the value network; None if there is none.
     """
-
-    @property
-    def elsewhere(self) -> ValueProcess | None: ...
 
     @property
     def lag(self) -> int: ...
@@ -159,11 +153,8 @@ class Learner:
         self._updates = int(state["updates"].item())
 
 
-def make_learner(
-    config: TrainConfig, spec: EnvironmentSpec, stop: threading.Event | None = None
-) -> Learner:
-    """A learner with the configured algorithm; its initial weights follow from the seed. Once
-    `stop` is set, no update waits for another process.
+def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
+    """A learner with the configured algorithm; its initial weights follow from the seed.
 
     Raises:
         UsageError: the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
@@ -176,8 +167,6 @@ def make_learner(
     device = choose_device(config, spec)
     with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
         learner = Learner(config, frame(config, spec, own), rewards)
-        if stop is not None and learner.algorithm.elsewhere is not None:
-            learner.algorithm.elsewhere.stop = stop
     refuse_common_parameters(modules_in(learner.parts))
     return learner
 

@@ -151,7 +151,7 @@ class Trainer:
         self.warnings += environment_warnings(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.
         self.config = self.config.changed(device=choose_device(self.config, self.spec))
-        self.learner = make_learner(self.config, self.spec, self.stop)
+        self.learner = make_learner(self.config, self.spec)
         self.totals, self.tables = Totals(), {}
         self.before: RunState | None = None
         # Samples the actions of `compute_action`; episodes have generators of their own.

@@ -25,6 +25,7 @@ from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import Activation, Dense, LayerNorm
 from flame_rl.modules.networks import ValueNetwork
 from flame_rl.system.machine import available_cores
+from flame_rl.system.signals import stoppable
 from flame_rl.wire import packing
 from tests.helpers import ROOT
 from tests.learners import ON_POLICY, learner_of, random_episodes
@@ -158,10 +159,12 @@ def test_a_process_that_does_not_answer_is_done_without(fault, monkeypatch):
         os.write(writable, ANSWERS[fault])
         os.set_blocking(readable, False)
         os.dup2(readable, process._child.answers.fileno())
+    stop = threading.Event()
     if fault == "stop":
-        threading.Timer(0.3, process.stop.set).start()
+        threading.Timer(0.3, stop.set).start()
     before = there.adam.parameters.copy()
-    assert process.finish(there.adam) is None
+    with stoppable(stop):
+        assert process.finish(there.adam) is None
     np.testing.assert_array_equal(there.adam.parameters, before)
     assert fit(there.network, there.adam, epochs) == fit(here.network, here.adam, epochs)
     np.testing.assert_array_equal(there.adam.parameters, here.adam.parameters)

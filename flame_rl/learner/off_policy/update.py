@@ -67,7 +67,6 @@ class OffPolicy:
     """
 
     lag = 0
-    elsewhere = None
 
     config: TrainConfig
     inner: GradientStep

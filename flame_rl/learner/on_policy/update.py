@@ -78,11 +78,6 @@ class OnPolicyAlgorithm:
         return parts if self.collector is None else parts | {"collector": self.collector.module}
 
     @property
-    def elsewhere(self) -> ValueProcess | None:
-        networks = self.networks
-        return networks.training.elsewhere if isinstance(networks, TwoNetworks) else None
-
-    @property
     def metrics(self) -> tuple[str, ...]:
         own = _POLICY + _VALUES if self.config.algorithm.trains_values else _POLICY
         return (*dict.fromkeys((*own, *self.networks.metrics)), *_LIMIT)

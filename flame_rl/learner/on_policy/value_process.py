@@ -11,7 +11,6 @@ import contextlib
 import os
 import select
 import sys
-import threading
 import time
 import weakref
 from typing import Any, BinaryIO
@@ -25,6 +24,7 @@ from flame_rl.learner.training.adam import Adam
 from flame_rl.nets.by_hand import NetworkByHand, placed_layers
 from flame_rl.nets.heads import ValueOutput
 from flame_rl.system.machine import available_cores
+from flame_rl.system.signals import end_if_stopped
 from flame_rl.wire import packing
 
 # Sending a smaller batch takes longer than training on it here.
@@ -39,11 +39,7 @@ _LEAST_SECONDS = 10.0
 
 class ValueProcess:
     """The other process. It starts with the first batch that is large enough, and ends with this
-    object; if it dies before, hangs or answers with nonsense, training goes on without it.
-
-    Attributes:
-        stop: nobody waits for the process once this is set.
-    """
+    object; if it dies before, hangs or answers with nonsense, training goes on without it."""
 
     def __init__(self, network: NetworkByHand) -> None:
         """`network` is the value network."""
@@ -55,7 +51,6 @@ class ValueProcess:
         # Whether an answer is still to be read.
         self._asked = False
         self._sent: np.ndarray | None = None
-        self.stop = threading.Event()
         self._began = 0.0
         self._longest: float | None = None
 
@@ -137,7 +132,8 @@ class ValueProcess:
 
         def wait(pipe: BinaryIO, event: int) -> None:
             while not ready(pipe, event, min(0.1, limit - time.monotonic())):
-                if self.stop.is_set() or time.monotonic() >= limit:
+                end_if_stopped()
+                if time.monotonic() >= limit:
                     raise TimeoutError
 
         return wait
