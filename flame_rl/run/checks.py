@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
+import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
@@ -18,12 +19,14 @@ from flame_rl.settings.groups import PolicyGradient, Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec
-from flame_rl.wire.steps import is_channels_first, picture_size
+from flame_rl.wire.steps import is_channels_first, observation_dtype, picture_size
 
 # Weights, gradient, Adam's two moments, the copy for undoing, and the actors': float32 each.
 _BYTES_OF_A_WEIGHT = 6 * 4
 # Policy and value network.
 _NETWORKS = 2
+# The share of this machine's memory that is worth a warning.
+_MUCH = 0.25
 # Those of a GRU; an LSTM has one more.
 _GATES = 3
 # Python, NumPy, Gymnasium and a small environment.
@@ -98,6 +101,33 @@ def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
         # Each of several agents has an episode of its own.
         each = experiment.episodes_per_iter * spec.agent_count * spec.time_limit
     return None if each is None else experiment.iterations * each
+
+
+def refuse_large_observations(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
+    """A warning where an iteration's observations may take much of this machine's memory. Raises
+    UsageError if they do not fit into it."""
+    experiment = config.experiment
+    # An epoch has them in an order of its own, too.
+    copies = 2 if isinstance(config.algorithm, PolicyGradient) else 1
+    each = (
+        copies * spec.observation_dim * np.dtype(observation_dtype(spec.observation_space)).itemsize
+    )
+    if experiment.steps_per_iter is not None:
+        most, up_to = experiment.steps_per_iter, ""
+        _refuse_beyond_memory("steps_per_iter", most, most * each)
+    elif spec.time_limit is not None:
+        most = experiment.episodes_per_iter * spec.agent_count * spec.time_limit
+        up_to = "up to "
+    else:
+        return []
+    there = physical_bytes()
+    if most * each < there * _MUCH:
+        return []
+    return [
+        f"an iteration's observations: {up_to}{most:,} steps of {spec.env_id} take "
+        f"{most * each / 1e9:.1f} GB, and this machine has {there / 1e9:.1f} GB; fewer steps "
+        "(--steps-per-iter) or smaller pictures take less"
+    ]
 
 
 def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:

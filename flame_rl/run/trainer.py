@@ -27,6 +27,7 @@ from flame_rl.run.checks import (
     environment_warnings,
     own_networks,
     refuse_impossible_sizes,
+    refuse_large_observations,
     refuse_many_episodes,
 )
 from flame_rl.run.evaluation import Evaluation, evaluate_policy
@@ -149,6 +150,7 @@ class Trainer:
             raise UsageError(f"--strict: {spec.differs}")
         self.warnings += [spec.differs] * bool(spec.differs)
         self.warnings += environment_warnings(self.config, self.spec)
+        self.warnings += refuse_large_observations(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.
         self.config = self.config.changed(device=choose_device(self.config, self.spec))
         self.learner = make_learner(self.config, self.spec)
