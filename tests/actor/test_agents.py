@@ -313,8 +313,6 @@ def test_environments_that_cannot_be_used(monkeypatch, kind, words):
         (Absent, 0, "invalid", "reset returned no observation of second"),
         (Lost, 3, "invalid", "step returned no reward of second"),
         (Broken, 3, "simulator", "step raised ValueError: on purpose"),
-        (Old, None, "environment", "step: ValueError: not enough values"),
-        (OldReset, None, "environment", "reset: it returned {'first'"),
         (Nan, 3, "invalid", "observation: step returned NaN or infinity"),
         (Wrong, 0, "invalid", "observation: step returned shape (1,)"),
     ],
@@ -324,10 +322,23 @@ def test_what_an_environment_does_wrong_is_named(monkeypatch, kind, step, failur
     simulator, snapshot, request = game(RELAY)
     answer = collect_episodes(snapshot, request([6, 8]), simulator)
     assert isinstance(answer, CollectFailure)
-    assert (answer.kind, answer.step) == (failure, step)
-    if step is not None:
-        assert (answer.index, answer.seed) == (6, reset_seed(3, 2, 6))
+    assert (answer.kind, answer.index, answer.step) == (failure, 6, step)
+    assert answer.seed == reset_seed(3, 2, 6)
     assert words in answer.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Old, "step: ValueError: not enough values"),
+        (OldReset, "reset: it returned {'first'"),
+    ],
+)
+def test_an_environment_of_another_api_is_told_so(monkeypatch, kind, words):
+    monkeypatch.setattr(relay_v0, "parallel_env", kind)
+    with pytest.raises(SimulatorError, match="the API of Gymnasium and PettingZoo: ") as caught:
+        describe(Environment(RELAY))
+    assert caught.value.kind == "environment" and words in str(caught.value)
 
 
 @pytest.mark.parametrize(

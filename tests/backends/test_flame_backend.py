@@ -450,5 +450,5 @@ def test_a_file_that_stayed_here_is_missed_on_an_executor(project, memory, tmp_p
         " max_episode_steps=LIMIT)\n"
     )
     finished = run(project, tmp_path, memory.environment, "--env", "of_two_files:Two-v0", *SMALL)
-    assert finished.code == 2 and "No module named 'helper_of_two'" in finished.err
+    assert finished.code == 2 and "needs the package helper_of_two" in finished.err
     assert "happened on an executor, which has of your files only the module" in finished.err
