@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import os
 import shutil
@@ -207,7 +208,7 @@ def test_an_exception_within_an_update_leaves_the_learner_as_it_was(error, algor
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_interrupt_at_any_line_leaves_learner_and_totals_as_one_iteration_has_them(fails):
     """While an iteration is done, or while one is undone whose update failed."""
-    traced = {function.__code__ for function in (run_iteration, undone_if_it_fails.__wrapped__)}
+    traced = {inspect.unwrap(each).__code__ for each in (run_iteration, undone_if_it_fails)}
     traced |= {function.__code__ for function in (Learner.update, Learner.load_state_dict)}
     config = TrainConfig(local=True, workers=0, episodes_per_iter=2, hidden_sizes=(3,))
     config = config.changed(iterations=999, evaluate_every=2, evaluate_episodes=1)
