@@ -15,7 +15,7 @@ from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
-from flame_rl.settings.groups import PolicyGradient, Replay
+from flame_rl.settings.groups import OnPolicy, PolicyGradient, Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec
@@ -107,8 +107,8 @@ def refuse_large_observations(config: TrainConfig, spec: EnvironmentSpec) -> lis
     """A warning where an iteration's observations may take much of this machine's memory. Raises
     UsageError if they do not fit into it."""
     experiment = config.experiment
-    # An epoch has them in an order of its own, too.
-    copies = 2 if isinstance(config.algorithm, PolicyGradient) else 1
+    # An on-policy epoch has them in an order of its own, too.
+    copies = 2 if isinstance(config.algorithm, OnPolicy) else 1
     each = (
         copies * spec.observation_dim * np.dtype(observation_dtype(spec.observation_space)).itemsize
     )

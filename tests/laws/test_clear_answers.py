@@ -660,7 +660,7 @@ def test_files_of_somebody_else_are_named_with_the_remedy(roots, flags, code, wo
     assert (CHOWN.format(roots) in done.stderr) == (roots != "away")
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn", "impala"])
 def test_pictures_that_do_not_fit_into_memory_are_refused_before_the_first_episode(
     algorithm, monkeypatch
 ):
