@@ -99,7 +99,7 @@ def test_a_worked_example_works(project, name, whole):
             case "python" if writes:
                 first, _, rest = text.partition("\n")
                 (project / first.removeprefix("# ")).write_text(rest)
-            case "python" if whole or "rewards[0]" not in text:
+            case "python" if whole or "returns[0]" not in text:
                 run(project, "-c", text)
             case "python":
                 pass
