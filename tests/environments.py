@@ -319,7 +319,7 @@ class Forger(Base):
     """Writes where the worker's answers travel that gigabytes are to come."""
 
     def reward(self, action) -> float:
-        for descriptor in range(3, 20):
+        for descriptor in range(3, 256):
             with contextlib.suppress(OSError):
                 os.write(descriptor, struct.pack("<QQ", 1 << 60, 0))
         return 1.0
@@ -329,7 +329,7 @@ class Babbler(Base):
     """Writes a message that is none where the worker's answers travel."""
 
     def reward(self, action) -> float:
-        for descriptor in range(3, 20):
+        for descriptor in range(3, 256):
             with contextlib.suppress(OSError):
                 os.write(descriptor, struct.pack("<QQ", 7, 0) + b"garbage")
         return 1.0
