@@ -20,7 +20,7 @@ from flame_rl.actor.environments.making import known_here_alone
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.nets.acting import check_snapshot
-from flame_rl.system.errors import EnvironmentUnusable, Interrupted, RunError, UsageError
+from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
     CollectFailure,
@@ -78,6 +78,8 @@ class Transport:
             attempt; None if every failure counts.
         played: the numbers of episodes and env steps that workers have played of the tasks in
             flight, as far as that is known.
+        unusable: what to add where a worker cannot make the environment, which was made once to be
+            described; "": nothing.
     """
 
     submit: Callable[[bytes, int], Future[Buffer]]
@@ -85,6 +87,7 @@ class Transport:
     check: Callable[[], None] = lambda: None
     failed: Callable[[CollectFailure], None] | None = None
     played: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    unusable: str = ""
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def gather(
                 pending.append(task)
             else:
                 # Next in line, so that an environment that always fails soon ends the run.
-                pending += _retries_of(task, answer)
+                pending += _retries_of(task, answer, transport.unusable)
         tell(listener, request, *(come + transport.played()))
     # Each answer holds consecutive episodes of the request.
     answers.sort(key=lambda episodes: episodes.index[0])
@@ -197,14 +200,17 @@ def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
         ) from error
 
 
-def _retries_of(task: _Task, failure: CollectFailure) -> list[_Task]:
+def _retries_of(task: _Task, failure: CollectFailure, unusable: str) -> list[_Task]:
     """The tasks that replace a failed one: its episodes one by one, so that a bad one is found.
 
     Raises:
         UsageError, RunError: no attempt is left, or another one would fail alike.
     """
     if failure.kind == "environment":
-        raise EnvironmentUnusable(explain(failure))
+        error = UsageError(explain(failure))
+        if unusable:
+            error.add_note(unusable)
+        raise error
     # Only what happens while an episode is played alone counts against it.
     attempts = task.attempt if len(task.request.indices) == 1 else 0
     if attempts < MAX_ATTEMPTS:

@@ -12,7 +12,7 @@ from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends.dispatch import Collected, Transport, describe, gather
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
-from flame_rl.system.errors import EnvironmentUnusable, UsageError
+from flame_rl.system.errors import UsageError
 from flame_rl.system.output import warn
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
@@ -68,17 +68,15 @@ class ProcessBackend:
 
         workers = len(self._workers)
         began = time.monotonic()
-        transport = Transport(submit, in_flight=workers + 1, played=self._played)
+        transport = Transport(
+            submit,
+            in_flight=workers + 1,
+            played=self._played,
+            unusable="It was made once before: where only one can exist, --workers 1 --slots 1 "
+            "makes no other",
+        )
         sizes = self.shares.of(len(request.indices))
-        try:
-            collected = gather(snapshot, request, transport, sizes, self._stop, self.listener)
-        except EnvironmentUnusable as error:
-            # `describe` has made it in the first worker.
-            error.add_note(
-                "It was made once before: where only one can exist, --workers 1 --slots 1 makes no "
-                "other"
-            )
-            raise
+        collected = gather(snapshot, request, transport, sizes, self._stop, self.listener)
         self.shares.took(len(request.indices), time.monotonic() - began)
         # Each worker is sent the weights once.
         return replace(collected, bytes_out=collected.bytes_out + workers * len(encoded))

@@ -8,10 +8,6 @@ class UsageError(Exception):
     """
 
 
-class EnvironmentUnusable(UsageError):  # noqa: N818 - as `Interrupted`
-    """A worker could not make the environment, or cannot use its spaces."""
-
-
 class RunError(Exception):
     """A run could not go on after it began; the message says what was tried.
 

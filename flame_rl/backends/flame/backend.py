@@ -30,7 +30,7 @@ from flame_rl.backends.flame.session import Session, Tally
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
-from flame_rl.system.errors import EnvironmentUnusable, Interrupted, RunError, UsageError
+from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.output import warn
 from flame_rl.system.signals import call_with_timeout, unless_stopped
 from flame_rl.wire import codec
@@ -162,22 +162,16 @@ class FlameBackend:
             self._session.publish(self._encoded)
         except Exception as error:
             self._reopen(f"the weights could not be published: {error}")
-        try:
-            transport = Transport(
-                # The session of that moment, which changes.
-                lambda data, episodes: self._session.collect(data, episodes, self._patience),
-                self._room.in_flight,
-                self._check,
-                self._transport_failed,
-            )
-            collected = gather(snapshot, request, transport, sizes, self._stop, self.listener)
-        except EnvironmentUnusable as error:
-            # `describe` has made it on this machine.
-            error.add_note(
-                "This happened on an executor, which has of your files only the module that --env "
-                "names; docs/cluster.md says how to send more"
-            )
-            raise
+        transport = Transport(
+            # The session of that moment, which changes.
+            lambda data, episodes: self._session.collect(data, episodes, self._patience),
+            self._room.in_flight,
+            self._check,
+            self._transport_failed,
+            unusable="This happened on an executor, which has of your files only the module that "
+            "--env names; docs/cluster.md says how to send more",
+        )
+        collected = gather(snapshot, request, transport, sizes, self._stop, self.listener)
         self.shares.took(len(request.indices), time.monotonic() - self._began)
         dropped, self._tally.dropped = self._tally.dropped, 0
         return replace(
