@@ -231,7 +231,7 @@ def _retries_of(task: _Task, failure: CollectFailure, unusable: str) -> list[_Ta
     )
 
 
-def describe(
+def describe_by(
     worker: Worker, environment: Environment, deadline: float, stop: threading.Event
 ) -> EnvironmentSpec:
     """The environment's description by a worker, which may take `deadline` seconds. Raises as

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from flame_rl.actor.worker.supervisor import Worker
-from flame_rl.backends.dispatch import Collected, Transport, describe, gather
+from flame_rl.backends.dispatch import Collected, Transport, describe_by, gather
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.shares import Shares
 from flame_rl.system.errors import UsageError
@@ -47,7 +47,7 @@ class ProcessBackend:
 
     def describe(self, environment: Environment) -> EnvironmentSpec:
         deadline = self._patience.limits().deadline
-        return describe(self._workers[0], environment, deadline, self._stop)
+        return describe_by(self._workers[0], environment, deadline, self._stop)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         encoded = codec.encode_snapshot(snapshot)

@@ -20,7 +20,7 @@ from flame_rl.backends.dispatch import (
     STOP_POLL_SECONDS,
     Collected,
     Transport,
-    describe,
+    describe_by,
     gather,
 )
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
@@ -116,7 +116,7 @@ class FlameBackend:
         worker = Worker(warn)
         try:
             deadline = self._patience.limits().deadline
-            spec = describe(worker, environment, deadline, self._stop)
+            spec = describe_by(worker, environment, deadline, self._stop)
         finally:
             worker.close()
         if needs(environment.env_id) != self._needs:
