@@ -14,6 +14,7 @@ import numpy as np
 
 from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.learner.user_function import import_function
+from flame_rl.settings.checks import name_is_taken
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Episodes
@@ -119,10 +120,7 @@ def make_rewards(experiment: Experiment, spec: EnvironmentSpec) -> Rewards:
     outcomes = experiment.outcomes
     for name in (*experiment.reward_parts, *outcomes):
         if (*parts, *outcomes, LEARNED).count(name) > 1:
-            raise UsageError(
-                f"--reward-parts, --outcomes: {name!r} is the name of another column of "
-                "metrics.csv; give the entry of info another name in the environment"
-            )
+            raise name_is_taken(name)
     reward = None
     if experiment.reward is not None:
         reward = _shaped_by(experiment.reward)

@@ -60,9 +60,11 @@ class GRU(_Memory, nn.GRU):
             return outputs, (last,)
         given = nn.functional.linear(x, self.weight_ih_l0, self.bias_ih_l0)
         sequences = given if x.ndim == 3 else given[:, None]
-        first = sequences.new_zeros(1, sequences.shape[1], self.hidden_size)
-        (first,) = (first,) if state is None else state
-        outputs = _Unrolled.apply(sequences, self.weight_hh_l0, self.bias_hh_l0, first[0])
+        if state is None:
+            first = sequences.new_zeros(sequences.shape[1], self.hidden_size)
+        else:
+            first = state[0][0]
+        outputs = _Unrolled.apply(sequences, self.weight_hh_l0, self.bias_hh_l0, first)
         return outputs if x.ndim == 3 else outputs[:, 0], (outputs[-1:],)
 
     def arrays(self) -> dict[str, Tensor]:

@@ -11,9 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from flame_rl.run.evaluation import Evaluation
-from flame_rl.run.folder import METRICS_NAME
 from flame_rl.run.results import IterationResult
-from flame_rl.system.errors import UsageError
+from flame_rl.settings.checks import name_is_taken
 from flame_rl.system.files import open_regular, write_atomically
 
 # Columns that metrics.csv always has: the numbers of the same names in a result.
@@ -101,10 +100,7 @@ def refuse_names_of_columns(names: Sequence[str], metrics: Sequence[str]) -> Non
     evaluated = (field.name for field in fields(Evaluation))
     for name in names:
         if name in (*_TOTALS, *_REWARDS, *_REST, *metrics, *evaluated):
-            raise UsageError(
-                f"--reward-parts, --outcomes: {name!r} is the name of another column of "
-                f"{METRICS_NAME}; give the entry of info another name in the environment"
-            )
+            raise name_is_taken(name)
 
 
 def evaluations_row(result: IterationResult) -> Row:

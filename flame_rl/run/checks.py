@@ -96,36 +96,37 @@ def most_env_steps(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
     known without a time limit."""
     if experiment.env_steps is not None:
         return experiment.env_steps
-    each = experiment.steps_per_iter
-    if each is None and spec.time_limit is not None:
-        # Each of several agents has an episode of its own.
-        each = experiment.episodes_per_iter * spec.agent_count * spec.time_limit
+    each = _most_env_steps_of_an_iteration(experiment, spec)
     return None if each is None else experiment.iterations * each
+
+
+def _most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpec) -> int | None:
+    if experiment.steps_per_iter is not None or spec.time_limit is None:
+        return experiment.steps_per_iter
+    # Each of several agents has an episode of its own.
+    return experiment.episodes_per_iter * spec.agent_count * spec.time_limit
 
 
 def refuse_large_observations(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
     """A warning where an iteration's observations may take much of this machine's memory. Raises
     UsageError if they do not fit into it."""
     experiment = config.experiment
+    most = _most_env_steps_of_an_iteration(experiment, spec)
+    if most is None:
+        return []
     # An on-policy epoch has them in an order of its own, too.
     copies = 2 if isinstance(config.algorithm, OnPolicy) else 1
-    each = (
-        copies * spec.observation_dim * np.dtype(observation_dtype(spec.observation_space)).itemsize
-    )
+    dtype = np.dtype(observation_dtype(spec.observation_space))
+    needed, there = most * copies * spec.observation_dim * dtype.itemsize, physical_bytes()
+    up_to = "up to "
     if experiment.steps_per_iter is not None:
-        most, up_to = experiment.steps_per_iter, ""
-        _refuse_beyond_memory("steps_per_iter", most, most * each)
-    elif spec.time_limit is not None:
-        most = experiment.episodes_per_iter * spec.agent_count * spec.time_limit
-        up_to = "up to "
-    else:
-        return []
-    there = physical_bytes()
-    if most * each < there * _MUCH:
+        up_to = ""
+        _refuse_beyond_memory("steps_per_iter", most, needed)
+    if needed < there * _MUCH:
         return []
     return [
         f"an iteration's observations: {up_to}{most:,} steps of {spec.env_id} take "
-        f"{most * each / 1e9:.1f} GB, and this machine has {there / 1e9:.1f} GB; fewer steps "
+        f"{needed / 1e9:.1f} GB, and this machine has {there / 1e9:.1f} GB; fewer steps "
         "(--steps-per-iter) or smaller pictures take less"
     ]
 

@@ -48,3 +48,11 @@ def refuse(name: str, expected: str, value: object) -> None:
 def flag(name: str) -> str:
     """The command line's flag for a field."""
     return "--" + name.replace("_", "-")
+
+
+def name_is_taken(name: str) -> UsageError:
+    """The error of an entry of info that has the name of another column."""
+    return UsageError(
+        f"--reward-parts, --outcomes: {name!r} is the name of another column of metrics.csv; give "
+        "the entry of info another name in the environment"
+    )

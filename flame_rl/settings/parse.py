@@ -175,7 +175,7 @@ def _spec_of(kind: Any, info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec:
 
 
 def resumed_folder(arguments: Sequence[str]) -> Path | None:
-    """The run folder that --resume names, or None."""
+    """The run folder, or the checkpoint in one, that --resume names; or None."""
     return _read_first(_with_hyphens(arguments)).get("resume")
 
 
