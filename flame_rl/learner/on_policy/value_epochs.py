@@ -13,7 +13,7 @@ from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.minibatches import minibatches_of
 from flame_rl.learner.training.slices import accumulate
-from flame_rl.nets.network import Network, differentiate
+from flame_rl.nets.network import Network, Samples, differentiate
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,21 @@ def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
     columns = {"targets": epochs.targets}
     if epochs.time is not None:
         columns["time"] = epochs.time
+
+    def step(minibatch: Samples) -> float:
+        numbers = accumulate(gradient_of, network, minibatch, adam.gradient)
+        adam.clip_gradient(epochs.max_grad_norm)
+        adam.step(epochs.learning_rate)
+        return numbers["loss"]
+
     for order in epochs.orders:
-        losses = []
-        for minibatch in minibatches_of(
-            epochs.inputs, epochs.rows, columns, order, epochs.minibatches
-        ):
-            numbers = accumulate(gradient_of, network, minibatch, adam.gradient)
-            losses.append(numbers["loss"])
-            adam.clip_gradient(epochs.max_grad_norm)
-            adam.step(epochs.learning_rate)
+        # No name keeps an epoch's minibatches: the next epoch's would be a second copy beside them.
+        losses = [
+            step(minibatch)
+            for minibatch in minibatches_of(
+                epochs.inputs, epochs.rows, columns, order, epochs.minibatches
+            )
+        ]
     return sum(losses) / len(losses)
 
 
