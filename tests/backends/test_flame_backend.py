@@ -46,7 +46,7 @@ PICTURES = ("--algorithm", "ppo", "--frame-stack", "2")
     ("env", "flags"),
     [
         ("cartpole", ()),
-        ("InvertedPendulum-v5", ()),
+        pytest.param("InvertedPendulum-v5", (), marks=pytest.mark.slow),
         ("cartpole", OVERLAP),
         pytest.param("cartpole", MEMORY, marks=pytest.mark.slow),
         pytest.param("my_env:Eye-v0", PICTURES, marks=pytest.mark.slow),
@@ -157,7 +157,7 @@ def test_own_environment_travels_and_nothing_else_does(
 def test_ctrl_c_stops_soon_saves_and_leaves_nothing(
     flame: Flame, project: Path, tmp_path: Path
 ) -> None:
-    flags = ("--env", "ant", "--iterations", "1000", "--episodes-per-iter", "60")
+    flags = ("--env", "ant", "--iterations", "1000", "--episodes-per-iter", "10")
     process = start(project, tmp_path, flame.environment, *flags)
     lines = []
     for line in process.stdout:
@@ -255,7 +255,7 @@ def test_unreachable_cluster_is_a_usage_error_within_seconds(
 # The simulator is not trusted
 
 
-@pytest.mark.parametrize("fault", ["dies", "hangs"])
+@pytest.mark.parametrize("fault", ["dies", pytest.param("hangs", marks=pytest.mark.slow)])
 def test_simulator_that_dies_or_hangs_costs_one_task_and_no_executor(
     fault: str, project: Path, local, no_torch: Path, tmp_path: Path
 ) -> None:
@@ -307,7 +307,7 @@ def test_a_collector_is_replaced_after_so_many_episodes(
     ("fault", "expected"),
     [
         ("raises", "step raised ValueError: broken on purpose"),
-        ("nan", "observation: step returned NaN or infinity"),
+        pytest.param("nan", "observation: step returned NaN or infinity", marks=pytest.mark.slow),
         pytest.param(
             "shape",
             "observation: step returned shape (2,) where the observation space promises (3,)",

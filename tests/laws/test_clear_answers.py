@@ -425,7 +425,7 @@ def test_an_exceptions_text_hides_no_traceback_and_commands_no_terminal(text, wo
     [
         pytest.param("Long", marks=pytest.mark.slow),
         pytest.param("Lines", marks=pytest.mark.slow),
-        "Wide",
+        pytest.param("Wide", marks=pytest.mark.slow),
         "Escapes",
     ],
 )
@@ -632,8 +632,14 @@ CHOWN = """`sudo chown -R "$(id -u):$(id -g)" {}`"""
     ("roots", "flags", "code", "words"),
     [
         ("runs", (), 2, "; runs belongs to root, as after a run in the cluster's console: `sudo"),
-        ("run", ("--resume", "run"), 2, "; run belongs to root, as after"),
-        ("run/.lock", ("--resume", "run"), 2, "; run/.lock belongs to root, as after"),
+        pytest.param(
+            *("run", ("--resume", "run"), 2, "; run belongs to root, as after"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("run/.lock", ("--resume", "run"), 2, "; run/.lock belongs to root, as after"),
+            marks=pytest.mark.slow,
+        ),
         ("run/checkpoints", ("--resume", "run"), 1, "; run/checkpoints belongs to root, as after"),
         ("away", ("--output", "../away/run"), 2, "/away belongs to root: name another folder"),
     ],

@@ -397,7 +397,10 @@ def test_environments_are_closed_after_ctrl_c(workers, tmp_path):
 @pytest.mark.parametrize("workers", ["0", "1"])
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("hang", "close within"), ("raise", "Server-v0: close raised RuntimeError: no such window")],
+    [
+        pytest.param("hang", "close within", marks=pytest.mark.slow),
+        ("raise", "Server-v0: close raised RuntimeError: no such window"),
+    ],
 )
 def test_a_close_that_fails_costs_a_word(kind, words, workers, clean, tmp_path, monkeypatch, capfd):
     for module in (supervisor, inline):

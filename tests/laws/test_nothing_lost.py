@@ -119,8 +119,17 @@ def test_rows_are_written_when_there_is_room_again(tmp_path, monkeypatch, capsys
 # Streams
 
 
-@pytest.mark.parametrize("stdout", ["full", "closed pipe", "closed"])
-@pytest.mark.parametrize("stderr", ["full", "closed"])
+@pytest.mark.parametrize(
+    ("stderr", "stdout"),
+    [
+        ("full", "closed pipe"),
+        ("closed", "full"),
+        pytest.param("full", "full", marks=pytest.mark.slow),
+        pytest.param("full", "closed", marks=pytest.mark.slow),
+        pytest.param("closed", "closed pipe", marks=pytest.mark.slow),
+        pytest.param("closed", "closed", marks=pytest.mark.slow),
+    ],
+)
 def test_dead_streams_do_not_end_a_run_nor_its_saving(stdout, stderr, tmp_path):
     ends = {"full": ">/dev/full", "closed": ">&-", "closed pipe": "| true; exit ${PIPESTATUS[0]}"}
     errors = "2>/dev/full" if stderr == "full" else "2>&-"
@@ -152,7 +161,9 @@ def test_a_terminal_that_is_closed_leaves_everything_saved(tmp_path):
     assert len(saved) == 1 and int(saved[0].stem) == len(rows) - 1 > 5
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number, tmp_path):
     trap = f"trap '' {number.name[3:]}; exec {sys.executable} {ROOT / 'main.py'}"
     flags = (*RUN, "--iterations", "30", "--workers", "0", "--output", "run")
