@@ -345,10 +345,10 @@ def test_one_signal_saves_and_leaves_nothing(number, code, tmp_path):
     assert len(children) == 2
     began = time.monotonic()
     process.send_signal(number)
-    output, errors = process.communicate(timeout=100)
+    output, errors = process.communicate(timeout=600)
     assert time.monotonic() - began < SOON
     assert process.returncode == code, errors
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=SOON)[1] == []
     assert "Training Interrupted!" in output and "Final Mean Reward" in output
     assert re.search(r"Saved after \d+ iterations; go on with:\n.*main.py --resume run\n", output)
     assert_saved_weights(tmp_path / "run")
@@ -377,10 +377,10 @@ def test_ctrl_c_is_heard_wherever_it_comes(name, workers, sign, tmp_path):
     descendants = learner.children(recursive=True)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=200)
+    _, errors = process.communicate(timeout=600)
     assert time.monotonic() - began < SOON
     assert process.returncode == 130 and "Traceback" not in errors
-    assert psutil.wait_procs(descendants, timeout=20)[1] == []
+    assert psutil.wait_procs(descendants, timeout=SOON)[1] == []
 
 
 def test_ctrl_c_is_heard_while_torch_is_imported(tmp_path):
@@ -400,7 +400,7 @@ def test_ctrl_c_is_heard_while_torch_is_imported(tmp_path):
         assert process.wait(50) == 130
     finally:
         process.kill()
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=SOON)[1] == []
     assert not (tmp_path / "runs").exists()
 
 
@@ -422,7 +422,7 @@ def test_a_plot_of_nothing_is_no_error(tmp_path):
     )
     wait_for((tmp_path / "run" / "timing.csv").exists)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=200)
+    process.communicate(timeout=600)
     assert process.returncode == 130
 
 

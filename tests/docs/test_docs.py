@@ -202,7 +202,7 @@ def run(project: Path, *arguments: str) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
 

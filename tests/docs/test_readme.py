@@ -61,7 +61,7 @@ def test_the_environment_can_be_learned(tmp_path: Path) -> None:
         env=clean_environment(tmp_path) | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr
     rewards = [float(reward) for reward in re.findall(r"Mean Reward: +([-\d.]+) \|", done.stdout)]
@@ -76,7 +76,7 @@ def run_example(code: str, folder: Path) -> list[str]:
         env=clean_environment(folder),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
     return done.stdout.splitlines()

@@ -647,7 +647,7 @@ def interrupt(tmp_path: Path, number: signal.Signals, moment: int | float) -> No
     assert process.poll() is None, process.stderr.read()
     began = time.monotonic()
     process.send_signal(number)
-    _, errors = process.communicate(timeout=200)
+    _, errors = process.communicate(timeout=600)
     assert time.monotonic() - began < SOON
     # Before main.py is read, Python itself dies of it, which a shell calls 128 + number, too.
     assert process.returncode in (128 + number, -number), errors

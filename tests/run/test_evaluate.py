@@ -24,7 +24,7 @@ from flame_rl.run.evaluation import bootstrap_interval
 from flame_rl.run.folder import CONFIG_NAME
 from flame_rl.run.retention import list_checkpoints
 from tests.flame_fixtures import Flame
-from tests.helpers import environment_id, run_here, run_main, start_main
+from tests.helpers import SOON, environment_id, run_here, run_main, start_main
 
 RUN = ("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "300", "--hidden-sizes", "16")
 EVALUATED = (
@@ -277,9 +277,9 @@ def test_ctrl_c_ends_it_and_leaves_nothing(tmp_path):
     assert len(children) == 2
     time.sleep(1)  # into the collecting
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=100)
+    output, errors = process.communicate(timeout=600)
     assert process.returncode == 130 and output == errors == ""
-    assert psutil.wait_procs(children, timeout=20)[1] == []
+    assert psutil.wait_procs(children, timeout=SOON)[1] == []
 
 
 def test_on_a_cluster_it_is_the_same(memory: Flame, whole, tmp_path):
