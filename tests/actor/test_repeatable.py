@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import time
 from typing import ClassVar
 
@@ -210,7 +211,13 @@ def test_an_import_that_takes_long_makes_no_environment_slow(tmp_path, monkeypat
         "time.sleep(0.6)\n"
         "gymnasium.register('Heavy-v0', tests.environments.Wandering)\n"
     )
+    # Which is imported for an environment of any other module, whose own model it may have.
+    (tmp_path / "mujoco.py").write_text(
+        "import time\ntime.sleep(0.6)\ndef set_mju_user_warning(warn): pass\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    del sys.modules["mujoco"]
     _, spec = describe(Environment("heavy_env:Heavy-v0"))
     assert spec.note == ""
 

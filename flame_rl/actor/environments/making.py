@@ -81,6 +81,8 @@ def import_environment(env_id: str) -> None:
             importlib.import_module(module)
         spec = gymnasium.registry.get(name)
         importlib.import_module(env_id if spec is None else _module_of(spec))
+        if _may_have_models(env_id):
+            importlib.import_module("mujoco")
 
 
 def describe_environment(environment: Environment, env: gymnasium.Env) -> EnvironmentSpec:
@@ -293,9 +295,7 @@ def _quiet_about_own_models(env_id: str) -> Iterator[None]:
     Other warnings, and those about a user's model, go to standard error, also after the block: with
     a handler installed, MuJoCo writes no MUJOCO_LOG.TXT into the working directory.
     """
-    spec = gymnasium.registry.get(env_id)
-    entry_point = str(getattr(spec, "entry_point", ""))
-    if not (entry_point.startswith("gymnasium.envs.mujoco") or ":" in env_id):
+    if not _may_have_models(env_id):
         yield
         return
     try:
@@ -303,7 +303,7 @@ def _quiet_about_own_models(env_id: str) -> Iterator[None]:
     except ImportError:  # gymnasium.make explains it better
         yield
         return
-    making_own = entry_point.startswith("gymnasium.")
+    making_own = _is_own_model(env_id)
 
     def warn(message: str) -> None:
         if not (making_own and "deprecated" in message):
@@ -312,3 +312,13 @@ def _quiet_about_own_models(env_id: str) -> Iterator[None]:
     mujoco.set_mju_user_warning(warn)
     yield
     making_own = False
+
+
+def _may_have_models(env_id: str) -> bool:
+    """Whether an environment may be one of MuJoCo's: Gymnasium's own, or of a user's module."""
+    return _is_own_model(env_id) or ":" in env_id
+
+
+def _is_own_model(env_id: str) -> bool:
+    spec = gymnasium.registry.get(env_id)
+    return str(getattr(spec, "entry_point", "")).startswith("gymnasium.envs.mujoco")
