@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -111,6 +112,9 @@ class Tally(Base):
     horizon = 50
     steps: ClassVar[list[int]] = []
 
+    def __init__(self) -> None:
+        breakpoint()
+
     def reward(self, action) -> float:
         self.steps.append(1)
         return 1.0
@@ -187,9 +191,17 @@ def test_what_repeats_itself_is_left_alone(env_id):
     assert spec.differs == "" and "repeats itself" not in spec.note
 
 
-def test_it_leaves_no_trace_where_the_environment_is_played():
+def test_it_leaves_no_trace_where_the_environment_is_played(tmp_path, monkeypatch):
+    stopped = tmp_path / "stopped"
+
+    def debugger() -> None:
+        with stopped.open("a") as file:
+            file.write(f"{os.getpid()} ")
+
+    monkeypatch.setattr(sys, "breakpointhook", debugger)
     describe(Environment(f"{HERE}:Tally-v0"))
     assert not Tally.steps
+    assert stopped.read_text() == f"{os.getpid()} "
 
 
 @pytest.mark.parametrize("name", ["Dies", "RaiseFault", "ExitFault"])
