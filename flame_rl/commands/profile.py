@@ -48,12 +48,13 @@ def profile(arguments: Sequence[str]) -> int:
         from flame_rl.run.resume import find_checkpoint
         from flame_rl.tools.profiling import measure_profile
 
+        checkpoint = None
         if folder is not None:
             # Not the policy with which the run would begin again.
-            _, damaged = find_checkpoint(folder)
-            for warning in damaged:
+            checkpoint = find_checkpoint(folder)
+            for warning in checkpoint[1]:
                 warn(f"warning: {warning}")
-        found = measure_profile(config, stop)
+        found = measure_profile(config, stop, checkpoint)
         say(as_json(found) if command.json else as_text(found))
     return stop.exit_code
 

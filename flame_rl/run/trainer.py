@@ -201,9 +201,12 @@ class Trainer:
         trainer.warnings = warnings
         return trainer
 
-    def resume_run(self) -> None:
+    def resume_run(self, found: tuple[Checkpoint, list[str]] | None = None) -> None:
         """Continue the run that `config.output.resume` names: a run folder, or a checkpoint in one.
         A run that was never saved begins at the beginning.
+
+        Args:
+            found: what `find_checkpoint` returned for it; None: it is called here.
 
         Raises:
             UsageError: it was saved and no checkpoint can be used, or the newest sound one does not
@@ -215,7 +218,7 @@ class Trainer:
         if path.is_dir() and not checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")
             return
-        checkpoint, damaged = find_checkpoint(path)
+        checkpoint, damaged = found or find_checkpoint(path)
         saved = TrainConfig.from_data(checkpoint.config)
         if different := differences(saved, self.config):
             raise UsageError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
+from flame_rl.run.checkpoint import Checkpoint
 from flame_rl.run.iteration import environment_of, run_iteration
 from flame_rl.run.trainer import Trainer
 from flame_rl.settings.config import TrainConfig
@@ -88,13 +89,22 @@ class Profile:
         return next(w for w in range(1, most + 1) if fixed + self.shared / w <= limit)
 
 
-def measure_profile(config: TrainConfig, stop: threading.Event) -> Profile:
+def measure_profile(
+    config: TrainConfig,
+    stop: threading.Event,
+    found: tuple[Checkpoint, list[str]] | None = None,
+) -> Profile:
     """Run a few iterations as training would, on this machine or on the cluster, with one worker
     and then again with as many as `config` asks for, by default one for each core; on a cluster,
     all its executors.
 
     Nothing is written. With `resume`, the policy is that of the run; otherwise it is untrained, and
     an algorithm that learns from replay has no warm-up, in which it would take no gradient step.
+
+    Args:
+        config: what is measured.
+        stop: ends it, when another thread sets it.
+        found: see `Trainer.resume_run`.
 
     Raises:
         UsageError, RunError, Interrupted: as in training.
@@ -107,19 +117,21 @@ def measure_profile(config: TrainConfig, stop: threading.Event) -> Profile:
         cores, asked = available_cores(), config.execution.workers or 0
         alone = config.changed(workers=1)
         together = config.changed(workers=asked if asked > 1 else max(2, cores))
-    one, several = measure(alone, stop), measure(together, stop)
+    one, several = measure(alone, stop, found), measure(together, stop, found)
     env_id = environment_id(config.experiment.env)
     return Profile(env_id, config.algorithm_name, cores, one, several)
 
 
-def measure(config: TrainConfig, stop: threading.Event) -> Measured:
+def measure(
+    config: TrainConfig, stop: threading.Event, found: tuple[Checkpoint, list[str]] | None
+) -> Measured:
     """Run iterations where `config` says. The first, in which workers start, does not count."""
     with ExitStack() as ending:
         # First, so that workers start while torch is imported.
         backend = ending.enter_context(closing(make_backend(config, stop)))
         here = config.changed(local=True, workers=0)
         trainer = ending.enter_context(Trainer(here, stop=stop, reports=True))
-        trainer.resume_run()
+        trainer.resume_run(found)
         backend.describe(environment_of(config, trainer.spec.env_id))
         workers = backend.executors if is_distributed(config) else local_workers(config)
         first, *results = [run_iteration(trainer, backend) for _ in range(1 + ITERATIONS)]

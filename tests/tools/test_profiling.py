@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import threading
+from unittest import mock
 
 import pytest
 
 from flame_rl import TrainConfig
+from flame_rl.commands import profile as command
 from flame_rl.commands.profile import as_text, conclusions
+from flame_rl.run import resume
 from flame_rl.tools import profiling
 from flame_rl.tools.profiling import Measured, Profile, measure_profile
 from tests.flame_fixtures import Flame, run
@@ -123,13 +126,15 @@ def test_the_command_measures_without_a_cluster(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_the_command_measures_a_run_as_it_has_become(tmp_path):
+def test_the_command_measures_a_run_as_it_has_become(tmp_path, monkeypatch, capsys):
     flags = ("--env", "cartpole", "--iterations", "1", "--steps-per-iter", "400")
     run_here(*flags, "--workers", "0", "--output", "run", cwd=tmp_path)
     before = (tmp_path / "run" / "metrics.csv").read_bytes()
-    done = run_here("profile", "--resume", "run", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
+    monkeypatch.chdir(tmp_path)
+    with mock.patch.object(resume, "read_checkpoint", wraps=resume.read_checkpoint) as read:
+        assert command.profile(["--resume", "run", "--json"]) == 0
+    assert read.call_count == 1
+    answer = json.loads(capsys.readouterr().out)
     # As many episodes as have the steps of an iteration, not the 8 of a first one.
     assert answer["one"]["episodes"] > 8
     assert answer["one"]["env_steps"] == answer["several"]["env_steps"]
