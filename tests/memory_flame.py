@@ -49,6 +49,8 @@ from flamepy.proto import frontend_pb2_grpc, shim_pb2, shim_pb2_grpc
 from flamepy.proto import types_pb2 as pb
 from packaging.requirements import Requirement
 
+import flame_rl.backends.flame  # noqa: F401 - which says what gRPC does in a fork
+
 _FINISHED = (pb.TaskState.Succeed, pb.TaskState.Failed, pb.TaskState.Cancelled)
 _BINDING_ATTEMPTS = 5
 # Codes of a session's events.

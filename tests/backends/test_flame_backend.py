@@ -6,6 +6,7 @@ Against the in-memory Flame always; marked `cluster`, the same tests against a r
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import threading
@@ -149,6 +150,12 @@ def test_own_environment_travels_and_nothing_else_does(
     assert not any(SECRET.encode() in content for content in package.values())
     assert sum(map(len, package.values())) < 300_000
     memory.assert_nothing_left()
+
+
+def test_grpc_has_no_part_in_a_fork():
+    """Its handlers break about one fork in fifty beside its threads, before the fork does anything;
+    they do not run where it is told so before its first connection."""
+    assert os.environ["GRPC_ENABLE_FORK_SUPPORT"] == "0"
 
 
 # Ends before the end
