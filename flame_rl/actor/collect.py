@@ -21,6 +21,7 @@ from flame_rl.actor.recording import Block, cut_out, new_block
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
+from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import (
     CollectFailure,
     CollectRequest,
@@ -136,6 +137,8 @@ class _Play:
             if column.per_observation
         }
         self._ends = [(last, _source(simulator, name)) for name, last in self._last.items()]
+        # What comes with an observation is what the policy's head is given.
+        self._seen = {name: _source(simulator, name) for name in self._last}
         # The last episode of each slot, -1 for none, and the number of episodes that have begun.
         self._episode = np.full(width, -1)
         self._begun = 0
@@ -161,8 +164,9 @@ class _Play:
         for recorded, source in self._before_step:
             recorded[row, live] = source[live]
         rows = self._acting
-        noise, seen = self._noise.of(row, rows), simulator.observations[rows]
-        actions[rows] = self._policy.act(seen, noise, self._states, rows)
+        noise, seen = self._noise.of(row, rows), {n: a[rows] for n, a in self._seen.items()}
+        observations = simulator.observations[rows]
+        actions[rows] = self._policy.act(observations, noise, self._states, rows, seen)
         simulator.step(actions, self.running)
         for recorded, source in self._after_step:
             recorded[row, live] = source[live]
@@ -301,6 +305,7 @@ def _source(simulator: Simulator, name: str) -> np.ndarray:
         "rewards": simulator.rewards,
         "reward_parts": simulator.reward_parts,
         "outcomes": simulator.outcomes,
+        ACTION_MASKS: simulator.action_masks,
     }[name]
 
 
@@ -318,6 +323,7 @@ def _mismatch(columns: Sequence[Column], policy: ActingPolicy, simulator: Simula
         "rewards": ("float64", simulator.rewards.shape[1:], False),
         "reward_parts": ("float64", simulator.reward_parts.shape[1:], False),
         "outcomes": ("float64", simulator.outcomes.shape[1:], False),
+        ACTION_MASKS: ("uint8", simulator.action_masks.shape[1:], True),
     }
     for column in columns:
         if column.name not in known:
@@ -329,7 +335,9 @@ def _mismatch(columns: Sequence[Column], policy: ActingPolicy, simulator: Simula
                 f"there is {dtype} of shape {shape}"
             )
         if column.per_observation != per_observation:
-            return f"column {column.name}: only observations have one row more than steps"
+            return (
+                f"column {column.name}: only observations, and masks, have one row more than steps"
+            )
     return None
 
 

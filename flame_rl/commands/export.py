@@ -50,11 +50,12 @@ def export(arguments: Sequence[str]) -> None:
         snapshot, spec = trainer.learner.snapshot(), trainer.spec
     for warning in trainer.warnings:
         warn(f"warning: {warning}")
-    model = to_onnx(snapshot, spec.env_id)
-    difference = check_onnx(model, snapshot)
+    model = to_onnx(snapshot, spec)
+    difference = check_onnx(model, snapshot, spec)
     write_atomically(command.file, model)
     say(
-        f"{command.file}: observation [batch, {spec.observation_dim}] -> "
+        f"{command.file}: observation [batch, {spec.observation_dim}]"
+        f"{f', action_mask [batch, {spec.action_dim}]' if spec.masked else ''} -> "
         f"{', '.join(output_names(snapshot))} "
         f"({spec.action_dim} actions) after {trainer.totals.iterations} iterations of "
         f"{spec.env_id}; greatest relative difference from NumPy {difference:.1e}"

@@ -18,6 +18,7 @@ from torch.distributions import Categorical
 
 from flame_rl.modules.layers import Dense, array_of, layers_of
 from flame_rl.nets.discrete import dueling
+from flame_rl.wire.masks import ACTION_MASKS, FORBIDDEN_LOGIT
 from flame_rl.wire.messages import Layer, PolicySnapshot
 
 # The modules that stack observations before the layers, and before that normalise each, see
@@ -88,7 +89,7 @@ class PolicyNetwork(ObservationNetwork):
 class CategoricalPolicy(PolicyNetwork):
     """A choice, or several independent ones: the network gives the logits of one factor after
     another. A loss sees log-probabilities of "actions" and entropies, both summed over the
-    factors, float32 [B] each.
+    factors, float32 [B] each; where samples have masks, over what these allow.
 
     Attributes:
         choices: the number of choices of each factor.
@@ -110,6 +111,9 @@ class CategoricalPolicy(PolicyNetwork):
 
     def of_output(self, output: Tensor, samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
         actions = samples["actions"] if self.factored else samples["actions"][..., None]
+        if ACTION_MASKS in samples:
+            allowed = _bits(samples[ACTION_MASKS])[..., : output.shape[-1]]
+            output = output.masked_fill(~allowed, FORBIDDEN_LOGIT)
         factors = [
             Categorical(logits=logits, validate_args=False)
             for logits in output.split(self.choices, dim=-1)
@@ -301,6 +305,12 @@ class SharedNetwork(nn.Module):
 def inputs_of(samples: dict[str, Tensor]) -> tuple[Tensor, ...]:
     """What `ObservationNetwork.preprocess` takes."""
     return tuple(samples[name] for name in ("inputs", "missing") if name in samples)
+
+
+def _bits(masks: Tensor) -> Tensor:
+    """Masks as actors record them, uint8 [..., M], bit by bit, bool [..., 8 * M]."""
+    places = torch.arange(7, -1, -1, dtype=torch.uint8, device=masks.device)
+    return (masks[..., None].bitwise_right_shift(places) % 2).flatten(-2).bool()
 
 
 @torch.no_grad()

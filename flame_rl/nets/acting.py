@@ -10,6 +10,7 @@ import numpy as np
 from flame_rl.nets.heads import HeadKind
 from flame_rl.nets.kinds import HEADS, LAYERS
 from flame_rl.nets.layers import ROW_BLOCK, LayerKind
+from flame_rl.nets.network import NO_COLUMNS, Samples
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
@@ -87,6 +88,7 @@ class ActingPolicy:
         noise: np.ndarray | None,
         states: States | None = None,
         rows: Rows = slice(None),
+        seen: Samples = NO_COLUMNS,
     ) -> np.ndarray:
         """One action for each row.
 
@@ -94,12 +96,15 @@ class ActingPolicy:
             observations, states, rows: as in `forward`.
             noise: float64 [B, noise_width], to sample with; None: the action without noise,
                 as `HeadKind.greedy` says.
+            seen: what else comes with these observations, by name, such as masks.
 
         Returns:
             [B, ...], of the head's type and shape.
         """
         output = self.forward(observations, states, rows)
-        return self.head.greedy(output) if noise is None else self.head.sample(output, noise)
+        if noise is None:
+            return self.head.greedy(output, seen)
+        return self.head.sample(output, noise, seen)
 
     def draw_noise(
         self, generator: np.random.Generator, steps: int, before: np.ndarray | None = None

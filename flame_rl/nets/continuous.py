@@ -9,7 +9,7 @@ import numpy as np
 
 from flame_rl.nets.heads import Backward, HeadKind
 from flame_rl.nets.layers import Shapes
-from flame_rl.nets.network import Samples, Slope
+from flame_rl.nets.network import NO_COLUMNS, Samples, Slope
 from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.packing import WireError
 
@@ -40,10 +40,12 @@ class GaussianHead(HeadKind):
         self._log_std = log_std
         self._std = np.exp(log_std.astype(np.float64))
 
-    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def sample(
+        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+    ) -> np.ndarray:
         return (output + self._std * noise).astype(np.float32)
 
-    def greedy(self, output: np.ndarray) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
         return output.astype(np.float32)
 
     def forward(
@@ -69,10 +71,10 @@ class GaussianHead(HeadKind):
 
         return (log_probs, entropies), backward
 
-    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
         return {"mean": output}
 
-    def to_onnx(self, graph: Graph, x: str) -> None:
+    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
         graph.apply("Identity", x, output="mean")
 
 
@@ -101,19 +103,21 @@ class SquashedGaussianHead(HeadKind):
         log_std = np.ascontiguousarray(output[:, self.noise_width :])
         return mean, np.minimum(np.maximum(log_std, LOG_STD_RANGE[0]), LOG_STD_RANGE[1])
 
-    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def sample(
+        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+    ) -> np.ndarray:
         mean, log_std = self.mean_and_log_std(output)
         return np.tanh(mean + np.exp(log_std) * noise).astype(np.float32)
 
-    def greedy(self, output: np.ndarray) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
         mean, _ = self.mean_and_log_std(output)
         return np.tanh(mean).astype(np.float32)
 
-    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
         mean, log_std = self.mean_and_log_std(output)
         return {"mean": mean, "log_std": log_std, "action": self.greedy(output)}
 
-    def to_onnx(self, graph: Graph, x: str) -> None:
+    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
         first, second = np.arange(2 * self.noise_width, dtype=np.int32).reshape(2, -1)
         mean = graph.apply("Gather", x, graph.constant(first), output="mean", axis=1)
         log_std = graph.apply("Gather", x, graph.constant(second), axis=1)
@@ -149,15 +153,17 @@ class NoisyHead(HeadKind):
         self.shape = (width,)
         self._std = std.astype(np.float64)
 
-    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def sample(
+        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+    ) -> np.ndarray:
         return self.greedy(output + self._std * noise)
 
-    def greedy(self, output: np.ndarray) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
         # np.clip takes several times as long on arrays this small.
         return np.minimum(np.maximum(output, -1.0), 1.0).astype(np.float32)
 
-    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
         return {"action": self.greedy(output)}
 
-    def to_onnx(self, graph: Graph, x: str) -> None:
+    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
         graph.apply("Clip", x, graph.constant(-1.0), graph.constant(1.0), output="action")

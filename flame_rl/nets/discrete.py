@@ -1,4 +1,7 @@
-"""Heads whose actions are choices; see heads.py."""
+"""Heads whose actions are choices; see heads.py.
+
+Where observations come with masks, what these forbid is never chosen, and has no part in
+log-probabilities, entropies and maxima."""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ import numpy as np
 
 from flame_rl.nets.heads import Backward, HeadKind
 from flame_rl.nets.layers import Shapes
-from flame_rl.nets.network import Samples, Slope
+from flame_rl.nets.network import NO_COLUMNS, Samples, Slope
 from flame_rl.nets.onnx_graph import Graph
+from flame_rl.wire.masks import FORBIDDEN_LOGIT, allowed_in, masked
 from flame_rl.wire.packing import WireError
 
 
@@ -42,11 +46,14 @@ class FactoredHead(HeadKind):
         first = np.cumsum(choices) - choices
         self._places = np.where(choice < choices[:, None], first[:, None] + choice, width).T
 
-    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        return sample_choices(self._by_factor(output), noise.T).T
+    def sample(
+        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+    ) -> np.ndarray:
+        return sample_choices(self._by_factor(_allowed_logits(output, seen)), noise.T).T
 
-    def greedy(self, output: np.ndarray) -> np.ndarray:
-        return self._by_factor(output).argmax(axis=0).astype(np.int32).T
+    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
+        logits = self._by_factor(_allowed_logits(output, seen))
+        return logits.argmax(axis=0).astype(np.int32).T
 
     def _by_factor(self, output: np.ndarray) -> np.ndarray:
         """Logits by factor: float64 [B, width] -> [most choices, F, B]."""
@@ -58,8 +65,9 @@ class FactoredHead(HeadKind):
     ) -> tuple[tuple[np.ndarray, ...], Backward]:
         actions = samples["actions"].reshape(len(output), -1)
         rows = np.arange(len(output))
+        of_factors = np.split(_allowed_logits(output, samples), self._ends, axis=1)
         factors = []
-        for logits, action in zip(np.split(output, self._ends, axis=1), actions.T, strict=True):
+        for logits, action in zip(of_factors, actions.T, strict=True):
             shifted = logits - logits.max(axis=1, keepdims=True)
             log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
             p = np.exp(log_p)
@@ -79,11 +87,11 @@ class FactoredHead(HeadKind):
 
         return (log_probs, entropies), backward
 
-    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
-        return {"logits": output}
+    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
+        return {"logits": _allowed_logits(output, seen)}
 
-    def to_onnx(self, graph: Graph, x: str) -> None:
-        graph.apply("Identity", x, output="logits")
+    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
+        _where_allowed(graph, x, allowed, "logits")
 
 
 class CategoricalHead(FactoredHead):
@@ -96,12 +104,14 @@ class CategoricalHead(FactoredHead):
         super().__init__(width, np.array([width]))
         self.shape = ()
 
-    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def sample(
+        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+    ) -> np.ndarray:
         # Transposed to one row per choice, because NumPy reduces many short rows slowly.
-        return sample_choices(np.ascontiguousarray(output.T), noise[:, 0])
+        return sample_choices(np.ascontiguousarray(_allowed_logits(output, seen).T), noise[:, 0])
 
-    def greedy(self, output: np.ndarray) -> np.ndarray:
-        return output.argmax(axis=1).astype(np.int32)
+    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
+        return _allowed_logits(output, seen).argmax(axis=1).astype(np.int32)
 
 
 class EpsilonGreedyHead(HeadKind):
@@ -126,19 +136,26 @@ class EpsilonGreedyHead(HeadKind):
         """The value of each action, float64 [B, A]."""
         return output
 
-    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        values = self.values(output)
-        return epsilon_greedy(values.argmax(axis=1), values.shape[1], self._epsilon, noise)
+    def sample(
+        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+    ) -> np.ndarray:
+        values = self._allowed_values(output, seen)
+        allowed = allowed_in(seen, values.shape[1])
+        greedy = values.argmax(axis=1)
+        return epsilon_greedy(greedy, values.shape[1], self._epsilon, noise, allowed)
 
-    def greedy(self, output: np.ndarray) -> np.ndarray:
-        return self.values(output).argmax(axis=1).astype(np.int32)
+    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
+        return self._allowed_values(output, seen).argmax(axis=1).astype(np.int32)
 
-    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
-        return {"values": output, "action": self.greedy(output)}
+    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
+        return {"values": self._allowed_values(output, seen), "action": self.greedy(output, seen)}
 
-    def to_onnx(self, graph: Graph, x: str) -> None:
-        graph.apply("Identity", x, output="values")
+    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
+        _where_allowed(graph, x, allowed, "values")
         graph.apply("ArgMax", "values", output="action", axis=1, keepdims=0)
+
+    def _allowed_values(self, output: np.ndarray, seen: Samples) -> np.ndarray:
+        return masked(self.values(output), seen, FORBIDDEN_LOGIT)
 
 
 class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
@@ -172,16 +189,16 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
         weights = np.exp(logits - logits.max(axis=2, keepdims=True))
         return (weights * self._support).sum(axis=2) / weights.sum(axis=2)
 
-    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
         logits = output.reshape(len(output), -1, len(self._support))
-        values = self.values(output)
-        return {"logits": logits, "values": values, "action": self.greedy(output)}
+        return {"logits": logits} | super().onnx_outputs(output, seen)
 
-    def to_onnx(self, graph: Graph, x: str) -> None:
+    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
         shape = graph.constant(np.array([-1, self._actions, len(self._support)], np.int64))
         logits = graph.apply("Reshape", x, shape, output="logits")
         probabilities = graph.apply("Softmax", logits, axis=2)
-        graph.apply("MatMul", probabilities, graph.constant(self._support), output="values")
+        values = graph.apply("MatMul", probabilities, graph.constant(self._support))
+        _where_allowed(graph, values, allowed, "values")
         graph.apply("ArgMax", "values", output="action", axis=1, keepdims=0)
 
 
@@ -219,7 +236,11 @@ def sample_choices(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
 
 
 def epsilon_greedy(
-    greedy: np.ndarray, actions: int, epsilon: float, noise: np.ndarray
+    greedy: np.ndarray,
+    actions: int,
+    epsilon: float,
+    noise: np.ndarray,
+    allowed: np.ndarray | None = None,
 ) -> np.ndarray:
     """Replace greedy actions with uniformly random ones, with probability epsilon.
 
@@ -229,12 +250,44 @@ def epsilon_greedy(
         epsilon: the probability, from 0 to 1.
         noise: float64 [B, 2], in [0, 1): an action is replaced where the first number is below
             epsilon, and by floor(second * A).
+        allowed: which actions are allowed, bool [B, A]; None: all. Of n allowed ones, a random
+            action is number floor(second * n).
 
     Returns:
         int32 [B].
     """
-    random = (noise[:, 1] * actions).astype(np.int32)
+    if allowed is None:
+        random = (noise[:, 1] * actions).astype(np.int32)
+    else:
+        random = choose_allowed(noise[:, 1], allowed)
     return np.where(noise[:, 0] < epsilon, random, greedy.astype(np.int32))
+
+
+def _allowed_logits(logits: np.ndarray, columns: Samples) -> np.ndarray:
+    """The logits, with `FORBIDDEN_LOGIT` where a mask among the columns forbids a choice."""
+    return masked(logits, columns, FORBIDDEN_LOGIT)
+
+
+def _where_allowed(graph: Graph, x: str, allowed: str | None, output: str) -> None:
+    """Name the numbers `x` of all choices `output`, with `FORBIDDEN_LOGIT` for forbidden ones."""
+    if allowed is None:
+        graph.apply("Identity", x, output=output)
+    else:
+        graph.apply("Where", allowed, x, graph.constant(FORBIDDEN_LOGIT), output=output)
+
+
+def choose_allowed(uniform: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """One of the allowed choices, each as likely as the others.
+
+    Args:
+        uniform: float64 [B], in [0, 1).
+        allowed: bool or of 0 and 1, [B, A], one at least in each row.
+
+    Returns:
+        int32 [B].
+    """
+    number = (uniform * allowed.sum(axis=1)).astype(np.int32)
+    return (allowed.cumsum(axis=1) <= number[:, None]).sum(axis=1, dtype=np.int32)
 
 
 def _probability(name: str, array: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from flame_rl.nets.layers import Shapes
-from flame_rl.nets.network import Samples, Slope
+from flame_rl.nets.network import NO_COLUMNS, Samples, Slope
 from flame_rl.nets.onnx_graph import Graph
 
 NoiseKind = Literal["normal", "uniform"]
@@ -93,25 +93,38 @@ class HeadKind(RawOutput):
     noise_repeat: float = 0.0
     shape: tuple[int, ...] = ()
 
-    def sample(self, output: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """An action for each row of the output, float64 [B, width], from a row of noise, float64
-        [B, noise_width]."""
+    def sample(
+        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+    ) -> np.ndarray:
+        """An action for each row of the output.
+
+        Args:
+            output: float64 [B, width].
+            noise: float64 [B, noise_width].
+            seen: what else comes with the B observations, by name, such as masks.
+        """
         raise NotImplementedError
 
-    def greedy(self, output: np.ndarray) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
         """The action without noise: the mean, or the choice that is likeliest or worth most."""
         raise NotImplementedError
 
-    def onnx_outputs(self, output: np.ndarray) -> dict[str, np.ndarray]:
+    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
         """The outputs of a policy in ONNX, other than the head's arrays, by name. `action` is the
         action without noise; if it is an integer, `values` are those of all actions, [B, A].
 
         Args:
             output: the network's, float64 [B, width].
+            seen: as in `sample`.
         """
         raise NotImplementedError
 
-    def to_onnx(self, graph: Graph, x: str) -> None:
-        """Add the nodes of the outputs in `onnx_outputs`, given the name of the network's
-        output."""
+    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
+        """Add the nodes of the outputs in `onnx_outputs`.
+
+        Args:
+            graph: has the network's nodes.
+            x: the name of the network's output.
+            allowed: that of the mask of allowed choices, bool [B, A]; None: there is none.
+        """
         raise NotImplementedError

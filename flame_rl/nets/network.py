@@ -17,6 +17,8 @@ import numpy as np
 # array. Where rows are steps of sequences, one sequence after another, "time" counts the steps of
 # each sequence from 0, and `split` keeps sequences whole.
 Samples = dict[str, np.ndarray]
+# Where a head is given nothing but the network's output.
+NO_COLUMNS: Samples = {}
 # The derivative of each sample's loss with respect to one of its outputs: an array in the output's
 # shape, or one number for all.
 Slope = np.ndarray | float

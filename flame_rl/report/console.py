@@ -64,7 +64,7 @@ class ConsoleReporter:
             f"  Observation: {observed(spec)}\n"
             f"  Action dim: {spec.action_dim}\n"
             f"  Continuous actions: {spec.continuous}\n"
-            f"{_device(config)}{_agents(spec)}{_amounts(config, spec)}"
+            f"{_masks(config, spec)}{_device(config)}{_agents(spec)}{_amounts(config, spec)}"
             "\n"
             f"{self._start(mode)}"
         )
@@ -319,6 +319,15 @@ def _parts(result: IterationResult) -> list[str]:
 def _device(config: TrainConfig) -> str:
     device = config.execution.device
     return f"  Device: {device}\n" if device == "cuda" else ""
+
+
+def _masks(config: TrainConfig, spec: EnvironmentSpec) -> str:
+    if spec.masked:
+        return (
+            f'  Action masks: {spec.action_mask}["action_mask"]; what they forbid is never chosen '
+            "(--no-action-mask ignores them)\n"
+        )
+    return "" if config.experiment.action_mask else "  Action masks: ignored\n"
 
 
 def _agents(spec: EnvironmentSpec) -> str:

@@ -165,4 +165,5 @@ def environment_of(config: TrainConfig, env_id: str) -> Environment:
         agent_number=experiment.agent_number,
         outcomes=experiment.outcomes,
         slots=config.execution.slots,
+        action_mask=experiment.action_mask,
     )

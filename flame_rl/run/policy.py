@@ -9,14 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from flame_rl.actor.environments.actions import action_converter
+from flame_rl.actor.environments.masks import allowed_choices, allows_something, first_choices
 from flame_rl.actor.environments.observations import observation_parts, write_observation
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
+from flame_rl.nets.network import Samples
 from flame_rl.run.checks import own_networks
 from flame_rl.run.folder import files_of
 from flame_rl.run.resume import find_checkpoint, load_state
 from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.masks import ACTION_MASKS, pack_masks
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.spaces import choices_of
 from flame_rl.wire.steps import observation_dtype
 
 
@@ -30,6 +34,7 @@ class Agent:
         self._parts = observation_parts(spec.observation_space)
         self._dtype = observation_dtype(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
+        self._actions, self._masked = spec.action_space, spec.masked
         self.begin()
         # Nobody has said yet that an episode begins.
         self._playing = 0
@@ -44,13 +49,20 @@ class Agent:
         self._noise: list[np.ndarray | None] = [None] * episodes
 
     def act(
-        self, observation: object, generator: np.random.Generator | None = None
+        self,
+        observation: object,
+        generator: np.random.Generator | None = None,
+        action_mask: object | None = None,
     ) -> np.integer | np.ndarray:
         """Choose the action for an observation; see `act_all`."""
-        return self.act_all([observation], generator)[0]
+        masks = None if action_mask is None else [action_mask]
+        return self.act_all([observation], generator, masks)[0]
 
     def act_all(
-        self, observations: Sequence[object], generator: np.random.Generator | None = None
+        self,
+        observations: Sequence[object],
+        generator: np.random.Generator | None = None,
+        action_masks: Sequence[object] | None = None,
     ) -> Sequence[np.integer | np.ndarray]:
         """Choose an action for each observation, which does not depend on the others.
 
@@ -59,14 +71,17 @@ class Agent:
             generator: samples the actions; None: take the policy's mean, or the choice that is
                 likeliest or worth most. Noise that depends on the step before goes on from call to
                 call until `begin`.
+            action_masks: what each observation allows, as the environment returns it; for a policy
+                that was trained with masks, and for no other.
 
         Returns:
             Elements of the action space, of the types that `sample` gives: integers of NumPy, or
             arrays.
 
         Raises:
-            ValueError: an observation is not in the observation space, or is not finite; or the
-                policy remembers, and not as many episodes have begun.
+            ValueError: an observation is not in the observation space, or is not finite; a mask is
+                of another form, allows nothing, is missing or not wanted; or the policy remembers,
+                and not as many episodes have begun.
         """
         policy, count = self._policy, len(observations)
         if policy.remembers and not self._playing:
@@ -87,7 +102,27 @@ class Agent:
             if not np.isfinite(row).all():
                 raise ValueError(f"observation: not finite: {observation!s:.200}")
         noise = None if generator is None else self._draw(generator)
-        return self._to_environment(policy.act(rows, noise, self._states)[:count])
+        seen = self._seen(count, action_masks)
+        return self._to_environment(policy.act(rows, noise, self._states, seen=seen)[:count])
+
+    def _seen(self, count: int, action_masks: Sequence[object] | None) -> Samples:
+        """The masks of `count` observations as the policy's head takes them."""
+        if not self._masked:
+            if action_masks is not None:
+                raise ValueError("action_mask: this policy was trained without masks; give none")
+            return {}
+        if action_masks is None or len(action_masks) != count:
+            raise ValueError(
+                f"action_mask: {'none' if action_masks is None else len(action_masks)} for {count} "
+                "observations, and this policy was trained with masks; give one for each, as "
+                'action_mask=info["action_mask"]'
+            )
+        allowed = np.ones((self._width, sum(choices_of(self._actions))), np.uint8)
+        for row, mask in zip(allowed, action_masks, strict=False):
+            row[:] = allowed_choices(self._actions, mask)
+            if not allows_something(row, first_choices(self._actions)):
+                raise ValueError(f"action_mask: {mask!r:.80} allows nothing")
+        return {ACTION_MASKS: pack_masks(allowed)}
 
     def _draw(self, generator: np.random.Generator) -> np.ndarray:
         """The noise of every row's next step, float64 [W, noise_width]."""
@@ -147,23 +182,32 @@ class Policy:
         anew."""
         self._agent.begin(episodes)
 
-    def act(self, observation: object, explore: bool = False) -> np.integer | np.ndarray:
+    def act(
+        self, observation: object, explore: bool = False, action_mask: object | None = None
+    ) -> np.integer | np.ndarray:
         """The action for an observation, in the form that the environment takes.
 
         Args:
             observation: as the environment returns it.
             explore: whether to sample; otherwise the policy's mean, or the choice that is likeliest
                 or worth most.
+            action_mask: what is allowed, as the environment returns it; for a policy that was
+                trained with masks.
 
         Raises:
-            ValueError: the observation is not of the environment's space, or is not finite; or the
-                policy has a memory, and `begin` was not called.
+            ValueError: the observation is not of the environment's space, or is not finite; the
+                mask is wrong or missing; or the policy has a memory, and `begin` was not called.
         """
-        return self.act_all([observation], explore)[0]
+        masks = None if action_mask is None else [action_mask]
+        return self.act_all([observation], explore, masks)[0]
 
     def act_all(
-        self, observations: Sequence[object], explore: bool = False
+        self,
+        observations: Sequence[object],
+        explore: bool = False,
+        action_masks: Sequence[object] | None = None,
     ) -> Sequence[np.integer | np.ndarray]:
         """An action for each observation: the same, to the bit, as for that observation alone. With
         a memory, one observation of each episode that has begun. See `act`."""
-        return self._agent.act_all(observations, self._generator if explore else None)
+        generator = self._generator if explore else None
+        return self._agent.act_all(observations, generator, action_masks)

@@ -321,19 +321,25 @@ class Trainer:
         memory must know; for another, only noise that depends on the step before begins anew."""
         self._latest_agent().begin()
 
-    def compute_action(self, observation: object, explore: bool = False) -> np.integer | np.ndarray:
+    def compute_action(
+        self, observation: object, explore: bool = False, action_mask: object | None = None
+    ) -> np.integer | np.ndarray:
         """The policy's action for an observation, in the form that the environment takes.
 
         Args:
             observation: as the environment returns it.
             explore: whether to sample; otherwise the policy's mean, or the choice that is likeliest
                 or worth most.
+            action_mask: what is allowed, as the environment returns it; for an environment whose
+                masks are read.
 
         Raises:
-            ValueError: the observation is not of the environment's space, or is not finite; or the
-                policy has a memory, and `begin_episode` was not called since its last update.
+            ValueError: the observation is not of the environment's space, or is not finite; the
+                mask is wrong or missing; or the policy has a memory, and `begin_episode` was not
+                called since its last update.
         """
-        return self._latest_agent().act(observation, self._generator if explore else None)
+        generator = self._generator if explore else None
+        return self._latest_agent().act(observation, generator, action_mask)
 
     def _latest_agent(self) -> Agent:
         snapshot = self.learner.snapshot()

@@ -52,6 +52,10 @@ class Experiment:
     """Let each of several agents observe its own number, too, so that the policy that they share
     may give them different parts."""
 
+    action_mask: bool = True
+    """Read the masks of allowed actions that an environment gives, in `info["action_mask"]` or
+    beside its observations; what a mask forbids is never chosen."""
+
     gamma: Fraction = 0.99
     """Discount of future rewards per step, 0 to 1. At 1 a return is the plain sum to the episode's
     end, and, without a value network, a time limit counts as that end."""

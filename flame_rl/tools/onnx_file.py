@@ -10,13 +10,15 @@ import math
 
 import numpy as np
 
+from flame_rl.actor.environments.masks import ACTION_MASK
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.nets.onnx_graph import Graph
 from flame_rl.system.errors import RunError
 from flame_rl.system.optional import require
-from flame_rl.wire.messages import PolicySnapshot
+from flame_rl.wire.masks import ACTION_MASKS, FORBIDDEN_LOGIT, pack_masks
+from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 
 GROUP = "export"
 # Versions that runtimes of 2022 and later read.
@@ -28,13 +30,14 @@ _CHECK_ROWS = 1024
 Arrays = dict[str, np.ndarray]
 
 
-def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
+def to_onnx(snapshot: PolicySnapshot, spec: EnvironmentSpec) -> bytes:
     """The policy as an ONNX model.
 
     Its input is `observation`, float32 [batch, D], flattened as `gymnasium.spaces.flatten` does,
-    pictures too: normalisation is part of the graph. Its outputs, float32 unless another type is
-    given, depend on the head; the arrays of the head are among them. Of continuous actions, -1 and
-    1 are the environment's bounds.
+    pictures too: normalisation is part of the graph. A policy that was trained with masks has
+    another input, `action_mask`, int8 [batch, choices], 1 for what is allowed; logits and values of
+    the rest are -1e30. Its outputs, float32 unless another type is given, depend on the head; the
+    arrays of the head are among them. Of continuous actions, -1 and 1 are the environment's bounds.
 
     categorical: `logits` [batch, choices].
     factored: `logits`, those of F choices concatenated, and `choices`, int32 [F], the number of
@@ -49,7 +52,8 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
 
     Args:
         snapshot: the policy.
-        env_id: stored in the model's metadata, as is the number of updates.
+        spec: of its environment, whose id is stored in the model's metadata, as is the number of
+            updates.
 
     Raises:
         UsageError: the package onnx is missing.
@@ -67,7 +71,15 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
                 "input is one observation"
             )
         x = kind(**layer.arrays).to_onnx(graph, x)
-    policy.head.to_onnx(graph, x)
+    inputs = [
+        helper.make_tensor_value_info("observation", float32, ["batch", policy.observation_dim])
+    ]
+    allowed = None
+    if spec.masked:
+        shape = ["batch", spec.action_dim]
+        inputs.append(helper.make_tensor_value_info(ACTION_MASK, onnx.TensorProto.INT8, shape))
+        allowed = graph.apply("Cast", ACTION_MASK, to=onnx.TensorProto.BOOL)
+    policy.head.to_onnx(graph, x, allowed)
     outputs = []
     for name, rows in policy.head.onnx_outputs(np.zeros((1, policy.output_dim))).items():
         element = float32 if rows.dtype.kind == "f" else onnx.TensorProto.INT64
@@ -76,25 +88,20 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str) -> bytes:
         graph.apply("Identity", graph.constant(array), output=name)
         element = helper.np_dtype_to_tensor_dtype(array.dtype)
         outputs.append(helper.make_tensor_value_info(name, element, array.shape))
-    observation = helper.make_tensor_value_info(
-        "observation", float32, ["batch", policy.observation_dim]
-    )
-    made = helper.make_graph(
-        graph.nodes, "policy", [observation], outputs, initializer=graph.constants
-    )
+    made = helper.make_graph(graph.nodes, "policy", inputs, outputs, initializer=graph.constants)
     model = helper.make_model(
         made,
         producer_name="flame-rl",
         opset_imports=[helper.make_opsetid("", _OPSET)],
         ir_version=_IR_VERSION,
     )
-    helper.set_model_props(model, {"env_id": env_id, "updates": str(snapshot.version)})
+    helper.set_model_props(model, {"env_id": spec.env_id, "updates": str(snapshot.version)})
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()
 
 
-def check_onnx(model: bytes, snapshot: PolicySnapshot) -> float:
-    """Run the model beside the NumPy policy on random observations.
+def check_onnx(model: bytes, snapshot: PolicySnapshot, spec: EnvironmentSpec) -> float:
+    """Run the model beside the NumPy policy on random observations, and random masks.
 
     Returns:
         The greatest difference of a number, relative to the greatest number of its output.
@@ -115,9 +122,13 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot) -> float:
         observations = first.arrays["mean"] + first.arrays["std"] * observations
     observations = observations.astype(np.float32)
     arrays = snapshot.head.arrays
-    expected = policy.head.onnx_outputs(policy.forward(observations))
+    inputs, seen = {"observation": observations}, {}
+    if spec.masked:
+        masks = _random_masks(spec.choices, generator)
+        inputs[ACTION_MASK], seen[ACTION_MASKS] = masks, pack_masks(masks)
+    expected = policy.head.onnx_outputs(policy.forward(observations), seen)
     names = [output.name for output in session.get_outputs()]
-    got = dict(zip(names, session.run(None, {"observation": observations}), strict=True))
+    got = dict(zip(names, session.run(None, inputs), strict=True))
     difference = _difference(got, expected, arrays)
     # Not "greater than": what is not a number must not pass.
     if not difference <= _TOLERANCE:
@@ -126,6 +137,14 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot) -> float:
             "The `to_onnx` of a layer or head in flame_rl/nets/ may not be what acts"
         )
     return difference
+
+
+def _random_masks(choices: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+    """int8 [B, A], with one choice of each factor or more."""
+    masks = generator.integers(0, 2, (_CHECK_ROWS, sum(choices)), np.int8)
+    first = np.cumsum(choices) - choices
+    masks[:, first + generator.integers(0, choices)] = 1
+    return masks
 
 
 def _difference(got: Arrays, expected: Arrays, arrays: Arrays) -> float:
@@ -140,12 +159,16 @@ def _difference(got: Arrays, expected: Arrays, arrays: Arrays) -> float:
         left = got[name]
         if left.shape != right.shape:
             return math.inf
+        forbidden = right == FORBIDDEN_LOGIT
+        if (left[forbidden] != np.float32(FORBIDDEN_LOGIT)).any():
+            return math.inf
+        left, right = np.where(forbidden, 0, left), np.where(forbidden, 0, right)
         greatest = np.abs(right).max()
         if right.dtype.kind == "i":
             # If two actions have the same value but for rounding, either will do.
             values = expected["values"]
             left, right = values[np.arange(len(left)), left], values.max(axis=1)
-            greatest = np.abs(values).max()
+            greatest = np.abs(right).max()
         if "support" in arrays and name != "logits":
             # A mean of returns that cancel out is as exact as these returns are.
             greatest = np.abs(arrays["support"]).max()

@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.wire.fields import RARE, Converted, Length, Size, Whole, WireError, Within
-from flame_rl.wire.spaces import space_from_data, space_to_data
+from flame_rl.wire.spaces import choices_of, space_from_data, space_to_data
 from flame_rl.wire.text import legible
 
 # The most layers of a policy, activations included.
@@ -45,6 +45,7 @@ class Environment:
         outcomes: names of numbers in `info` that are recorded at an episode's last step; "a.b" is
             the entry "b" of the dictionary "a".
         slots: the most episodes that a process plays side by side in environments of their own.
+        action_mask: whether the masks of allowed actions that it returns are read.
     """
 
     env_id: str
@@ -55,7 +56,12 @@ class Environment:
     outcomes: Annotated[tuple[str, ...], RARE] = ()
     # With more, environments outgrow the processor's cache, and save little of the forward pass.
     slots: Annotated[Size, RARE] = 32
+    action_mask: Annotated[bool, RARE] = True
 
+
+# Where an environment returns masks of allowed actions: nowhere, in `info["action_mask"]` or in
+# `observation["action_mask"]`.
+MaskSource = Literal["none", "info", "observation"]
 
 _Space = Annotated[gymnasium.Space, Converted(space_from_data, space_to_data)]
 
@@ -75,6 +81,7 @@ class EnvironmentSpec:
         time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
         reward_shape: () where a reward is one number, (K,) where it is a vector.
         agents: the names of several agents, which share the spaces; empty: there is one agent.
+        action_mask: where the masks of allowed actions are that are read.
     """
 
     env_id: str
@@ -85,6 +92,7 @@ class EnvironmentSpec:
     reward_shape: Annotated[tuple[Size, ...], Length(0, 1), RARE] = ()
     agents: Annotated[tuple[str, ...], Length(0, _MAX_AGENTS), RARE] = ()
     differs: Annotated[str, RARE] = ""
+    action_mask: Annotated[MaskSource, RARE] = "none"
 
     def __post_init__(self) -> None:
         if self.observation_dim < 1:
@@ -94,6 +102,13 @@ class EnvironmentSpec:
             raise WireError("action_space: it has no numbers")
         if len(set(self.agents)) < len(self.agents):
             raise WireError("agents: a name comes twice")
+        if self.masked and self.continuous:
+            raise WireError("action_mask: continuous actions have none")
+
+    @property
+    def masked(self) -> bool:
+        """Whether each observation comes with a mask of allowed actions."""
+        return self.action_mask != "none"
 
     @property
     def agent_count(self) -> int:
@@ -113,14 +128,7 @@ class EnvironmentSpec:
     @property
     def choices(self) -> tuple[int, ...]:
         """The number of choices of each factor of an action; empty for continuous actions."""
-        space = self.action_space
-        if isinstance(space, spaces.Discrete):
-            return (int(space.n),)
-        if isinstance(space, spaces.MultiDiscrete):
-            return tuple(space.nvec.ravel().tolist())
-        if isinstance(space, spaces.MultiBinary):
-            return (2,) * int(np.prod(space.shape))
-        return ()
+        return choices_of(self.action_space)
 
     @property
     def action_dim(self) -> int:

@@ -34,6 +34,17 @@ _MAX_TEXT = 1000
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
 
+def choices_of(space: gymnasium.Space) -> tuple[int, ...]:
+    """The number of choices of each factor of an action; empty for real vectors."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),)
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(space.nvec.ravel().tolist())
+    if isinstance(space, spaces.MultiBinary):
+        return (2,) * int(np.prod(space.shape))
+    return ()
+
+
 def space_to_data(space: gymnasium.Space) -> dict[str, Any]:
     """A space as JSON data. Raises WireError for kinds of spaces that the module does not list."""
     if isinstance(space, spaces.Dict):

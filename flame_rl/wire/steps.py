@@ -8,6 +8,7 @@ import math
 import gymnasium
 from gymnasium import spaces
 
+from flame_rl.wire.masks import ACTION_MASKS, mask_bytes
 from flame_rl.wire.messages import Column, EnvironmentSpec
 
 # Types of a Box whose numbers one byte holds.
@@ -45,7 +46,8 @@ def picture_size(space: gymnasium.Space) -> tuple[int, int, int] | None:
 
 
 def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
-    """The columns that every algorithm needs: observations, actions and rewards.
+    """The columns that every algorithm needs: observations, actions and rewards, and where the
+    environment gives them, masks of allowed actions.
 
     Observations are flattened. Actions are recorded as the policy sampled them: real numbers before
     clipping, choices counted from 0. Rewards are as the environment returns them.
@@ -68,7 +70,13 @@ def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
         ),
         actions,
         Column("rewards", "float64", spec.reward_shape, per_observation=False),
+        *([_masks(spec)] if spec.masked else []),
     )
+
+
+def _masks(spec: EnvironmentSpec) -> Column:
+    shape = (mask_bytes(spec.action_dim),)
+    return Column(ACTION_MASKS, "uint8", shape, per_observation=True)
 
 
 def recorded_columns(

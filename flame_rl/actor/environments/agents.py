@@ -13,6 +13,7 @@ import importlib.util
 import pkgutil
 import re
 import sys
+from collections.abc import Hashable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from flame_rl.actor.environments.making import (
     module_not_found,
     needs_package,
 )
+from flame_rl.actor.environments.masks import beside_mask
 from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
@@ -80,18 +82,29 @@ def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
     environments call theirs. Raises SimulatorError of kind "environment" if it cannot be sent.
     """
     first, *_ = agents = env.possible_agents
-    space = env.observation_space(first)
+    actions = env.action_space(first)
+    space, masks = beside_mask(environment, env.observation_space(first), actions)
     if environment.agent_number:
         space = spaces.Tuple((space, spaces.Discrete(len(agents))))
     limits = environment.max_episode_steps, getattr(env.unwrapped, "max_cycles", None)
     spec = EnvironmentSpec(
         environment.env_id,
         space,
-        env.action_space(first),
+        actions,
         time_limit=min((limit for limit in limits if isinstance(limit, int)), default=None),
         agents=tuple(map(str, agents)),
+        action_mask=masks or "none",
     )
     return as_sent(spec)
+
+
+def turn_of(env: ParallelEnv) -> Hashable | None:
+    """Whose turn it is, where agents take turns; None where all play at once."""
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel_wrapper
+
+    if isinstance(env, turn_based_aec_to_parallel_wrapper):
+        return env.aec_env.agent_selection
+    return None
 
 
 def _made(env_id: str, module: ModuleType, options: dict[str, Any]) -> ParallelEnv:

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
+from flame_rl.actor.environments.masks import beside_mask
 from flame_rl.actor.environments.observations import observation_parts, type_of
 from flame_rl.actor.failure import (
     SimulatorError,
@@ -86,18 +87,20 @@ def import_environment(env_id: str) -> None:
 
 
 def describe_environment(environment: Environment, env: gymnasium.Env) -> EnvironmentSpec:
-    """The spec of an environment that `make_environment` made. Raises SimulatorError of kind
-    "environment"."""
+    """The spec of an environment that `make_environment` made; masks in `info` only its first reset
+    shows. Raises SimulatorError of kind "environment"."""
     if environment.agent_number:
         raise unusable(
             f"--agent-number: {environment.env_id} is an environment of one agent, which has none"
         )
+    space, masks = beside_mask(environment, env.observation_space, env.action_space)
     spec = EnvironmentSpec(
         environment.env_id,
-        env.observation_space,
+        space,
         env.action_space,
         time_limit=_time_limit(env),
         reward_shape=reward_shape(env),
+        action_mask=masks or "none",
     )
     return as_sent(spec)
 

@@ -9,12 +9,14 @@ from itertools import groupby
 import numpy as np
 
 from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.agents import make_agents, spec_of
+from flame_rl.actor.environments.agents import make_agents, spec_of, turn_of
+from flame_rl.actor.environments.masks import beside_mask, masked_choices
 from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.actor.failure import SimulatorError, is_interrupt
+from flame_rl.actor.simulators.masks import Masks
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.returned import (
-    first_observation,
+    first_returned,
     raised,
     take_info,
     take_observation,
@@ -54,7 +56,11 @@ class AgentsSimulator(EnvironmentsSimulator):
             environment.reward_parts,
             observed.dtype,
             outcomes=environment.outcomes,
+            masked_choices=sum(masked_choices(environment, spec.action_space)),
         )
+        first = self._names[0]
+        _, masks = beside_mask(environment, self.first.observation_space(first), spec.action_space)
+        self.masks = Masks(spec.action_space, masks, len(self.action_masks))
         self.agents = agents
         self._allow_slots()
         self._limit = environment.max_episode_steps
@@ -68,7 +74,7 @@ class AgentsSimulator(EnvironmentsSimulator):
             env = self._env(place)
             with _blamed("reset", first):
                 returned = env.reset(seed=seed)
-            observations = first_observation(returned)
+            observations, infos = first_returned(returned)
             self._steps[place] = 0
             for slot, name in enumerate(self._names, first):
                 if name not in observations:
@@ -78,7 +84,8 @@ class AgentsSimulator(EnvironmentsSimulator):
                         "must begin together",
                         slot,
                     )
-                self._observe(slot, observations[name], "reset")
+                self._observe(slot, observations[name], infos.get(name), "reset")
+            self._write_masks(place, np.arange(first, first + self.agents), "reset")
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         chosen = self._to_environment(actions)
@@ -94,8 +101,9 @@ class AgentsSimulator(EnvironmentsSimulator):
                 )
             self._steps[place] += 1
             cut = self._limit is not None and self._steps[place] >= self._limit
+            infos = infos if isinstance(infos, Mapping) else {}
             for name, slot in playing.items():
-                self._observe(slot, _of(name, observations, "observation", slot), "step")
+                observation = _of(name, observations, "observation", slot)
                 take_outcome(
                     self,
                     slot,
@@ -104,8 +112,10 @@ class AgentsSimulator(EnvironmentsSimulator):
                     _of(name, truncations, "truncation", slot),
                 )
                 self.truncated[slot] |= cut
+                self._observe(slot, observation, infos.get(name), "step")
                 if self.part_names or self.outcome_names:
                     take_info(self, slot, _of(name, infos, "info", slot))
+            self._write_masks(place, np.array(list(playing.values())), "step")
             for name in self._envs[place].agents:
                 if name not in playing:
                     raise SimulatorError(
@@ -115,10 +125,24 @@ class AgentsSimulator(EnvironmentsSimulator):
                         first,
                     )
 
-    def _observe(self, slot: int, observation: object, source: str) -> None:
+    def _observe(self, slot: int, observation: object, info: object, source: str) -> None:
+        observation, holder = self.masks.of(observation, info, slot, source)
         if self._has_numbers:
             observation = observation, slot % self.agents
         take_observation(self._parts, observation, self.observations[slot], source, slot)
+        if self.masks.read:
+            ended = source == "step" and (self.terminated[slot] or self.truncated[slot])
+            self.masks.take(slot, holder, source, ended)
+
+    def _write_masks(self, place: int, slots: np.ndarray, source: str) -> None:
+        """Write the masks of the agents in these slots, of one environment."""
+        if not self.masks.read:
+            return
+        turn = turn_of(self._envs[place])
+        for slot in slots.tolist():
+            if turn is not None and self._names[slot % self.agents] != turn:
+                self.masks.wait(slot)
+        self.masks.write(self, slots, source)
 
 
 @contextmanager

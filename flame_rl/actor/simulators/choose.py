@@ -19,9 +19,9 @@ from flame_rl.actor.environments.making import describe_environment, import_envi
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.plain import MAKING_SECONDS, EnvironmentsSimulator, PlainSimulator
-from flame_rl.actor.simulators.repeatable import check_repeats
+from flame_rl.actor.simulators.repeatable import SEED, check_repeats
 from flame_rl.actor.simulators.simulator import Simulator
-from flame_rl.wire.messages import Environment, EnvironmentSpec
+from flame_rl.wire.messages import Environment, EnvironmentSpec, MaskSource
 
 # The twin's module and class, Gymnasium's class that it is a twin of, and the parts of the reward
 # that the twin has, too, by their names in `info`.
@@ -63,8 +63,9 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     # Here, and not in a fork, after which it would be imported again.
     import_environment(environment.env_id)
     # Before another object may hold what the environment needs alone.
-    differs, unknown = check_repeats(environment.env_id, make)
+    checked = check_repeats(environment.env_id, make)
     plain, spec = make()
+    masks = checked.action_mask or _masks_at_reset(plain)
     simulator, note = _choose(environment, plain)
     slow = ""
     if simulator is plain and plain.making_seconds > MAKING_SECONDS:
@@ -72,8 +73,16 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
             f"Making the environment took {plain.making_seconds:.1f} s: a process begins with one "
             f"and makes more as the run goes on, up to --slots {environment.slots}."
         )
-    note = " ".join(filter(None, (note, unknown, slow)))
-    return simulator, replace(spec, note=note, differs=differs)
+    note = " ".join(filter(None, (note, checked.unknown, slow)))
+    return simulator, replace(spec, note=note, differs=checked.differs, action_mask=masks)
+
+
+def _masks_at_reset(plain: EnvironmentsSimulator) -> MaskSource:
+    """Where an environment has masks, which nothing else has told."""
+    if plain.masks.found_in is None:
+        slots = np.arange(plain.agents)
+        plain.reset(slots, np.full(len(slots), SEED))
+    return plain.masks.found_in or "none"
 
 
 def plain_simulator(

@@ -13,10 +13,12 @@ from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.making import make_environment, reward_shape
+from flame_rl.actor.environments.masks import beside_mask, masked_choices
 from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.actor.failure import SimulatorError, is_interrupt, summary, unusable
+from flame_rl.actor.simulators.masks import Masks
 from flame_rl.actor.simulators.returned import (
-    first_observation,
+    first_returned,
     raised,
     take_info,
     take_observation,
@@ -39,7 +41,10 @@ class EnvironmentsSimulator(Simulator):
 
     Attributes:
         making_seconds: how long it takes to make one.
+        masks: reads the environments' masks of allowed actions.
     """
+
+    masks: Masks
 
     def _make_first(self, environment: Environment, make: Callable[[], Any]) -> None:
         self._env_id, self._make = environment.env_id, make
@@ -109,8 +114,10 @@ class PlainSimulator(EnvironmentsSimulator):
         self._make_first(
             environment, lambda: make_environment(environment.env_id, limit, render_mode)
         )
-        self._observation_space = space = self.first.observation_space
-        self._to_environment = action_converter(self.first.action_space)
+        actions = self.first.action_space
+        space, masks = beside_mask(environment, self.first.observation_space, actions)
+        self._observation_space = space
+        self._to_environment = action_converter(actions)
         self._parts = observation_parts(space)
         super().__init__(
             environment.slots,
@@ -119,7 +126,9 @@ class PlainSimulator(EnvironmentsSimulator):
             observation_dtype(space),
             reward_shape(self.first),
             environment.outcomes,
+            sum(masked_choices(environment, actions)),
         )
+        self.masks = Masks(actions, masks, len(self.action_masks))
         self._most = environment.slots
         self._allow_slots()
         # float64 observations are converted to float32 for all slots together: one by one takes a
@@ -144,8 +153,12 @@ class PlainSimulator(EnvironmentsSimulator):
                 if is_interrupt(error):
                     raise
                 raise raised("reset", error, slot) from error
-            observation = first_observation(returned)
+            observation, holder = self.masks.of(*first_returned(returned), slot, "reset")
             take_observation(self._parts, observation, self._raw[slot], "reset", slot)
+            if self.masks.read:
+                self.masks.take(slot, holder, "reset")
+        if self.masks.read:
+            self.masks.write(self, slots, "reset")
         self._convert(slots)
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
@@ -158,6 +171,8 @@ class PlainSimulator(EnvironmentsSimulator):
         is_box = raw is not None
         is_number = rewards.ndim == 1
         has_info = bool(self.part_names or self.outcome_names)
+        masks = self.masks if self.masks.read else None
+        holder = None
         envs = self._envs
         for slot in slots.tolist():
             try:
@@ -166,6 +181,8 @@ class PlainSimulator(EnvironmentsSimulator):
                 if is_interrupt(error):
                     raise
                 raise raised("step", error, slot) from error
+            if masks is not None:
+                observation, holder = masks.of(observation, info, slot, "step")
             if (
                 is_box
                 and type(observation) is np.ndarray
@@ -186,6 +203,11 @@ class PlainSimulator(EnvironmentsSimulator):
                 take_outcome(self, slot, reward, terminated, truncated)
             if has_info:
                 take_info(self, slot, info)
+            if masks is not None:
+                ended = self.terminated[slot] or self.truncated[slot]
+                masks.take(slot, holder, "step", ended)
+        if masks is not None:
+            masks.write(self, slots, "step")
         self._convert(slots)
 
     def _convert(self, slots: np.ndarray) -> None:

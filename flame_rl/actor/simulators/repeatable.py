@@ -17,13 +17,16 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import gymnasium
 import numpy as np
 
 from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.nets.discrete import choose_allowed
+from flame_rl.wire.masks import ACTION_MASKS
+from flame_rl.wire.messages import EnvironmentSpec, MaskSource
 from flame_rl.wire.steps import step_columns
 
 # The seed of the environment, and of the actions.
@@ -35,13 +38,30 @@ _QUICK_SECONDS = 0.5
 # When the fork is killed: the environment hangs.
 _MOST_SECONDS = 5
 
+_ENDS = ("terminated", "truncated")
+
 # What is compared after a reset, and after each step: bytes by the name of what they are.
 _Row = dict[str, bytes]
 
 
+@dataclass(frozen=True)
+class Checked:
+    """What was found of an environment.
+
+    Attributes:
+        differs: where episodes differ and why; "" if they do not, as far as that is known.
+        unknown: why that is not known, in a sentence, or "".
+        action_mask: where it has masks; None: that is not known.
+    """
+
+    differs: str
+    unknown: str
+    action_mask: MaskSource | None
+
+
 def check_repeats(
     env_id: str, make: Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]]
-) -> tuple[str, str]:
+) -> Checked:
     """Play an episode twice in one object and once in another. At most one exists at a time.
 
     Args:
@@ -49,8 +69,8 @@ def check_repeats(
         make: makes a simulator with environments of its own, and their description.
 
     Returns:
-        Where the episodes differ and why, and why that is not known; either or both are "". An
-        environment that fails is neither: the run will say so, with the episode.
+        What was found. Of an environment that fails it is nothing: the run will say so, with the
+        episode.
 
     Raises:
         SimulatorError: of kind "environment": it cannot be played at all.
@@ -70,7 +90,11 @@ def check_repeats(
             for descriptor in (0, 1, 2):
                 os.dup2(nowhere, descriptor)
             with contextlib.ExitStack() as closing:
-                os.write(writing, json.dumps(_checked(make, closing)).encode())
+
+                def tell(found: dict[str, str]) -> None:
+                    os.write(writing, json.dumps(found).encode() + b"\n")
+
+                tell(_checked(make, tell, closing))
         finally:
             os._exit(0)
     os.close(writing)
@@ -79,22 +103,27 @@ def check_repeats(
         os.set_blocking(reading, False)
         found: dict[str, str] = {}
         with contextlib.suppress(ValueError):  # the fork crashed, or the environment wrote here
-            found = json.loads(answer.read() or "{}")
+            for line in (answer.read() or b"").splitlines():
+                found |= json.loads(line)
     if "unusable" in found:
         raise unusable(found["unusable"])
-    if not found and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
         found["unknown"] = f"it takes more than {_MOST_SECONDS} s"
     unknown = found.get("unknown", "")
-    return found.get("differs", ""), (
-        f"Whether {env_id} repeats itself is not checked: {unknown}." if unknown else ""
+    return Checked(
+        found.get("differs", ""),
+        f"Whether {env_id} repeats itself is not checked: {unknown}." if unknown else "",
+        found.get("action_mask"),
     )
 
 
 def _checked(
     make: Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]],
+    tell: Callable[[dict[str, str]], None],
     closing: contextlib.ExitStack,
 ) -> dict[str, str]:
-    """What `check_repeats` returns or raises, by name; `closing` closes what is still open."""
+    """What `check_repeats` returns or raises, by name; `tell` is told what is known before a step
+    may crash or hang, and `closing` closes what is still open."""
     began, before = time.monotonic(), _global_states()
     one, spec = make()
     closing.callback(one.close)
@@ -102,7 +131,7 @@ def _checked(
     signal.alarm(_MOST_SECONDS)
     in_constructor, before = _drawn_since(before), _global_states()
     try:
-        first = _play(one, spec, seconds=_SECONDS)
+        first = _play(one, spec, seconds=_SECONDS, begun=lambda: tell(_masks_of(one)))
     except SimulatorError as error:
         return {"unusable": str(error)} if error.kind == "environment" else {}
     if (seconds := time.monotonic() - began) > _QUICK_SECONDS:
@@ -153,9 +182,11 @@ def _play(
     *,
     seconds: float = float("inf"),
     disturbed: bool = False,
+    begun: Callable[[], None] = lambda: None,
 ) -> list[_Row]:
-    """Play to the end of the episode, of all agents, or no further than the limits; `disturbed`:
-    with draws from the global generators between the steps."""
+    """Play to the end of the episode, of all agents, or no further than the limits; `begun` is
+    called after the reset, and `disturbed` is with draws from the global generators between the
+    steps."""
     (actions,) = (column for column in step_columns(spec) if column.name == "actions")
     running = np.arange(simulator.agents)
     shape = simulator.agents, *actions.shape
@@ -169,18 +200,30 @@ def _play(
             np.random.random()
 
     simulator.reset(running, np.full(len(running), SEED))
-    note("observations")
+    begun()
+    note("observations", ACTION_MASKS)
     limit = time.monotonic() + seconds
     while len(running) and len(rows) <= steps and (len(rows) == 1 or time.monotonic() < limit):
-        if actions.choices:
+        if simulator.masks.read:
+            allowed = np.unpackbits(simulator.action_masks, axis=1, count=sum(actions.choices))
+            factors = np.split(allowed[: shape[0]], np.cumsum(actions.choices)[:-1], axis=1)
+            drawn = [choose_allowed(generator.random(shape[0]), each) for each in factors]
+            chosen = np.stack(drawn, axis=1).reshape(shape)
+        elif actions.choices:
             numbers = generator.integers(actions.choices, size=(shape[0], len(actions.choices)))
             chosen = numbers.astype(np.int32).reshape(shape)
         else:
             chosen = generator.uniform(-1, 1, shape).astype(np.float32)
         simulator.step(chosen, running)
-        note("observations", "rewards", "reward_parts", "outcomes", "terminated", "truncated")
+        note("observations", ACTION_MASKS, "rewards", "reward_parts", "outcomes", *_ENDS)
         running = running[~(simulator.terminated | simulator.truncated)[running]]
     return rows
+
+
+def _masks_of(simulator: EnvironmentsSimulator) -> dict[str, str]:
+    """Where an environment that was reset has masks."""
+    found = simulator.masks.found_in
+    return {} if found is None else {"action_mask": found}
 
 
 def _difference(first: list[_Row], second: list[_Row]) -> str:

@@ -30,13 +30,13 @@ def raised(source: str, error: BaseException, slot: int) -> SimulatorError:
     return SimulatorError("simulator", text, slot, traceback_of(error))
 
 
-def first_observation(returned: object) -> object:
-    """The observation in what `reset` returned."""
+def first_returned(returned: object) -> tuple[object, Mapping[object, object]]:
+    """Observation and info in what `reset` returned."""
     # Not unpacked: a bare observation may have two entries, too.
     if isinstance(returned, tuple | list) and len(returned) == 2:
         observation, info = returned
         if info is None or isinstance(info, Mapping):
-            return observation
+            return observation, info or {}
     raise of_another_api(f"reset: it returned {returned!r:.200}")
 
 

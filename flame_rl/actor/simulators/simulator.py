@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flame_rl.nets.layers import ROW_BLOCK
+from flame_rl.wire.masks import mask_bytes
 
 
 class Simulator:
@@ -29,6 +30,8 @@ class Simulator:
             slot's last step.
         outcomes: float64 [W, O], those that `Environment.outcomes` names, where the slot's last
             step ended its episode; else 0.
+        action_masks: uint8 [W, M]: the choices that each slot's current observation allows, as in
+            flame_rl/wire/masks.py; M is 0 without masks.
         terminated, truncated: bool [W], after the slot's last step.
     """
 
@@ -40,15 +43,17 @@ class Simulator:
         dtype: str = "float32",
         reward_shape: tuple[int, ...] = (),
         outcomes: Sequence[str] = (),
+        masked_choices: int = 0,
     ) -> None:
-        """Make the arrays, for observations of `width` numbers, and parts of the reward and
-        outcomes with these names."""
+        """Make the arrays, for observations of `width` numbers, parts of the reward and outcomes
+        with these names, and masks of as many choices, all of them allowed."""
         self.slots, self.agents = slots, 1
         rows = -(-slots // ROW_BLOCK) * ROW_BLOCK
         self.observations = np.zeros((rows, width), dtype)
         self.rewards = np.zeros((rows, *reward_shape))
         self.reward_parts = np.zeros((rows, len(reward_parts)))
         self.outcomes = np.zeros((rows, len(outcomes)))
+        self.action_masks = np.full((rows, mask_bytes(masked_choices)), 255, np.uint8)
         self.terminated = np.zeros(rows, bool)
         self.truncated = np.zeros(rows, bool)
         self.part_names, self.outcome_names = reward_parts, outcomes

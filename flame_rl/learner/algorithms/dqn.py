@@ -17,6 +17,7 @@ from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import (
+    best_actions,
     c51_loss,
     dueling_loss,
     of_actions,
@@ -87,7 +88,7 @@ class DQN(GradientStep):
             # Van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-Learning", eq. 4.
             (output,) = self._q.online.network.outputs(following)
             selecting = self._returns(output)
-        best = self._action_values(selecting).argmax(axis=1)
+        best = best_actions(self._action_values(selecting), samples)
         chosen = of_actions(returns, best)
         rewards, discounts = samples["rewards"], samples["discounts"]
         if self._support is not None:

@@ -26,6 +26,7 @@ from flame_rl.learner.training.trained import Train
 from flame_rl.nets.network import Network, Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.impala import ImpalaSettings
+from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
 _LOG_PROBS = Column("log_probs", "float32", (), per_observation=False)
@@ -70,7 +71,8 @@ class Impala(GradientStep):
         # All steps of all sequences as one minibatch.
         steps = {n: c.reshape(-1, *c.shape[2:]) for n, c in samples.items() if c.ndim > 1}
         inputs = _inputs_of(policy.network, steps)
-        policy_pass = policy.network.forward(inputs | {"actions": steps["actions"]})
+        taken = {name: steps[name] for name in ("actions", ACTION_MASKS) if name in steps}
+        policy_pass = policy.network.forward(inputs | taken)
         value_pass = value.network.forward(_inputs_of(value.network, steps))
         (next_values,) = value.network.outputs(_inputs_of(value.network, steps, "next_"))
         log_pi, entropy, values, next_values = (

@@ -17,7 +17,7 @@ import model
 from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, equal_shares, sequences
-from flame_rl.learner.off_policy.values import of_actions, q_loss, td_targets
+from flame_rl.learner.off_policy.values import best_actions, of_actions, q_loss, td_targets
 from flame_rl.learner.training.trained import Train
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
@@ -81,10 +81,8 @@ class R2D2(GradientStep):
 
         # The steps of all sequences, [B * L, ...].
         actions = samples["actions"].ravel()
-        now, selecting, following = (
-            q.reshape(len(actions), -1) for q in (online[:, :-1], online[:, 1:], target[:, 1:])
-        )
-        next_values = of_actions(following, selecting.argmax(axis=1))
+        now, following = (q.reshape(len(actions), -1) for q in (online[:, :-1], target[:, 1:]))
+        next_values = of_actions(following, best_actions(online[:, 1:], samples).ravel())
         targets = td_targets(samples["rewards"].ravel(), samples["discounts"].ravel(), next_values)
         share = equal_shares(learned)
         numbers, (slope,) = q_loss(

@@ -21,6 +21,7 @@ from flame_rl.learner.training.trained import Train
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.sarsa import SarsaSettings
+from flame_rl.wire.masks import allowed_in
 from flame_rl.wire.messages import EnvironmentSpec
 
 
@@ -60,7 +61,8 @@ class Sarsa(GradientStep):
     def targets(self, samples: Samples) -> np.ndarray:
         """What the actions' values should become, [B]."""
         q = self._q.target.output({"inputs": samples["next_observations"]})
-        next_values = expected_values(q, samples["epsilon"])
+        allowed = allowed_in(samples, q.shape[1], prefix="next_")
+        next_values = expected_values(q, samples["epsilon"], allowed)
         if not self._settings.expected:
             # Where a time limit cut the episode, no action was taken: the expectation stands in.
             of_taken = of_actions(q, samples["next_actions"])

@@ -19,7 +19,7 @@ import model
 from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.values import of_actions, successor_loss
+from flame_rl.learner.off_policy.values import best_actions, of_actions, successor_loss
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns
 from flame_rl.nets.network import Samples
@@ -78,6 +78,6 @@ class Successor(GradientStep):
         """What the successor features should become, [B, P]."""
         output = self._psi.target.output({"inputs": samples["next_observations"]})
         psi = output.reshape(len(output), -1, len(self._weights))
-        best = (psi @ self._weights).argmax(axis=1)
+        best = best_actions(psi @ self._weights, samples)
         chosen = of_actions(psi, best)
         return samples["reward_parts"] + samples["discounts"][:, None] * chosen

@@ -20,6 +20,7 @@ import numpy as np
 
 from flame_rl.nets.discrete import dueling
 from flame_rl.nets.network import Loss, Samples, Slope
+from flame_rl.wire.masks import masked
 
 # Relative to the distance of two atoms: float32 rounds those of a wide support by less.
 _UNEVEN = 1e-2
@@ -55,18 +56,36 @@ def td_targets(rewards: np.ndarray, discounts: np.ndarray, next_values: np.ndarr
     return rewards.reshape(column) + discounts.reshape(column) * next_values
 
 
-def expected_values(next_values: np.ndarray, epsilon: np.ndarray | float) -> np.ndarray:
+def expected_values(
+    next_values: np.ndarray, epsilon: np.ndarray | float, allowed: np.ndarray | None = None
+) -> np.ndarray:
     """The expectation of Q(S', A') under the epsilon-greedy policy (Sutton and Barto, eq. 6.9).
 
     Args:
         next_values: [B, A].
         epsilon: the probability of a uniformly random action, one number or [B].
+        allowed: which actions are allowed, bool [B, A]; None: all.
 
     Returns:
         [B].
     """
     _check("next_values", next_values, len(next_values), None)
-    return (1 - epsilon) * next_values.max(axis=1) + epsilon * next_values.mean(axis=1)
+    greatest, mean = next_values.max(axis=1), next_values.mean(axis=1)
+    if allowed is not None:
+        greatest = next_values.max(axis=1, where=allowed, initial=-np.inf)
+        mean = next_values.mean(axis=1, where=allowed)
+    return (1 - epsilon) * greatest + epsilon * mean
+
+
+def best_actions(next_values: np.ndarray, samples: Samples) -> np.ndarray:
+    """The action of the greatest value at the next observation, integers [B] or [B, L], of those
+    that the masks of the samples' next observations allow, where there are masks.
+
+    Args:
+        next_values: [B, A], or of sequences [B, L, A].
+        samples: as the views give them.
+    """
+    return masked(next_values, samples, -np.inf, prefix="next_").argmax(axis=-1)
 
 
 def huber(errors: np.ndarray) -> np.ndarray:

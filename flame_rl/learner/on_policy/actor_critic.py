@@ -339,13 +339,14 @@ def shuffle(
 
     Args:
         batch: N steps.
-        columns: what the losses need besides "actions" and "log_probs", [N, ...] by name.
+        columns: what the losses need besides `Batch.for_policy` and "log_probs", [N, ...] by
+            name.
         wanted: the number of minibatches; see `number_of_minibatches`.
         generator: draws the order.
     """
     count = number_of_minibatches(wanted, batch.steps)
     order = random_order(batch.steps, count, generator, batch.time)
-    columns = {"actions": batch.actions, "log_probs": batch.log_probs, **columns}
+    columns = {**batch.for_policy, "log_probs": batch.log_probs, **columns}
     if batch.time is not None:
         columns["time"] = batch.time
     if batch.weights is not None:

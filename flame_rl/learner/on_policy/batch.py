@@ -13,6 +13,8 @@ from flame_rl.learner.on_policy.returns import (
     time_steps,
 )
 from flame_rl.learner.training.frames import Stacks
+from flame_rl.nets.network import Samples
+from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Episodes
 
 _TINY = np.finfo(np.float64).tiny
@@ -83,6 +85,14 @@ class Batch:
     def rewards(self) -> np.ndarray:
         """float64 [N]."""
         return self.columns["rewards"]
+
+    @property
+    def for_policy(self) -> Samples:
+        """What a policy's outputs need besides its inputs, [N, ...] by name: actions, and masks
+        where there are any."""
+        masks = self.columns.get(ACTION_MASKS)
+        of_steps = {} if masks is None else {ACTION_MASKS: masks.take(self.rows, axis=0)}
+        return {"actions": self.actions} | of_steps
 
     def outcomes(self) -> dict[str, np.ndarray]:
         """Columns that auxiliary losses see besides the actions, [N, ...] by name."""

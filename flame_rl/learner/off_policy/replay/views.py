@@ -1,10 +1,11 @@
 """Views: positions of steps to training data, as index arithmetic over the rows of a store.
 
 Each returns columns by name, copies with the same first dimension B, the number of positions.
-Besides the store's own columns there are "next_observations" and "discounts": the factor of the
-next observation's value, 0 after an end. A time limit is no end: the value of the episode's last
-observation counts. In a store with k frames, observations have a dimension k before D, and
-"missing" says which precede the episode; "next_missing" of sequences those of "next_observations".
+Besides the store's own columns there are "next_observations", where there are masks
+"next_action_masks", and "discounts": the factor of the next observation's value, 0 after an end. A
+time limit is no end: the value of the episode's last observation counts. In a store with k frames,
+observations have a dimension k before D, and "missing" says which precede the episode;
+"next_missing" of sequences those of "next_observations".
 """
 
 from __future__ import annotations
@@ -12,6 +13,11 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
+
+from flame_rl.wire.masks import ACTION_MASKS
+
+# What comes with every observation.
+_OBSERVED = {"observations", ACTION_MASKS}
 
 
 class StoredSteps(Protocol):
@@ -57,7 +63,8 @@ def n_step(
     powers = np.power(float(discount), np.arange(n + 1))
     columns = {name: column[:, 0] for name, column in read.items()}
     columns["rewards"] = (read["rewards"][:, :n] @ powers[:n]).astype(np.float32)
-    columns["next_observations"] = read["observations"][:, n]
+    for name in _OBSERVED & read.keys():
+        columns[f"next_{name}"] = read[name][:, n]
     continues = read["continues"][np.arange(len(rows)), count - 1]
     columns["discounts"] = (continues * powers[count]).astype(np.float32)
     del columns["continues"]
@@ -103,9 +110,8 @@ def sequences(
     times = store.times(starts)[:, None] + inside
     read = store.read(store.rows(starts)[:, None] + inside, times)
     sequence = {name: column[:, :-1] for name, column in read.items()}
-    sequence["next_observations"] = read["observations"][:, 1:]
-    if "missing" in read:
-        sequence["next_missing"] = read["missing"][:, 1:]
+    for name in (_OBSERVED | {"missing"}) & read.keys():
+        sequence[f"next_{name}"] = read[name][:, 1:]
     sequence["discounts"] = sequence.pop("continues") * np.float32(discount)
     sequence["mask"] = (steps[:-1] < left).astype(np.float32)
     sequence["starts"] = starts

@@ -1,0 +1,88 @@
+"""Masks of allowed actions, as environments return them.
+
+Gymnasium's have them in `info["action_mask"]` of reset and step, as `Space.sample(mask)` takes
+them; PettingZoo's observe a dictionary of "observation" and "action_mask".
+"""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from flame_rl.wire.messages import Environment, MaskSource
+from flame_rl.wire.spaces import choices_of
+
+ACTION_MASK = "action_mask"
+OBSERVATION = "observation"
+
+
+def masked_choices(environment: Environment, action: gymnasium.Space) -> tuple[int, ...]:
+    """The number of choices of each factor of an action; none where no masks are read."""
+    return choices_of(action) if environment.action_mask else ()
+
+
+def beside_mask(
+    environment: Environment, observation: gymnasium.Space, action: gymnasium.Space
+) -> tuple[gymnasium.Space, MaskSource | None]:
+    """The space of what is observed, without a mask that is read, and where the masks are: in the
+    observation, nowhere, or None: the first reset will tell."""
+    if not masked_choices(environment, action):
+        return observation, "none"
+    beside = isinstance(observation, spaces.Dict)
+    if beside and observation.spaces.keys() == {OBSERVATION, ACTION_MASK}:
+        return observation[OBSERVATION], "observation"
+    return observation, None
+
+
+def allowed_choices(space: gymnasium.Space, mask: object) -> np.ndarray:
+    """What a mask allows, uint8 [A]: the choices of each factor, one factor after another.
+
+    Args:
+        space: of the actions: Discrete, MultiDiscrete or MultiBinary.
+        mask: of 0 and 1 for each choice, in one array or, of several factors, in a tuple of
+            them, nested as the factors are. Of MultiBinary also one number for each bit: 0 and 1
+            are the only value that is allowed, 2 stands for both.
+
+    Raises:
+        ValueError: the mask is of another form; the text says what is expected.
+    """
+    parts = [np.asarray(part).ravel() for part in _flat(mask)]
+    counts = list(choices_of(space))
+    lengths = [part.size for part in parts]
+    if isinstance(space, spaces.MultiBinary) and lengths in ([len(counts)], [1] * len(counts)):
+        bits = _numbers(parts, 2)
+        return np.stack([bits != 1, bits != 0], axis=1).astype(np.uint8).ravel()
+    if lengths not in ([sum(counts)], counts):
+        raise ValueError(f"{mask!r:.80} where {sum(counts)} numbers are expected, one a choice")
+    return _numbers(parts, 1).astype(np.uint8)
+
+
+def first_choices(space: gymnasium.Space) -> np.ndarray:
+    """The place of each factor's first choice among all choices, int64 [F]."""
+    choices = np.array(choices_of(space), np.int64)
+    return np.cumsum(choices) - choices
+
+
+def allows_something(allowed: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Whether each factor of an action has a choice, bool [...].
+
+    Args:
+        allowed: as `allowed_choices` returns it, uint8 [..., A].
+        first: as `first_choices` returns it, int64 [F].
+    """
+    return np.logical_or.reduceat(allowed, first, axis=-1).all(axis=-1)
+
+
+def _flat(mask: object) -> list[object]:
+    """The arrays in nested tuples."""
+    if isinstance(mask, tuple):
+        return [each for part in mask for each in _flat(part)]
+    return [mask]
+
+
+def _numbers(parts: list[np.ndarray], greatest: int) -> np.ndarray:
+    numbers = np.concatenate(parts)
+    if numbers.dtype.kind not in "biu" or numbers.min() < 0 or numbers.max() > greatest:
+        raise ValueError(f"{numbers!r:.80} where integers from 0 to {greatest} are expected")
+    return numbers
