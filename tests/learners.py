@@ -72,8 +72,9 @@ def step_down(trained: TrainedNetwork, samples: Samples, loss: Loss, rate: float
     return numbers
 
 
-def random_episodes(continuous: bool) -> Episodes:
-    rng = np.random.default_rng(0)
+def random_episodes(continuous: bool, masked: bool = False) -> Episodes:
+    """With masks of four actions, these allow those that are taken, and others at random."""
+    rng, of_masks = np.random.default_rng(0), np.random.default_rng(1)
     episodes = []
     for index, length in enumerate([4, 1, 9, 3]):
         actions = rng.standard_normal((length, 2)).astype(np.float32)
@@ -87,4 +88,9 @@ def random_episodes(continuous: bool) -> Episodes:
                 truncated=index == 2,
             )
         )
+        if masked:
+            allowed = of_masks.random((length + 1, 4)) < 0.4
+            allowed[np.arange(length), episodes[-1].actions] = True
+            allowed[-1, of_masks.integers(4)] = True
+            episodes[-1].columns["action_masks"] = np.packbits(allowed, axis=1)
     return together(episodes)

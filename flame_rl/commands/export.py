@@ -50,8 +50,9 @@ def export(arguments: Sequence[str]) -> None:
         snapshot, spec = trainer.learner.snapshot(), trainer.spec
     for warning in trainer.warnings:
         warn(f"warning: {warning}")
-    model = to_onnx(snapshot, spec)
-    difference = check_onnx(model, snapshot, spec)
+    masked = spec.choices if spec.masked else ()
+    model = to_onnx(snapshot, spec.env_id, masked)
+    difference = check_onnx(model, snapshot, masked)
     write_atomically(command.file, model)
     say(
         f"{command.file}: observation [batch, {spec.observation_dim}]"

@@ -18,7 +18,7 @@ from flame_rl.nets.onnx_graph import Graph
 from flame_rl.system.errors import RunError
 from flame_rl.system.optional import require
 from flame_rl.wire.masks import ACTION_MASKS, FORBIDDEN_LOGIT, pack_masks
-from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import PolicySnapshot
 
 GROUP = "export"
 # Versions that runtimes of 2022 and later read.
@@ -30,7 +30,7 @@ _CHECK_ROWS = 1024
 Arrays = dict[str, np.ndarray]
 
 
-def to_onnx(snapshot: PolicySnapshot, spec: EnvironmentSpec) -> bytes:
+def to_onnx(snapshot: PolicySnapshot, env_id: str, masked: tuple[int, ...] = ()) -> bytes:
     """The policy as an ONNX model.
 
     Its input is `observation`, float32 [batch, D], flattened as `gymnasium.spaces.flatten` does,
@@ -52,8 +52,8 @@ def to_onnx(snapshot: PolicySnapshot, spec: EnvironmentSpec) -> bytes:
 
     Args:
         snapshot: the policy.
-        spec: of its environment, whose id is stored in the model's metadata, as is the number of
-            updates.
+        env_id: stored in the model's metadata, as is the number of updates.
+        masked: the number of choices of each factor, where the environment has masks; else empty.
 
     Raises:
         UsageError: the package onnx is missing.
@@ -75,8 +75,8 @@ def to_onnx(snapshot: PolicySnapshot, spec: EnvironmentSpec) -> bytes:
         helper.make_tensor_value_info("observation", float32, ["batch", policy.observation_dim])
     ]
     allowed = None
-    if spec.masked:
-        shape = ["batch", spec.action_dim]
+    if masked:
+        shape = ["batch", sum(masked)]
         inputs.append(helper.make_tensor_value_info(ACTION_MASK, onnx.TensorProto.INT8, shape))
         allowed = graph.apply("Cast", ACTION_MASK, to=onnx.TensorProto.BOOL)
     policy.head.to_onnx(graph, x, allowed)
@@ -95,13 +95,14 @@ def to_onnx(snapshot: PolicySnapshot, spec: EnvironmentSpec) -> bytes:
         opset_imports=[helper.make_opsetid("", _OPSET)],
         ir_version=_IR_VERSION,
     )
-    helper.set_model_props(model, {"env_id": spec.env_id, "updates": str(snapshot.version)})
+    helper.set_model_props(model, {"env_id": env_id, "updates": str(snapshot.version)})
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()
 
 
-def check_onnx(model: bytes, snapshot: PolicySnapshot, spec: EnvironmentSpec) -> float:
-    """Run the model beside the NumPy policy on random observations, and random masks.
+def check_onnx(model: bytes, snapshot: PolicySnapshot, masked: tuple[int, ...] = ()) -> float:
+    """Run the model beside the NumPy policy on random observations, and masks; `masked` is as in
+    `to_onnx`.
 
     Returns:
         The greatest difference of a number, relative to the greatest number of its output.
@@ -123,8 +124,8 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot, spec: EnvironmentSpec) ->
     observations = observations.astype(np.float32)
     arrays = snapshot.head.arrays
     inputs, seen = {"observation": observations}, {}
-    if spec.masked:
-        masks = _random_masks(spec.choices, generator)
+    if masked:
+        masks = _random_masks(masked, generator)
         inputs[ACTION_MASK], seen[ACTION_MASKS] = masks, pack_masks(masks)
     expected = policy.head.onnx_outputs(policy.forward(observations), seen)
     names = [output.name for output in session.get_outputs()]

@@ -9,6 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, PolicyNetwork
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.system.errors import RunError, UsageError
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.messages import EnvironmentSpec, Episodes
 from tests.helpers import spec_of
 from tests.learners import (
     OF_CONTINUOUS_ACTIONS,
@@ -76,6 +77,13 @@ DISCRETE = {
     "sarsa": {"algorithm": "sarsa", "expected": False},
     "expected sarsa": {"algorithm": "sarsa", "expected": True},
     "successor": {"algorithm": "successor"},
+    "masked dqn": {"algorithm": "dqn", "double": False, "n_step": 2},
+    "masked double": {"algorithm": "dqn", "double": True, "dueling": True},
+    "masked c51": {"algorithm": "dqn", "distribution": "c51", "prioritized": True},
+    "masked quantiles": {"algorithm": "dqn", "distribution": "quantiles", "n_step": 3},
+    "masked sarsa": {"algorithm": "sarsa", "expected": False},
+    "masked expected sarsa": {"algorithm": "sarsa", "expected": True},
+    "masked successor": {"algorithm": "successor"},
 }
 CONTINUOUS = {
     "ddpg": {"algorithm": "ddpg"},
@@ -94,6 +102,14 @@ CONTINUOUS = {
     "sac with layer norm": {"algorithm": "sac", "layer_norm": True, "target_entropy": 0.7},
 }
 VARIANTS = DISCRETE | CONTINUOUS
+
+
+def is_masked(variant: str) -> bool:
+    return variant.startswith("masked")
+
+
+def episodes_of(variant: str) -> Episodes:
+    return random_episodes(variant in CONTINUOUS, is_masked(variant))
 
 
 def learner_of(variant: str, **options) -> Learner:
@@ -115,9 +131,10 @@ def learner_of(variant: str, **options) -> Learner:
     }
     continuous = variant in CONTINUOUS
     spec = spec_of(3, 2 if continuous else 4, continuous)
+    spec = replace(spec, action_mask="info" if is_masked(variant) else "none")
     learner = make_learner(spec, **(chosen | VARIANTS[variant] | options))
     algorithm = learner.algorithm
-    algorithm.replay.add(algorithm.inner.record(random_episodes(continuous)))
+    algorithm.replay.add(algorithm.inner.record(episodes_of(variant)))
     return learner
 
 
@@ -140,9 +157,9 @@ def networks_of(learner: Learner) -> list[type]:
 # The papers' formulas
 
 
-def batch_of(continuous: bool, positions: np.ndarray, n: int) -> dict[str, Tensor]:
+def batch_of(variant: str, positions: np.ndarray, n: int) -> dict[str, Tensor]:
     """What n steps give from each position on, one after another."""
-    steps = [(e, t) for e in random_episodes(continuous) for t in range(e.length)]
+    steps = [(e, t) for e in episodes_of(variant) for t in range(e.length)]
     rows = []
     for episode, t in (steps[position] for position in positions):
         count = min(n, episode.length - t)
@@ -159,6 +176,14 @@ def batch_of(continuous: bool, positions: np.ndarray, n: int) -> dict[str, Tenso
                 "between_discounts": [GAMMA**k * (k < count) for k in range(1, n)],
                 # A number for "no action".
                 "next_actions": -1 if following is None else following,
+                # What is allowed after them, of at most eight.
+                "next_allowed": [
+                    (int(byte) >> (7 - action)) % 2
+                    for byte in (
+                        episode.columns["action_masks"][t + count] if is_masked(variant) else [255]
+                    )
+                    for action in range(8)
+                ],
             }
         )
     assert any(row["discounts"] == 0 for row in rows)
@@ -277,7 +302,7 @@ class SlowValues:
             if getattr(self.settings, "double", False):
                 other = self.outputs(self.online, batch["next_observations"])
                 selecting = self.values(other)
-            best = row[selecting[b].argmax()]
+            best = row[self.best_of(selecting[b], batch, b)]
             if self.kind == "c51":
                 every.append(self.projected(reward, discount, best.softmax(0)))
             else:
@@ -289,10 +314,18 @@ class SlowValues:
         epsilon, action = 0.5, batch["next_actions"][b]
         if not self.settings.expected and action >= 0:
             return values[action]
+        allowed = self.allowed(values, batch, b)
         return sum(
-            (epsilon / len(values) + (1 - epsilon) * (a == values.argmax())) * values[a]
-            for a in range(len(values))
+            (epsilon / len(allowed) + (1 - epsilon) * (a == self.best_of(values, batch, b)))
+            * values[a]
+            for a in allowed
         )
+
+    def allowed(self, values: Tensor, batch, b: int) -> list[int]:
+        return [a for a in range(len(values)) if batch["next_allowed"][b, a]]
+
+    def best_of(self, values: Tensor, batch, b: int) -> int:
+        return max(self.allowed(values, batch, b), key=lambda action: values[action])
 
     def projected(self, reward: Tensor, discount: Tensor, probabilities: Tensor) -> Tensor:
         out = torch.zeros(Z, dtype=torch.float64)
@@ -423,7 +456,7 @@ def compare_steps(learner: Learner, variant: str) -> None:
             samples["weights"] = weights
         before = {name: slow(part) for name, part in oracle.modules.items()}
         numbers = inner.step(samples, np.random.default_rng(step), 1.0)
-        batch = batch_of(continuous, positions, n)
+        batch = batch_of(variant, positions, n)
         expected = oracle.step(
             batch, torch.from_numpy(weights).double(), np.random.default_rng(step)
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -22,10 +24,11 @@ OPTIONS = {
 }
 
 
-def learner_with(memory: str, length: int, burn_in: int):
+def learner_with(memory: str, length: int, burn_in: int, masked: bool):
     options = OPTIONS | {"memory": memory, "sequence_length": length, "burn_in": burn_in}
-    learner = make_learner(spec_of(3, 4, False), **options)
-    learner.algorithm.replay.add(random_episodes(False))
+    spec = replace(spec_of(3, 4, False), action_mask="info" if masked else "none")
+    learner = make_learner(spec, **options)
+    learner.algorithm.replay.add(random_episodes(False, masked))
     return learner
 
 
@@ -46,12 +49,12 @@ def action_values(network, observations: np.ndarray, burnt_in: int) -> torch.Ten
 
 
 @pytest.mark.parametrize(("length", "burn_in"), [(3, 2), (2, 0), (4, 3), (50, 2), (2, 5)])
-@pytest.mark.parametrize("memory", ["gru", "lstm"])
-def test_the_gradient_is_that_of_the_formula(memory, length, burn_in):
+@pytest.mark.parametrize(("memory", "masked"), [("gru", False), ("lstm", False), ("gru", True)])
+def test_the_gradient_is_that_of_the_formula(memory, masked, length, burn_in):
     """Where every step is drawn once, the mean is over every step once, however long the sequence
     is in which it is learned from; and burning in has no gradient (Kapturowski et al. 2019)."""
-    learner = learner_with(memory, length, burn_in)
-    inner, episodes = learner.algorithm.inner, random_episodes(False)
+    learner = learner_with(memory, length, burn_in, masked)
+    inner, episodes = learner.algorithm.inner, random_episodes(False, masked)
     target = learner.parts["target"]
     with torch.no_grad():
         for parameter in target.parameters():
@@ -72,7 +75,10 @@ def test_the_gradient_is_that_of_the_formula(memory, length, burn_in):
                 now = step - start
                 wanted = episode.rewards[step]
                 if not (episode.terminated and step == episode.length - 1):
-                    wanted += GAMMA * slower[now + 1, q[now + 1].argmax()]
+                    byte = int(episode.columns["action_masks"][step + 1, 0]) if masked else 255
+                    allowed = [action for action in range(4) if byte >> (7 - action) & 1]
+                    best = max(allowed, key=lambda action, row=q[now + 1]: row[action])
+                    wanted += GAMMA * slower[now + 1, best]
                 own.append(q[now, episode.actions[step]] - wanted)
             losses += [torch.nn.functional.huber_loss(e, 0 * e) for e in own]
             errors += [torch.stack(own).abs().mean()] * len(own)

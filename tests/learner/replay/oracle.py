@@ -22,7 +22,12 @@ DISCRETE = (
     Column("rewards", "float64", (), False),
     Column("observations", "float32", (D,), True),
     Column("matrix", "float32", (2, 2), False),
+    Column("action_masks", "uint8", (3,), True),
 )
+
+
+# What comes with each observation.
+SEEN = {"observations", "action_masks"}
 
 
 @dataclass
@@ -95,7 +100,7 @@ class Oracle:
         ended = one.terminated and t + k == one.length
         return {name: rows[t] for name, rows in one.columns.items()} | {
             "rewards": total,
-            "next_observations": one.columns["observations"][t + k],
+            **{f"next_{name}": rows[t + k] for name, rows in one.columns.items() if name in SEEN},
             "discounts": 0.0 if ended else discount**k,
             "between": [one.columns["observations"][t + min(i, k)] for i in range(1, n)]
             or np.zeros((0, D), np.float32),
@@ -118,7 +123,8 @@ class Oracle:
                 for name, rows in one.columns.items()
             }
             last = t == one.length - 1
-            row["next_observations"] = one.columns["observations"][min(t + 1, one.length)]
+            for name in SEEN & one.columns.keys():
+                row[f"next_{name}"] = one.columns[name][min(t + 1, one.length)]
             row["discounts"] = discount if inside and not (last and one.terminated) else 0.0
             row["mask"] = float(inside)
             steps.append(row)
