@@ -50,7 +50,7 @@ def allowed_choices(space: gymnasium.Space, mask: object) -> np.ndarray:
     parts = [np.asarray(part).ravel() for part in _flat(mask)]
     counts = list(choices_of(space))
     lengths = [part.size for part in parts]
-    if isinstance(space, spaces.MultiBinary) and lengths in ([len(counts)], [1] * len(counts)):
+    if isinstance(space, spaces.MultiBinary) and lengths == [len(counts)]:
         bits = _numbers(parts, 2)
         return np.stack([bits != 1, bits != 0], axis=1).astype(np.uint8).ravel()
     if lengths not in ([sum(counts)], counts):
@@ -75,8 +75,8 @@ def allows_something(allowed: np.ndarray, first: np.ndarray) -> np.ndarray:
 
 
 def _flat(mask: object) -> list[object]:
-    """The arrays in nested tuples."""
-    if isinstance(mask, tuple):
+    """The arrays, or tuples of numbers, in nested tuples."""
+    if isinstance(mask, tuple) and any(isinstance(p, tuple | list | np.ndarray) for p in mask):
         return [each for part in mask for each in _flat(part)]
     return [mask]
 
