@@ -1,6 +1,13 @@
-"""Environments with masks of allowed actions, which raise an exception at what a mask forbids."""
+"""Environments with masks of allowed actions, which raise an exception at what a mask forbids.
+
+Where MASKED_DIES names a file that does not exist, one process dies in an episode and makes it.
+"""
 
 from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -29,6 +36,10 @@ class Masked(gymnasium.Env):
         for choice, allowed in zip(chosen, self.allowed, strict=True):
             if not allowed[choice]:
                 raise ValueError(f"action {chosen} is forbidden")
+        marker = os.environ.get("MASKED_DIES")
+        if marker and self.t == 3 and not Path(marker).exists():
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         best = [np.flatnonzero(allowed)[-1] for allowed in self.allowed]
         reward = float(np.mean([a == b for a, b in zip(chosen, best, strict=True)]))
         self.t += 1
