@@ -137,8 +137,9 @@ class _Play:
             if column.per_observation
         }
         self._ends = [(last, _source(simulator, name)) for name, last in self._last.items()]
-        # What comes with an observation is what the policy's head is given.
-        self._seen = {name: _source(simulator, name) for name in self._last}
+        # What else comes with an observation is given to the policy's head.
+        others = self._last.keys() - {"observations"}
+        self._seen = {name: _source(simulator, name) for name in others}
         # The last episode of each slot, -1 for none, and the number of episodes that have begun.
         self._episode = np.full(width, -1)
         self._begun = 0

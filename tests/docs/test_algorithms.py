@@ -30,7 +30,7 @@ ROWS = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| .+ \|$", FIRST, re
 TABLE = {name: row for name, *row in ROWS}
 # Name and a word for each of KINDS.
 ABILITIES = re.findall(r"^\| `(\w+)` \| (.+) \|$", SECOND, re.MULTILINE)
-KINDS = ("structure", "memory", "pictures", "frames", "agents", "losses")
+KINDS = ("structure", "memory", "pictures", "frames", "agents", "losses", "masks")
 SPACES = {
     "Discrete": spaces.Discrete(3),
     "Box": spaces.Box(-1, 1, (2,), np.float32),
@@ -114,7 +114,9 @@ def learns(algorithm: str, kind: str, **flags) -> bool:
     the settings are refused."""
     continuous = algorithm in OF_CONTINUOUS_ACTIONS
     env = f"tests.agents.{'ragged' if continuous else 'relay'}_v0"
-    if kind != "agents":
+    if kind == "masks":  # it raises an exception at what is forbidden
+        env = "tests.masked:MaskedChoice-v0"
+    elif kind != "agents":
         seen = OBSERVED.get(kind, NUMBERS)
         taken = SPACES["Box" if continuous else "Discrete"]
 

@@ -80,6 +80,7 @@ for words in json.loads(sys.argv[1]):
         ("losses", False),
         ("agents", False),
         pytest.param("memory", False, marks=pytest.mark.slow),
+        ("action-masks", False),
         pytest.param("memory", True, marks=pytest.mark.slow),
         pytest.param("add-an-environment", True, marks=pytest.mark.slow),
         pytest.param("add-an-algorithm", True, marks=pytest.mark.slow),
@@ -315,8 +316,8 @@ def test_the_page_of_flags_names_no_other_flag():
     known = {"--help", "--algorithm"}
     for kind in SECTIONS.values():
         known |= {flag(field.name) for field in fields(kind)}
-    switches = [field for kind in (Execution, Output) for field in fields(kind)]
-    known |= {flag(f"no_{field.name}") for field in switches if field.default is False}
+    switches = [field for kind in (Experiment, Execution, Output) for field in fields(kind)]
+    known |= {flag(f"no_{field.name}") for field in switches if isinstance(field.default, bool)}
     assert set(re.findall(r"--[a-z][\w-]*", FLAGS)) <= known
 
 
