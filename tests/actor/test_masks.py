@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from dataclasses import replace
 
 import gymnasium
@@ -12,6 +14,7 @@ from gymnasium import spaces
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.masks import allowed_choices
 from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.simulators import repeatable
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.wire import codec
@@ -179,3 +182,23 @@ def test_the_error_names_the_slot():
             allowed = np.unpackbits(simulator.action_masks, axis=1)[:, :5]
             simulator.step(allowed.argmax(axis=1).astype(np.int32), slots)
     assert error.value.slot == 0
+
+
+class Slow(Choice):
+    """Its reset takes longer than what is played to check it."""
+
+    def reset(self, **options):
+        time.sleep(0.3)
+        return super().reset(**options)
+
+
+def test_masks_of_a_slow_environment_are_found_by_a_reset(monkeypatch):
+    gymnasium.register("SlowMasked-v0", entry_point=Slow)
+    monkeypatch.setattr(repeatable.signal, "alarm", lambda seconds: _alarm_at_once())
+    simulator, spec = describe(Environment("SlowMasked-v0"))
+    assert spec.action_mask == "info" and "it takes more than" in spec.note
+    simulator.close()
+
+
+def _alarm_at_once():
+    signal.setitimer(signal.ITIMER_REAL, 0.1)

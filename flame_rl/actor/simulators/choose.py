@@ -78,7 +78,7 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
 
 
 def _masks_at_reset(plain: EnvironmentsSimulator) -> MaskSource:
-    """Where an environment has masks, which nothing else has told."""
+    """Where an environment has masks, by a reset if nothing else has told."""
     if plain.masks.found_in is None:
         slots = np.arange(plain.agents)
         plain.reset(slots, np.full(len(slots), SEED))

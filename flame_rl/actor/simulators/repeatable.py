@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import gymnasium
 import numpy as np
@@ -51,7 +52,7 @@ class Checked:
     Attributes:
         differs: where episodes differ and why; "" if they do not, as far as that is known.
         unknown: why that is not known, in a sentence, or "".
-        action_mask: where it has masks; None: that is not known.
+        action_mask: where it has masks; None: its reset takes too long for this to be known.
     """
 
     differs: str
@@ -102,18 +103,23 @@ def check_repeats(
     with open(reading, "rb", buffering=0) as answer:  # noqa: PTH123
         os.set_blocking(reading, False)
         found: dict[str, str] = {}
-        with contextlib.suppress(ValueError):  # the fork crashed, or the environment wrote here
+        # The fork crashed, or the environment wrote here.
+        with contextlib.suppress(TypeError, ValueError):
             for line in (answer.read() or b"").splitlines():
                 found |= json.loads(line)
     if "unusable" in found:
         raise unusable(found["unusable"])
+    # Of an environment whose reset fails, the run will say so.
+    masks: MaskSource | None = "none"
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-        found["unknown"] = f"it takes more than {_MOST_SECONDS} s"
+        found["unknown"], masks = f"it takes more than {_MOST_SECONDS} s", None
+    if found.get("action_mask") in get_args(MaskSource):
+        masks = found["action_mask"]
     unknown = found.get("unknown", "")
     return Checked(
         found.get("differs", ""),
         f"Whether {env_id} repeats itself is not checked: {unknown}." if unknown else "",
-        found.get("action_mask"),
+        masks,
     )
 
 
