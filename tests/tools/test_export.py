@@ -349,3 +349,41 @@ def test_mistakes_exit_with_2(trained):
     for arguments in (("nothing", "policy.onnx"), ("run", "no folder/policy.onnx"), ("run", ".")):
         done = run_here("export", *arguments, cwd=trained)
         assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices"),
+    [
+        ("categorical", (5,)),
+        ("factored", (5, 3, 1)),
+        ("epsilon_greedy", (5,)),
+        ("epsilon_greedy_distribution", (5,)),
+    ],
+)
+def test_a_mask_is_one_more_input(kind, choices):
+    """What it forbids is never the action, and the rest is as without it."""
+    snapshot, width = snapshot_with(kind, 3, 5), sum(choices)
+    file = export.to_onnx(snapshot, "Some-v0", masked=choices)
+    assert export.check_onnx(file, snapshot, masked=choices) < 1e-5
+    session = onnxruntime.InferenceSession(file)
+    asked = [(each.name, each.shape, each.type) for each in session.get_inputs()]
+    assert asked[0][0] == "observation"
+    assert asked[1] == ("action_mask", ["batch", width], "tensor(int8)")
+    plain = onnxruntime.InferenceSession(export.to_onnx(snapshot, "Some-v0"))
+    rng = np.random.default_rng(0)
+    observation = rng.normal(size=(40, 3)).astype(np.float32)
+    mask = (rng.random((40, width)) < 0.4).astype(np.int8)
+    mask[np.arange(40), rng.integers(width, size=40)] = 1
+    names = [output.name for output in session.get_outputs()]
+    answers, without = (
+        dict(zip(names, each.run(names, inputs), strict=True))
+        for each, inputs in (
+            (session, {"observation": observation, "action_mask": mask}),
+            (plain, {"observation": observation}),
+        )
+    )
+    numbers = "values" if "values" in names else "logits"
+    wanted = np.where(mask, without[numbers], np.float32(-1e30))
+    np.testing.assert_array_equal(answers[numbers], wanted)
+    if "action" in names:
+        np.testing.assert_array_equal(answers["action"], wanted.argmax(axis=1))
