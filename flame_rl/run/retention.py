@@ -92,10 +92,13 @@ class Checkpointer:
         self._write(path, latest, self._lengths, self._score)
         self._score = None
         self._save_best()
-        done = [path for path in list_checkpoints(self._folder) if _iterations(path) <= iterations]
+        own = list_checkpoints(self._folder)
+        done = [path for path in own if _iterations(path) <= iterations]
+        # Of before the run went on from an earlier one; nothing else of it is left, either.
+        left = [path for path in own if path not in done and _is_sound(path)]
         kept = self._trainer.config.output.keep_checkpoints
         with refused_by_the_disk(self._folder):
-            for old in done[kept:]:
+            for old in (*done[kept:], *left):
                 old.unlink(missing_ok=True)
             if (files := self._trainer.files) is not None:
                 self._needed[path] = files.first_needed(latest.learner)
@@ -153,6 +156,14 @@ def list_checkpoints(folder: Path) -> list[Path]:
     own."""
     own = [path for path in folder.glob("*.ckpt") if _OWN_NAME.fullmatch(path.name)]
     return sorted((path for path in own if path.is_file()), key=_iterations, reverse=True)
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        read_checkpoint(path)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _iterations(path: Path) -> int:

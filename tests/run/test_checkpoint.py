@@ -434,6 +434,17 @@ def test_the_newest_sound_one_is_used_and_the_damaged_are_named(tmp_path):
     assert "00000003.ckpt" in damaged[1] and "not finite" in damaged[1]
 
 
+def test_those_after_the_one_from_which_a_run_went_on_are_left_behind(tmp_path):
+    """They would be taken up again, and evaluated, in place of what the run has become."""
+    save_all(tmp_path, [0.0] * 4, keep_checkpoints=9)
+    newest, before, *_ = list_checkpoints(tmp_path / CHECKPOINTS_NAME)
+    newest.write_bytes(newest.read_bytes()[:-1])  # which may yet be put back
+    save_all(tmp_path, [0.0], first=1, keep_checkpoints=9)
+    assert before.name == "00000003.ckpt" and not before.exists()
+    assert names(tmp_path) == ["00000001.ckpt", "00000002.ckpt", newest.name, "best.ckpt"]
+    assert load_newest(tmp_path)[0].totals.iterations == 2
+
+
 def test_damaged_ones_do_not_push_out_what_is_saved_after_them(tmp_path):
     save_all(tmp_path, [0.0], first=8, keep_checkpoints=1)
     damaged = tmp_path / CHECKPOINTS_NAME / "00000009.ckpt"
