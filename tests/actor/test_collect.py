@@ -413,6 +413,7 @@ def test_other_weights_than_asked_for_are_refused():
         ("tests.environments", r"is a module; .*, such as tests\.environments:OnlyOne-v0$"),
         ("tests/environments.py:Catch-v0", r"without \.py.*: tests\.environments:Catch-v0$"),
         ("./my_env.py", r"without \.py.*: my_env:Mine-v0$"),
+        ("/some/where/my_env.py:A-v0", r": my_env:A-v0, with PYTHONPATH=/some/where$"),
         ("tests.environments:OfGym-v0", "API of Gymnasium.*gym before 0.26.*shimmy"),
         ("phys2d/CartPole-v1", "needs the package jax, which is not installed; it is"),
         (environment_id("TextObservation"), r"observation\['said'\]: .*Text, in Dict.*wrapper"),

@@ -187,10 +187,14 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
     module, _, name = env_id.rpartition(":")
     file = module or env_id
     if file.endswith(".py"):
-        dotted = file.removesuffix(".py").removeprefix("./").replace("/", ".")
+        path = Path(file.removesuffix(".py"))
+        # Of a folder elsewhere, which PYTHONPATH must name.
+        apart = path.is_absolute() or ".." in path.parts
+        dotted = path.name if apart else ".".join(path.parts)
         return unusable(
             f"--env: {env_id}: a module is named without .py, and before the id that it registers: "
             f"{dotted}:{name if module else 'Mine-v0'}"
+            + (f", with PYTHONPATH={path.parent}" if apart else "")
         )
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
         return of_another_api(f"{env_id}: {summary(error)}")
