@@ -112,8 +112,8 @@ class TrainConfig:
     @classmethod
     def from_data(cls, data: Any) -> TrainConfig:
         """The inverse of `to_data`. A setting that an earlier version did not have, and that the
-        data lack, has its default, except that the device is the CPU. Raises UsageError if the data
-        are no configuration."""
+        data lack, has its default, except that the device is the CPU and masks are ignored. Raises
+        UsageError if the data are no configuration."""
         try:
             values = {section: dict(settings) for section, settings in dict(data).items()}
             kinds = _kinds(settings_class(values["algorithm"].pop("name")))
@@ -121,6 +121,8 @@ class TrainConfig:
                 raise ValueError(f"{', '.join(map(str, unknown))}: no section of a configuration")
             # Where every run learned before there was a choice.
             values["execution"].setdefault("device", "cpu")
+            # Where no run read masks before they could be read.
+            values["experiment"].setdefault("action_mask", False)
             sections = {name: from_data(kind, values[name], name) for name, kind in kinds.items()}
             return cls.of_sections(sections)
         except (UsageError, LookupError, TypeError, ValueError) as error:
