@@ -608,6 +608,16 @@ def torch_set(name: str, value: object) -> Iterator[None]:
         getattr(torch, f"set_{name}")(before)
 
 
+@contextlib.contextmanager
+def without_onednn() -> Iterator[None]:
+    torch.backends.mkldnn.enabled = False
+    try:
+        yield
+        assert not torch.backends.mkldnn.enabled
+    finally:
+        torch.backends.mkldnn.enabled = True
+
+
 # What a program may have begun around its Trainer.
 AROUND = {
     "no gradients": torch.no_grad,
@@ -616,6 +626,7 @@ AROUND = {
     "a device": functools.partial(torch.device, "meta"),
     "float64": functools.partial(torch_set, "default_dtype", torch.float64),
     "precision": functools.partial(torch_set, "float32_matmul_precision", "medium"),
+    "no oneDNN": without_onednn,
 }
 
 

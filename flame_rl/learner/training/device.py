@@ -7,10 +7,12 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
 import torch
+from torch.backends import mkldnn as onednn
 
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -87,6 +89,8 @@ def reproducible(name: str, seed: int | None = None) -> Iterator[None]:
             (torch.set_num_threads, torch.get_num_threads(), 1),
             (torch.set_default_dtype, torch.get_default_dtype(), torch.float32),
             (torch.set_float32_matmul_precision, _matmul_precision(), "highest"),
+            # Which computes recurrent layers; its `flags` sets what else there is to set.
+            (partial(setattr, onednn, "enabled"), onednn.enabled, True),
         ]
         settings.enter_context(torch.inference_mode(False))  # which turns gradients on, too
         settings.enter_context(torch.autocast("cpu", enabled=False))
