@@ -240,7 +240,7 @@ class Bare:
     """The row `bare`: Gymnasium's own `step` and `reset`, and nothing else."""
 
     def __init__(self, env_id: str, limit: int, actions: np.ndarray) -> None:
-        self._env = make_environment(env_id, limit)
+        self._env = make_environment(Environment(env_id, limit))
         space = self._env.action_space
         if isinstance(space, gymnasium.spaces.Box):
             self._actions = list(np.clip(actions, space.low, space.high))
@@ -263,7 +263,7 @@ class Floor:
     def __init__(self, env_id: str, limit: int, actions: np.ndarray) -> None:
         import mujoco
 
-        env = make_environment(env_id, limit)
+        env = make_environment(Environment(env_id, limit))
         own = env.unwrapped
         self._mujoco, self._model, self._data = mujoco, own.model, own.data
         self._frames, self._spec = own.frame_skip, mujoco.mjtState.mjSTATE_INTEGRATION

@@ -18,6 +18,7 @@ from flame_rl.actor.simulators.repeatable import SEED
 from tests.flame_fixtures import (
     EXECUTORS,
     MY_ENV,
+    MY_WRAPPERS,
     PACE_ENV,
     ROOT,
     SECRET,
@@ -55,6 +56,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "flame_rl", folder / "flame_rl", ignore=ignored)
     (folder / "my_env.py").write_text(MY_ENV.format(marker=str(folder / "died"), seed=SEED))
     (folder / "pace_env.py").write_text(PACE_ENV)
+    (folder / "my_wrappers.py").write_text(MY_WRAPPERS)
     (folder / ".env").write_text(f"PASSWORD={SECRET}")
     (folder / "flame_rl" / "actor" / ".env").write_text(f"PASSWORD={SECRET}")
     (folder / "id_rsa").write_text(SECRET)
@@ -112,7 +114,7 @@ def local(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
             ):
                 done = run_here(*words, cwd=folder, environment={"STEP_SECONDS": "0"})
             # Other tests have modules of these names.
-            for name in ("my_env", "pace_env"):
+            for name in ("my_env", "my_wrappers", "pace_env"):
                 sys.modules.pop(name, None)
             assert done.returncode == 0, done.stderr
             runs[flags] = (folder / "run" / "metrics.csv").read_bytes()

@@ -30,6 +30,14 @@ EXECUTORS = 3
 # In every file of the user's that must not travel.
 SECRET = "nobody else's business"
 
+# A user's own wrapper.
+MY_WRAPPERS = """
+import gymnasium
+
+def halved(env):
+    return gymnasium.wrappers.TransformReward(env, lambda reward: reward / 2)
+"""
+
 # A user's own environment; the other ids of the module are this one with a fault.
 MY_ENV = """
 import os

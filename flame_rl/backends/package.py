@@ -19,6 +19,7 @@ import gymnasium
 from flame_rl.actor.environments.agents import PACKAGES, has_agents
 from flame_rl.actor.remote import versions
 from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import Environment
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _SHIPPED = ("__init__.py", "wire", "nets", "actor")
@@ -40,15 +41,17 @@ class Package:
     digest: str
 
 
-def stage_package(folder: Path, env_id: str) -> Package:
-    """Fill `folder` with what an executor needs to collect episodes of `env_id`.
+def stage_package(folder: Path, environment: Environment) -> Package:
+    """Fill `folder` with what an executor needs to collect episodes of an environment.
 
-    A module named in `module:Name-v0`, or of several agents, is copied if it is the user's own file
-    or folder; if it came with an installed package, that package becomes a dependency.
+    A module named in `module:Name-v0`, or of several agents, or of a wrapper, is copied if it is
+    the user's own file or folder; if it came with an installed package, that package becomes a
+    dependency.
 
     Raises:
-        UsageError: the module cannot be found.
+        UsageError: a module cannot be found.
     """
+    env_id = environment.env_id
     target = folder / _PACKAGE.name
     target.mkdir()
     for name in _SHIPPED:
@@ -58,22 +61,30 @@ def stage_package(folder: Path, env_id: str) -> Package:
         else:
             shutil.copy(source, target / name)
     pinned = {name: version for name, version in versions().items() if name != "python"}
-    several = has_agents(env_id)
-    module = env_id if several else env_id.rpartition(":")[0]
+    several, modules = has_agents(env_id), _modules_of(environment)
     # Gymnasium's MuJoCo environments import more than MuJoCo; Gymnasium's extra lists it.
+    present = {*pinned, *(PACKAGES if several else ())}
     pinned[f"gymnasium[{_gymnasium_extras(env_id)}]"] = pinned.pop("gymnasium")
-    top = module.partition(".")[0]
-    if module and not (several and top in PACKAGES):
-        pinned |= _ship_module(top, folder)
+    for top in dict.fromkeys(module.partition(".")[0] for module in modules):
+        if top not in present:
+            pinned |= _ship_module(top, folder)
     if several:
-        pinned |= _packages_of_agents(env_id, folder)
+        pinned |= _packages_of_agents(env_id, modules, folder)
     dependencies = sorted(f"{name}=={version}" for name, version in pinned.items())
     return Package(dependencies, _digest(folder, dependencies))
 
 
-def needs(env_id: str) -> tuple[str, str]:
-    """The user's module and the extras of Gymnasium that an environment needs on an executor."""
-    return env_id.rpartition(":")[0], _gymnasium_extras(env_id)
+def needs(environment: Environment) -> tuple[tuple[str, ...], str]:
+    """The modules and the extras of Gymnasium that an environment needs on an executor."""
+    return _modules_of(environment), _gymnasium_extras(environment.env_id)
+
+
+def _modules_of(environment: Environment) -> tuple[str, ...]:
+    """The modules that make the environment and its wrappers, without Gymnasium's own ids."""
+    env_id = environment.env_id
+    own = env_id if has_agents(env_id) else env_id.rpartition(":")[0]
+    wrappers = [name.rpartition(":")[0] for name in environment.wrapper]
+    return tuple(dict.fromkeys(filter(None, (own, *wrappers))))
 
 
 def _gymnasium_extras(env_id: str) -> str:
@@ -95,8 +106,8 @@ def _ship_module(name: str, folder: Path) -> dict[str, str]:
     places = list(found.submodule_search_locations or []) if found else []
     if found is None or not (places or Path(found.origin or "").is_file()):
         raise UsageError(
-            f"--env: module {name!r} is not found as files, so it cannot be sent to the cluster; "
-            "it must lie in the folder of main.py, on PYTHONPATH, or be installed"
+            f"--env, --wrapper: module {name!r} is not found as files, so it cannot be sent to the "
+            "cluster; it must lie in the folder of main.py, on PYTHONPATH, or be installed"
         )
     if not places:
         shutil.copy(found.origin, folder / Path(found.origin).name)
@@ -105,8 +116,8 @@ def _ship_module(name: str, folder: Path) -> dict[str, str]:
     for path in source.rglob("*"):
         if path.is_symlink():
             raise UsageError(
-                f"--env: {path} is a symbolic link; it could lead to files that must not leave "
-                "this machine, so a package that holds one is not sent to the cluster"
+                f"--env, --wrapper: {path} is a symbolic link; it could lead to files that must "
+                "not leave this machine, so a package that holds one is not sent to the cluster"
             )
         if path.name in _LEFT_OUT and (path / "__init__.py").exists():
             _refuse_name(path)
@@ -118,14 +129,15 @@ def _ship_module(name: str, folder: Path) -> dict[str, str]:
 
 def _refuse_name(path: Path) -> None:
     raise UsageError(
-        f"--env: {path}: Flame's client never sends a folder of the name {path.name}; rename it"
+        f"--env, --wrapper: {path}: Flame's client never sends a folder of the name {path.name}; "
+        "rename it"
     )
 
 
-def _packages_of_agents(env_id: str, folder: Path) -> dict[str, str]:
+def _packages_of_agents(env_id: str, modules: tuple[str, ...], folder: Path) -> dict[str, str]:
     """PettingZoo with the extras that an environment of several agents needs, and what else of
     `PACKAGES` it or the user's staged files import, with versions."""
-    named = {env_id} | {
+    named = set(modules) | {
         name
         for path in folder.rglob("*.py")
         if not path.is_relative_to(folder / _PACKAGE.name)

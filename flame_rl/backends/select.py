@@ -12,6 +12,7 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import CALLABLE
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import available_cores
+from flame_rl.wire.messages import Environment
 
 
 def is_distributed(config: TrainConfig) -> bool:
@@ -64,7 +65,8 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
     if distributed:
         from flame_rl.backends.flame.backend import FlameBackend
 
-        return FlameBackend(env, patience, execution.cluster_patience, stop, execution.executors)
+        played = Environment(env, wrapper=config.experiment.wrapper)
+        return FlameBackend(played, patience, execution.cluster_patience, stop, execution.executors)
     workers = local_workers(config)
     if workers == 0:
         from flame_rl.backends.inline import InlineBackend

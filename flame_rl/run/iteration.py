@@ -166,4 +166,6 @@ def environment_of(config: TrainConfig, env_id: str) -> Environment:
         outcomes=experiment.outcomes,
         slots=config.execution.slots,
         action_mask=experiment.action_mask,
+        env_kwargs=experiment.env_kwargs,
+        wrapper=experiment.wrapper,
     )

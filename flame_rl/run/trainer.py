@@ -397,8 +397,8 @@ def _register(make: Callable[[], gymnasium.Env], name: str) -> str:
     other environment; returns the id."""
 
     # Gymnasium copies what it registers, but not a plain function and what that refers to.
-    def entry_point() -> gymnasium.Env:
-        return make()
+    def entry_point(**keywords: Any) -> gymnasium.Env:
+        return make(**keywords)
 
     stem = env_id = re.sub(r"[^\w.]+", "-", name).strip("-")
     for number in itertools.count(2):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from flame_rl.settings.checks import Count, Fraction, Number, Seed, Within, check_fields, refuse
-from flame_rl.settings.environments import environment_name
+from flame_rl.settings.environments import environment_name, keyword_texts
 from flame_rl.system.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +27,14 @@ class Experiment:
     """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id (Pendulum-v1), or
     your own as module:EnvId; of several agents, a module of PettingZoo's kind
     (pettingzoo.sisl.multiwalker_v9); in Python also a function that makes one."""
+
+    env_kwargs: tuple[str, ...] = ()
+    """Arguments of the environment's constructor, name=value with values as in JSON, such as
+    use_contact_forces=True; in Python a dictionary."""
+
+    wrapper: tuple[str, ...] = ()
+    """Wrappers around the environment, module:Class, such as gymnasium.wrappers:FlattenObservation,
+    applied in this order; a function of the environment is one, too."""
 
     seed: Seed = 0
     """Seed of everything random. The same seed gives the same metrics.csv."""
@@ -107,11 +115,15 @@ class Experiment:
             refuse("env", "a name or Gymnasium id, or in Python a function", self.env)
         if named and ":" in self.env and not all(self.env.rpartition(":")[::2]):
             refuse("env", "a module and an id, as in my_env:Mine-v0", self.env)
+        object.__setattr__(self, "env_kwargs", keyword_texts(self.env_kwargs))
         check_fields(self, but=("env",))
         for field in ("reward_parts", "outcomes"):
             names = getattr(self, field)
             if len(set(names)) < len(names) or "" in names:
                 refuse(field, "names of entries of info, each once", names)
+        for name in self.wrapper:
+            if not all(name.rpartition(":")[::2]):
+                refuse("wrapper", "a module and a class, as in my_wrappers:Shaped", name)
         if self.reward is not None and not all(self.reward.rpartition(":")[::2]):
             refuse("reward", "a module and a function, as in my_env:shaped", self.reward)
         if self.reward is not None and self.reward_weights:

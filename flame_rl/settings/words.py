@@ -19,7 +19,8 @@ _SWITCHES = {"true": True, "false": False}
 def plain_words(
     arguments: Sequence[str], hints: Mapping[str, Any], switches: Iterable[str] = ()
 ) -> list[str]:
-    """The words in the forms that the parser reads: 1e6 as an integer, 64,64 as two words.
+    """The words in the forms that the parser reads: 1e6 as an integer, 64,64 as two words. A flag
+    that takes a list of texts adds to it where it comes again.
 
     Args:
         arguments: the words; the names of flags have hyphens.
@@ -32,18 +33,19 @@ def plain_words(
     """
     fields = {flag(name): name for name in hints}
     words = list(arguments)
-    read: list[str] = []
+    read: list[list[str]] = []
+    lists: dict[str, list[str]] = {}
     while words:
         word = words.pop(0)
         name, equals, value = word.partition("=")
         if not word.startswith("--") or name in ("--", "--help"):
-            read.append(word)
+            read.append([word])
             continue
         positive = name.replace("--no-", "--", 1)
         if name not in fields:
             if positive not in fields or not _is_switch(hints[fields[positive]]):
                 raise UsageError(f"{name}: there is no such flag{_nearest(name, fields)}")
-            read.append(word)
+            read.append([word])
             continue
         if equals:
             words.insert(0, value)
@@ -51,10 +53,16 @@ def plain_words(
         values, words = words[:following], words[following:]
         field = fields[name]
         if _is_switch(hints[field]):
-            read += _switch(name, field, values, field in switches)
-        else:
-            read += [name, *_values(field, hints[field], values)]
-    return read
+            read.append(_switch(name, field, values, field in switches))
+            continue
+        taken = _values(field, hints[field], values)
+        if field in lists:
+            lists[field] += taken
+            continue
+        read.append([name, *taken])
+        if _bare(hints[field]) == tuple[str, ...]:
+            lists[field] = read[-1]
+    return [word for group in read for word in group]
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -104,12 +112,30 @@ def _values(field: str, hint: Any, values: list[str]) -> list[str]:
     bare = _bare(hint)
     if get_origin(bare) is tuple:
         kind = _bare(get_args(bare)[0])
-        several = [part for value in values for part in value.split(",") if part]
+        several = [part for value in values for part in _parts(value) if part]
         return [_value(field, hint, kind, part) for part in several]
     if not values or values == [""]:
         raise UsageError(f"{flag(field)}: a value is missing: {hint_in_words(hint)}")
     first, *others = values
     return [_value(field, hint, bare, first), *others]
+
+
+def _parts(word: str) -> list[str]:
+    """The word cut at its commas, but not within brackets and quotation marks, as JSON has them."""
+    parts, depth, quote, escaped = [""], 0, "", False
+    for character in word:
+        if character == "," and not depth and not quote:
+            parts.append("")
+            continue
+        parts[-1] += character
+        if quote:
+            quote = "" if character == quote and not escaped else quote
+            escaped = character == "\\" and not escaped
+        elif character in "\"'":
+            quote = character
+        else:
+            depth += (character in "[{(") - (character in "]})")
+    return parts
 
 
 def _value(field: str, hint: Any, kind: Any, word: str) -> str:

@@ -46,6 +46,8 @@ class Environment:
             the entry "b" of the dictionary "a".
         slots: the most episodes that a process plays side by side in environments of their own.
         action_mask: whether the masks of allowed actions that it returns are read.
+        env_kwargs: arguments of the environment's constructor, each "name=JSON".
+        wrapper: classes or functions around the environment, `module:Class`, the innermost first.
     """
 
     env_id: str
@@ -57,6 +59,8 @@ class Environment:
     # With more, environments outgrow the processor's cache, and save little of the forward pass.
     slots: Annotated[Size, RARE] = 32
     action_mask: Annotated[bool, RARE] = True
+    env_kwargs: Annotated[tuple[str, ...], RARE] = ()
+    wrapper: Annotated[tuple[str, ...], RARE] = ()
 
 
 # Where an environment returns masks of allowed actions: nowhere, in `info["action_mask"]` or in

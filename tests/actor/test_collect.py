@@ -516,8 +516,8 @@ print(len(episodes), [m for m in sys.modules if m.startswith(("flame_rl.learner"
 
 
 def test_mujoco_leaves_no_log_and_no_warning(tmp_path):
-    code = "from flame_rl.actor.environments import making; "
-    code += "making.make_environment('HalfCheetah-v5', None)"
+    code = "from flame_rl.actor.environments import making; from flame_rl.wire import messages; "
+    code += "making.make_environment(messages.Environment('HalfCheetah-v5'))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

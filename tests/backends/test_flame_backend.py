@@ -137,16 +137,17 @@ def shipped_files() -> set[str]:
     return {"pyproject.toml", *(path.relative_to(ROOT).as_posix() for path in shipped)}
 
 
-def test_own_environment_travels_and_nothing_else_does(
+def test_own_environment_and_wrapper_travel_and_nothing_else_does(
     memory: Flame, project: Path, local, tmp_path: Path
 ) -> None:
     """Nor is torch needed: for the workers of `memory` it cannot be imported."""
-    flags = ("--env", "my_env:Mine-v0", *SMALL)
+    flags = ("--env", "my_env:Mine-v0", "--env-kwargs", "fault=none")
+    flags += ("--wrapper", "my_wrappers:halved", *SMALL)
     finished = run(project, tmp_path, memory.environment, *flags)
     assert finished.code == 0, finished.err
     assert finished.metrics == local(*flags)
     package = memory.memory.uploaded_package()
-    assert package.keys() == shipped_files() | {"my_env.py"}
+    assert package.keys() == shipped_files() | {"my_env.py", "my_wrappers.py"}
     assert not any(SECRET.encode() in content for content in package.values())
     assert sum(map(len, package.values())) < 300_000
     memory.assert_nothing_left()

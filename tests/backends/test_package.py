@@ -12,6 +12,7 @@ import pytest
 
 from flame_rl.backends.package import stage_package
 from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import Environment
 from tests.flame_fixtures import SECRET
 from tests.helpers import ROOT
 
@@ -48,10 +49,10 @@ def beside(tmp_path, monkeypatch):
     return user
 
 
-def staged(tmp_path, env_id: str, name: str = "staging"):
+def staged(tmp_path, env_id: str, name: str = "staging", wrapper: tuple[str, ...] = ()):
     folder = tmp_path / name
     folder.mkdir()
-    package = stage_package(folder, env_id)
+    package = stage_package(folder, Environment(env_id, wrapper=wrapper))
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert not any(path.is_symlink() or SECRET.encode() in path.read_bytes() for path in files)
     return package, {path.relative_to(folder).as_posix() for path in files}
@@ -81,6 +82,17 @@ def test_the_users_module_travels_when_named(beside, tmp_path, env_id, more):
     assert files == CORE | more
 
 
+def test_wrappers_travel_as_environments_do(beside, tmp_path):
+    names = ("my_env:Small", "gymnasium.wrappers:FlattenObservation", "my_envs.robot:Fast")
+    package, files = staged(tmp_path, "psutil:Mine-v0", wrapper=names)
+    assert files - CORE == {
+        "my_env.py",
+        *("my_envs/__init__.py", "my_envs/robot.py", "my_envs/assets/robot.xml"),
+    }
+    names = {requirement.partition("==")[0] for requirement in package.dependencies}
+    assert names == {"gymnasium[mujoco]", "mujoco", "numpy", "psutil"}
+
+
 def test_a_module_of_an_installed_package_becomes_a_dependency(tmp_path):
     package, files = staged(tmp_path, "psutil:Mine-v0")
     assert f"psutil=={importlib.metadata.version('psutil')}" in package.dependencies
@@ -106,7 +118,7 @@ def test_a_folder_that_flamepy_leaves_out_is_refused(beside, tmp_path, env_id, n
         (beside / name).mkdir(exist_ok=True)
         (beside / name / "__init__.py").touch()
     with pytest.raises(UsageError, match=f"{named}: Flame's client never sends a folder"):
-        stage_package(tmp_path, env_id)
+        stage_package(tmp_path, Environment(env_id))
 
 
 def test_a_module_that_is_not_there_is_refused(tmp_path):

@@ -99,6 +99,22 @@ def test_a_switch_without_a_word_is_on(words, overlap, decay):
         ("--algorithm PPO --activation ReLU", {"algorithm": "ppo", "activation": "relu"}),
         ("--local true --plot False", {"local": True}),
         ("--algorithm ppo --overlap=true", {"algorithm": "ppo", "overlap": True}),
+        (
+            "--env-kwargs b=True,a=[1,2] c=stairs",
+            {"env_kwargs": {"b": True, "a": [1, 2], "c": "stairs"}},
+        ),
+        (
+            '--env-kwargs=a={"x":1,"y":[null,"p,q"]}',
+            {"env_kwargs": {"a": {"x": 1, "y": [None, "p,q"]}}},
+        ),
+        (
+            "--env-kwargs n=none d=None f=1e-3 t=(1,2) e=",
+            {"env_kwargs": {"n": "none", "d": None, "f": 1e-3, "t": [1, 2], "e": ""}},
+        ),
+        (
+            "--wrapper a:A b.c:D --seed 3 --wrapper e:f",
+            {"wrapper": ("a:A", "b.c:D", "e:f"), "seed": 3},
+        ),
         ("--steps-per-iter None", {}),
         ("--output 1e6", {"output": "1e6"}),
     ],
@@ -252,6 +268,18 @@ WRONG = [
     ({"outcomes": ("a", "a")}, "--outcomes: names of entries of info, each once"),
     ({"reward_weights": (1.0, float("nan"))}, "--reward-weights: finite"),
     ({"reward_weights": ("1",)}, "--reward-weights: a list of numbers, not ('1',)"),
+    ({"env_kwargs": ("a",)}, "--env-kwargs: name=value, such as use_contact_forces=True, not a"),
+    ({"env_kwargs": ("a=1", "a=2")}, "--env-kwargs: each name once, not a"),
+    ({"env_kwargs": {"a b": 1}}, "--env-kwargs: name=value, each name one of Python, not a b"),
+    ({"env_kwargs": {"a": {1}}}, "--env-kwargs: a value of JSON for a (a number, a text, a list, "),
+    ({"env_kwargs": {"max_episode_steps": 9}}, "--env-kwargs: max_episode_steps: --max-episode-s"),
+    ({"env_kwargs": "a=1"}, "--env-kwargs: a list of texts, not a=1"),
+    ({"env_kwargs": (1,)}, "--env-kwargs: a list of texts, not (1,)"),
+    (
+        {"wrapper": ("Small",)},
+        "--wrapper: a module and a class, as in my_wrappers:Shaped, not Small",
+    ),
+    ({"wrapper": "a:b"}, "--wrapper: a list of texts, not a:b"),
     ({"reward": "shaped"}, "--reward: a module and a function, as in my_env:shaped, not shaped"),
     ({"reward": "my_env:"}, "--reward: a module and a function"),
     ({"reward": ":shaped"}, "--reward: a module and a function"),
@@ -305,6 +333,22 @@ def test_numpys_numbers_become_pythons():
     assert TrainConfig.from_json(config.to_json()) == config
     with pytest.raises(UsageError, match=r"--iterations: an integer, not 2\.0"):
         TrainConfig(iterations=np.float64(2))
+
+
+def test_arguments_of_an_environment_come_back_from_their_json():
+    given = {"b": True, "text": 'say "a=b"', "number": 1.5, "nothing": None, "a": [1, {"x": "1"}]}
+    config = TrainConfig(env_kwargs=given)
+    assert config.experiment.env_kwargs == (
+        'a=[1, {"x": "1"}]',
+        "b=true",
+        "nothing=null",
+        "number=1.5",
+        r'text="say \"a=b\""',
+    )
+    assert TrainConfig.from_json(config.to_json()) == config
+    assert config.changed(seed=1).experiment.env_kwargs == config.experiment.env_kwargs
+    given, _ = parse(["--env-kwargs", *config.experiment.env_kwargs])
+    assert given == config
 
 
 def test_names_and_negative_weights_come_from_the_command_line():

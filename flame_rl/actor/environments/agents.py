@@ -30,6 +30,7 @@ from flame_rl.actor.environments.making import (
     needs_package,
 )
 from flame_rl.actor.environments.masks import beside_mask
+from flame_rl.actor.environments.wrapping import constructor_arguments, explain_arguments, wrapped
 from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
@@ -61,14 +62,19 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
         SimulatorError: of kind "environment".
     """
     env_id = environment.env_id
-    # A user's own environment may have no such parameter.
-    options = {} if render_mode is None else {"render_mode": render_mode}
+    options, module = constructor_arguments(environment, render_mode), None
     try:
-        env = _made(env_id, importlib.import_module(env_id), options)
+        module = importlib.import_module(env_id)
+        env = _made(env_id, module, options)
     except SimulatorError:
         raise
     except (Exception, SystemExit) as error:
-        raise _explain(env_id, error) from error
+        make = getattr(module, "parallel_env", None)
+        raise explain_arguments(environment, error, make) or _explain(env_id, error) from error
+    if environment.wrapper:
+        from pettingzoo import ParallelEnv
+
+        env = wrapped(environment, env, ParallelEnv)
     if not getattr(env, "possible_agents", None):
         raise unusable(f"{env_id}: possible_agents names nobody")
     _check_agents(env_id, env)

@@ -7,16 +7,23 @@ import difflib
 import importlib
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import gymnasium
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.masks import beside_mask
+from flame_rl.actor.environments.finding import packages_of_environments
 from flame_rl.actor.environments.observations import observation_parts, type_of
+from flame_rl.actor.environments.wrapping import (
+    constructor_arguments,
+    explain_arguments,
+    import_wrappers,
+    wrapped,
+)
 from flame_rl.actor.failure import (
     SimulatorError,
     of_another_api,
@@ -43,30 +50,29 @@ GROUPS = {
 }
 
 
-def make_environment(
-    env_id: str, max_episode_steps: int | None, render_mode: str | None = None
-) -> gymnasium.Env:
-    """A Gymnasium environment whose spaces can be learned.
+def make_environment(environment: Environment, render_mode: str | None = None) -> gymnasium.Env:
+    """A Gymnasium environment whose spaces can be learned, within its wrappers.
 
     Args:
-        env_id: a registered id, or `module:Name-v0`, which imports `module` first.
-        max_episode_steps: a time limit that replaces the registered one, or None.
+        environment: its id is registered, or `module:Name-v0`, which imports `module` first.
         render_mode: Gymnasium's, to show or film episodes; None: neither.
 
     Raises:
         SimulatorError: of kind "environment".
     """
+    env_id = environment.env_id
     try:
         with _quiet_about_own_models(env_id):
             env = gymnasium.make(
                 env_id,
-                max_episode_steps=max_episode_steps,
+                max_episode_steps=environment.max_episode_steps,
                 disable_env_checker=True,
-                # A user's own environment may have no such parameter.
-                **({} if render_mode is None else {"render_mode": render_mode}),
+                **constructor_arguments(environment, render_mode),
             )
     except (Exception, SystemExit) as error:
-        raise _explain(env_id, error) from error
+        refused = explain_arguments(environment, error, _constructor_of(env_id))
+        raise refused or _explain(env_id, error) from error
+    env = wrapped(environment, env, gymnasium.Env)
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             raise unusable(f"{env_id} has no {name}; set it in __init__, or in the class")
@@ -74,9 +80,12 @@ def make_environment(
     return env
 
 
-def import_environment(env_id: str) -> None:
+def import_environment(environment: Environment) -> None:
     """Import what makes an environment, as far as that goes: making it says what is wrong."""
+    env_id = environment.env_id
     module, _, name = env_id.rpartition(":")
+    with contextlib.suppress(Exception, SystemExit):
+        import_wrappers(environment)
     with contextlib.suppress(Exception, SystemExit):
         if module:
             importlib.import_module(module)
@@ -220,8 +229,18 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
         stem = (env_id.partition(":")[2] or env_id).lower().partition("-v")[0]
         near = difflib.get_close_matches(stem, known, n=4)
         hint = f"; nearest names: {', '.join(known[n] for n in near)}" if near else ""
+        if not module and not near:
+            hint = (
+                "; one of a package is named with the module that registers it, as in "
+                f"minigrid:MiniGrid-Empty-5x5-v0 (`uv run --with PACKAGE main.py …`){_installed()}"
+            )
         return unusable(f"{_UNKNOWN} {env_id}: {error}{hint}")
     return cannot_be_made(env_id, error)
+
+
+def _installed() -> str:
+    modules = [each for each in packages_of_environments() if not each.startswith("flame")]
+    return f"; installed modules that use Gymnasium: {', '.join(modules[:20])}" if modules else ""
 
 
 def _registered_by(module: str) -> list[str] | None:
@@ -232,6 +251,16 @@ def _registered_by(module: str) -> list[str] | None:
     except (Exception, SystemExit):
         return None
     return [spec.id for spec in gymnasium.registry.values() if _module_of(spec) == module]
+
+
+def _constructor_of(env_id: str) -> Callable[..., object] | None:
+    """The class or function that makes a registered environment; None if it is not found."""
+    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+    with contextlib.suppress(Exception, SystemExit):
+        if isinstance(spec.entry_point, str):
+            return load_env_creator(spec.entry_point)
+        return spec.entry_point
+    return None
 
 
 def _module_of(spec: EnvSpec) -> str:

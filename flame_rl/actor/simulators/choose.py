@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.environments.agents import has_agents, spec_of
+from flame_rl.actor.environments.finding import with_module
 from flame_rl.actor.environments.making import describe_environment, import_environment
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
@@ -53,15 +54,18 @@ def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
 
 
 def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
-    """The simulator of an environment and its spec. See `choose_simulator`, `check_repeats`."""
-    spec_from = spec_of if has_agents(environment.env_id) else describe_environment
+    """The simulator of an environment and its spec, whose `env_id` has the module that registers it
+    where that was looked for. See `choose_simulator`, `check_repeats`, `with_module`."""
+    several = has_agents(environment.env_id)
+    environment = environment if several else with_module(environment)
+    spec_from = spec_of if several else describe_environment
 
     def make() -> tuple[EnvironmentsSimulator, EnvironmentSpec]:
         plain = plain_simulator(environment)
         return plain, spec_from(environment, plain.first)
 
     # Here, and not in a fork, after which it would be imported again.
-    import_environment(environment.env_id)
+    import_environment(environment)
     # Before another object may hold what the environment needs alone.
     checked = check_repeats(environment.env_id, make)
     plain, spec = make()
@@ -138,6 +142,8 @@ def _why_not(environment: Environment, env: gymnasium.Env) -> str | None:
         return f"there is no fast twin of {env_id}, only of {', '.join(_TWINS)}"
     if environment.outcomes:
         return f"--outcomes: the fast twin of {env_id} has none"
+    if environment.env_kwargs or environment.wrapper:
+        return f"--env-kwargs, --wrapper: the fast twin of {env_id} has none"
     parts = _TWINS[env_id][2]
     for name in environment.reward_parts:
         if name not in parts:

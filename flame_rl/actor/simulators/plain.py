@@ -110,10 +110,7 @@ class PlainSimulator(EnvironmentsSimulator):
             environment: which environment to make; its `simulator` is ignored.
             render_mode: Gymnasium's, to show or film episodes; None: neither.
         """
-        limit = environment.max_episode_steps
-        self._make_first(
-            environment, lambda: make_environment(environment.env_id, limit, render_mode)
-        )
+        self._make_first(environment, lambda: make_environment(environment, render_mode))
         actions = self.first.action_space
         space, masks = beside_mask(environment, self.first.observation_space, actions)
         self._observation_space = space

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from flame_rl.actor.worker.frames import CLOSE_SECONDS, PROGRESS, read_frame, write_frame
 from flame_rl.wire import codec, packing
@@ -55,7 +56,9 @@ def main(
     def answer_to(frame: Buffer, kind: str) -> Buffer | list[Buffer]:
         if kind == "describe":
             environment = codec.decode_describe(frame)
-            simulators[environment], spec = describe(environment)
+            simulator, spec = describe(environment)
+            # As requests will name it.
+            simulators[replace(environment, env_id=spec.env_id)] = simulator
             return codec.encode_description(spec)
         request = codec.decode_request(frame)
         environment = request.environment

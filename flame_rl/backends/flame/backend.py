@@ -68,7 +68,7 @@ class FlameBackend:
 
     def __init__(
         self,
-        env_id: str,
+        environment: Environment,
         patience: Patience,
         silence: float,
         stop: threading.Event,
@@ -77,7 +77,7 @@ class FlameBackend:
         """Connect, ship the package and open a session.
 
         Args:
-            env_id: its module is shipped.
+            environment: its modules are shipped.
             patience: how long a task may take.
             silence: seconds without a sign of life after which the cluster is given up.
             stop: set when the user asks to stop.
@@ -95,7 +95,7 @@ class FlameBackend:
         self._context, self._room = connect(stop, executors)
         self.shares = Shares(self._room.executors)
         self._watch = Watch(self._room.executors)
-        self._open(env_id)
+        self._open(environment)
 
     @property
     def executors(self) -> int:
@@ -119,17 +119,18 @@ class FlameBackend:
             spec = describe_by(worker, environment, deadline, self._stop)
         finally:
             worker.close()
-        if needs(environment.env_id) != self._needs:
-            # The constructor was given a name that stands for another environment.
+        found = replace(environment, env_id=spec.env_id)
+        if needs(found) != self._needs:
+            # The constructor was given a short name, or one without the module that has it.
             self.close()
-            self._open(environment.env_id)
+            self._open(found)
         return spec
 
-    def _open(self, env_id: str) -> None:
-        self._needs = needs(env_id)
+    def _open(self, environment: Environment) -> None:
+        self._needs = needs(environment)
         self._left_sessions: list[Session] = []
         self._janitor = Janitor()
-        self._runner, self._dependencies = deploy(env_id, self._janitor)
+        self._runner, self._dependencies = deploy(environment, self._janitor)
         try:
             self._session = self._open_session()
             # Asked at once, so that executors start while the learner imports torch.

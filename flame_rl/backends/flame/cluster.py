@@ -23,6 +23,7 @@ from flame_rl.backends.flame.cleanup import CALL_SECONDS, Janitor
 from flame_rl.backends.package import stage_package
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.signals import call_with_timeout, unless_stopped
+from flame_rl.wire.messages import Environment
 
 CONNECT_SECONDS = 8.0
 PROBE_SECONDS = 3.0
@@ -188,14 +189,14 @@ def memory_share(nodes: Sequence[int], executors: int) -> int:
     return low
 
 
-def deploy(env_id: str, janitor: Janitor) -> tuple[Runner, list[str]]:
+def deploy(environment: Environment, janitor: Janitor) -> tuple[Runner, list[str]]:
     """Ship the package as an application; returns its runner and the package's dependencies.
 
     Flame finds a package by its application's name alone, so the name holds a digest of the content
     and a random token: what runs is what was shipped, and two runs never share a name.
     """
     with tempfile.TemporaryDirectory(prefix="flame-rl-") as folder:
-        package = stage_package(Path(folder), env_id)
+        package = stage_package(Path(folder), environment)
         name = f"flame-rl-{package.digest}-{secrets.token_hex(4)}"
         janitor.remember("application", name)
         # Runner packs the current directory and offers no other way.

@@ -1,0 +1,283 @@
+"""Arguments of an environment's constructor, wrappers, and ids whose module is not named."""
+
+from __future__ import annotations
+
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from flame_rl import TrainConfig, Trainer
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.simulators.choose import describe
+from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.wire.messages import Environment
+from tests.agents import relay_v0
+from tests.environments import Base
+from tests.helpers import run_here
+
+HERE = "tests.actor.test_wrapping"
+
+
+class Tunable(Base):
+    """Pays `pay`, and observes as many numbers as `sizes` has, each of which is one of them."""
+
+    horizon = 3
+
+    def __init__(self, pay: float = 1.0, sizes: tuple[float, ...] = (1,), name: str = "") -> None:
+        self.pay, self.sizes, self.name = pay, np.array(sizes, np.float32), name
+        self.observation_space = spaces.Box(-100, 100, (len(sizes),), np.float32)
+
+    def first_observation(self):
+        return self.sizes
+
+    next_observation = first_observation
+
+    def reward(self, action) -> float:
+        return self.pay
+
+
+class Doubled(gymnasium.RewardWrapper):
+    def reward(self, reward):
+        return 2 * reward
+
+
+def one_more(env):
+    return gymnasium.wrappers.TransformReward(env, lambda reward: reward + 1)
+
+
+def last_number(env):
+    space = spaces.Box(-100, 100, (1,), np.float32)
+    return gymnasium.wrappers.TransformObservation(env, lambda seen: seen[-1:], space)
+
+
+def broken(env):
+    raise OSError("no such port")
+
+
+def none_at_all(env):
+    return None
+
+
+gymnasium.register("Tunable-v0", Tunable, max_episode_steps=100)
+
+
+def first_step(environment: Environment) -> tuple[list[float], float]:
+    """The first observation, and the reward of the first step."""
+    simulator = PlainSimulator(environment)
+    slots = np.arange(1)
+    simulator.reset(slots, slots)
+    observed = simulator.observations[0].tolist()
+    simulator.step(np.zeros(1, np.int32), slots)
+    return observed, float(simulator.rewards[0])
+
+
+def test_arguments_reach_the_constructor():
+    environment = Environment(f"{HERE}:Tunable-v0", env_kwargs=("pay=2.5", "sizes=[3, 4]"))
+    assert first_step(environment) == ([3, 4], 2.5)
+
+
+@pytest.mark.parametrize(
+    ("names", "reward"), [(("Doubled", "one_more"), 3), (("one_more", "Doubled"), 4)]
+)
+def test_wrappers_are_applied_in_their_order(names, reward):
+    wrapper = (*(f"{HERE}:{name}" for name in names), f"{HERE}:last_number")
+    environment = Environment(f"{HERE}:Tunable-v0", env_kwargs=("sizes=[3, 4]",), wrapper=wrapper)
+    assert first_step(environment) == ([4], reward)
+    _, spec = describe(environment)
+    assert spec.observation_space.shape == (1,) and spec.time_limit == 100 and not spec.differs
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"env_kwargs": ("speed=2",)},
+            "--env-kwargs: .*Tunable-v0 takes no argument speed; it takes pay, sizes, name",
+        ),
+        (
+            {"wrapper": ("nowhere:Small",)},
+            "--wrapper: module 'nowhere' cannot be imported: Mod.*PYTHONPATH",
+        ),
+        (
+            {"wrapper": (f"{HERE}:Small",)},
+            f"--wrapper: module '{HERE}' has no class or function 'Small'",
+        ),
+        (
+            {"wrapper": (f"{HERE}:broken",)},
+            f"--wrapper: {HERE}:broken raised OSError: no such port; it",
+        ),
+        ({"wrapper": (f"{HERE}:none_at_all",)}, "none_at_all returned a NoneType, which is no Env"),
+        (
+            {"wrapper": ("gymnasium.wrappers:TimeLimit",)},
+            "TimeLimit raised TypeError.*a function of your own",
+        ),
+    ],
+)
+def test_what_is_wrong_with_them_is_named(fields, words):
+    with pytest.raises(SimulatorError, match=words) as caught:
+        describe(Environment(f"{HERE}:Tunable-v0", **fields))
+    assert caught.value.kind == "environment"
+
+
+def test_a_fast_twin_is_the_registered_environment_alone():
+    plain = Environment("CartPole-v1", wrapper=("gymnasium.wrappers:FlattenObservation",))
+    simulator, spec = describe(plain)
+    assert isinstance(simulator, PlainSimulator) and "--env-kwargs, --wrapper:" in spec.note
+    simulator, spec = describe(Environment("CartPole-v1", env_kwargs=("sutton_barto_reward=true",)))
+    assert isinstance(simulator, PlainSimulator) and "--env-kwargs, --wrapper:" in spec.note
+
+
+def of_three_steps(env):
+    from pettingzoo.utils.wrappers import BaseParallelWrapper
+
+    class Short(BaseParallelWrapper):
+        def step(self, actions):
+            *returned, truncations, infos = super().step(actions)
+            ended = self.unwrapped.number >= 3
+            self.env.agents = [] if ended else self.env.agents
+            return *returned, dict.fromkeys(truncations, ended), infos
+
+        @property
+        def agents(self):
+            return self.env.agents
+
+    return Short(env)
+
+
+def test_several_agents_have_arguments_and_wrappers_too(monkeypatch):
+    made = []
+
+    def parallel_env(render_mode=None, length=5):
+        made.append(length)
+        return relay_v0.Relay(render_mode)
+
+    monkeypatch.setattr(relay_v0, "parallel_env", parallel_env)
+    named = {"env_kwargs": ("length=7",), "wrapper": (f"{HERE}:of_three_steps",)}
+    simulator, spec = describe(Environment("tests.agents.relay_v0", **named))
+    assert set(made) == {7} and len(spec.agents) == 2
+    running = np.arange(2)
+    simulator.reset(running, np.full(2, 4))
+    for _ in range(3):
+        simulator.step(np.zeros(2, np.int32), running)
+        running = running[~(simulator.terminated | simulator.truncated)[running]]
+    assert not len(running)
+    with pytest.raises(
+        SimulatorError, match="takes no argument size; it takes render_mode, length"
+    ):
+        describe(Environment("tests.agents.relay_v0", env_kwargs=("size=1",)))
+    with pytest.raises(SimulatorError, match="returned a NoneType, which is no ParallelEnv"):
+        describe(Environment("tests.agents.relay_v0", wrapper=(f"{HERE}:none_at_all",)))
+
+
+FLAGS = ("--env", f"{HERE}:Tunable-v0", "--local", "--iterations", "2", "--episodes-per-iter", "3")
+GIVEN = (
+    "--env-kwargs",
+    "pay=3",
+    "sizes=[2,9]",
+    "--wrapper",
+    f"{HERE}:Doubled",
+    f"{HERE}:last_number",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    done = run_here(*FLAGS, *GIVEN, "--workers", "0", "--output", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "Observation: 1 numbers" in done.stdout and "Final Mean Reward: 18.0" in done.stdout
+    return folder / "run"
+
+
+def test_workers_play_the_same_environment(run, tmp_path):
+    done = run_here(*FLAGS, *GIVEN, "--workers", "1", "--output", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "metrics.csv").read_bytes() == (run / "metrics.csv").read_bytes()
+
+
+def test_a_run_keeps_them(run):
+    evaluated = run_here("evaluate", str(run), "--episodes", "2", "--workers", "0", cwd=run.parent)
+    assert "Mean return: 18.0" in evaluated.stdout
+    before = (run / "config.json").read_bytes(), (run / "metrics.csv").read_bytes()
+    for more in (("--env-kwargs", "pay=3"), ("--wrapper", f"{HERE}:Doubled")):
+        refused = run_here("--resume", str(run), "--iterations", "3", *more, cwd=run.parent)
+        assert refused.returncode == 2 and f"another run: {more[0]} (" in refused.stderr
+    assert ((run / "config.json").read_bytes(), (run / "metrics.csv").read_bytes()) == before
+    resumed = run_here("--resume", str(run), "--iterations", "3", *GIVEN, cwd=run.parent)
+    assert resumed.returncode == 0 and "Final Mean Reward: 18.0" in resumed.stdout
+
+
+def test_a_function_that_makes_environments_gets_the_arguments():
+    def make(pay: float = 1.0) -> gymnasium.Env:
+        return Tunable(pay)
+
+    config = TrainConfig(
+        env=make, env_kwargs={"pay": 5}, episodes_per_iter=2, local=True, workers=0
+    )
+    with Trainer(config) as trainer:
+        assert trainer.train().reward_mean == 15
+
+
+PACKAGE = """
+import gymnasium, tests.environments
+gymnasium.register({env_id!r}, tests.environments.ConstantReward)
+"""
+
+
+def install(folder, module: str, env_id: str, metadata: str = "", entry_points: str = "") -> None:
+    """A package of one module as an installer leaves it."""
+    (folder / f"{module}.py").write_text(PACKAGE.format(env_id=env_id))
+    about = folder / f"{module}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n{metadata}"
+    )
+    (about / "top_level.txt").write_text(f"{module}\n")
+    (about / "entry_points.txt").write_text(entry_points)
+
+
+@pytest.mark.parametrize(
+    ("module", "env_id", "metadata", "entry_points"),
+    [
+        ("found_space", "found_space/Inner-v0", "", ""),
+        ("foundgrid", "FoundGrid-Empty-5x5-v0", "", ""),
+        ("found_way_env", "FoundWay-v0", "Requires-Dist: gymnasium (>=0.28)\n", ""),
+        (
+            "found_elsewhere",
+            "Treasure-v0",
+            "",
+            "[gymnasium.envs.__root__]\nx = found_elsewhere:register\n",
+        ),
+    ],
+)
+def test_an_id_whose_module_is_not_named_is_found(
+    tmp_path, monkeypatch, module, env_id, metadata, entry_points
+):
+    install(tmp_path, module, env_id, metadata, entry_points)
+    monkeypatch.syspath_prepend(tmp_path)
+    _, spec = describe(Environment(env_id))
+    assert spec.env_id == f"{module}:{env_id}"
+
+
+def test_an_id_that_is_not_found_says_how_it_is_named(tmp_path, monkeypatch):
+    install(tmp_path, "deep_package", "Other-v0", "Requires-Dist: gymnasium\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SimulatorError) as caught:
+        describe(Environment("unheard-of-treasure-v0"))
+    text = str(caught.value)
+    assert text.startswith("unknown environment unheard-of-treasure-v0: ")
+    assert "as in minigrid:MiniGrid-Empty-5x5-v0 (`uv run --with PACKAGE main.py …`)" in text
+    assert "installed modules that use Gymnasium: " in text and "deep_package" in text
+
+
+def test_a_run_finds_it_in_its_workers(tmp_path, monkeypatch):
+    install(tmp_path, "foundbelow", "FoundBelow-v0")
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--local", "--workers", "1", "--iterations", "1", "--episodes-per-iter", "2")
+    done = run_here("--env", "FoundBelow-v0", *flags, "--output", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "on foundbelow:FoundBelow-v0" in done.stdout and "foundbelow" not in sys.modules
+    assert '"env": "FoundBelow-v0"' in (tmp_path / "run" / "config.json").read_text()
