@@ -9,5 +9,6 @@ COMMANDS = {
     "watch": "flame_rl.commands.watch:watch",
     "plot": "flame_rl.commands.plot:plot",
     "export": "flame_rl.commands.export:export",
+    "check": "flame_rl.commands.check:check",
     "profile": "flame_rl.commands.profile:profile",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -175,6 +176,18 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
                 "TransformObservation makes such an observation)"
             )
     return warnings
+
+
+def what_says_more(experiment: Experiment) -> str:
+    """The command that examines the environment, to follow a warning; "" where a function makes
+    it, which no command can name."""
+    if not isinstance(experiment.env, str):
+        return ""
+    words = ["--env", experiment.env]
+    for name in ("env_kwargs", "wrapper"):
+        if values := getattr(experiment, name):
+            words += [flag(name), *values]
+    return f". `uv run main.py check {shlex.join(words)}` says more"
 
 
 def observed(spec: EnvironmentSpec) -> str:

@@ -29,6 +29,7 @@ from flame_rl.run.checks import (
     refuse_impossible_sizes,
     refuse_large_observations,
     refuse_many_episodes,
+    what_says_more,
 )
 from flame_rl.run.evaluation import Evaluation, evaluate_policy
 from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, files_of, run_of
@@ -146,9 +147,11 @@ class Trainer:
         spec = self._backend.describe(environment_of(self.config, env_id))
         # What is said of the environment must not make a checkpoint's differ.
         self.spec, self.note = replace(spec, note="", differs=""), spec.note
-        if spec.differs and self.config.execution.strict:
-            raise UsageError(f"--strict: {spec.differs}")
-        self.warnings += [spec.differs] * bool(spec.differs)
+        if spec.differs:
+            differs = f"{spec.differs}{what_says_more(experiment)}"
+            if self.config.execution.strict:
+                raise UsageError(f"--strict: {differs}")
+            self.warnings.append(differs)
         self.warnings += environment_warnings(self.config, self.spec)
         self.warnings += refuse_large_observations(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.

@@ -215,6 +215,7 @@ def test_a_slow_environment_is_not_checked_and_says_so():
     _, spec = describe(Environment(f"{HERE}:Patient-v0"))
     assert spec.differs == ""
     assert spec.note.startswith(f"Whether {HERE}:Patient-v0 repeats itself is not checked: an obj")
+    assert f"`uv run main.py check --env {HERE}:Patient-v0` takes the time" in spec.note
 
 
 def test_an_import_that_takes_long_makes_no_environment_slow(tmp_path, monkeypatch):
@@ -247,6 +248,7 @@ def test_a_run_warns_of_it_and_a_strict_one_does_not_begin(workers, tmp_path):
     refused = run_here(*flags, "--strict", cwd=tmp_path)
     assert refused.returncode == 2 and not (tmp_path / "run").exists()
     assert refused.stderr.startswith(f"error: --strict: {HERE}:Counter-v0 does not repeat itself")
+    assert f"`uv run main.py check --env {HERE}:Counter-v0` says more" in refused.stderr
     done = run_here(*flags, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"warning: {HERE}:Counter-v0 does not repeat itself" in done.stderr

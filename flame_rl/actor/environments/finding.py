@@ -1,7 +1,8 @@
 """Finding the module of an environment that is named by its id alone, as packages print it.
 
-Gymnasium knows an id only after the module that registers it was imported. That module is looked
-for in two places: Gymnasium's entry points, and installed modules of the same name.
+Gymnasium knows an id only after the module that registers it was imported. It is looked for among
+Gymnasium's entry points, in a module of the same name, and in the source of installed packages that
+require Gymnasium.
 """
 
 from __future__ import annotations
@@ -14,25 +15,28 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import metadata
+from itertools import islice
+from pathlib import Path
 
 import gymnasium
 
+from flame_rl.actor.environments.agents import has_agents
+from flame_rl.actor.environments.making import packages_of_environments
 from flame_rl.wire.messages import Environment
 
 # A group of this name has an entry point for every package that registers environments; it may be
 # followed by a namespace.
 _ENTRY_POINTS = "gymnasium.envs"
-# Shorter names begin too many others.
-_LEAST_OF_A_NAME = 4
-_REQUIRES_GYMNASIUM = re.compile(r"gymnasium\b", re.IGNORECASE)
+# Of a package; larger ones are something else.
+_MOST_FILES = 2000
 
 
 def with_module(environment: Environment) -> Environment:
-    """The environment of one agent with the module that registers it in front of its id, where that
-    is needed and found; the module is then imported. Otherwise the same: making it says what is
-    wrong."""
+    """The environment with the module that registers it in front of its id, where that is needed
+    and found; the module is then imported. Otherwise the same: making it says what is wrong."""
     env_id = environment.env_id
-    if ":" in env_id or _is_known(env_id):
+    # Of several agents, the name is a module's.
+    if ":" in env_id or has_agents(env_id) or _is_known(env_id):
         return environment
     for module in _modules_of(env_id):
         with contextlib.suppress(Exception, SystemExit):
@@ -40,15 +44,6 @@ def with_module(environment: Environment) -> Environment:
             if _is_known(env_id):
                 return replace(environment, env_id=f"{module}:{env_id}")
     return environment
-
-
-def packages_of_environments() -> list[str]:
-    """The modules of installed packages that require Gymnasium, in alphabetical order."""
-    found = set()
-    for module, distributions in metadata.packages_distributions().items():
-        if not module.startswith("_") and any(map(_requires_gymnasium, set(distributions))):
-            found.add(module)
-    return sorted(found)
 
 
 def _is_known(env_id: str) -> bool:
@@ -63,25 +58,26 @@ def _stem(env_id: str) -> str:
 
 def _modules_of(env_id: str) -> Iterator[str]:
     """Modules that may register the id, the likeliest first."""
-    namespace, slash, name = env_id.partition("/")
-    plain = _plain(namespace if slash else re.split(r"[-_]", name or namespace)[0])
     for group in metadata.entry_points().groups:
         if group == _ENTRY_POINTS or group.startswith(f"{_ENTRY_POINTS}."):
             for entry_point in metadata.entry_points(group=group):
                 yield entry_point.module
-    for own in (namespace, plain):
+    namespace, slash, _ = env_id.partition("/")
+    for own in (namespace, re.split(r"[-_]", namespace)[0].lower()):
         if own.isidentifier() and own not in sys.stdlib_module_names:
-            with contextlib.suppress(ImportError, ValueError):
-                if importlib.util.find_spec(own) is not None:
-                    yield own
-    if len(plain) >= _LEAST_OF_A_NAME:
-        yield from (each for each in packages_of_environments() if _plain(each).startswith(plain))
+            yield own
+    named = namespace if slash else _stem(env_id)
+    yield from (module for module in packages_of_environments() if _mentions(module, named))
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _requires_gymnasium(distribution: str) -> bool:
-    required = metadata.requires(distribution) or []
-    return any(_REQUIRES_GYMNASIUM.match(each) for each in required)
+def _mentions(module: str, text: str) -> bool:
+    """Whether the text is in the source of a module, or of those within it."""
+    found = importlib.util.find_spec(module)
+    files = [Path(found.origin)] if found and found.origin else []
+    for folder in (found and found.submodule_search_locations) or ():
+        files += islice(Path(folder).rglob("*.py"), _MOST_FILES)
+    for file in files:
+        with contextlib.suppress(OSError, ValueError):
+            if text in file.read_text():
+                return True
+    return False

@@ -8,6 +8,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 
 import gymnasium
@@ -16,7 +17,6 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.masks import beside_mask
-from flame_rl.actor.environments.finding import packages_of_environments
 from flame_rl.actor.environments.observations import observation_parts, type_of
 from flame_rl.actor.environments.wrapping import (
     constructor_arguments,
@@ -157,8 +157,9 @@ def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Sp
             raise unusable(
                 f"the observation space of {env_id} cannot be learned from: {where}{reason}, in "
                 f"{str(observation)[:500]}. A Box of numbers, Discrete, MultiDiscrete "
-                "and MultiBinary can, and Dict and Tuple of them; a wrapper of gymnasium.wrappers "
-                "(TransformObservation, FilterObservation) may make one"
+                "and MultiBinary can, and Dict and Tuple of them; a wrapper may make one, of the "
+                "package or of your own: --wrapper module:Class (gymnasium.wrappers has "
+                "TransformObservation and FilterObservation)"
             )
     reason = _why_not_acted(action)
     if reason is not None:
@@ -238,8 +239,19 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
     return cannot_be_made(env_id, error)
 
 
+def packages_of_environments() -> list[str]:
+    """The modules of installed packages that require Gymnasium, in alphabetical order, without
+    those that `main.py` needs itself."""
+    found = set()
+    for module, distributions in metadata.packages_distributions().items():
+        required = [each for name in set(distributions) for each in metadata.requires(name) or []]
+        if any(each.startswith("gymnasium") for each in required):
+            found.add(module)
+    return sorted(found - {"flame_rl", "gymnasium", "model", "pettingzoo"})
+
+
 def _installed() -> str:
-    modules = [each for each in packages_of_environments() if not each.startswith("flame")]
+    modules = packages_of_environments()
     return f"; installed modules that use Gymnasium: {', '.join(modules[:20])}" if modules else ""
 
 

@@ -56,13 +56,10 @@ def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
 def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     """The simulator of an environment and its spec, whose `env_id` has the module that registers it
     where that was looked for. See `choose_simulator`, `check_repeats`, `with_module`."""
-    several = has_agents(environment.env_id)
-    environment = environment if several else with_module(environment)
-    spec_from = spec_of if several else describe_environment
+    environment = with_module(environment)
 
     def make() -> tuple[EnvironmentsSimulator, EnvironmentSpec]:
-        plain = plain_simulator(environment)
-        return plain, spec_from(environment, plain.first)
+        return plain_and_spec(environment)
 
     # Here, and not in a fork, after which it would be imported again.
     import_environment(environment)
@@ -77,7 +74,10 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
             f"Making the environment took {plain.making_seconds:.1f} s: a process begins with one "
             f"and makes more as the run goes on, up to --slots {environment.slots}."
         )
-    note = " ".join(filter(None, (note, checked.unknown, slow)))
+    unknown = checked.unknown
+    if unknown:
+        unknown += f" `uv run main.py check --env {environment.env_id}` takes the time for it."
+    note = " ".join(filter(None, (note, unknown, slow)))
     return simulator, replace(spec, note=note, differs=checked.differs, action_mask=masks)
 
 
@@ -87,6 +87,16 @@ def _masks_at_reset(plain: EnvironmentsSimulator) -> MaskSource:
         slots = np.arange(plain.agents)
         plain.reset(slots, np.full(len(slots), SEED))
     return plain.masks.found_in or "none"
+
+
+def plain_and_spec(
+    environment: Environment,
+) -> tuple[PlainSimulator | AgentsSimulator, EnvironmentSpec]:
+    """A simulator as of `plain_simulator`, and the environment's spec. Raises SimulatorError of
+    kind "environment"."""
+    plain = plain_simulator(environment)
+    spec_from = spec_of if has_agents(environment.env_id) else describe_environment
+    return plain, spec_from(environment, plain.first)
 
 
 def plain_simulator(

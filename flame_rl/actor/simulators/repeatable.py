@@ -1,48 +1,63 @@
 """Whether an environment repeats itself: with one seed and the same actions, one episode.
 
 Where it does not, results depend on the number of workers and on what was played before, and a lost
-episode cannot be collected again. Some episodes are played in a fork of this process, in which an
-environment may crash, hang or count without a trace.
+episode cannot be collected again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import json
-import os
+import math
 import random
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import gymnasium
 import numpy as np
 
 from flame_rl.actor.failure import SimulatorError, unusable
+from flame_rl.actor.simulators.forked import Note, in_fork
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.nets.discrete import choose_allowed
 from flame_rl.wire.masks import ACTION_MASKS
-from flame_rl.wire.messages import EnvironmentSpec, MaskSource
+from flame_rl.wire.messages import Column, EnvironmentSpec, MaskSource
 from flame_rl.wire.steps import step_columns
 
 # The seed of the environment, and of the actions.
 SEED = 1_403_007
-# An episode is played no further, so that a quick environment takes half a second at most.
-_STEPS, _SECONDS = 100, 0.1
-# Environments that take longer for an object and its first step are not checked.
-_QUICK_SECONDS = 0.5
-# When the fork is killed: the environment hangs.
-_MOST_SECONDS = 5
+
+
+class Effort(NamedTuple):
+    """How far an environment is examined.
+
+    Attributes:
+        steps, seconds: an episode is played no further.
+        making_seconds: environments that take longer for an object and its first step are not
+            examined.
+        most_seconds: when the fork is killed: the environment hangs.
+    """
+
+    steps: int
+    seconds: float
+    making_seconds: float
+    most_seconds: int
+
+
+# A quick environment takes half a second at most.
+QUICK = Effort(100, 0.1, 0.5, 5)
+# How a fork ended, in words.
+_FORK_ENDS = {"": "raise an error", "SIGALRM": "hang"}
 
 _ENDS = ("terminated", "truncated")
 
 # What is compared after a reset, and after each step: bytes by the name of what they are.
 _Row = dict[str, bytes]
+# Makes a simulator with environments of its own, and their description.
+Make = Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]]
 
 
 @dataclass(frozen=True)
@@ -60,14 +75,13 @@ class Checked:
     action_mask: MaskSource | None
 
 
-def check_repeats(
-    env_id: str, make: Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]]
-) -> Checked:
+def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
     """Play an episode twice in one object and once in another. At most one exists at a time.
 
     Args:
         env_id: of the environment, for what is returned.
         make: makes a simulator with environments of its own, and their description.
+        effort: how far it is played.
 
     Returns:
         What was found. Of an environment that fails it is nothing: the run will say so, with the
@@ -76,43 +90,13 @@ def check_repeats(
     Raises:
         SimulatorError: of kind "environment": it cannot be played at all.
     """
-    reading, writing = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
-        child = os.fork()
-    if child == 0:
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            # What else this process has is not the fork's to finalise.
-            gc.freeze()
-            # Nobody would see a debugger there.
-            sys.breakpointhook = lambda *_, **__: None
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            for descriptor in (0, 1, 2):
-                os.dup2(nowhere, descriptor)
-            with contextlib.ExitStack() as closing:
-
-                def tell(found: dict[str, str]) -> None:
-                    os.write(writing, json.dumps(found).encode() + b"\n")
-
-                tell(_checked(make, tell, closing))
-        finally:
-            os._exit(0)
-    os.close(writing)
-    _, status = os.waitpid(child, 0)
-    with open(reading, "rb", buffering=0) as answer:  # noqa: PTH123
-        os.set_blocking(reading, False)
-        found: dict[str, str] = {}
-        # The fork crashed, or the environment wrote here.
-        with contextlib.suppress(TypeError, ValueError):
-            for line in (answer.read() or b"").splitlines():
-                found |= json.loads(line)
+    found, ended = in_fork(lambda note, closing: note(_repeated(make, effort, note, closing)))
     if "unusable" in found:
         raise unusable(found["unusable"])
     # Of an environment whose reset fails, the run will say so.
     masks: MaskSource | None = "none"
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-        found["unknown"], masks = f"it takes more than {_MOST_SECONDS} s", None
+    if ended == "SIGALRM":
+        found["unknown"], masks = f"it takes more than {effort.most_seconds} s", None
     if found.get("action_mask") in get_args(MaskSource):
         masks = found["action_mask"]
     unknown = found.get("unknown", "")
@@ -123,26 +107,67 @@ def check_repeats(
     )
 
 
-def _checked(
-    make: Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]],
-    tell: Callable[[dict[str, str]], None],
-    closing: contextlib.ExitStack,
+def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
+    """Play an episode alone, and again in another object while a third one is played, step by step
+    in turns, as it is where a process has several slots.
+
+    Args:
+        env_id: of the environment, for what is returned.
+        make: as in `check_repeats`; the simulator has slots for two environments.
+        effort: how far it is played.
+
+    Returns:
+        Where the episodes differ and why, and why no two can be played; either or both are "".
+    """
+
+    def work(note: Note, closing: contextlib.ExitStack) -> None:
+        alone, spec = make()
+        closing.callback(alone.close)
+        signal.alarm(effort.most_seconds)
+        try:
+            first = _play(alone, spec, effort)
+            with contextlib.suppress(Exception):
+                closing.close()
+            both, _ = make()
+            closing.callback(both.close)
+            second = _play(both, spec, _as_long(first), environments=2)
+        except SimulatorError as error:
+            note({"alone": str(error)})
+        else:
+            note({"where": _difference(first, second), "kind": type(both.first.unwrapped).__name__})
+
+    found, ended = in_fork(work)
+    if ended or not found:
+        return "", f"two objects beside each other {_FORK_ENDS.get(ended, f'end by {ended}')}"
+    if not found.get("where"):
+        return "", found.get("alone", "")
+    return (
+        f"{env_id} gives another episode while another object of it is played: with one seed and "
+        f"the same actions, {found['where']}. Likely cause: objects of {found['kind']} share "
+        "state, in an attribute of the class, a variable of the module, or a simulator's default "
+        "connection (in PyBullet every call needs its physicsClientId); keep it in self. Until "
+        "then --slots 1 plays one in each process"
+    ), ""
+
+
+def _repeated(
+    make: Make, effort: Effort, note: Note, closing: contextlib.ExitStack
 ) -> dict[str, str]:
-    """What `check_repeats` returns or raises, by name; `tell` is told what is known before a step
+    """What `check_repeats` returns or raises, by name; `note` is told what is known before a step
     may crash or hang, and `closing` closes what is still open."""
     began, before = time.monotonic(), _global_states()
     one, spec = make()
     closing.callback(one.close)
     # Only now: what an environment has half made, nobody would close.
-    signal.alarm(_MOST_SECONDS)
+    signal.alarm(effort.most_seconds)
     in_constructor, before = _drawn_since(before), _global_states()
     try:
-        first = _play(one, spec, seconds=_SECONDS, begun=lambda: tell(_masks_of(one)))
+        first = _play(one, spec, effort, begun=lambda: note(_masks_of(one)))
     except SimulatorError as error:
         return {"unusable": str(error)} if error.kind == "environment" else {}
-    if (seconds := time.monotonic() - began) > _QUICK_SECONDS:
+    if (seconds := time.monotonic() - began) > effort.making_seconds:
         return {"unknown": f"an object and its first step take {seconds:.1f} s"}
-    steps = len(first) - 1
+    steps = _as_long(first)
     again = _difference(first, _play(one, spec, steps))
     drawn = _drawn_since(before)
     with contextlib.suppress(Exception):
@@ -181,47 +206,86 @@ def _checked(
     }
 
 
+def random_actions(
+    simulator: EnvironmentsSimulator,
+    column: Column,
+    generator: np.random.Generator,
+    slots: slice,
+) -> np.ndarray:
+    """Actions as a policy's are recorded, each that is allowed as likely as any other.
+
+    Args:
+        simulator: has the masks of the slots.
+        column: that of the actions, as in `flame_rl.wire.steps.step_columns`.
+        generator: is drawn from.
+        slots: those that act, n of them.
+
+    Returns:
+        float32 [n, A], from -1 to 1, or int32 [n] or [n, F].
+    """
+    count = slots.stop - slots.start
+    shape, choices = (count, *column.shape), column.choices
+    if simulator.masks.read:
+        allowed = np.unpackbits(simulator.action_masks[slots], axis=1, count=sum(choices))
+        factors = np.split(allowed, np.cumsum(choices)[:-1], axis=1)
+        drawn = [choose_allowed(generator.random(count), each) for each in factors]
+        return np.stack(drawn, axis=1).reshape(shape)
+    if choices:
+        numbers = generator.integers(choices, size=(count, len(choices)))
+        return numbers.astype(np.int32).reshape(shape)
+    return generator.uniform(-1, 1, shape).astype(np.float32)
+
+
+def _as_long(rows: list[_Row]) -> Effort:
+    """To play as many steps as these rows have."""
+    return QUICK._replace(steps=len(rows) - 1, seconds=math.inf)
+
+
 def _play(
     simulator: EnvironmentsSimulator,
     spec: EnvironmentSpec,
-    steps: int = _STEPS,
+    effort: Effort,
     *,
-    seconds: float = float("inf"),
     disturbed: bool = False,
+    environments: int = 1,
     begun: Callable[[], None] = lambda: None,
 ) -> list[_Row]:
-    """Play to the end of the episode, of all agents, or no further than the limits; `begun` is
-    called after the reset, and `disturbed` is with draws from the global generators between the
-    steps."""
+    """Play to the end of the episode, of all agents, or no further than the effort allows.
+
+    Args:
+        disturbed: whether the global generators are drawn from between the steps.
+        environments: how many are played side by side; what is returned is the first one's. The
+            others have other seeds and actions.
+        begun: is called after the reset.
+    """
     (actions,) = (column for column in step_columns(spec) if column.name == "actions")
-    running = np.arange(simulator.agents)
-    shape = simulator.agents, *actions.shape
-    generator = np.random.default_rng(SEED)
+    agents, count = simulator.agents, environments * simulator.agents
+    running = np.arange(count)
+    generator, others = np.random.default_rng(SEED), np.random.default_rng(SEED + 1)
     rows: list[_Row] = []
 
-    def note(*names: str) -> None:
-        rows.append({name: getattr(simulator, name)[running].tobytes() for name in names})
+    def record(*names: str) -> None:
+        mine = running[running < agents]
+        rows.append({name: getattr(simulator, name)[mine].tobytes() for name in names})
         if disturbed:
             random.random()
             np.random.random()
 
-    simulator.reset(running, np.full(len(running), SEED))
+    simulator.reset(running, SEED + running // agents)
     begun()
-    note("observations", ACTION_MASKS)
-    limit = time.monotonic() + seconds
-    while len(running) and len(rows) <= steps and (len(rows) == 1 or time.monotonic() < limit):
-        if simulator.masks.read:
-            allowed = np.unpackbits(simulator.action_masks, axis=1, count=sum(actions.choices))
-            factors = np.split(allowed[: shape[0]], np.cumsum(actions.choices)[:-1], axis=1)
-            drawn = [choose_allowed(generator.random(shape[0]), each) for each in factors]
-            chosen = np.stack(drawn, axis=1).reshape(shape)
-        elif actions.choices:
-            numbers = generator.integers(actions.choices, size=(shape[0], len(actions.choices)))
-            chosen = numbers.astype(np.int32).reshape(shape)
-        else:
-            chosen = generator.uniform(-1, 1, shape).astype(np.float32)
+    record("observations", ACTION_MASKS)
+    limit = time.monotonic() + effort.seconds
+    while (
+        (running < agents).any()
+        and len(rows) <= effort.steps
+        and (len(rows) == 1 or time.monotonic() < limit)
+    ):
+        chosen = random_actions(simulator, actions, generator, slice(0, agents))
+        if environments > 1:
+            beside = random_actions(simulator, actions, others, slice(agents, count))
+            chosen = np.concatenate([chosen, beside])
         simulator.step(chosen, running)
-        note("observations", ACTION_MASKS, "rewards", "reward_parts", "outcomes", *_ENDS)
+        record("observations", ACTION_MASKS, "rewards", "reward_parts", "outcomes", *_ENDS)
         running = running[~(simulator.terminated | simulator.truncated)[running]]
     return rows
 
@@ -268,7 +332,7 @@ def _shown(layer: gymnasium.Env) -> list[str]:
     """An episode as text, to the last digit."""
     layer.action_space.seed(SEED)
     returned, ended = [layer.reset(seed=SEED)[0]], False
-    while not ended and len(returned) <= _STEPS:
+    while not ended and len(returned) <= QUICK.steps:
         observation, reward, terminated, truncated, _ = layer.step(layer.action_space.sample())
         returned.append((observation, reward))
         ended = terminated or truncated

@@ -1,0 +1,63 @@
+"""Work that an environment may break, in a fork of this process: there it may crash, hang or count
+without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+# Notes of what was found, by name; each call adds to those before it.
+Note = Callable[[dict[str, Any]], None]
+
+
+def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[str, Any], str]:
+    """Do `work` in a fork, without what it prints.
+
+    Args:
+        work: is given a function that notes values of JSON, and a stack that closes at its end. It
+            sets an alarm (`signal.alarm`) where it may hang. What it raises only ends it.
+
+    Returns:
+        What it noted, whatever its end was, and how it ended: "" by itself, "SIGALRM" by its alarm,
+        or the name of another signal.
+    """
+    with tempfile.TemporaryFile() as file:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
+            child = os.fork()
+        if child == 0:
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                # What else this process has is not the fork's to finalise.
+                gc.freeze()
+                # Nobody would see a debugger there.
+                sys.breakpointhook = lambda *_, **__: None
+                nowhere = os.open(os.devnull, os.O_RDWR)
+                for descriptor in (0, 1, 2):
+                    os.dup2(nowhere, descriptor)
+                with contextlib.ExitStack() as closing:
+                    work(lambda values: _write(file.fileno(), values), closing)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        file.seek(0)
+        found: dict[str, Any] = {}
+        for line in file:
+            with contextlib.suppress(ValueError, TypeError):  # the environment wrote here
+                found |= json.loads(line)
+    ended = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else ""
+    return found, ended
+
+
+def _write(descriptor: int, values: dict[str, Any]) -> None:
+    data = json.dumps(values).encode() + b"\n"
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,193 @@
+"""`main.py check --env NAME`: what an environment is like, and what is in the way of training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.environments import environment_id
+from flame_rl.settings.parse import parse_command
+from flame_rl.system.output import say
+
+if TYPE_CHECKING:
+    from flame_rl.tools.checking import Examined
+    from flame_rl.tools.findings import Finding
+    from flame_rl.tools.random_play import Played
+
+_WIDTH = 100
+# Where the second column of the table begins.
+_INDENT = 16
+# The most characters of a space.
+_SPACE = 120
+
+
+@dataclass(frozen=True)
+class CheckCommand:
+    """Examine an environment before training in it: what its spaces are taken for, how fast it is,
+    whether the same seed gives the same episode, and what a random policy earns.
+
+    Two objects of it are played alone and in turns, and Gymnasium's own checker is asked. Ends with
+    exit code 1 if training would fail, or could not be repeated.
+    """
+
+    env: str = "cartpole"
+    """The environment, named as for training."""
+
+    env_kwargs: tuple[str, ...] = ()
+    """Arguments of its constructor, name=value, as for training."""
+
+    wrapper: tuple[str, ...] = ()
+    """Wrappers around it, module:Class, as for training."""
+
+    max_episode_steps: int | None = None
+    """A time limit in steps, as for training."""
+
+    seconds: float = 3.0
+    """About how long random actions are played."""
+
+    json: bool = False
+    """Print one line of JSON."""
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Run the command. Returns 0, or 1 if the environment has a problem."""
+    command = parse_command(CheckCommand, arguments, "main.py check")
+    config = TrainConfig(
+        env=command.env,
+        env_kwargs=command.env_kwargs,
+        wrapper=command.wrapper,
+        max_episode_steps=command.max_episode_steps,
+    )
+    # Here and not above, so that --help and mistakes are answered at once.
+    from flame_rl.run.iteration import environment_of
+    from flame_rl.tools.checking import examine
+    from flame_rl.tools.findings import findings
+
+    environment = environment_of(config, environment_id(command.env))
+    examined = examine(environment, command.seconds)
+    found = findings(examined, config)
+    say(as_json(examined, found) if command.json else as_text(examined, found))
+    return int(any(finding.problem for finding in found))
+
+
+def as_json(examined: Examined, found: Sequence[Finding]) -> str:
+    """All that was found out, spaces as Gymnasium writes them."""
+    from flame_rl.run.checks import observed
+
+    data = asdict(examined)
+    data["environment"] = examined.environment.env_id
+    data["spec"] = None
+    if (spec := examined.spec) is not None:
+        data["spec"] = {
+            "observation_space": str(spec.observation_space),
+            "action_space": str(spec.action_space),
+            "observed": observed(spec),
+            "time_limit": spec.time_limit,
+            "reward_shape": spec.reward_shape,
+            "agents": spec.agents,
+        }
+    return json.dumps(data | {"findings": [asdict(each) for each in found]})
+
+
+def as_text(examined: Examined, found: Sequence[Finding]) -> str:
+    """One screen: a table of what was found out, then what is in the way, with remedies."""
+    title = examined.environment.env_id
+    lines = [f"{title} ({examined.package})" if examined.package else title]
+    lines += [""] if examined.spec is not None else []
+    for name, text in rows(examined, found):
+        first = f"  {name}".ljust(_INDENT)
+        lines.append(fill(text, _WIDTH, initial_indent=first, subsequent_indent=" " * _INDENT))
+    for problem, heading in ((True, "In the way:"), (False, "Worth knowing:")):
+        texts = [each.text for each in found if each.problem == problem]
+        lines += ["", heading] if texts else []
+        lines += [fill(t, _WIDTH, initial_indent="  - ", subsequent_indent="    ") for t in texts]
+    if not found:
+        lines += ["", "Nothing is in the way."]
+    return "\n".join(lines)
+
+
+def rows(examined: Examined, remarks: Sequence[Finding]) -> list[tuple[str, str]]:
+    """The rows of the table: a name, and what was found out."""
+    from flame_rl.run.checks import observed
+
+    spec, played, mask = examined.spec, examined.played, examined.mask
+    if spec is None:
+        return []
+    actions = "numbers, scaled from -1 … 1 to the bounds and clipped to them"
+    if not spec.continuous:
+        actions = "choices" if len(spec.choices) == 1 else f"choices in {len(spec.choices)} factors"
+    limit = "none" if spec.time_limit is None else f"{spec.time_limit:,} steps"
+    found = [
+        ("observation", f"{observed(spec)}, of {_space(spec.observation_space)}"),
+        ("action", f"{spec.action_dim} {actions}, of {_space(spec.action_space)}"),
+        ("agents", ", ".join(spec.agents)[:200]),
+        ("time limit", limit),
+        ("layers", " > ".join(examined.layers)),
+    ]
+    if played is not None:
+        memory = "" if examined.bytes is None else f", memory {examined.bytes / 1e6:,.1f} MB"
+        found += [
+            (
+                "speed",
+                f"{played.steps_per_second:,.0f} steps/s in one environment, a reset "
+                f"{_seconds(played.reset_seconds)}, making one {_seconds(examined.making_seconds)}"
+                f"{memory}",
+            ),
+            ("random policy", _episodes(played)),
+            (
+                "rewards",
+                f"{played.rewards.mean:.3g} ± {played.rewards.std:.2g} a step, "
+                f"{played.rewards.least:.4g} to {played.rewards.most:.4g}, "
+                f"not 0 in {played.paid:.1%} of {played.rewards.count:,} steps",
+            ),
+            (
+                "numbers",
+                f"observed from {played.observed[0]:.4g} to {played.observed[1]:.4g}; "
+                f"{played.constant} of {played.numbers} never changed",
+            ),
+        ]
+        masks = "none: no action_mask in info or observation"
+        if mask is not None:
+            masks = (
+                f"{mask.place}['action_mask']: {mask.entries} entries, of which {mask.allowed:.0%} "
+                "allow an action"
+            )
+        found += [("masks", masks), ("info", ", ".join(examined.info)[:150] or "nothing")]
+    if not examined.failures:
+        repeats = "the same episode for one seed, twice, in another object, and beside another one"
+        if examined.differs or examined.beside:
+            repeats = "no, see below"
+        found.append(("repeats", repeats))
+        if not spec.agents:
+            said = "content"
+            if any(each.topic == "checker" for each in remarks):
+                said = "not content, see below"
+            found.append(("gymnasium", f"its checker is {said}"))
+    return [(name, text) for name, text in found if text]
+
+
+def _space(space: object) -> str:
+    """A space as Gymnasium writes it, in one line, and not too long."""
+    text = " ".join(str(space).split())
+    return text if len(text) <= _SPACE else f"{text[:_SPACE]} …"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _episodes(played: Played) -> str:
+    if played.returns is None:
+        return f"no episode ended within {played.longest:,} steps"
+    returns, lengths = played.returns, played.lengths
+    return (
+        f"return {returns.mean:.4g} ± {returns.std:.3g}, {returns.least:.4g} to "
+        f"{returns.most:.4g}, in {returns.count} episodes of {lengths.least:.0f} to "
+        f"{lengths.most:.0f} steps, {played.truncated} of them cut"
+    )

@@ -1,0 +1,181 @@
+"""What follows from an examined environment: what stands in the way of training, and the remedy."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from flame_rl.run.checks import environment_warnings
+from flame_rl.settings.algorithms import ALGORITHMS, settings_class
+from flame_rl.settings.config import TrainConfig, names_of
+from flame_rl.tools.checking import Examined
+from flame_rl.tools.random_play import FAR, Played
+
+# An environment that is reset for longer than it plays so many steps.
+_SLOW_RESET_STEPS = 100
+# Steps a second.
+_SLOW = 100
+# Memory of a process's environments, and of a leak, that is worth a word.
+_MUCH_MEMORY, _LEAK = 1e9, 50e6
+_MOST_OF_CHECKER = 4
+# What Gymnasium's checker recommends that this package does: it scales actions, and takes any
+# bounds of observations.
+_OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence with a cause and a remedy.
+
+    Attributes:
+        problem: whether training fails, or its results cannot be repeated; otherwise it is advice.
+        topic: a word for what it is about.
+        text: the sentence.
+    """
+
+    problem: bool
+    topic: str
+    text: str
+
+
+def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
+    """The problems, then the advice.
+
+    Args:
+        examined: what was found out.
+        config: of a run in the environment, for how many are played side by side.
+    """
+    problems = [("fails", text) for text in examined.failures]
+    problems += [("repeats", text) for text in (examined.differs, examined.beside) if text]
+    mask, spec, played = examined.mask, examined.spec, examined.played
+    if mask is not None and mask.empty:
+        problems.append(
+            ("masks", f"{mask.place}['action_mask'] allows no action in {mask.empty} steps")
+        )
+    advice = [("repeats", text) for text in examined.notes]
+    if spec is not None:
+        advice += [("spaces", text) for text in environment_warnings(config, spec)]
+        if spec.time_limit is None:
+            advice.append(("time limit", _without_limit(played)))
+        if spec.reward_shape:
+            advice.append(
+                (
+                    "rewards",
+                    f"a reward is a vector of {spec.reward_shape[0]} numbers: --reward-weights, "
+                    "with a weight for each, says what is learned from",
+                )
+            )
+    if played is not None:
+        advice += _of_numbers(played) + _of_time(examined, played)
+    advice += _of_memory(examined, config)
+    remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
+    advice += [("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER]]
+    return [Finding(True, *each) for each in problems] + [Finding(False, *each) for each in advice]
+
+
+def _without_limit(played: Played | None) -> str:
+    text = "Gymnasium knows no time limit, and an episode may never end"
+    if played is not None and played.truncated:
+        text = f"the environment's own code cuts episodes, here by step {played.longest:,}"
+    elif played is not None and played.finished:
+        text = f"Gymnasium knows no time limit; here episodes ended by step {played.longest:,}"
+    elif played is not None:
+        text = f"Gymnasium knows no time limit, and none ended within {played.longest:,} steps"
+    return f"{text}. --max-episode-steps N cuts them"
+
+
+def _of_numbers(played: Played) -> list[tuple[str, str]]:
+    """Numbers that networks learn from badly."""
+    found = []
+    if played.far:
+        name, value = played.far[0]
+        kinds = {each: settings_class(each) for each in ALGORITHMS}
+        choice = {
+            each: kind().normalize_observations
+            for each, kind in kinds.items()
+            if "normalize_observations" in names_of(kind)
+        }
+        by_itself = ", ".join(each for each, on in choice.items() if on)
+        by_flag = ", ".join(each for each, on in choice.items() if not on)
+        found.append(
+            (
+                "observations",
+                f"{len(played.far)} of {played.numbers} numbers go beyond {FAR:.0f}, {name} up to "
+                f"{value:,.0f}. Normalised by {by_itself}; by {by_flag} with "
+                "--normalize-observations True; for others scale them in a --wrapper of your own",
+            )
+        )
+    rewards = played.rewards
+    largest = max(abs(rewards.least), abs(rewards.most))
+    if not played.paid:
+        found.append(
+            (
+                "rewards",
+                f"a random policy got no reward but 0 in {rewards.count:,} steps, and exploration "
+                "begins like one: reward what leads there (--reward), or let episodes begin nearer",
+            )
+        )
+    elif largest > FAR:
+        found.append(
+            (
+                "rewards",
+                f"a reward of {largest:,.0f} is far from 1: --reward-scale (ddpg, td3, sac), or "
+                "scale it in a --wrapper of your own (gymnasium.wrappers.TransformReward)",
+            )
+        )
+    return found
+
+
+def _of_time(examined: Examined, played: Played) -> list[tuple[str, str]]:
+    found = []
+    if played.steps_per_second < _SLOW:
+        hours = 100_000 / played.steps_per_second / 3600
+        found.append(
+            (
+                "speed",
+                f"it is slow: 100,000 steps take a worker {hours:,.1f} hours; look for a quicker "
+                "setting of the environment (--env-kwargs), and for --workers that are worth it "
+                "(main.py profile)",
+            )
+        )
+    steps = played.reset_seconds * played.steps_per_second
+    if steps > _SLOW_RESET_STEPS and steps > played.longest:
+        found.append(
+            (
+                "speed",
+                f"a reset takes as long as {steps:,.0f} steps, longer than an episode: begin it "
+                "with less work, in the constructor what can be done once",
+            )
+        )
+    if examined.making_seconds is not None and examined.making_seconds > 1:
+        found.append(
+            (
+                "speed",
+                f"making an object takes {examined.making_seconds:.1f} s: a process begins with "
+                "one, and makes more as the run goes on (--slots)",
+            )
+        )
+    return found
+
+
+def _of_memory(examined: Examined, config: TrainConfig) -> list[tuple[str, str]]:
+    found, slots = [], config.execution.slots
+    if examined.bytes is not None and examined.bytes * slots > _MUCH_MEMORY:
+        found.append(
+            (
+                "memory",
+                f"{slots} environments of {examined.bytes / 1e6:,.0f} MB take "
+                f"{examined.bytes * slots / 1e9:.1f} GB in each worker: fewer --slots or --workers "
+                "take less",
+            )
+        )
+    if examined.played is not None and examined.played.grown_bytes > _LEAK:
+        found.append(
+            (
+                "memory",
+                f"the process grew by {examined.played.grown_bytes / 1e6:,.0f} MB in "
+                f"{examined.played.rewards.count:,} steps: --worker-megabytes replaces a worker "
+                "that has grown",
+            )
+        )
+    return found
