@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import importlib.metadata
 import math
 import re
@@ -100,7 +101,7 @@ def examine(environment: Environment, seconds: float) -> Examined:
     environment = with_module(replace(environment, simulator="plain", slots=1))
     import_environment(environment)
     env_id = environment.env_id
-    effort = Effort(1000, max(1.0, seconds / 3), math.inf, round(seconds) + _MORE_SECONDS)
+    effort = Effort(1000, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
     found, ended = in_fork(lambda note, closing: _play(environment, seconds, note, closing))
     failures = list(found.get("failures", ()))
     if ended:
@@ -144,9 +145,15 @@ def _how_it_ended(doing: str, ended: str) -> str:
 def _package_of(module: str) -> str:
     """Name and version of the package that a module belongs to, or ""."""
     top = module.partition(":")[0].partition(".")[0]
-    for name in importlib.metadata.packages_distributions().get(top, ()):
+    for name in _distributions().get(top, ()):
         return f"{name} {importlib.metadata.version(name)}"
     return ""
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """The installed distributions by the modules that they bring; reading them takes a while."""
+    return importlib.metadata.packages_distributions()
 
 
 def _play(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from flame_rl.actor.environments.observations import observation_parts
+from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.repeatable import SEED, random_actions
 from flame_rl.system.machine import resident_bytes
@@ -87,6 +88,7 @@ def random_play(
         running, began = np.arange(agents), time.monotonic()
         simulator.reset(running, np.full(agents, SEED + episode))
         resets.append(time.monotonic() - began)
+        _refuse_infinite(simulator, running, "reset")
         seen.add(simulator.observations[running])
         returns, length = np.zeros(agents), 0
         while len(running) and (not length or time.monotonic() < limit):
@@ -95,6 +97,7 @@ def random_play(
             simulator.step(chosen, running)
             stepping += time.monotonic() - began
             length += 1
+            _refuse_infinite(simulator, running, f"step {length}")
             earned = simulator.rewards[running].reshape(len(running), -1).sum(axis=1)
             rewards.append(earned)
             returns[running] += earned
@@ -119,6 +122,13 @@ def random_play(
         "grown_bytes": resident_bytes() - first_bytes,
         **seen.data(spec),
     }
+
+
+def _refuse_infinite(simulator: EnvironmentsSimulator, running: np.ndarray, when: str) -> None:
+    """Raise SimulatorError for observations and rewards that are not finite."""
+    for name, values in (("observation", simulator.observations), ("reward", simulator.rewards)):
+        if not np.isfinite(values[running]).all():
+            raise SimulatorError("invalid", f"{name}: NaN or infinity, of {when}")
 
 
 class _Seen:

@@ -1,0 +1,290 @@
+"""main.py check: what it finds out about environments whose faults and numbers are known."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from typing import ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from flame_rl.settings.config import TrainConfig
+from flame_rl.tools import checking
+from flame_rl.tools.checking import Examined, Mask, examine
+from flame_rl.tools.findings import findings
+from flame_rl.tools.random_play import Amounts, Played
+from flame_rl.wire.messages import Environment
+from tests.environments import ONE, Base
+from tests.helpers import environment_id, run_here
+
+HERE = "tests.tools.test_checking"
+SECONDS = 0.3
+
+
+class OneWorld(Base):
+    """All objects move in one world, as those of a simulator with one connection do."""
+
+    horizon = 8
+    world: ClassVar[list[float]] = [0.0]
+
+    def first_observation(self):
+        self.world[0] = 0.0
+        return ONE * 0
+
+    def next_observation(self):
+        self.world[0] += 1
+        return ONE * self.world[0]
+
+
+class Masked(Base):
+    """One of three actions is allowed at reset, two after a step, and none after two."""
+
+    horizon = 3
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed)
+        return observation, {"action_mask": np.array([0, 1, 0], np.int8)}
+
+    def step(self, action):
+        *returned, _ = super().step(action)
+        allowed = {1: [1, 0, 1], 2: [0, 0, 0], 3: [1, 1, 1]}[self.t]
+        return *returned, {"action_mask": np.array(allowed, np.int8), "place": self.t}
+
+
+class MaskObserved(Base):
+    """PettingZoo's form of a mask."""
+
+    horizon = 3
+    observation_space = spaces.Dict(
+        {"observation": spaces.Box(-1, 1, (1,)), "action_mask": spaces.MultiBinary(2)}
+    )
+
+    def first_observation(self):
+        return {"observation": ONE, "action_mask": np.array([1, 0], np.int8)}
+
+    next_observation = first_observation
+
+
+class Alone(Base):
+    """A second object cannot be made while one is open."""
+
+    open: ClassVar[list[object]] = []
+
+    def __init__(self) -> None:
+        if self.open:
+            raise OSError("the port is taken")
+        self.open.append(self)
+
+    def close(self) -> None:
+        self.open.clear()
+
+
+class Brittle(Base):
+    """Breaks where an action is at its bounds."""
+
+    action_space = spaces.Box(-2, 2, (1,), np.float32)
+    horizon = 5
+
+    def reward(self, action) -> float:
+        if abs(action[0]) == 2:
+            raise ValueError("the motor burns")
+        return 0.5
+
+
+class Dying(Base):
+    def reward(self, action) -> float:
+        signal.raise_signal(signal.SIGKILL)
+        return 1.0
+
+
+class Hanging(Base):
+    def reward(self, action) -> float:
+        time.sleep(3600)
+        return 1.0
+
+
+class Forgetful(Base):
+    """Its constructor opens what is not there."""
+
+    def __init__(self) -> None:
+        raise FileNotFoundError("robot.xml")
+
+
+class Endlessly(Base):
+    horizon = 1 << 60
+
+
+gymnasium.register("Endlessly-v0", Endlessly)
+for kind in (OneWorld, Masked, MaskObserved, Alone, Brittle, Dying, Hanging, Forgetful):
+    gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
+
+
+def found(env_id: str, **fields) -> Examined:
+    return examine(Environment(env_id, **fields), SECONDS)
+
+
+def texts(examined: Examined, problem: bool) -> str:
+    each = findings(examined, TrainConfig(env=examined.environment.env_id))
+    return "\n".join(finding.text for finding in each if finding.problem == problem)
+
+
+def test_what_is_measured_is_what_happens():
+    played = found(environment_id("TwoSteps")).played
+    assert (played.finished, played.truncated, played.longest) == (100, 0, 2)
+    assert played.returns == Amounts(100, 1, 0, 1, 1) and played.lengths == Amounts(100, 2, 0, 2, 2)
+    assert played.rewards == Amounts(200, 0.5, 0.5, 0, 1) and played.paid == 0.5
+    assert (played.observed, played.numbers, played.constant) == ((0, 1), 1, 0)
+
+
+def test_a_sound_environment_has_nothing_in_its_way():
+    examined = found("CartPole-v1")
+    assert texts(examined, problem=True) == texts(examined, problem=False) == ""
+    assert examined.layers == ("TimeLimit", "OrderEnforcing", "CartPoleEnv")
+    assert examined.package.startswith("gymnasium ") and examined.mask is None
+    assert examined.spec.time_limit == 500 and examined.making_seconds > 0
+
+
+def test_a_world_that_objects_share_shows_only_side_by_side():
+    examined = found(f"{HERE}:OneWorld-v0")
+    assert examined.differs == ""
+    assert "observations differ from step 2 on" in examined.beside
+    assert "objects of OneWorld share state" in texts(examined, problem=True)
+    assert "--slots 1" in examined.beside
+
+
+def test_an_object_that_must_be_the_only_one_is_advice():
+    examined = found(f"{HERE}:Alone-v0")
+    assert texts(examined, problem=True) == ""
+    assert "the port is taken" in texts(examined, problem=False)
+    assert "--slots 1 makes no other" in texts(examined, problem=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [
+        ("Masked", Mask("info", 3, (1 + 2 + 0 + 3) / 12, 1)),
+        ("MaskObserved", Mask("observation", 2, 0.5, 0)),
+    ],
+)
+def test_masks_are_found_where_they_are(name, mask):
+    examined = found(f"{HERE}:{name}-v0")
+    assert examined.mask == mask
+    assert ("allows no action in 1 steps" in texts(examined, problem=True)) == bool(mask.empty)
+    assert examined.info == (("action_mask", "place") if name == "Masked" else ())
+
+
+def test_several_agents_are_examined_too():
+    examined = found("tests.agents.relay_v0")
+    assert examined.spec.agents == ("first", "second") and examined.info == ("place",)
+    assert (examined.played.lengths.least, examined.played.lengths.most) == (2, 5)
+    assert texts(examined, problem=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        (
+            f"{HERE}:Brittle-v0",
+            r"step raised ValueError: the motor burns \(.*test_checking.py, line",
+        ),
+        (f"{HERE}:Dying-v0", "it ended its process by SIGKILL while it was played with random"),
+        (f"{HERE}:Forgetful-v0", "cannot be made: FileNotFoundError: robot.xml"),
+        (environment_id("TextObservation"), r"observation\['said'\]: a space of the kind Text"),
+        (environment_id("FourValues"), "does not have the API of Gymnasium"),
+        (environment_id("NanRewardFault"), "reward: NaN or infinity, of step 3"),
+        ("nowhere:Mine-v0", "module 'nowhere' of environment nowhere:Mine-v0 is not found"),
+    ],
+)
+def test_what_fails_is_said_with_its_cause(env_id, words):
+    examined = found(env_id)
+    assert re.search(words, texts(examined, problem=True))
+
+
+def test_an_environment_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr(checking, "_MORE_SECONDS", 1)
+    assert "it hangs: it was played with random" in texts(found(f"{HERE}:Hanging-v0"), problem=True)
+
+
+def test_numbers_far_from_one_are_named():
+    advice = texts(found(environment_id("LargeObservationAction")), problem=False)
+    assert "1 of 1 numbers go beyond 100, observation[0] up to 1,500." in advice
+    assert "by ddpg, td3, sac with --normalize-observations True" in advice
+    assert "Gymnasium knows no time limit; here episodes ended by step 4" in advice
+    advice = texts(found(f"{HERE}:Endlessly-v0"), problem=False)
+    assert "Gymnasium knows no time limit, and none ended within " in advice
+
+
+def test_a_vector_of_rewards_asks_for_weights():
+    assert "a vector of 2 numbers: --reward-weights" in texts(
+        found(environment_id("TwoRewards")), problem=False
+    )
+
+
+def played(**changes) -> Played:
+    rewards = Amounts(5000, 0.5, 0.5, 0, 1)
+    values = {
+        "reset_seconds": 0.001,
+        "steps_per_second": 5000.0,
+        "finished": 10,
+        "truncated": 0,
+        "returns": rewards,
+        "lengths": rewards,
+        "longest": 500,
+        "rewards": rewards,
+        "paid": 0.5,
+        "observed": (0.0, 1.0),
+        "far": (),
+        "numbers": 4,
+        "constant": 0,
+        "grown_bytes": 0,
+    }
+    return Played(**values | changes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ""),
+        ({"played": played(paid=0.0)}, "got no reward but 0 in 5,000 steps"),
+        (
+            {"played": played(rewards=Amounts(9, 0, 300, -1000, 1))},
+            "a reward of 1,000 is far from 1: --reward-scale",
+        ),
+        ({"played": played(steps_per_second=10.0)}, "100,000 steps take a worker 2.8 hours"),
+        ({"played": played(reset_seconds=0.2)}, "a reset takes as long as 1,000 steps"),
+        ({"played": played(grown_bytes=200_000_000)}, "the process grew by 200 MB in 5,000 steps"),
+        ({"bytes": 115_000_000}, "32 environments of 115 MB take 3.7 GB in each worker"),
+        ({"making_seconds": 4.0}, "making an object takes 4.0 s"),
+        ({"checker": ("minimum value is -infinity", "no seed")}, "Gymnasium: no seed"),
+    ],
+)
+def test_what_was_measured_has_consequences(fields, words):
+    values = {"played": played()} | fields
+    advice = texts(Examined(Environment("Some-v0"), **values), problem=False)
+    assert (words in advice) if words else not advice
+    assert len(advice.splitlines()) <= 1
+
+
+def test_the_command_prints_a_screen_or_a_line(tmp_path):
+    flags = ("--env", f"{HERE}:OneWorld-v0", "--seconds", "0.1", "--max-episode-steps", "5")
+    done = run_here("check", *flags, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert len(lines) < 40 and max(map(len, lines)) <= 100
+    assert lines[0] == f"{HERE}:OneWorld-v0" and "  time limit    5 steps" in lines
+    assert "In the way:" in lines and "  repeats       no, see below" in lines
+    done = run_here("check", *flags, "--json", cwd=tmp_path)
+    answer = json.loads(done.stdout)
+    assert done.returncode == 1 and answer["played"]["longest"] == 5
+    assert [each["topic"] for each in answer["findings"] if each["problem"]] == ["repeats"]
+    assert not list(tmp_path.iterdir())
+    done = run_here("check", "--seconds", "0.1", "--wrapper", f"{HERE}:Nothing", cwd=tmp_path)
+    assert done.returncode == 1 and "has no class or function 'Nothing'" in done.stdout
+    done = run_here("check", "--env-kwargs", "a", cwd=tmp_path)
+    assert done.returncode == 2 and "--env-kwargs: name=value" in done.stderr
