@@ -100,14 +100,26 @@ def as_text(examined: Examined, found: Sequence[Finding]) -> str:
     lines += [""] if examined.spec is not None else []
     for name, text in rows(examined, found):
         first = f"  {name}".ljust(_INDENT)
-        lines.append(fill(text, _WIDTH, initial_indent=first, subsequent_indent=" " * _INDENT))
+        lines.append(_filled(text, first, " " * _INDENT))
     for problem, heading in ((True, "In the way:"), (False, "Worth knowing:")):
         texts = [each.text for each in found if each.problem == problem]
         lines += ["", heading] if texts else []
-        lines += [fill(t, _WIDTH, initial_indent="  - ", subsequent_indent="    ") for t in texts]
+        lines += [_filled(text, "  - ", "    ") for text in texts]
     if not found:
         lines += ["", "Nothing is in the way."]
     return "\n".join(lines)
+
+
+def _filled(text: str, first: str, others: str) -> str:
+    """The text in lines of at most `_WIDTH` characters; a path is not cut."""
+    return fill(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def rows(examined: Examined, remarks: Sequence[Finding]) -> list[tuple[str, str]]:

@@ -324,8 +324,20 @@ def needs_package(
 
 def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
     """The error of an environment whose making raised this."""
-    text = f"environment {env_id} cannot be made: {summary(error)}"
+    text = f"environment {env_id} cannot be made: {summary(error)}{_of_another_mujoco(error)}"
     return unusable(text, cause=traceback_of(error))
+
+
+def _of_another_mujoco(error: BaseException) -> str:
+    """A hint where code that uses MuJoCo misses something of it; or ""."""
+    files = [Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)]
+    uses_it = any("mujoco" in part for parts in files for part in parts[-3:])
+    if not (uses_it and isinstance(error, AttributeError | AssertionError | TypeError)):
+        return ""
+    return (
+        f"; here is MuJoCo {metadata.version('mujoco')}, and a package made for an older one needs "
+        "that: `uv run --with PACKAGE --with 'mujoco<4' main.py …`, or 'mujoco<3.10'"
+    )
 
 
 def module_not_found(env_id: str, module: str) -> SimulatorError:
