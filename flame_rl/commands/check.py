@@ -70,11 +70,11 @@ def check(arguments: Sequence[str]) -> int:
     environment = environment_of(config, environment_id(command.env))
     examined = examine(environment, command.seconds)
     found = findings(examined, config)
-    say(as_json(examined, found) if command.json else as_text(examined, found))
+    say(_as_json(examined, found) if command.json else _as_text(examined, found))
     return int(any(finding.problem for finding in found))
 
 
-def as_json(examined: Examined, found: Sequence[Finding]) -> str:
+def _as_json(examined: Examined, found: Sequence[Finding]) -> str:
     """All that was found out, spaces as Gymnasium writes them."""
     from flame_rl.run.checks import observed
 
@@ -93,12 +93,12 @@ def as_json(examined: Examined, found: Sequence[Finding]) -> str:
     return json.dumps(data | {"findings": [asdict(each) for each in found]})
 
 
-def as_text(examined: Examined, found: Sequence[Finding]) -> str:
+def _as_text(examined: Examined, found: Sequence[Finding]) -> str:
     """One screen: a table of what was found out, then what is in the way, with remedies."""
     title = examined.environment.env_id
     lines = [f"{title} ({examined.package})" if examined.package else title]
     lines += [""] if examined.spec is not None else []
-    for name, text in rows(examined, found):
+    for name, text in _rows(examined, found):
         first = f"  {name}".ljust(_INDENT)
         lines.append(_filled(text, first, " " * _INDENT))
     for problem, heading in ((True, "In the way:"), (False, "Worth knowing:")):
@@ -122,7 +122,7 @@ def _filled(text: str, first: str, others: str) -> str:
     )
 
 
-def rows(examined: Examined, remarks: Sequence[Finding]) -> list[tuple[str, str]]:
+def _rows(examined: Examined, remarks: Sequence[Finding]) -> list[tuple[str, str]]:
     """The rows of the table: a name, and what was found out."""
     from flame_rl.run.checks import observed
 

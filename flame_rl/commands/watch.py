@@ -50,6 +50,12 @@ class WatchCommand:
     env: str | None = None
     """With --untrained: the environment, named as for training."""
 
+    env_kwargs: tuple[str, ...] = ()
+    """With --untrained: arguments of the environment's constructor, name=value."""
+
+    wrapper: tuple[str, ...] = ()
+    """With --untrained: wrappers around the environment, module:Class."""
+
     untrained: bool = False
     """Instead of a run: the policy with which training in --env begins."""
 
@@ -61,6 +67,8 @@ class WatchCommand:
         one = (self.run is not None, self.untrained, self.env is not None)
         if one not in {(True, False, False), (False, True, True)}:
             raise UsageError("watch: name a run folder, or --env NAME --untrained")
+        if self.run is not None and (self.env_kwargs or self.wrapper):
+            raise UsageError("--env-kwargs, --wrapper: a run has its own; leave them out")
 
 
 def watch(arguments: Sequence[str]) -> int:
@@ -113,5 +121,6 @@ def _load(command: WatchCommand, stop: StopSignal) -> Trainer:
 
     here = {"local": True, "workers": 0, "device": "cpu"}
     if command.env is not None:
-        return Trainer(TrainConfig(env=command.env, **here), stop=stop)
+        given = {"env_kwargs": command.env_kwargs, "wrapper": command.wrapper}
+        return Trainer(TrainConfig(env=command.env, **given, **here), stop=stop)
     return Trainer.load(command.run, command.best, stop=stop, **here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
@@ -26,7 +27,10 @@ class Tunable(Base):
 
     horizon = 3
 
-    def __init__(self, pay: float = 1.0, sizes: tuple[float, ...] = (1,), name: str = "") -> None:
+    metadata: ClassVar = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, pay=1.0, sizes=(1,), name="", render_mode=None) -> None:
+        self.render_mode = render_mode
         self.pay, self.sizes, self.name = pay, np.array(sizes, np.float32), name
         self.observation_space = spaces.Box(-100, 100, (len(sizes),), np.float32)
 
@@ -37,6 +41,9 @@ class Tunable(Base):
 
     def reward(self, action) -> float:
         return self.pay
+
+    def render(self):
+        return np.zeros((20, 20, 3), np.uint8)
 
 
 class Doubled(gymnasium.RewardWrapper):
@@ -95,7 +102,7 @@ def test_wrappers_are_applied_in_their_order(names, reward):
     [
         (
             {"env_kwargs": ("speed=2",)},
-            "--env-kwargs: .*Tunable-v0 takes no argument speed; it takes pay, sizes, name",
+            "--env-kwargs: .*Tunable-v0 takes no argument speed; it takes pay, sizes, name, rend",
         ),
         (
             {"wrapper": ("nowhere:Small",)},
@@ -201,6 +208,8 @@ def test_workers_play_the_same_environment(run, tmp_path):
 def test_a_run_keeps_them(run):
     evaluated = run_here("evaluate", str(run), "--episodes", "2", "--workers", "0", cwd=run.parent)
     assert "Mean return: 18.0" in evaluated.stdout
+    watched = run_here("watch", str(run), "--video", "film.gif", cwd=run.parent)
+    assert "Episode 0: return 18.0 in 3 steps" in watched.stdout, watched.stderr
     before = (run / "config.json").read_bytes(), (run / "metrics.csv").read_bytes()
     for more in (("--env-kwargs", "pay=3"), ("--wrapper", f"{HERE}:Doubled")):
         refused = run_here("--resume", str(run), "--iterations", "3", *more, cwd=run.parent)
@@ -208,6 +217,16 @@ def test_a_run_keeps_them(run):
     assert ((run / "config.json").read_bytes(), (run / "metrics.csv").read_bytes()) == before
     resumed = run_here("--resume", str(run), "--iterations", "3", *GIVEN, cwd=run.parent)
     assert resumed.returncode == 0 and "Final Mean Reward: 18.0" in resumed.stdout
+
+
+def test_an_untrained_policy_is_watched_with_them(tmp_path):
+    flags = ("watch", *FLAGS[:2], *GIVEN, "--video", "film.gif")
+    watched = run_here(*flags, "--untrained", cwd=tmp_path)
+    assert "Episode 0: return 18.0 in 3 steps" in watched.stdout, watched.stderr
+    refused = run_here("watch", "run", *GIVEN, "--video", "film.gif", cwd=tmp_path)
+    assert (
+        refused.returncode == 2 and "--env-kwargs, --wrapper: a run has its own" in refused.stderr
+    )
 
 
 def test_a_function_that_makes_environments_gets_the_arguments():
