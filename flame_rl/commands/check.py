@@ -43,6 +43,9 @@ class CheckCommand:
     wrapper: tuple[str, ...] = ()
     """Wrappers around it, module:Class, as for training."""
 
+    action_mask: bool = True
+    """Read masks of allowed actions, as for training; with --no-action-mask they are ignored."""
+
     max_episode_steps: int | None = None
     """A time limit in steps, as for training."""
 
@@ -60,6 +63,7 @@ def check(arguments: Sequence[str]) -> int:
         env=command.env,
         env_kwargs=command.env_kwargs,
         wrapper=command.wrapper,
+        action_mask=command.action_mask,
         max_episode_steps=command.max_episode_steps,
     )
     # Here and not above, so that --help and mistakes are answered at once.
@@ -88,6 +92,7 @@ def _as_json(examined: Examined, found: Sequence[Finding]) -> str:
             "observed": observed(spec),
             "time_limit": spec.time_limit,
             "reward_shape": spec.reward_shape,
+            "action_mask": spec.action_mask,
             "agents": spec.agents,
         }
     return json.dumps(data | {"findings": [asdict(each) for each in found]})
@@ -126,7 +131,7 @@ def _rows(examined: Examined, remarks: Sequence[Finding]) -> list[tuple[str, str
     """The rows of the table: a name, and what was found out."""
     from flame_rl.run.checks import observed
 
-    spec, played, mask = examined.spec, examined.played, examined.mask
+    spec, played = examined.spec, examined.played
     if spec is None:
         return []
     actions = "numbers, scaled from -1 … 1 to the bounds and clipped to them"
@@ -163,10 +168,10 @@ def _rows(examined: Examined, remarks: Sequence[Finding]) -> list[tuple[str, str
             ),
         ]
         masks = "none: no action_mask in info or observation"
-        if mask is not None:
+        if spec.action_mask != "none":
             masks = (
-                f"{mask.place}['action_mask']: {mask.entries} entries, of which {mask.allowed:.0%} "
-                "allow an action"
+                f"{spec.action_mask}['action_mask'], read unless --no-action-mask: "
+                f"{played.allowed:.0%} of {spec.action_dim} choices are allowed, on average"
             )
         found += [("masks", masks), ("info", ", ".join(examined.info)[:150] or "nothing")]
     if not examined.failures:

@@ -29,6 +29,7 @@ from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.failure import SimulatorError, summary
 from flame_rl.actor.simulators.choose import plain_and_spec, plain_simulator
 from flame_rl.actor.simulators.forked import Note, in_fork
+from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.repeatable import (
     SEED,
     Effort,
@@ -46,18 +47,6 @@ _STEPS = 100
 _QUICK_SECONDS = 5.0
 # When a fork is killed, beyond the time that it plays.
 _MORE_SECONDS = 120
-_MASK = "action_mask"
-
-
-@dataclass(frozen=True)
-class Mask:
-    """An action mask: in `info` or in the observation, how many entries it has, which share of them
-    allows an action, and in how many steps none did."""
-
-    place: str
-    entries: int
-    allowed: float
-    empty: int
 
 
 @dataclass(frozen=True)
@@ -67,13 +56,12 @@ class Examined:
     Attributes:
         environment: as it was found, with its module.
         package: name and version of what brings it; "" if it is no package.
-        spec: its description.
+        spec: its description, with where it has masks.
         layers: the classes of its wrappers, the outermost first, and its own.
         making_seconds: how long an object takes.
         bytes: memory of a further object in the same process.
         played: what a random policy did.
         info: names of the entries of `info`.
-        mask: its action mask.
         differs: how episodes differ that should be the same.
         beside: how an episode differs while another object is played.
         failures: what went wrong, one sentence each.
@@ -88,7 +76,6 @@ class Examined:
     bytes: int | None = None
     played: Played | None = None
     info: tuple[str, ...] = ()
-    mask: Mask | None = None
     differs: str = ""
     beside: str = ""
     failures: tuple[str, ...] = ()
@@ -109,6 +96,7 @@ def examine(environment: Environment, seconds: float) -> Examined:
     spec = None
     if "spec" in found:
         spec = codec.decode_description(base64.b64decode(found["spec"]), env_id)
+        spec = replace(spec, action_mask=found.get("action_mask", spec.action_mask))
     examined = Examined(
         environment,
         _package_of(found.get("module", env_id)),
@@ -118,20 +106,19 @@ def examine(environment: Environment, seconds: float) -> Examined:
         found.get("bytes"),
         played_from_data(found["played"]) if "played" in found else None,
         tuple(found.get("info", ())),
-        Mask(**found["mask"]) if "mask" in found else None,
         failures=tuple(failures),
     )
     if spec is None or failures:
         return examined
     both = replace(environment, slots=2 * spec.agent_count)
-    differs, unknown = check_repeats(env_id, lambda: plain_and_spec(environment), effort)
+    checked = check_repeats(env_id, lambda: plain_and_spec(environment), effort)
     beside, alone = check_beside(env_id, lambda: plain_and_spec(both), effort)
     return replace(
         examined,
-        differs=differs,
+        differs=checked.differs,
         # Its own cause is known by then.
-        beside="" if differs else beside,
-        notes=tuple(filter(None, (unknown, alone))),
+        beside="" if checked.differs else beside,
+        notes=tuple(filter(None, (checked.unknown, alone))),
         checker=() if spec.agents else _ask_gymnasium(environment, effort),
     )
 
@@ -177,10 +164,11 @@ def _play(
             }
         )
         note({"played": random_play(simulator, spec, seconds)})
+        note({"action_mask": simulator.masks.found_in})
         note({"doing": "it was played with actions at their bounds"})
         play_at_bounds(simulator, spec)
         note({"doing": "its info was looked at"})
-        note(_look_at_info(simulator.first))
+        note({"info": _names_in_info(simulator)})
         note({"doing": "another was made"})
         if making < _QUICK_SECONDS:
             note({"bytes": _bytes_of_another(environment, closing)})
@@ -206,47 +194,28 @@ def _layers(env: Any) -> Iterator[Any]:
         env = inner
 
 
-def _look_at_info(env: Any) -> dict[str, Any]:
-    """The names of what is in `info`, and the mask, of an episode of random actions."""
-    names: dict[str, None] = {}
-    masks: list[tuple[str, np.ndarray]] = []
+def _names_in_info(simulator: EnvironmentsSimulator) -> list[str]:
+    """The names of what is in `info` at a reset and, where no mask forbids actions, after steps."""
+    env = simulator.first
     several = not isinstance(env, gymnasium.Env)
+    names: dict[str, None] = {}
 
-    def look(observations: Any, infos: Any) -> None:
-        pairs = [(observations, infos)]
-        if several:
-            pairs = [(observations[agent], infos.get(agent, {})) for agent in observations]
-        for observation, info in pairs:
-            places = {"info": info, "observation": observation}
-            names.update(dict.fromkeys(map(str, info)))
-            for place, values in places.items():
-                if isinstance(values, Mapping) and _MASK in values:
-                    masks.append((place, np.asarray(values[_MASK]).astype(bool).ravel()))
+    def look(info: Any) -> None:
+        for each in info.values() if several else (info,):
+            names.update(dict.fromkeys(map(str, each)))
 
-    look(*env.reset(seed=SEED))
-    for _ in range(_STEPS):
+    look(env.reset(seed=SEED)[1])
+    for _ in range(0 if simulator.masks.read else _STEPS):
         if several and not env.agents:
             break
-        action = (
-            {agent: env.action_space(agent).sample() for agent in env.agents}
-            if several
-            else env.action_space.sample()
-        )
-        observation, _, terminated, truncated, info = env.step(action)
-        look(observation, info)
+        action = env.action_space.sample() if not several else {}
+        if several:
+            action = {agent: env.action_space(agent).sample() for agent in env.agents}
+        _, _, terminated, truncated, info = env.step(action)
+        look(info)
         if not several and (terminated or truncated):
             break
-    found: dict[str, Any] = {"info": list(names)[:50]}
-    if masks:
-        place, first = masks[0]
-        each = [mask for where, mask in masks if where == place]
-        found["mask"] = {
-            "place": place,
-            "entries": len(first),
-            "allowed": float(np.mean([mask.mean() for mask in each])),
-            "empty": sum(not mask.any() for mask in each),
-        }
-    return found
+    return list(names)[:50]
 
 
 def _bytes_of_another(environment: Environment, closing: contextlib.ExitStack) -> int | None:

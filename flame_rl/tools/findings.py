@@ -47,11 +47,7 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     """
     problems = [("fails", text) for text in examined.failures]
     problems += [("repeats", text) for text in (examined.differs, examined.beside) if text]
-    mask, spec, played = examined.mask, examined.spec, examined.played
-    if mask is not None and mask.empty:
-        problems.append(
-            ("masks", f"{mask.place}['action_mask'] allows no action in {mask.empty} steps")
-        )
+    spec, played = examined.spec, examined.played
     advice = [("repeats", text) for text in examined.notes]
     if spec is not None:
         advice += [("spaces", text) for text in environment_warnings(config, spec)]

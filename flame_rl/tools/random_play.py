@@ -47,6 +47,7 @@ class Played:
         longest: env steps of the longest episode, finished or not.
         rewards: of all steps; of a vector, its sum.
         paid: the share of steps whose reward is not 0.
+        allowed: the mean share of choices that the masks allow; 1 without masks.
         observed: the least and the greatest number that was observed.
         far: names and greatest absolute values of numbers beyond 100, the farthest first.
         numbers: how many numbers an observation has.
@@ -63,6 +64,7 @@ class Played:
     longest: int
     rewards: Amounts
     paid: float
+    allowed: float
     observed: tuple[float, float]
     far: tuple[tuple[str, float], ...]
     numbers: int
@@ -79,6 +81,7 @@ def random_play(
     finished: list[tuple[float, int, bool]] = []
     resets: list[float] = []
     rewards: list[np.ndarray] = []
+    allowed: list[float] = []
     seen = _Seen(spec.observation_dim)
     steps, longest, stepping, first_bytes = 0, 0, 0.0, None
     limit = time.monotonic() + seconds
@@ -92,7 +95,8 @@ def random_play(
         seen.add(simulator.observations[running])
         returns, length = np.zeros(agents), 0
         while len(running) and (not length or time.monotonic() < limit):
-            chosen = random_actions(actions, generator, 1, agents)
+            chosen = random_actions(simulator, actions, generator, slice(0, agents))
+            allowed.append(_allowed(simulator, spec, running))
             began = time.monotonic()
             simulator.step(chosen, running)
             stepping += time.monotonic() - began
@@ -119,9 +123,18 @@ def random_play(
         "longest": longest,
         "rewards": _amounts(paid),
         "paid": float((paid != 0).mean()),
+        "allowed": float(np.mean(allowed)),
         "grown_bytes": resident_bytes() - first_bytes,
         **seen.data(spec),
     }
+
+
+def _allowed(simulator: EnvironmentsSimulator, spec: EnvironmentSpec, running: np.ndarray) -> float:
+    """The share of choices that the masks of these slots allow."""
+    if not simulator.masks.read:
+        return 1.0
+    masks = np.unpackbits(simulator.action_masks[running], axis=1, count=sum(spec.choices))
+    return float(masks.mean())
 
 
 def _refuse_infinite(simulator: EnvironmentsSimulator, running: np.ndarray, when: str) -> None:
@@ -181,16 +194,16 @@ def played_from_data(data: dict[str, Any]) -> Played:
 
 
 def play_at_bounds(simulator: EnvironmentsSimulator, spec: EnvironmentSpec) -> None:
-    """Play an episode whose actions are the least and the greatest that a policy's become."""
+    """Play an episode whose numbers are the least and the greatest that a policy's become."""
     (actions,) = (column for column in step_columns(spec) if column.name == "actions")
+    if actions.choices:
+        return
     agents, generator = simulator.agents, np.random.default_rng(SEED)
     running = np.arange(agents)
     simulator.reset(running, np.full(agents, SEED))
     for _ in range(_STEPS):
         if not len(running):
             return
-        chosen = np.sign(random_actions(actions, generator, 1, agents))
-        if actions.choices:
-            chosen = random_actions(actions, generator, 1, agents)
+        chosen = np.sign(random_actions(simulator, actions, generator, slice(0, agents)))
         simulator.step(chosen, running)
         running = running[~(simulator.terminated | simulator.truncated)[running]]

@@ -149,7 +149,7 @@ def test_own_environment_and_wrapper_travel_and_nothing_else_does(
     package = memory.memory.uploaded_package()
     assert package.keys() == shipped_files() | {"my_env.py", "my_wrappers.py"}
     assert not any(SECRET.encode() in content for content in package.values())
-    assert sum(map(len, package.values())) < 300_000
+    assert sum(map(len, package.values())) < 400_000
     memory.assert_nothing_left()
 
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from flame_rl.settings.config import TrainConfig
 from flame_rl.tools import checking
-from flame_rl.tools.checking import Examined, Mask, examine
+from flame_rl.tools.checking import Examined, examine
 from flame_rl.tools.findings import findings
 from flame_rl.tools.random_play import Amounts, Played
 from flame_rl.wire.messages import Environment
@@ -42,7 +42,8 @@ class OneWorld(Base):
 
 
 class Masked(Base):
-    """One of three actions is allowed at reset, two after a step, and none after two."""
+    """One of three actions is allowed at first, two after a step, and all after two; another one is
+    an error."""
 
     horizon = 3
     action_space = spaces.Discrete(3)
@@ -52,8 +53,9 @@ class Masked(Base):
         return observation, {"action_mask": np.array([0, 1, 0], np.int8)}
 
     def step(self, action):
+        assert action == 1 or (self.t and action == 2) or self.t == 2
         *returned, _ = super().step(action)
-        allowed = {1: [1, 0, 1], 2: [0, 0, 0], 3: [1, 1, 1]}[self.t]
+        allowed = {1: [0, 1, 1], 2: [1, 1, 1], 3: [1, 1, 1]}[self.t]
         return *returned, {"action_mask": np.array(allowed, np.int8), "place": self.t}
 
 
@@ -62,13 +64,26 @@ class MaskObserved(Base):
 
     horizon = 3
     observation_space = spaces.Dict(
-        {"observation": spaces.Box(-1, 1, (1,)), "action_mask": spaces.MultiBinary(2)}
+        {"observation": spaces.Box(-10, 10, (1,)), "action_mask": spaces.MultiBinary(2)}
     )
 
     def first_observation(self):
         return {"observation": ONE, "action_mask": np.array([1, 0], np.int8)}
 
     next_observation = first_observation
+
+
+class Forbidding(Base):
+    """Its mask allows nothing after a step."""
+
+    horizon = 3
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.ones(2, np.int8)}
+
+    def step(self, action):
+        *returned, _ = super().step(action)
+        return *returned, {"action_mask": np.zeros(2, np.int8)}
 
 
 class Alone(Base):
@@ -121,7 +136,7 @@ class Endlessly(Base):
 
 
 gymnasium.register("Endlessly-v0", Endlessly)
-for kind in (OneWorld, Masked, MaskObserved, Alone, Brittle, Dying, Hanging, Forgetful):
+for kind in (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Dying, Hanging, Forgetful):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 
 
@@ -146,7 +161,7 @@ def test_a_sound_environment_has_nothing_in_its_way():
     examined = found("CartPole-v1")
     assert texts(examined, problem=True) == texts(examined, problem=False) == ""
     assert examined.layers == ("TimeLimit", "OrderEnforcing", "CartPoleEnv")
-    assert examined.package.startswith("gymnasium ") and examined.mask is None
+    assert examined.package.startswith("gymnasium ") and examined.spec.action_mask == "none"
     assert examined.spec.time_limit == 500 and examined.making_seconds > 0
 
 
@@ -166,17 +181,15 @@ def test_an_object_that_must_be_the_only_one_is_advice():
 
 
 @pytest.mark.parametrize(
-    ("name", "mask"),
-    [
-        ("Masked", Mask("info", 3, (1 + 2 + 0 + 3) / 12, 1)),
-        ("MaskObserved", Mask("observation", 2, 0.5, 0)),
-    ],
+    ("name", "place", "allowed"),
+    [("Masked", "info", (1 + 2 + 3) / 9), ("MaskObserved", "observation", 0.5)],
 )
-def test_masks_are_found_where_they_are(name, mask):
+def test_masks_are_found_where_they_are(name, place, allowed):
     examined = found(f"{HERE}:{name}-v0")
-    assert examined.mask == mask
-    assert ("allows no action in 1 steps" in texts(examined, problem=True)) == bool(mask.empty)
-    assert examined.info == (("action_mask", "place") if name == "Masked" else ())
+    assert examined.spec.action_mask == place
+    assert examined.played.allowed == pytest.approx(allowed)
+    assert texts(examined, problem=True) == ""
+    assert "action_mask" in examined.info or place == "observation"
 
 
 def test_several_agents_are_examined_too():
@@ -194,6 +207,7 @@ def test_several_agents_are_examined_too():
             r"step raised ValueError: the motor burns \(.*test_checking.py, line",
         ),
         (f"{HERE}:Dying-v0", "it ended its process by SIGKILL while it was played with random"),
+        (f"{HERE}:Forbidding-v0", "action_mask: step returned .* which allows nothing"),
         (f"{HERE}:Forgetful-v0", "cannot be made: FileNotFoundError: robot.xml"),
         (environment_id("TextObservation"), r"observation\['said'\]: a space of the kind Text"),
         (environment_id("FourValues"), "does not have the API of Gymnasium"),
@@ -238,6 +252,7 @@ def played(**changes) -> Played:
         "longest": 500,
         "rewards": rewards,
         "paid": 0.5,
+        "allowed": 1.0,
         "observed": (0.0, 1.0),
         "far": (),
         "numbers": 4,
