@@ -306,6 +306,26 @@ class Endless(Base):
     horizon = 1 << 60
 
 
+class Unlimited(Endless):
+    """Nobody has set a limit."""
+
+
+class Long(Base):
+    """Ends by itself, after more steps than the default limit."""
+
+    horizon = 1200
+
+
+class Hoarder(Base):
+    """Takes 40 MB."""
+
+    horizon = 3
+
+    def reset(self, *, seed=None, options=None):
+        self.hoard = np.ones(5_000_000)
+        return super().reset(seed=seed, options=options)
+
+
 class Chatty(Base):
     """Prints on standard output, where the worker's answers travel."""
 

@@ -7,10 +7,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from flame_rl.run.checks import most_env_steps, observed
+from flame_rl.backends.select import local_workers
+from flame_rl.run.checks import acted, few_updates, most_env_steps, observed
 from flame_rl.run.evaluation import Evaluation
 from flame_rl.run.results import IterationResult, Totals, progress
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.groups import STEPS_PER_ITERATION, OnPolicy
 from flame_rl.system.output import say
 from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
 
@@ -22,6 +24,10 @@ RULE = "=" * 60
 LINE_EVERY = 10
 # Iterations that take long get a line more often.
 LINE_EVERY_SECONDS = 30.0
+# A first episode that takes longer is told while it plays.
+LONG_EPISODE_SECONDS = 10.0
+# A run that will take longer is told of once its first iteration has ended, with a shorter one.
+LONG_RUN_SECONDS = 300.0
 # Without a terminal, a wait gets a line this often.
 WAIT_LINE_SECONDS = 30.0
 
@@ -38,7 +44,7 @@ class ConsoleReporter:
     ) -> None:
         """Print the header; `done` are the totals of a resumed run when it starts again."""
         self._done = done
-        self._config = config
+        self._config, self._spec = config, spec
         self._began = self._said_at = self._reported_at = time.perf_counter()
         self._last: IterationResult | None = None
         # The latest evaluation with the number of its iteration, and whether a line shows it.
@@ -47,6 +53,7 @@ class ConsoleReporter:
         # The collection that is shown, when it began, and what is below the bar.
         self._collection: tuple[str, int] | None = None
         self._collecting_since = self._began
+        self._told_of_length = False
         self._below = {"collecting": "", "waiting": ""}
         self._retries = self._undone = 0
         self._progress: Progress | None = None
@@ -64,7 +71,9 @@ class ConsoleReporter:
             f"  Observation: {observed(spec)}\n"
             f"  Action dim: {spec.action_dim}\n"
             f"  Continuous actions: {spec.continuous}\n"
-            f"{_masks(config, spec)}{_device(config)}{_agents(spec)}{_amounts(config, spec)}"
+            f"  Actions: {acted(spec)}\n"
+            f"{_masks(config, spec)}{_device(config)}{_agents(spec)}"
+            f"{_limits(config, spec, distributed)}{_amounts(config, spec)}"
             "\n"
             f"{self._start(mode)}"
         )
@@ -136,9 +145,11 @@ class ConsoleReporter:
             if not self._evaluation_said:
                 self._evaluation_said = True
                 self._print(self._evaluated())
-        # A bar shows it all the time.
-        if (first or late) and self._live is None and self._seconds_left() >= LINE_EVERY_SECONDS:
-            self._print(f"  {self._left()}")
+        whole_run = "" if result.iteration else self._whole_run(result)
+        # A bar shows what is left all the time.
+        shown = self._live is not None or self._seconds_left() < LINE_EVERY_SECONDS
+        if whole_run or ((first or late) and not shown):
+            self._print(f"  {whole_run or self._left()}")
         if self._config.output.verbose:
             self._print(_details(result))
 
@@ -176,6 +187,19 @@ class ConsoleReporter:
         seconds = self._seconds_left()
         return f"about {_duration(seconds)} left" if seconds >= 1 else ""
 
+    def _whole_run(self, result: IterationResult) -> str:
+        """What a long run of iterations like the first comes to, and a shorter one."""
+        experiment, steps, seconds = self._config.experiment, result.env_steps, self._seconds_left()
+        fixed = experiment.env_steps is None and experiment.steps_per_iter is None
+        if not fixed or seconds < LONG_RUN_SECONDS or steps < 2 * STEPS_PER_ITERATION:
+            return ""
+        each, iterations = STEPS_PER_ITERATION, experiment.iterations
+        return (
+            f"The run: {iterations * steps:,} env steps at this length of episodes, about "
+            f"{_duration(seconds)} here. With --steps-per-iter {each} it has "
+            f"{iterations * each:,}: about {_duration(seconds * each / steps)}"
+        )
+
     def collecting(self, request: CollectRequest, episodes: int, env_steps: int) -> None:
         """Show how much of a request has been played: below the bar, or in a line every
         `LINE_EVERY_SECONDS`."""
@@ -198,9 +222,24 @@ class ConsoleReporter:
             more = env_steps if self._counts_steps else min(episodes / wanted, 0.99)
             self._advance(self._completed(totals) + more)
         self._show("collecting", text)
+        if not self._told_of_length and (episodes or seconds >= LONG_EPISODE_SECONDS):
+            self._told_of_length = True
+            if not episodes:
+                self._print(f"  {self._long_episodes(wanted, env_steps, seconds)}")
         if self._live is None and now - self._said_at >= LINE_EVERY_SECONDS:
             self._said_at = now
             self._print(f"  {text}, {_duration(now - self._began)} since the start")
+
+    def _long_episodes(self, wanted: int, env_steps: int, seconds: float) -> str:
+        """That no episode has ended yet, and how long they may be."""
+        limit = self._spec.time_limit
+        length = "without a time limit (--max-episode-steps sets one)"
+        if limit is not None:
+            length = f"of up to {limit:,} steps (--max-episode-steps sets fewer)"
+        return (
+            f"After {seconds:.0f} s and {env_steps:,} env steps, no episode has ended: {wanted} "
+            f"are asked for, {length}"
+        )
 
     @property
     def _counts_steps(self) -> bool:
@@ -343,6 +382,21 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
+def _limits(config: TrainConfig, spec: EnvironmentSpec, distributed: bool) -> str:
+    """How long an episode may be, and how many environments there are."""
+    limit, slots, workers = spec.time_limit, config.execution.slots, local_workers(config)
+    where = "in each executor" if distributed else f"in each of {workers} processes"
+    if not distributed and workers < 2:
+        where = "in a process" if workers else "in this process"
+    held = "in a fast simulator"
+    if slots is not None:
+        held = f"at most {max(1, slots // spec.agent_count)}"
+    return (
+        f"  Time limit: {'none' if limit is None else f'{limit:,} steps'}\n"
+        f"  Environments: {held} {where}\n"
+    )
+
+
 def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> str:
     experiment, most = config.experiment, most_env_steps(config.experiment, spec)
     iterations, steps = experiment.iterations, experiment.steps_per_iter
@@ -353,6 +407,10 @@ def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> str:
     if steps is not None:
         each = f"  Steps per iteration: about {steps}\n"
         total = f"  Total steps: about {most:,}\n"
+    few = ""
+    # With replay, an iteration has many updates.
+    if isinstance(config.algorithm, OnPolicy) and (words := few_updates(experiment, spec)):
+        few = f"  Few updates: {words}\n"
     if experiment.env_steps is not None:
-        return f"{each}  Total steps: {most:,}, to the end of an iteration\n"
-    return f"  Training iterations: {iterations}\n{each}{total}"
+        return f"{each}  Total steps: {most:,}, to the end of an iteration\n{few}"
+    return f"  Training iterations: {iterations}\n{each}{total}{few}"

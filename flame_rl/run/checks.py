@@ -38,6 +38,10 @@ _BYTES_OF_AN_EPISODE = 200
 _BYTES_OF_A_RECORDED_STEP = 16
 # The position, an int64, of each step that is drawn for a gradient step.
 _BYTES_OF_A_STEP = 8
+# A policy gradient moves a policy only so far in an update.
+FEW_UPDATES = 20
+# Parts of an observation, or of an action, that are named.
+_SHOWN = 6
 # Numbers from which on a Box of two or three axes may be meant as a picture.
 _MANY = 1000
 
@@ -108,6 +112,28 @@ def _most_env_steps_of_an_iteration(experiment: Experiment, spec: EnvironmentSpe
     return experiment.episodes_per_iter * spec.agent_count * spec.time_limit
 
 
+def few_updates(experiment: Experiment, spec: EnvironmentSpec) -> str:
+    """How many updates a run has, one an iteration, where they are fewer than `FEW_UPDATES`, and
+    what would change that; "" where they are not, or their number is not known."""
+    updates, each = experiment.iterations, _most_env_steps_of_an_iteration(experiment, spec)
+    remedy, at_least = "--iterations sets more", ""
+    if experiment.env_steps is not None:
+        if each is None:
+            return ""
+        updates = -(-experiment.env_steps // each)
+        remedy = (
+            "--env-steps sets a longer run, and a smaller --steps-per-iter more frequent updates"
+        )
+        if experiment.steps_per_iter is None:  # episodes may be shorter than they might be
+            remedy, at_least = remedy.replace("smaller ", ""), "at least "
+    if updates >= FEW_UPDATES:
+        return ""
+    return (
+        f"{at_least}{updates}, one an iteration; fewer than {FEW_UPDATES} seldom teach much "
+        f"({remedy})"
+    )
+
+
 def refuse_large_observations(config: TrainConfig, spec: EnvironmentSpec) -> list[str]:
     """A warning where an iteration's observations may take much of this machine's memory. Raises
     UsageError if they do not fit into it."""
@@ -144,8 +170,8 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
         )
     if config.experiment.evaluate_every is not None and limit is None:
         warnings.append(
-            f"--evaluate-every: Gymnasium knows no time limit of {spec.env_id}, and without "
-            "exploration an episode may never end; --max-episode-steps sets one"
+            f"--evaluate-every: there is no time limit of {spec.env_id}, and without exploration "
+            "an episode may never end; --max-episode-steps sets one"
         )
     most = most_env_steps(config.experiment, spec)
     warm_up = config.algorithm.warm_up_steps if isinstance(config.algorithm, Replay) else 0
@@ -190,11 +216,47 @@ def what_says_more(experiment: Experiment) -> str:
     return f". `uv run main.py check {shlex.join(words)}` says more"
 
 
+def acted(spec: EnvironmentSpec) -> str:
+    """What an action is, in words."""
+    space = spec.action_space
+    if not isinstance(space, spaces.Box):
+        return _choice(space)
+    bounded = has_bounds(space).sum()
+    scaled = {0: "in their own units", space.low.size: "from -1 to 1 at their bounds"}
+    numbers = "1 number" if space.low.size == 1 else f"{space.low.size:,} numbers"
+    return f"{numbers}, {scaled.get(bounded, f'{bounded} of them from -1 to 1 at their bounds')}"
+
+
+def _choice(space: spaces.Space) -> str:
+    """A space of choices, in words."""
+    if isinstance(space, spaces.Discrete):
+        return f"one of {space.n:,} choices"
+    if isinstance(space, spaces.MultiDiscrete):
+        return f"a choice each among {_listed(list(map(str, space.nvec.ravel())))}"
+    return f"{spaces.flatdim(space):,} bits"
+
+
+def _listed(words: list[str]) -> str:
+    """The first words of a list, and the number of the others."""
+    more = len(words) - _SHOWN
+    return ", ".join(words[:_SHOWN]) + (f", … ({more:,} more)" if more > 0 else "")
+
+
 def observed(spec: EnvironmentSpec) -> str:
     """What an observation is taken for, in words."""
     space = spec.observation_space
     if (size := picture_size(space)) is None:
-        return f"{spec.observation_dim:,} numbers"
+        numbers = f"{spec.observation_dim:,} numbers"
+        parts = observation_parts(space)
+        if not parts[0].path:
+            return numbers if isinstance(space, spaces.Box) else f"{_choice(space)}, as {numbers}"
+        words = [
+            f"{part.name} {part.stop - part.start:,}"
+            if isinstance(part.space, spaces.Box)
+            else f"{part.name} {_choice(part.space)}"
+            for part in parts
+        ]
+        return f"{numbers}: {_listed(words)}"
     first = " (they come first, and are put last)" if is_channels_first(space) else ""
     return f"a picture of {size[0]} x {size[1]}, channels: {size[2]}{first}"
 

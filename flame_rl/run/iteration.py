@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +24,6 @@ from flame_rl.wire.steps import recorded_columns
 
 if TYPE_CHECKING:
     from flame_rl.run.trainer import Trainer
-
-# Episodes of the first iteration with steps_per_iter, when their length is not yet known.
-FIRST_EPISODES = 8
 
 
 @ONE_BLAS_THREAD
@@ -127,11 +125,14 @@ def training_request(
 ) -> CollectRequest:
     """The request for the next iteration's episodes, collected by the policy `version`: as many as
     it asks for, where what several agents play together counts once."""
-    steps, count = config.experiment.steps_per_iter, config.experiment.episodes_per_iter
+    experiment = config.experiment
+    steps, count = experiment.steps_per_iter, experiment.episodes_per_iter
     if steps is not None:
-        count = FIRST_EPISODES
+        count = experiment.first_episodes
         if done.length_mean:
             count = max(1, round(steps / (done.length_mean * spec.agent_count)))
+        elif count is None:
+            count = math.ceil(steps / ((spec.time_limit or steps) * spec.agent_count))
     return make_request(config, spec, done.iterations, tuple(range(count)), version)
 
 

@@ -68,10 +68,10 @@ class Trainer:
                 print(result.iteration, result.reward_mean)
 
     Attributes:
-        config: as given, with the device that `auto` means here.
+        config: as given, with the device that `auto` means here, and the number of environments
+            that a process holds.
         spec: the environment's description.
-        note: why the environment's fast simulator is not used, if it has one, why it is not known
-            whether the environment repeats itself, and what takes long; otherwise "".
+        note: what to know of the environment, a line each; see `EnvironmentSpec`.
         distributed: whether episodes are collected on a Flame cluster.
         learner: the networks and the algorithm that updates them.
         totals: the progress of the run.
@@ -146,7 +146,7 @@ class Trainer:
             env_id = self._registered = _register(experiment.env, name)
         spec = self._backend.describe(environment_of(self.config, env_id))
         # What is said of the environment must not make a checkpoint's differ.
-        self.spec, self.note = replace(spec, note="", differs=""), spec.note
+        self.spec, self.note = replace(spec, note="", differs="", slots=None), spec.note
         if spec.differs:
             differs = f"{spec.differs}{what_says_more(experiment)}"
             if self.config.execution.strict:
@@ -155,7 +155,8 @@ class Trainer:
         self.warnings += environment_warnings(self.config, self.spec)
         self.warnings += refuse_large_observations(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.
-        self.config = self.config.changed(device=choose_device(self.config, self.spec))
+        device = choose_device(self.config, self.spec)
+        self.config = self.config.changed(device=device, slots=spec.slots)
         self.learner = make_learner(self.config, self.spec)
         self.totals, self.tables = Totals(), {}
         self.before: RunState | None = None
@@ -232,8 +233,8 @@ class Trainer:
 
     def _take_up(self, checkpoint: Checkpoint, path: Path) -> list[str]:
         # A name may differ, and a checkpoint need not say the time limit.
-        specs = (checkpoint.spec, self.spec)
-        then, now = (replace(spec, env_id="", time_limit=None) for spec in specs)
+        left_out = {"env_id": "", "time_limit": None, "limited_by_default": False}
+        then, now = (replace(spec, **left_out) for spec in (checkpoint.spec, self.spec))
         if then != now:
             raise UsageError(f"--env: the environment of {path} was another one: {then}, now {now}")
         if self.files is not None:

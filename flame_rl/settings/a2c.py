@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flame_rl.settings.checks import Count
-from flame_rl.settings.groups import SMALL_ACTIONS, GeneralizedAdvantages
+from flame_rl.settings.groups import (
+    MILLION,
+    MILLION_IN_LARGE_PARTS,
+    SHORT_ITERATIONS,
+    SMALL_ACTIONS,
+    GeneralizedAdvantages,
+)
 
 
 @dataclass(frozen=True)
@@ -15,13 +21,21 @@ class A2CSettings(GeneralizedAdvantages):
 
     learner = "flame_rl.learner.algorithms.a2c:a2c"
     presets: ClassVar = {
+        "": SHORT_ITERATIONS,
         "CartPole-v1": {
+            "iterations": 30,
+            "steps_per_iter": 2000,
+            "first_episodes": 8,
             "learning_rate": 2e-3,
             "value_learning_rate": 3e-3,
             "gae_lambda": 0.98,
             "max_kl": 0.02,
         },
-        "Ant-v5": SMALL_ACTIONS,
+        # With less noise many runs slide on the robot's back.
+        "HalfCheetah-v5": MILLION | {"gamma": 0.97, "initial_log_std": 0.0},
+        "Hopper-v5": MILLION,
+        "Walker2d-v5": MILLION,
+        "Ant-v5": MILLION_IN_LARGE_PARTS | SMALL_ACTIONS,
     }
 
     value_epochs: Count = 5

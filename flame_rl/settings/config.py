@@ -6,7 +6,7 @@ Imports nothing heavy, so that `--help` answers at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -45,7 +45,8 @@ class TrainConfig:
         self, env: EnvironmentSource = "cartpole", algorithm: str = "reinforce", **settings: Any
     ) -> None:
         """Take the defaults, then the algorithm's preset for the environment, then `settings`.
-        With `episodes_per_iter`, the preset's steps_per_iter has no effect.
+        With `episodes_per_iter`, the preset's steps_per_iter has no effect; with another
+        `steps_per_iter`, its first_episodes has none.
 
         Args:
             env: an environment's name or Gymnasium id, or a function that makes one.
@@ -160,6 +161,14 @@ def refuse_two_sizes(settings: Mapping[str, Any]) -> None:
             )
 
 
+def size_of_an_iteration(given: Container[str]) -> dict[str, int | None]:
+    """What takes the place of a preset's values where settings of these names are given: with a
+    size of an iteration the usual first_episodes, with episodes_per_iter no steps_per_iter."""
+    if "episodes_per_iter" in given:
+        return {"steps_per_iter": None, "first_episodes": Experiment.first_episodes}
+    return {"first_episodes": Experiment.first_episodes} if "steps_per_iter" in given else {}
+
+
 def no_setting(name: str, algorithm: str) -> str:
     """An error text for a setting that the algorithm lacks: which algorithms have it, if any."""
     owners = [other for other in ALGORITHMS if name in names_of(settings_class(other))]
@@ -174,10 +183,9 @@ def no_setting(name: str, algorithm: str) -> str:
 
 
 def _with_one_size(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings; with episodes_per_iter, steps_per_iter is None. Raises UsageError as
-    `refuse_two_sizes` does."""
+    """The settings, with `size_of_an_iteration`. Raises UsageError as `refuse_two_sizes` does."""
     refuse_two_sizes(settings)
-    return ({"steps_per_iter": None} if "episodes_per_iter" in settings else {}) | settings
+    return size_of_an_iteration(settings) | settings
 
 
 def _by_section(

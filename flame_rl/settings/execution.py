@@ -40,10 +40,11 @@ class Execution:
     """End a run at its start, and do not only warn, where an environment gives another episode for
     the same seed and actions."""
 
-    slots: Count = 32
+    slots: Count | None = None
     """Most episodes that each process, or executor of a cluster, plays side by side, each in an
-    environment of its own. 1: one environment alone, as a port, a licence or a robot needs it; then
-    also --workers 1. The fast simulators have no such environments."""
+    environment of its own; none: 32, or as many as fit into a gigabyte. 1: one environment alone,
+    as a port, a licence or a robot needs it; then also --workers 1. The fast simulators have no
+    such environments."""
 
     task_timeout: Annotated[float, Within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
     """Seconds after which a worker that gives no answer is killed and its episodes are collected

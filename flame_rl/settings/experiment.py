@@ -6,7 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from flame_rl.settings.checks import Count, Fraction, Number, Seed, Within, check_fields, refuse
+from flame_rl.settings.checks import (
+    Count,
+    CountOrZero,
+    Fraction,
+    Number,
+    Seed,
+    Within,
+    check_fields,
+    refuse,
+)
 from flame_rl.settings.environments import environment_name, keyword_texts
 from flame_rl.system.errors import UsageError
 
@@ -51,10 +60,15 @@ class Experiment:
 
     steps_per_iter: Count | None = None
     """Approximate steps in each iteration, in place of a fixed number of episodes: the number of
-    whole episodes follows from their mean length in the previous iteration; the first has 8."""
+    whole episodes follows from their mean length in the previous iteration."""
 
-    max_episode_steps: Count | None = None
-    """A time limit in steps that replaces the environment's own."""
+    first_episodes: Count | None = 8
+    """With steps_per_iter, episodes of the first iteration, when their length is not yet known;
+    none: as few as have that number of steps if each lasts to its time limit."""
+
+    max_episode_steps: CountOrZero | None = None
+    """A time limit in steps that replaces the environment's own; none: where the environment has
+    none, 1,000 steps; 0: none but the environment's own. What a limit cuts off is bootstrapped."""
 
     agent_number: bool = False
     """Let each of several agents observe its own number, too, so that the policy that they share

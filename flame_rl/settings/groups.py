@@ -28,6 +28,14 @@ WIDE_LAYERS = {"hidden_sizes": (256, 256), "activation": "relu", "steps_per_iter
 # walk.
 SMALL_ACTIONS = {"initial_log_std": -2.0, "learning_rate": 3e-4}
 
+# Of an actor-critic in any environment: updates begin after few episodes, however long they are.
+STEPS_PER_ITERATION = 2048
+SHORT_ITERATIONS = {"steps_per_iter": STEPS_PER_ITERATION, "first_episodes": None}
+
+# A million env steps, as docs/learning measures them; the first iteration has the usual episodes.
+MILLION = {"iterations": 500, "steps_per_iter": 2000, "first_episodes": 8}
+MILLION_IN_LARGE_PARTS = {"iterations": 250, "steps_per_iter": 4000, "first_episodes": 8}
+
 # For Pendulum, with an episode in each iteration.
 PENDULUM = {
     "iterations": 93,

@@ -14,7 +14,10 @@ class ImpalaSettings(PolicyGradient, Sequences):
     """Settings of an actor-critic with V-trace (Espeholt et al. 2018), for any actions."""
 
     learner = "flame_rl.learner.algorithms.impala:Impala"
-    presets: ClassVar = {"": {"steps_per_iter": 1000}, "CartPole-v1": {"iterations": 60}}
+    presets: ClassVar = {
+        "": {"steps_per_iter": 1000, "first_episodes": None},
+        "CartPole-v1": {"iterations": 60, "first_episodes": 8},
+    }
 
     learning_rate: Positive = 2e-4
     entropy_coefficient: NonNegative = 0.003

@@ -16,7 +16,13 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.checks import flag
-from flame_rl.settings.config import TrainConfig, names_of, no_setting, refuse_two_sizes
+from flame_rl.settings.config import (
+    TrainConfig,
+    names_of,
+    no_setting,
+    refuse_two_sizes,
+    size_of_an_iteration,
+)
 from flame_rl.settings.words import plain_words
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.fields import hints_of
@@ -45,8 +51,8 @@ def parse(
 ) -> tuple[TrainConfig, Any]:
     """Read the flags of training.
 
-    The line is read twice: first for --env, --algorithm and --episodes-per-iter, which decide what
-    flags there are and what their defaults are, then as a whole.
+    The line is read twice: first for --env, --algorithm and the size of an iteration, which decide
+    what flags there are and what their defaults are, then as a whole.
 
     Args:
         arguments: the words of the command line.
@@ -65,10 +71,7 @@ def parse(
     refuse_two_sizes(first)
     if default is None:
         chosen = {name: first[name] for name in ("env", "algorithm") if name in first}
-        if "episodes_per_iter" in first:
-            # A preset's steps would be taken in their place.
-            chosen["steps_per_iter"] = None
-        default = TrainConfig(**chosen)
+        default = TrainConfig(**chosen, **size_of_an_iteration(first))
     algorithm = default.algorithm_name
     if (other := first.get("algorithm", algorithm)) != algorithm:
         raise UsageError(

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from flame_rl.settings.checks import Count, Positive
-from flame_rl.settings.groups import SMALL_ACTIONS, GeneralizedAdvantages
+from flame_rl.settings.groups import (
+    MILLION,
+    MILLION_IN_LARGE_PARTS,
+    SHORT_ITERATIONS,
+    SMALL_ACTIONS,
+    GeneralizedAdvantages,
+)
 
 
 @dataclass(frozen=True)
@@ -15,11 +21,20 @@ class PPOSettings(GeneralizedAdvantages):
 
     learner = "flame_rl.learner.algorithms.ppo:ppo"
     presets: ClassVar = {
-        "CartPole-v1": {"learning_rate": 1e-3, "minibatches": 32},
+        "": SHORT_ITERATIONS,
+        "CartPole-v1": {
+            "iterations": 30,
+            "steps_per_iter": 2000,
+            "first_episodes": 8,
+            "learning_rate": 1e-3,
+            "minibatches": 32,
+        },
+        "HalfCheetah-v5": MILLION_IN_LARGE_PARTS,
+        "Hopper-v5": MILLION,
         # Half the epochs with a wider clip range get as far in less time; HalfCheetah and Hopper
         # do worse with them.
-        "Walker2d-v5": {"epochs": 5, "clip_range": 0.3},
-        "Ant-v5": SMALL_ACTIONS,
+        "Walker2d-v5": MILLION | {"epochs": 5, "clip_range": 0.3},
+        "Ant-v5": MILLION_IN_LARGE_PARTS | SMALL_ACTIONS,
     }
 
     minibatches: Count = 16

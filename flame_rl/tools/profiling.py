@@ -132,7 +132,7 @@ def measure(
         here = config.changed(local=True, workers=0)
         trainer = ending.enter_context(Trainer(here, stop=stop, reports=True))
         trainer.resume_run(found)
-        backend.describe(environment_of(config, trainer.spec.env_id))
+        backend.describe(environment_of(trainer.config, trainer.spec.env_id))
         workers = backend.executors if is_distributed(config) else local_workers(config)
         first, *results = [run_iteration(trainer, backend) for _ in range(1 + ITERATIONS)]
     env_steps = (results[-1].env_steps - first.env_steps) / ITERATIONS

@@ -38,26 +38,27 @@ class Environment:
     Attributes:
         env_id: the Gymnasium id, `module:Name-v0` for a user's own; for several agents the name of
             PettingZoo's module, `pettingzoo.sisl.multiwalker_v9`.
-        max_episode_steps: a time limit in steps that replaces the environment's own, or None.
+        max_episode_steps: a time limit in steps that replaces the environment's own; None: the
+            default limit where the environment has none; 0: no limit but its own.
         simulator: "plain", "fast", or "auto": the fast one where it gives the same bits.
         reward_parts: names of numbers in `info` that are recorded at every step.
         agent_number: whether each of several agents observes its own number, too.
         outcomes: names of numbers in `info` that are recorded at an episode's last step; "a.b" is
             the entry "b" of the dictionary "a".
-        slots: the most episodes that a process plays side by side in environments of their own.
+        slots: the most episodes that a process plays side by side in environments of their own;
+            None: as many as are worth it.
         action_mask: whether the masks of allowed actions that it returns are read.
         env_kwargs: arguments of the environment's constructor, each "name=JSON".
         wrapper: classes or functions around the environment, `module:Class`, the innermost first.
     """
 
     env_id: str
-    max_episode_steps: Size | None = None
+    max_episode_steps: Whole | None = None
     simulator: str = "auto"
     reward_parts: Annotated[tuple[str, ...], RARE] = ()
     agent_number: Annotated[bool, RARE] = False
     outcomes: Annotated[tuple[str, ...], RARE] = ()
-    # With more, environments outgrow the processor's cache, and save little of the forward pass.
-    slots: Annotated[Size, RARE] = 32
+    slots: Annotated[Size | None, RARE] = None
     action_mask: Annotated[bool, RARE] = True
     env_kwargs: Annotated[tuple[str, ...], RARE] = ()
     wrapper: Annotated[tuple[str, ...], RARE] = ()
@@ -79,10 +80,14 @@ class EnvironmentSpec:
         env_id: as in `Environment`.
         observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
-        note: one line on why the environment's fast simulator is not used, on what is not known
-            of it, and on what takes long; else empty.
+        note: a line each on why the environment's fast simulator is not used, on what is not
+            known of it, on a limit that it has by default, and on what takes long or much memory;
+            else empty.
         differs: one line on how episodes with the same seed and actions differ; else empty.
+        slots: `Environment.slots` where it is given, else what the memory of an environment
+            allows; None: a fast simulator, which has no such environments.
         time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
+        limited_by_default: whether that is the default limit, because nobody has set another.
         reward_shape: () where a reward is one number, (K,) where it is a vector.
         agents: the names of several agents, which share the spaces; empty: there is one agent.
         action_mask: where the masks of allowed actions are that are read.
@@ -97,6 +102,8 @@ class EnvironmentSpec:
     agents: Annotated[tuple[str, ...], Length(0, _MAX_AGENTS), RARE] = ()
     differs: Annotated[str, RARE] = ""
     action_mask: Annotated[MaskSource, RARE] = "none"
+    slots: Annotated[Size | None, RARE] = None
+    limited_by_default: Annotated[bool, RARE] = False
 
     def __post_init__(self) -> None:
         if self.observation_dim < 1:

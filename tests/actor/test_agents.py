@@ -16,6 +16,7 @@ from gymnasium import spaces
 pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
 
 from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
+from flame_rl.actor.environments import agents as making
 from flame_rl.actor.environments.agents import has_agents
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import reset_seed
@@ -176,6 +177,18 @@ def test_whoever_ends_early_has_no_more_steps_and_a_time_limit_is_no_end():
     assert episodes.terminated.tolist() == 20 * [True, False]
     assert episodes.truncated.tolist() == 20 * [False, True]
     assert simulator.first.resets >= 2
+
+
+@pytest.mark.parametrize(("limit", "known", "length"), [(None, 2, 2), (1, 1, 1), (0, None, None)])
+def test_agents_without_a_time_limit_are_cut_by_default(limit, known, length, monkeypatch):
+    monkeypatch.setattr(making, "DEFAULT_LIMIT", 2)
+    _, spec = describe(Environment(TURNS, limit))
+    assert spec.time_limit == known
+    assert spec.note.count("has no time limit that Gymnasium knows") == (limit is None)
+    simulator, snapshot, request = game(TURNS, limit)
+    for episode in collect_episodes(snapshot, request(range(4)), simulator):
+        assert episode.terminated == (length is None) != episode.truncated
+        assert length is None or episode.length == length
 
 
 def test_parts_of_the_reward_are_each_agents_own():

@@ -19,7 +19,7 @@ from flame_rl.actor.environments.observations import observation_parts, write_ob
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.randomness import noise_generator, reset_seed
 from flame_rl.actor.recording import Block, cut_out
-from flame_rl.actor.simulators.choose import choose_simulator
+from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import HEADS
 from flame_rl.wire.messages import CollectFailure, Column, Environment, Layer, PolicySnapshot
@@ -279,6 +279,26 @@ def test_terminated_and_truncated_are_kept_apart():
     (both,) = collect(environment_id("DelayedReward"), [0], max_episode_steps=2)
     assert both.terminated and both.truncated
     np.testing.assert_array_equal(ended.observations, [[1], [1], [2]])
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "length", "terminated", "known"),
+    [
+        ("Unlimited", None, 1000, False, 1000),
+        ("Long", None, 1000, False, 1000),
+        ("Long", 0, 1200, True, None),
+        ("Long", 1100, 1100, False, 1100),
+        ("Endless", 0, 7, False, 7),  # its own
+    ],
+)
+def test_an_episode_without_a_limit_is_cut_and_not_ended(name, limit, length, terminated, known):
+    env_id = environment_id(name)
+    (episode,) = collect(env_id, [0], max_episode_steps=limit)
+    assert episode.length == length
+    assert (episode.terminated, episode.truncated) == (terminated, not terminated)
+    _, spec = describe(Environment(env_id, limit))
+    assert spec.time_limit == known
+    assert spec.note.count("has no time limit that Gymnasium knows") == (limit is None)
 
 
 def test_long_episodes_outgrow_the_first_buffers():

@@ -208,7 +208,7 @@ def test_it_leaves_no_trace_where_the_environment_is_played(tmp_path, monkeypatc
 def test_an_environment_that_fails_is_left_to_the_run(name):
     env_id = f"{HERE}:Dies-v0" if name == "Dies" else environment_id(name)
     _, spec = describe(Environment(env_id))
-    assert spec.differs == spec.note == ""
+    assert spec.differs == "" and "repeats itself" not in spec.note
 
 
 def test_a_slow_environment_is_not_checked_and_says_so():
@@ -232,7 +232,7 @@ def test_an_import_that_takes_long_makes_no_environment_slow(tmp_path, monkeypat
     monkeypatch.setitem(sys.modules, "mujoco", None)
     del sys.modules["mujoco"]
     _, spec = describe(Environment("heavy_env:Heavy-v0"))
-    assert spec.note == ""
+    assert "repeats itself" not in spec.note and "took" not in spec.note
 
 
 def test_an_environment_that_cannot_be_played_is_refused_at_once():

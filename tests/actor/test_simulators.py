@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import sys
 from dataclasses import replace
 
@@ -13,8 +14,8 @@ from gymnasium.envs.mujoco import hopper_v5
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.simulators import cartpole, mujoco_twins
-from flame_rl.actor.simulators.choose import choose_simulator
+from flame_rl.actor.simulators import cartpole, choose, mujoco_twins
+from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.wire.messages import Environment
 from tests.helpers import (
@@ -244,6 +245,24 @@ def test_plain_is_plain_and_others_have_no_twin():
         choose_simulator(Environment("Pendulum-v1", None, "fast"))
     with pytest.raises(SimulatorError, match="unknown environment"):
         choose_simulator(Environment("CartPoll-v1", None, "auto"))
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "slots", "held"),
+    [(100, None, 2), (10, None, 1), (2000, None, 32), (100, 3, 3), (100, 1, 1)],
+)
+def test_a_process_holds_as_many_environments_as_memory_allows(megabytes, slots, held, monkeypatch):
+    monkeypatch.setattr(choose, "MOST_BYTES", megabytes * 1_000_000)
+    simulator, spec = describe(Environment(environment_id("Hoarder"), 3, slots=slots))
+    assert (simulator.slots, spec.slots) == (held, held)
+    said = re.findall(r"An environment takes (\d+) MB: a process has (\d+) of them", spec.note)
+    assert said in ([], [("40", f"{held}")], [("41", f"{held}")])
+    assert bool(said) == (slots is None and held < 32)
+
+
+def test_a_fast_simulator_has_no_environments():
+    _, spec = describe(Environment("CartPole-v1"))
+    assert spec.slots is None
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_prints_what_the_documentation_shows(finished):
     lines = done.stdout.splitlines()
     rule = "=" * 60
     assert lines[0].startswith("No Flame cluster is configured; collecting with 2 local workers")
-    assert lines[2:18] == [
+    assert lines[2:22] == [
         rule,
         "Local REINFORCE on CartPole-v1",
         rule,
@@ -110,13 +110,18 @@ def test_prints_what_the_documentation_shows(finished):
         "  Observation: 4 numbers",
         "  Action dim: 2",
         "  Continuous actions: False",
+        "  Actions: one of 2 choices",
+        "  Time limit: 500 steps",
+        "  Environments: in a fast simulator in each of 2 processes",
         "  Training iterations: 12",
         "  Episodes per iteration: 10",
         "  Total episodes: 120",
         "  Total steps: at most 60,000",
+        "  Few updates: 12, one an iteration; fewer than 20 seldom teach much (--iterations sets "
+        "more)",
         "",
         "Starting local training...",
-        lines[17],
+        lines[21],
     ]
     progress = [line for line in lines if line.startswith("Iteration")]
     assert len(progress) == 3

@@ -329,4 +329,6 @@ def rows(section: str, pattern: str) -> list[tuple[str, str]]:
 
 def written(value: Any) -> str:
     """A value as the command line takes it."""
+    if value is None:
+        return "none"
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -468,7 +468,7 @@ def test_a_colon_does_not_keep_the_cluster_from_being_cleaned_up(project, memory
     memory.assert_nothing_left(60)
 
 
-NO_LIMIT = "--evaluate-every: Gymnasium knows no time limit of limits:Unknown-v0"
+NO_LIMIT = "--evaluate-every: there is no time limit of limits:Unknown-v0"
 NO_EFFECT = "--max-episode-steps: 8 has no effect: limits:Short-v0 has a time limit of 5 steps"
 
 
@@ -476,8 +476,8 @@ NO_EFFECT = "--max-episode-steps: 8 has no effect: limits:Short-v0 has a time li
 @pytest.mark.parametrize(
     ("env", "flags", "words"),
     [
-        ("Unknown", ("--evaluate-every", "1"), NO_LIMIT),
-        ("Unknown", (), None),
+        ("Unknown", ("--evaluate-every", "1", "--max-episode-steps", "0"), NO_LIMIT),
+        ("Unknown", ("--evaluate-every", "1"), None),
         ("Unknown", ("--evaluate-every", "1", "--max-episode-steps", "8"), None),
         ("Known", ("--evaluate-every", "1"), None),
         ("Short", ("--evaluate-every", "1"), None),
@@ -491,6 +491,8 @@ def test_what_a_time_limit_does_not_do_is_said_at_the_start(env, flags, words, w
     done = run_own("--env", f"limits:{env}-v0", *here, *flags)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("warning: ") == (words is not None)
+    cut = f"limits:{env}-v0 has no time limit that Gymnasium knows: episodes are cut after 1,000 "
+    assert done.stdout.count(cut) == (env == "Unknown" and "--max-episode-steps" not in flags)
     assert words is None or f"warning: {words}" in done.stderr
 
 

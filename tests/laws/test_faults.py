@@ -451,6 +451,11 @@ def test_a_constructor_that_takes_long_is_called_twice_at_first_and_said(tmp_pat
     done = run_here(*SERVER, *flags, cwd=tmp_path, environment=environment)
     assert "Making the environment took 0." in done.stdout
     assert (tmp_path / "log").read_text().count("made") == 2  # one to see whether it repeats itself
+    # A worker that has described the environment plays with the one that it made for that.
+    flags = ("--episodes-per-iter", "1", "--iterations", "1", "--workers", "1")
+    environment = {"SERVER_LOG": str(tmp_path / "another")}
+    run_here(*SERVER, *flags, "--output", "another", cwd=tmp_path, environment=environment)
+    assert (tmp_path / "another").read_text().count("made") == 3  # two of them in the fork
     # The older it is, the more of them.
     monkeypatch.setenv("SERVER_MAKING", "0.3")
     simulator = plain.PlainSimulator(Environment(environment_id("Server")))

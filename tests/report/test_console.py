@@ -54,7 +54,104 @@ def test_an_iteration_that_takes_long_shows_what_has_come_in(console, capsys, mo
         "  Iteration   0: 30 of 100 episodes, 15,000 env steps, 500 a second, 30 s since the start"
     )
     assert rest[0].startswith("Iteration   0 | Mean Reward: ")
-    assert rest[1:] == ["  about 1 h 8 min left"]  # 99 times 41 s
+    assert rest[1:] == [
+        "  The run: 2,000,000 env steps at this length of episodes, about 1 h 8 min here. With "
+        "--steps-per-iter 2048 it has 204,800: about 7 min"
+    ]  # 99 times 41 s
+
+
+@pytest.mark.parametrize(
+    ("settings", "seconds", "words"),
+    [
+        ({"iterations": 5}, 41, ["  about 3 min left"]),  # four times
+        ({"iterations": 5}, 4, []),
+        ({"steps_per_iter": 20_000}, 41, ["  about 1 h 8 min left"]),
+        ({"env_steps": 200_000}, 41, ["  about 6 min left"]),
+    ],
+)
+def test_only_a_long_run_of_whole_episodes_hears_of_a_shorter_one(
+    settings, seconds, words, capsys, monkeypatch
+):
+    console = ConsoleReporter(TrainConfig(**settings), spec_of(1, 2, False), False, Totals())
+    now = console._began + seconds
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    capsys.readouterr()
+    console.report(result_of(0))
+    assert capsys.readouterr().out.splitlines()[1:] == words
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (4000, "of up to 4,000 steps (--max-episode-steps sets fewer)"),
+        (None, "without a time limit (--max-episode-steps sets one)"),
+    ],
+)
+def test_a_first_episode_that_takes_long_is_told_once_while_it_plays(
+    limit, words, capsys, monkeypatch
+):
+    spec = replace(spec_of(1, 2, False), time_limit=limit)
+    console = ConsoleReporter(TrainConfig(), spec, False, Totals())
+    now = console._began
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    capsys.readouterr()
+    for second in range(25):
+        console.collecting(REQUEST, int(second > 20), 500 * second)
+        now += 1.0
+    assert capsys.readouterr().out.splitlines() == [
+        f"  After 10 s and 5,000 env steps, no episode has ended: 100 are asked for, {words}"
+    ]
+
+
+def test_a_first_episode_that_has_ended_says_nothing(console, capsys, monkeypatch):
+    now = console._began
+    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    capsys.readouterr()
+    console.collecting(REQUEST, 1, 500)
+    now += 20.0
+    console.collecting(replace(REQUEST, iteration=1), 0, 500)
+    now += 20.0
+    console.collecting(replace(REQUEST, iteration=1), 0, 1000)
+    assert "no episode has ended" not in capsys.readouterr().out
+
+
+FEW = "one an iteration; fewer than 20 seldom teach much"
+SOONER = "--env-steps sets a longer run, and a smaller --steps-per-iter more frequent updates"
+FEWER = "--env-steps sets a longer run, and a --steps-per-iter more frequent updates"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"iterations": 19}, f"19, {FEW} (--iterations sets more)"),
+        ({"iterations": 20}, None),
+        ({"env_steps": 40_000, "steps_per_iter": 2048, "algorithm": "ppo"}, None),  # 19.5
+        ({"env_steps": 30_000, "steps_per_iter": 2048}, f"15, {FEW} ({SOONER})"),
+        ({"env_steps": 30_000, "episodes_per_iter": 6}, f"at least 10, {FEW} ({FEWER})"),
+        # With many gradient steps in each iteration.
+        ({"iterations": 2, "algorithm": "dqn"}, None),
+    ],
+)
+def test_a_run_of_few_updates_says_so(settings, words, capsys):
+    spec = replace(spec_of(1, 2, False), time_limit=500)
+    ConsoleReporter(TrainConfig(**settings), spec, False, Totals())
+    lines = [line for line in capsys.readouterr().out.splitlines() if "Few updates" in line]
+    assert lines == ([] if words is None else [f"  Few updates: {words}"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "distributed", "words"),
+    [
+        ({"slots": 8, "workers": 2}, False, "at most 8 in each of 2 processes"),
+        ({"slots": 8, "workers": 1}, False, "at most 8 in a process"),
+        ({"slots": 8, "workers": 0}, False, "at most 8 in this process"),
+        ({"slots": 8}, True, "at most 8 in each executor"),
+        ({"workers": 2}, False, "in a fast simulator in each of 2 processes"),
+    ],
+)
+def test_how_many_environments_there_are_is_said_at_once(settings, distributed, words, capsys):
+    ConsoleReporter(TrainConfig(**settings), spec_of(1, 2, False), distributed, Totals())
+    assert f"  Environments: {words}" in capsys.readouterr().out.splitlines()
 
 
 def test_evaluations_are_in_the_lines_and_in_the_summary(console, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -15,7 +16,7 @@ from flame_rl.settings.config import SECTIONS, TrainConfig, names_of
 from flame_rl.settings.environments import ENVIRONMENTS, environment_id
 from flame_rl.settings.parse import parse
 from flame_rl.system.errors import UsageError
-from tests.helpers import run_here
+from tests.helpers import ROOT, run_here
 
 
 def options_of(algorithm: str, capsys, *more: str) -> str:
@@ -191,6 +192,50 @@ def test_episodes_that_are_asked_for_replace_the_steps_of_a_preset(algorithm, en
     words = ("--steps-per-iter", "700", "--episodes-per-iter", "3")
     with pytest.raises(UsageError, match="--steps-per-iter takes its place"):
         parse(("--env", env, "--algorithm", algorithm, *words))
+
+
+def size_of(config: TrainConfig) -> tuple[int, int | None, int | None]:
+    experiment = config.experiment
+    return experiment.iterations, experiment.steps_per_iter, experiment.first_episodes
+
+
+def test_an_environment_that_nobody_knows_is_learned_from_a_few_steps_at_a_time():
+    own = "my_env:Mine-v0"
+    assert size_of(TrainConfig(own, "ppo")) == size_of(TrainConfig(own, "a2c")) == (100, 2048, None)
+    assert size_of(TrainConfig(own, "impala")) == (100, 1000, None)
+    reinforce = TrainConfig(own, "reinforce").experiment
+    assert (reinforce.episodes_per_iter, reinforce.steps_per_iter) == (100, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({}, (100, 2048, None)),
+        ({"steps_per_iter": 500}, (100, 500, 8)),
+        ({"steps_per_iter": 500, "first_episodes": 2}, (100, 500, 2)),
+        ({"steps_per_iter": 500, "first_episodes": None}, (100, 500, None)),
+        ({"first_episodes": 3}, (100, 2048, 3)),
+        ({"episodes_per_iter": 3}, (100, None, 8)),
+    ],
+)
+def test_steps_that_are_asked_for_come_with_the_usual_first_iteration(settings, size):
+    config = TrainConfig("my_env:Mine-v0", "ppo", **settings)
+    assert size_of(config) == size
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    line, _ = parse(("--env", "my_env:Mine-v0", "--algorithm", "ppo", *words))
+    assert line == config
+    assert size_of(TrainConfig("my_env:Mine-v0", "ppo").changed(**settings)) == size
+
+
+def test_plain_flags_train_what_the_page_of_curves_shows():
+    page = (ROOT / "docs" / "learning" / "README.md").read_text()
+    commands = re.findall(r"^uv run main.py (.* --algorithm (?:a2c|ppo) .*)$", page, re.MULTILINE)
+    assert len(commands) == 10
+    for command in commands:
+        config, _ = parse(command.split())
+        experiment = config.experiment
+        plain = TrainConfig(experiment.env, config.algorithm_name, seed=experiment.seed)
+        assert config == plain, command
 
 
 def test_rainbow_turns_on_what_it_consists_of():

@@ -161,7 +161,7 @@ COLUMN = dataclasses.asdict(Column("a", "int32", (2,), False, (2, 3))) | {"shape
         ("environment", None),
         ("environment", "CartPole-v1"),
         ("environment", {"env_id": 3, "max_episode_steps": None, "simulator": "auto"}),
-        ("environment", {"env_id": "X-v0", "max_episode_steps": 0, "simulator": "auto"}),
+        ("environment", {"env_id": "X-v0", "max_episode_steps": -1, "simulator": "auto"}),
         ("columns", []),
         ("columns", [COLUMN] * 2),
         ("columns", [None]),

@@ -21,6 +21,7 @@ import gymnasium
 from gymnasium import spaces
 
 from flame_rl.actor.environments.making import (
+    DEFAULT_LIMIT,
     GROUPS,
     absent_module,
     as_sent,
@@ -84,21 +85,22 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
 def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
     """The spec of an environment that `make_agents` made.
 
-    The time limit is the lesser of the configured one and `max_cycles`, as PettingZoo's own
-    environments call theirs. Raises SimulatorError of kind "environment" if it cannot be sent.
+    The time limit is the lesser of `limit_of` and the environment's own. Raises SimulatorError of
+    kind "environment" if it cannot be sent.
     """
     first, *_ = agents = env.possible_agents
     actions = env.action_space(first)
     space, masks = beside_mask(environment, env.observation_space(first), actions)
     if environment.agent_number:
         space = spaces.Tuple((space, spaces.Discrete(len(agents))))
-    limits = environment.max_episode_steps, getattr(env.unwrapped, "max_cycles", None)
+    limits = limit_of(environment, env), _own_limit(env)
     spec = EnvironmentSpec(
         environment.env_id,
         space,
         actions,
-        time_limit=min((limit for limit in limits if isinstance(limit, int)), default=None),
+        time_limit=min((limit for limit in limits if limit is not None), default=None),
         agents=tuple(map(str, agents)),
+        limited_by_default=environment.max_episode_steps is None and limits[0] is not None,
         action_mask=masks or "none",
     )
     return as_sent(spec)
@@ -111,6 +113,19 @@ def turn_of(env: ParallelEnv) -> Hashable | None:
     if isinstance(env, turn_based_aec_to_parallel_wrapper):
         return env.aec_env.agent_selection
     return None
+
+
+def limit_of(environment: Environment, env: ParallelEnv) -> int | None:
+    """The time limit besides the environment's own, as `Environment.max_episode_steps` says."""
+    if environment.max_episode_steps is None and _own_limit(env) is None:
+        return DEFAULT_LIMIT
+    return environment.max_episode_steps or None
+
+
+def _own_limit(env: ParallelEnv) -> int | None:
+    """What PettingZoo's own environments call `max_cycles`."""
+    limit = getattr(env.unwrapped, "max_cycles", None)
+    return limit if isinstance(limit, int) else None
 
 
 def _made(env_id: str, module: ModuleType, options: dict[str, Any]) -> ParallelEnv:

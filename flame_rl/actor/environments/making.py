@@ -50,6 +50,14 @@ GROUPS = {
 }
 
 
+# Steps after which an episode is cut where nobody has set a limit.
+DEFAULT_LIMIT = 1000
+
+
+class DefaultTimeLimit(TimeLimit):
+    """The time limit of an environment that has none of its own."""
+
+
 def make_environment(environment: Environment, render_mode: str | None = None) -> gymnasium.Env:
     """A Gymnasium environment whose spaces can be learned, within its wrappers.
 
@@ -65,7 +73,7 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
         with _quiet_about_own_models(env_id):
             env = gymnasium.make(
                 env_id,
-                max_episode_steps=environment.max_episode_steps,
+                max_episode_steps=environment.max_episode_steps or None,
                 disable_env_checker=True,
                 **constructor_arguments(environment, render_mode),
             )
@@ -77,6 +85,8 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
         if getattr(env, name, None) is None:
             raise unusable(f"{env_id} has no {name}; set it in __init__, or in the class")
     check_spaces(env_id, env.observation_space, env.action_space)
+    if environment.max_episode_steps is None and _time_limit(env) is None:
+        return DefaultTimeLimit(env, DEFAULT_LIMIT)
     return env
 
 
@@ -108,6 +118,7 @@ def describe_environment(environment: Environment, env: gymnasium.Env) -> Enviro
         space,
         env.action_space,
         time_limit=_time_limit(env),
+        limited_by_default=isinstance(env, DefaultTimeLimit),
         reward_shape=reward_shape(env),
         action_mask=masks or "none",
     )

@@ -9,12 +9,12 @@ from itertools import groupby
 import numpy as np
 
 from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.agents import make_agents, spec_of, turn_of
+from flame_rl.actor.environments.agents import limit_of, make_agents, spec_of, turn_of
 from flame_rl.actor.environments.masks import beside_mask, masked_choices
 from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.actor.failure import SimulatorError, is_interrupt
 from flame_rl.actor.simulators.masks import Masks
-from flame_rl.actor.simulators.plain import EnvironmentsSimulator
+from flame_rl.actor.simulators.plain import MOST_SLOTS, EnvironmentsSimulator
 from flame_rl.actor.simulators.returned import (
     first_returned,
     raised,
@@ -43,13 +43,13 @@ class AgentsSimulator(EnvironmentsSimulator):
         self._make_first(environment, lambda: make_agents(environment, render_mode))
         self._names = list(self.first.possible_agents)
         agents = len(self._names)
-        self._most = max(1, environment.slots // agents)
+        self.most = max(1, (environment.slots or MOST_SLOTS) // agents)
         spec = spec_of(environment, self.first)
         self._has_numbers = environment.agent_number
         self._parts = observation_parts(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         (observed,) = (column for column in step_columns(spec) if column.name == "observations")
-        slots = agents * self._most
+        slots = agents * self.most
         super().__init__(
             slots,
             *observed.shape,
@@ -63,9 +63,9 @@ class AgentsSimulator(EnvironmentsSimulator):
         self.masks = Masks(spec.action_space, masks, len(self.action_masks))
         self.agents = agents
         self._allow_slots()
-        self._limit = environment.max_episode_steps
+        self._limit = limit_of(environment, self.first)
         # Of each environment, since its reset.
-        self._steps = np.zeros(self._most, np.int64)
+        self._steps = np.zeros(self.most, np.int64)
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         pairs = zip(slots.tolist(), seeds.tolist(), strict=True)

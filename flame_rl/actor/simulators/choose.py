@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+from collections.abc import Iterator
 from dataclasses import replace
 
 import gymnasium
@@ -19,7 +20,12 @@ from flame_rl.actor.environments.finding import with_module
 from flame_rl.actor.environments.making import describe_environment, import_environment
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
-from flame_rl.actor.simulators.plain import MAKING_SECONDS, EnvironmentsSimulator, PlainSimulator
+from flame_rl.actor.simulators.plain import (
+    MAKING_SECONDS,
+    MOST_SLOTS,
+    EnvironmentsSimulator,
+    PlainSimulator,
+)
 from flame_rl.actor.simulators.repeatable import SEED, check_repeats
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec, MaskSource
@@ -40,6 +46,8 @@ _TWINS = {
 # Versions with which tests/actor/test_simulators.py has passed. mujoco.batch exists from 4.0 on.
 VERIFIED_GYMNASIUM = ("1.4",)
 VERIFIED_MUJOCO = ("4.0",)
+# The memory that a process's environments may take, as far as that of the first tells.
+MOST_BYTES = 1_000_000_000
 _CHECK_EPISODES = 4
 _CHECK_STEPS = 40
 
@@ -57,6 +65,7 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     """The simulator of an environment and its spec, whose `env_id` has the module that registers it
     where that was looked for. See `choose_simulator`, `check_repeats`, `with_module`."""
     environment = with_module(environment)
+    env_id = environment.env_id
 
     def make() -> tuple[EnvironmentsSimulator, EnvironmentSpec]:
         return plain_and_spec(environment)
@@ -64,21 +73,45 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     # Here, and not in a fork, after which it would be imported again.
     import_environment(environment)
     # Before another object may hold what the environment needs alone.
-    checked = check_repeats(environment.env_id, make)
+    checked = check_repeats(env_id, make)
     plain, spec = make()
     masks = checked.action_mask or _masks_at_reset(plain)
     simulator, note = _choose(environment, plain)
-    slow = ""
-    if simulator is plain and plain.making_seconds > MAKING_SECONDS:
-        slow = (
-            f"Making the environment took {plain.making_seconds:.1f} s: a process begins with one "
-            f"and makes more as the run goes on, up to --slots {environment.slots}."
-        )
     unknown = checked.unknown
     if unknown:
-        unknown += f" `uv run main.py check --env {environment.env_id}` takes the time for it."
-    note = " ".join(filter(None, (note, unknown, slow)))
-    return simulator, replace(spec, note=note, differs=checked.differs, action_mask=masks)
+        unknown += f" `uv run main.py check --env {env_id}` takes the time for it."
+    notes, slots = [note, unknown], None
+    if simulator is plain:
+        if environment.slots is None and checked.bytes:
+            plain.hold_at_most(MOST_BYTES // checked.bytes)
+        slots = environment.slots or plain.most * plain.agents
+        notes += _notes(environment, plain, spec, checked.bytes)
+    note = "\n".join(filter(None, notes))
+    found = {"differs": checked.differs, "action_mask": masks, "slots": slots}
+    return simulator, replace(spec, note=note, **found)
+
+
+def _notes(
+    environment: Environment, plain: EnvironmentsSimulator, spec: EnvironmentSpec, taken: int
+) -> Iterator[str]:
+    """What a user should know of an environment that takes so many bytes."""
+    if spec.limited_by_default:
+        yield (
+            f"{spec.env_id} has no time limit that Gymnasium knows: episodes are cut after "
+            f"{spec.time_limit:,} steps, which is not taken for their end; --max-episode-steps N "
+            "sets another limit, 0 none."
+        )
+    most = plain.most * plain.agents
+    if environment.slots is None and most < MOST_SLOTS // plain.agents * plain.agents:
+        yield (
+            f"An environment takes {taken / 1e6:,.0f} MB: a process has {plain.most} of them; "
+            "--slots N sets another number of episodes side by side."
+        )
+    if plain.making_seconds > MAKING_SECONDS:
+        yield (
+            f"Making the environment took {plain.making_seconds:.1f} s: a process begins with one "
+            f"and makes more as the run goes on, up to --slots {most}."
+        )
 
 
 def _masks_at_reset(plain: EnvironmentsSimulator) -> MaskSource:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # Making environments takes no longer than the time since the first one was made, or this at first.
 MAKING_SECONDS = 1.0
+# With more, environments outgrow the processor's cache, and save little of the forward pass.
+MOST_SLOTS = 32
 
 
 class EnvironmentsSimulator(Simulator):
@@ -41,6 +43,7 @@ class EnvironmentsSimulator(Simulator):
 
     Attributes:
         making_seconds: how long it takes to make one.
+        most: how many it makes at most.
         masks: reads the environments' masks of allowed actions.
     """
 
@@ -66,6 +69,11 @@ class EnvironmentsSimulator(Simulator):
         if errors:
             raise unusable(f"{self._env_id}: close raised {summary(errors[0])}") from errors[0]
 
+    def hold_at_most(self, environments: int) -> None:
+        """Make no more than these, but one in any case."""
+        self.most = max(1, min(self.most, environments))
+        self._allow_slots()
+
     def _made(self) -> Any:
         began = time.monotonic()
         env = self._make()
@@ -77,7 +85,7 @@ class EnvironmentsSimulator(Simulator):
         """Set `slots` to what may be used by now, of those that have rows."""
         spent = max(MAKING_SECONDS, time.monotonic() - self._born)
         places = max(len(self._envs), int(spent / max(self.making_seconds, 1e-9)))
-        self.slots = self.agents * min(places, self._most)
+        self.slots = self.agents * min(places, self.most)
 
     def _env(self, place: int) -> gymnasium.Env | ParallelEnv:
         while len(self._envs) <= place:
@@ -117,7 +125,7 @@ class PlainSimulator(EnvironmentsSimulator):
         self._to_environment = action_converter(actions)
         self._parts = observation_parts(space)
         super().__init__(
-            environment.slots,
+            environment.slots or MOST_SLOTS,
             self._parts[-1].stop,
             environment.reward_parts,
             observation_dtype(space),
@@ -126,7 +134,7 @@ class PlainSimulator(EnvironmentsSimulator):
             sum(masked_choices(environment, actions)),
         )
         self.masks = Masks(actions, masks, len(self.action_masks))
-        self._most = environment.slots
+        self.most = self.slots
         self._allow_slots()
         # float64 observations are converted to float32 for all slots together: one by one takes a
         # tenth of a fast environment's step.

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import gymnasium
 import numpy as np
@@ -68,11 +68,13 @@ class Checked:
         differs: where episodes differ and why; "" if they do not, as far as that is known.
         unknown: why that is not known, in a sentence, or "".
         action_mask: where it has masks; None: its reset takes too long for this to be known.
+        bytes: the memory that one takes; 0: not known.
     """
 
     differs: str
     unknown: str
     action_mask: MaskSource | None
+    bytes: int
 
 
 def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
@@ -104,6 +106,7 @@ def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
         found.get("differs", ""),
         f"Whether {env_id} repeats itself is not checked: {unknown}." if unknown else "",
         masks,
+        found.get("bytes", 0),
     )
 
 
@@ -152,10 +155,10 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
 
 def _repeated(
     make: Make, effort: Effort, note: Note, closing: contextlib.ExitStack
-) -> dict[str, str]:
+) -> dict[str, Any]:
     """What `check_repeats` returns or raises, by name; `note` is told what is known before a step
     may crash or hang, and `closing` closes what is still open."""
-    began, before = time.monotonic(), _global_states()
+    began, before, memory = time.monotonic(), _global_states(), _memory()
     one, spec = make()
     closing.callback(one.close)
     # Only now: what an environment has half made, nobody would close.
@@ -165,8 +168,9 @@ def _repeated(
         first = _play(one, spec, effort, begun=lambda: note(_masks_of(one)))
     except SimulatorError as error:
         return {"unusable": str(error)} if error.kind == "environment" else {}
+    found = {"bytes": max(0, _memory() - memory)}
     if (seconds := time.monotonic() - began) > effort.making_seconds:
-        return {"unknown": f"an object and its first step take {seconds:.1f} s"}
+        return found | {"unknown": f"an object and its first step take {seconds:.1f} s"}
     steps = _as_long(first)
     again = _difference(first, _play(one, spec, steps))
     drawn = _drawn_since(before)
@@ -178,7 +182,7 @@ def _repeated(
     other = _difference(first, _play(another, spec, steps, disturbed=True))
     where = again or other
     if not where:
-        return {}
+        return found
     kind = type(another.first.unwrapped).__name__
     if drawn:
         cause = (
@@ -199,7 +203,7 @@ def _repeated(
     else:
         layer = _layer_at_fault(another.first)
         cause = f"{layer} has state that survives reset; begin it anew there, or leave it out"
-    return {
+    return found | {
         "differs": f"{spec.env_id} does not repeat itself: with one seed and the same actions, "
         f"{where} in {'a second episode' if again else 'another object'}. Likely cause: {cause}. "
         "Until then results depend on the number of workers"
@@ -239,6 +243,16 @@ def random_actions(
 def _as_long(rows: list[_Row]) -> Effort:
     """To play as many steps as these rows have."""
     return QUICK._replace(steps=len(rows) - 1, seconds=math.inf)
+
+
+def _memory() -> int:
+    """The bytes of this process that no file backs, and so all that a fork has from its beginning;
+    0 where the system does not tell."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:  # noqa: PTH123
+        for line in file:
+            if line.startswith("RssAnon:"):
+                return 1024 * int(line.split()[1])
+    return 0
 
 
 def _play(

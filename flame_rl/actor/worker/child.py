@@ -58,7 +58,8 @@ def main(
             environment = codec.decode_describe(frame)
             simulator, spec = describe(environment)
             # As requests will name it.
-            simulators[replace(environment, env_id=spec.env_id)] = simulator
+            described = replace(environment, env_id=spec.env_id, slots=spec.slots)
+            simulators[described] = simulator
             return codec.encode_description(spec)
         request = codec.decode_request(frame)
         environment = request.environment

@@ -172,7 +172,9 @@ def off_policy(
     _refuse_other_actions(inner.actions, spec)
     if not inner.remembers:
         _refuse_memory(config)
-    refuse_longer_episodes(spec.time_limit or 0, settings.capacity)
+    # Without a limit of their own, episodes may well be shorter.
+    limit = None if spec.limited_by_default else spec.time_limit
+    refuse_longer_episodes(limit or 0, settings.capacity)
     alpha, beta = None, 1.0
     if isinstance(settings, groups.Prioritized) and settings.prioritized:
         alpha, beta = settings.priority_alpha, settings.priority_beta
