@@ -7,8 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from flame_rl.backends.select import local_workers
-from flame_rl.run.checks import acted, few_updates, most_env_steps, observed
+from flame_rl.run.checks import acted, environments, few_updates, most_env_steps, observed
 from flame_rl.run.evaluation import Evaluation
 from flame_rl.run.results import IterationResult, Totals, progress
 from flame_rl.settings.config import TrainConfig
@@ -384,17 +383,8 @@ def _duration(seconds: float) -> str:
 
 def _limits(config: TrainConfig, spec: EnvironmentSpec, distributed: bool) -> str:
     """How long an episode may be, and how many environments there are."""
-    limit, slots, workers = spec.time_limit, config.execution.slots, local_workers(config)
-    where = "in each executor" if distributed else f"in each of {workers} processes"
-    if not distributed and workers < 2:
-        where = "in a process" if workers else "in this process"
-    held = "in a fast simulator"
-    if slots is not None:
-        held = f"at most {max(1, slots // spec.agent_count)}"
-    return (
-        f"  Time limit: {'none' if limit is None else f'{limit:,} steps'}\n"
-        f"  Environments: {held} {where}\n"
-    )
+    limit = "none" if spec.time_limit is None else f"{spec.time_limit:,} steps"
+    return f"  Time limit: {limit}\n  Environments: {environments(config, spec, distributed)}\n"
 
 
 def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> str:

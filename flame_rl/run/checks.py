@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
 from flame_rl.actor.environments.observations import observation_parts
+from flame_rl.backends.select import local_workers
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
@@ -259,6 +260,17 @@ def observed(spec: EnvironmentSpec) -> str:
         return f"{numbers}: {_listed(words)}"
     first = " (they come first, and are put last)" if is_channels_first(space) else ""
     return f"a picture of {size[0]} x {size[1]}, channels: {size[2]}{first}"
+
+
+def environments(config: TrainConfig, spec: EnvironmentSpec, distributed: bool) -> str:
+    """How many environments each process holds, in words."""
+    slots, workers = config.execution.slots, local_workers(config)
+    where = "in each executor" if distributed else f"in each of {workers} processes"
+    if not distributed and workers < 2:
+        where = "in a process" if workers else "in this process"
+    if slots is None:
+        return f"in a fast simulator {where}"
+    return f"at most {max(1, slots // spec.agent_count)} {where}"
 
 
 @contextmanager
