@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
 from flame_rl.actor.environments.observations import observation_parts
+from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.backends.select import local_workers
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
@@ -275,9 +276,14 @@ def environments(config: TrainConfig, spec: EnvironmentSpec, distributed: bool) 
 
 @contextmanager
 def own_networks() -> Iterator[None]:
-    """Raise UsageError where the block needs a network that the user's own model.py lacks."""
+    """Raise UsageError where the block needs a network that the user's own model.py lacks, and
+    where that file ends the program."""
     try:
         yield
+    except SystemExit as error:
+        raise UsageError(
+            f"model.py raised {summary(error)}\n\n{traceback_of(error).rstrip()}"
+        ) from error
     except (AttributeError, ImportError) as error:
         module = sys.modules.get("model")
         asked = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", "")

@@ -21,6 +21,7 @@ import threadpoolctl
 import torch
 from gymnasium import spaces
 
+import model
 from flame_rl import Policy, TrainConfig, Trainer
 from flame_rl.settings.environments import CALLABLE, ENVIRONMENTS
 from flame_rl.system.errors import Interrupted, RunError, UsageError
@@ -594,6 +595,12 @@ def test_products_have_one_thread_until_the_last_of_them_has_collected():
                 lambda: (one.train(), ended.set()), lambda: first.wait(20) and other.train()
             )
         assert seen == {1} and blas_threads() == {2}
+
+
+def test_a_model_py_that_ends_the_program_is_named(monkeypatch):
+    monkeypatch.setattr(model, "policy", lambda *_: sys.exit(0))
+    with pytest.raises(UsageError, match=r"^model\.py raised SystemExit: 0\n\nTraceback"):
+        make()
 
 
 @contextlib.contextmanager
