@@ -16,7 +16,14 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from flame_rl.modules.layers import Activation, Convolution, Dense, LayerNorm, orthogonal
+from flame_rl.modules.layers import (
+    Activation,
+    Convolution,
+    Dense,
+    LayerNorm,
+    orthogonal,
+    side_by_side,
+)
 from flame_rl.modules.networks import (
     ActionValueNetwork,
     CategoricalPolicy,
@@ -33,13 +40,12 @@ from flame_rl.modules.observations import (
     FrameStack,
     ObservationNormalizer,
     Scaling,
-    has_bytes,
     is_large,
 )
 from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.inputs import observation_inputs
 from flame_rl.wire.messages import EnvironmentSpec, Layer
-from flame_rl.wire.steps import picture_size
 
 # Filters of the convolutions, their width and stride: for small pictures those of Young and Tian
 # 2019, "MinAtar", and for all others those of Mnih et al. 2015, "Human-Level Control through Deep
@@ -64,22 +70,39 @@ def preprocessing(
     """
     count = config.experiment.frame_stack
     frames = nn.Identity() if count == 1 else FrameStack(spec.observation_dim, count)
-    if has_bytes(spec):
-        space = spec.observation_space
-        centers = normalize and is_large(picture_size(space))
-        return frames, Centering(space) if centers else Scaling(space)
-    normalizer = ObservationNormalizer(spec.observation_dim) if normalize else nn.Identity()
+    inputs = observation_inputs(spec.observation_space)
+    normalizers: list[list[nn.Module]] = []
+    for each in inputs:
+        if each.space is None:
+            made = ObservationNormalizer(each.width) if normalize else nn.Identity()
+        else:
+            centers = normalize and is_large(each.picture)
+            made = Centering(each.space) if centers else Scaling(each.space)
+        normalizers.append([made])
+    (normalizer,) = side_by_side([each.width for each in inputs], normalizers)
     return frames, normalizer
 
 
-def picture_layers(spec: EnvironmentSpec, config: TrainConfig) -> tuple[list[nn.Module], int]:
-    """The layers that a network begins with, and the width of their output: convolutions where
-    observations are pictures, otherwise none."""
-    size, count = picture_size(spec.observation_space), config.experiment.frame_stack
-    if size is None:
-        return [], spec.observation_dim * count
+def features(spec: EnvironmentSpec, config: TrainConfig) -> tuple[list[nn.Module], int]:
+    """The layers that a network begins with, and the width of their output: convolutions for each
+    picture in an observation; all else goes on as it is, beside them."""
+    count = config.experiment.frame_stack
+    widths, branches, outputs = [], [], 0
+    for each in observation_inputs(spec.observation_space):
+        layers, width = [], each.width * count
+        widths.append(width)
+        if each.picture is not None:
+            layers, width = picture_layers(each.picture, config)
+        branches.append(layers)
+        outputs += width
+    return side_by_side(widths, branches), outputs
+
+
+def picture_layers(size: tuple[int, int, int], config: TrainConfig) -> tuple[list[nn.Module], int]:
+    """The layers for pictures of this many rows, columns and channels, and the width of their
+    output."""
     filters_of_layers = LARGE_PICTURES if is_large(size) else SMALL_PICTURES
-    size = (*size[:2], size[2] * count)
+    size = (*size[:2], size[2] * config.experiment.frame_stack)
     layers: list[nn.Module] = []
     for filters, width, stride in filters_of_layers:
         layers += [
@@ -138,10 +161,11 @@ def all_layers(
 ) -> list[nn.Module]:
     """The layers of a network from the observation to the output; `output_gain` is as in
     `dense_layers`."""
-    layers, width = picture_layers(spec, config)
+    layers, width = features(spec, config)
     if output_gain is not None:
-        for convolution in layers[::2]:
-            orthogonal(convolution)
+        for module in nn.ModuleList(layers).modules():
+            if isinstance(module, Convolution):
+                orthogonal(module)
     return [*layers, *dense_layers(width, outputs, config, output_gain)]
 
 
@@ -204,7 +228,7 @@ def critic(spec: EnvironmentSpec, config: TrainConfig) -> CriticNetwork:
     what it predicts for actions that were never taken (Ball et al. 2023, "Efficient Online
     Reinforcement Learning with Offline Data", section 4.2)."""
     _, normalizer = preprocessing(spec, config)
-    features, width = picture_layers(spec, config)
+    first, width = features(spec, config)
     norms = config.algorithm.layer_norm
     layers = dense_layers(width + spec.action_dim, 1, config, layer_norm=norms)
-    return CriticNetwork(spec.observation_dim, normalizer, features, layers)
+    return CriticNetwork(spec.observation_dim, normalizer, first, layers)

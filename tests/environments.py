@@ -544,6 +544,73 @@ class Structured(Base):
         return float(action[0] == self.observation["goal"]) + float(action[1] != 2)
 
 
+class TwoInputs(Base):
+    """A camera and an arm: the half of the picture that is bright, and the sign of the arm's second
+    number, together say which of four actions pays. The lamp says nothing."""
+
+    observation_space = spaces.Dict(
+        arm=spaces.Box(-1, 1, (2,), np.float64),
+        camera=spaces.Box(0, 255, (5, 6, 1), np.uint8),
+        lamp=spaces.Discrete(2),
+    )
+    action_space: spaces.Space = spaces.Discrete(4)
+    horizon = 4
+
+    def first_observation(self):
+        self.right, self.up = self.np_random.integers(2, size=2).tolist()
+        camera = np.zeros((5, 6, 1), np.uint8)
+        camera[:, 3 * self.right : 3 * self.right + 3] = 200
+        camera += self.np_random.integers(0, 30, camera.shape, np.uint8)
+        arm = np.array([self.np_random.uniform(-1, 1), 2.0 * self.up - 1])
+        return {"arm": arm, "camera": camera, "lamp": int(self.np_random.integers(2))}
+
+    next_observation = first_observation
+
+    def reward(self, action) -> float:
+        return float(action == 2 * self.right + self.up)
+
+
+class DrawnInputs(TwoInputs):
+    """The same, which can be drawn, and says a word beside."""
+
+    observation_space = spaces.Dict(TwoInputs.observation_space.spaces | {"said": spaces.Text(5)})
+    metadata: ClassVar[dict] = {"render_modes": ["rgb_array"], "render_fps": 5}
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def render(self):
+        return np.repeat(self.observation["camera"], 3, axis=2)
+
+
+class TwoInputsAndNumbers(TwoInputs):
+    """Two real numbers are to be 0.5 or -0.5, the one as the camera says, the other as the arm
+    does."""
+
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def reward(self, action) -> float:
+        wanted = np.array([self.right, self.up]) - 0.5
+        return 1.0 - float(np.square(action - wanted).sum())
+
+
+class TwoCameras(TwoInputs):
+    """The same in a Tuple, with a second camera whose channels come first."""
+
+    observation_space = spaces.Tuple(
+        [
+            spaces.Box(0, 1, (3, 8, 9), bool),
+            spaces.Dict(TwoInputs.observation_space.spaces),
+        ]
+    )
+
+    def first_observation(self):
+        first = self.np_random.integers(2, size=(3, 8, 9)).astype(bool)
+        return first, super().first_observation()
+
+    next_observation = first_observation
+
+
 class Broken(Structured):
     """What it observes at step 2 is wrong in one place."""
 

@@ -302,7 +302,7 @@ class _Play:
 def _source(simulator: Simulator, name: str) -> np.ndarray:
     """The simulator's array that a column is recorded from; it stays the same object."""
     return {
-        "observations": simulator.observations,
+        **simulator.inputs,
         "rewards": simulator.rewards,
         "reward_parts": simulator.reward_parts,
         "outcomes": simulator.outcomes,
@@ -319,7 +319,7 @@ def _mismatch(columns: Sequence[Column], policy: ActingPolicy, simulator: Simula
         )
     # Type and shape of a row, and whether there is a row per observation.
     known = {
-        "observations": (str(simulator.observations.dtype), (policy.observation_dim,), True),
+        **{column.name: (column.dtype, column.shape, True) for column in simulator.observed},
         "actions": (policy.head.dtype, policy.head.shape, False),
         "rewards": ("float64", simulator.rewards.shape[1:], False),
         "reward_parts": ("float64", simulator.reward_parts.shape[1:], False),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -111,6 +113,41 @@ class Convolution(LayerModule, nn.Conv2d):
         }
 
 
+class Branches(nn.Module):
+    """Inputs side by side, each through layers of its own: float32 [..., sum of widths] ->
+    [..., sum of the outputs' widths].
+
+    Attributes:
+        widths: of the inputs.
+        branches: the layers of each input; without any, it stays as it is.
+    """
+
+    def __init__(self, widths: Sequence[int], branches: Sequence[Sequence[nn.Module]]) -> None:
+        super().__init__()
+        self.widths = tuple(widths)
+        self.branches = nn.ModuleList(nn.Sequential(*layers) for layers in branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs = x.split(self.widths, dim=-1)
+        outputs = [branch(each) for branch, each in zip(self.branches, inputs, strict=True)]
+        return torch.cat(outputs, dim=-1)
+
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers for actors, one input after another."""
+        first = Layer("inputs", {"widths": np.array(self.widths, np.int32)})
+        own = (
+            replace(layer, input=place)
+            for place, branch in enumerate(self.branches)
+            for layer in layers_of(branch)
+        )
+        return (first, *own)
+
+
+def side_by_side(widths: Sequence[int], branches: Sequence[Sequence[nn.Module]]) -> list[nn.Module]:
+    """`Branches` as a list of layers; of a single input, its layers themselves."""
+    return list(branches[0]) if len(widths) == 1 else [Branches(widths, branches)]
+
+
 def orthogonal(layer: Dense | Convolution, gain: float = math.sqrt(2)) -> None:
     """Make the weights orthogonal, scaled by `gain`, and the biases 0."""
     nn.init.orthogonal_(layer.weight, gain)
@@ -123,6 +160,8 @@ def layers_of(*modules: nn.Module) -> tuple[Layer, ...]:
     for module in modules:
         if isinstance(module, nn.Sequential):
             layers += layers_of(*module)
+        elif isinstance(module, Branches):
+            layers += module.layers()
         elif isinstance(module, LayerModule):
             layers.append(module.layer())
         elif not isinstance(module, nn.Identity):

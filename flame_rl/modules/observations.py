@@ -9,10 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from flame_rl.modules.layers import LayerModule
+from flame_rl.modules.layers import Branches, LayerModule
 from flame_rl.nets.layers import OBSERVATION_CLIP
-from flame_rl.wire.messages import EnvironmentSpec
-from flame_rl.wire.steps import observation_dtype
 
 # The least sides of a large picture, for the three convolutions of the usual Atari network.
 _LEAST_OF_LARGE = 36
@@ -117,15 +115,22 @@ class Centering(LayerModule):
         return {"mean": self.mean, "factor": self.factor}
 
 
-def normalizers_of(*modules: nn.Module) -> list[ObservationNormalizer | Centering]:
-    """The modules inside these whose statistics the learner sets."""
-    every = (each for module in modules for each in module.modules())
-    return [each for each in every if isinstance(each, ObservationNormalizer | Centering)]
-
-
-def has_bytes(spec: EnvironmentSpec) -> bool:
-    """Whether observations are numbers of one byte."""
-    return observation_dtype(spec.observation_space) == "uint8"
+def normalizers_of(
+    *modules: nn.Module, start: int = 0
+) -> list[tuple[slice, ObservationNormalizer | Centering]]:
+    """The modules inside these whose statistics the learner sets, and the numbers of an observation
+    that each of them gets; `start` is the first that the modules get."""
+    found: list[tuple[slice, ObservationNormalizer | Centering]] = []
+    for module in modules:
+        if isinstance(module, ObservationNormalizer | Centering):
+            found.append((slice(start, start + module.observation_dim), module))
+        elif isinstance(module, Branches):
+            firsts = np.cumsum((start, *module.widths)).tolist()
+            for first, branch in zip(firsts, module.branches, strict=False):
+                found += normalizers_of(branch, start=first)
+        else:
+            found += normalizers_of(*module.children(), start=start)
+    return found
 
 
 def is_large(size: tuple[int, int, int] | None) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from flame_rl.nets.heads import HeadKind
+from flame_rl.nets.inputs import InputsLayer
 from flame_rl.nets.kinds import HEADS, LAYERS
-from flame_rl.nets.layers import ROW_BLOCK, LayerKind
+from flame_rl.nets.layers import ROW_BLOCK, Act, LayerKind
 from flame_rl.nets.network import NO_COLUMNS, Samples
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
@@ -35,9 +37,7 @@ class ActingPolicy:
         self.head = checked.head
         self._shapes = [shape for shape in checked.states if shape is not None]
         self.remembers = len(self._shapes) > 0
-        # Each layer, the type in which it computes, and the place of its state among all states, or
-        # None.
-        self._layers = []
+        self._layers: list[_Acting] = []
         dtype = "float64"
         for sent, layer, shape in zip(snapshot.layers, checked.layers, checked.states, strict=True):
             dtype = layer.dtype or dtype
@@ -46,9 +46,11 @@ class ActingPolicy:
                 name: np.array(array, None if name in layer.integers else dtype, order="C")
                 for name, array in sent.arrays.items()
             }
-            before = sum(place is not None for *_, place in self._layers)
-            place = None if shape is None else before
-            self._layers.append((type(layer)(**arrays).acting(), dtype, place))
+            before = sum(each.state is not None for each in self._layers)
+            state = None if shape is None else before
+            divide = layer.divide if isinstance(layer, InputsLayer) else None
+            act = type(layer)(**arrays).acting()
+            self._layers.append(_Acting(act, dtype, state, sent.input, divide))
 
     def states(self, slots: int) -> States:
         """New states for `slots` slots, before their episodes begin."""
@@ -74,12 +76,20 @@ class ActingPolicy:
         if states is None and self.remembers:
             raise ValueError("states: None, and this policy remembers; give it those of `states`")
         # A copy, because layers may overwrite what they take.
-        x = observations.astype(self._layers[0][1]).reshape(-1, ROW_BLOCK, self.observation_dim)
+        x = observations.astype(self._layers[0].dtype).reshape(-1, ROW_BLOCK, self.observation_dim)
+        # One array, but after `InputsLayer` one for each input.
+        inputs = [x]
         # Once for all layers: it takes as long as a small one.
         with np.errstate(over="ignore"):
-            for layer, dtype, place in self._layers:
-                x = x.astype(dtype, copy=False)
-                x = layer(x) if place is None else states.apply(place, layer, x, rows)
+            for layer, dtype, state, number, divide in self._layers:
+                if number is None and len(inputs) > 1:
+                    inputs = [_side_by_side(inputs)]
+                number = number or 0
+                x = inputs[number].astype(dtype, copy=False)
+                inputs[number] = layer(x) if state is None else states.apply(state, layer, x, rows)
+                if divide is not None:
+                    inputs = divide(inputs[number])
+        x = _side_by_side(inputs)
         return x.astype(np.float64, copy=False).reshape(-1, self.output_dim)
 
     def act(
@@ -140,6 +150,28 @@ class ActingPolicy:
                     row[:] = last
                 last = row
         return noise
+
+
+class _Acting(NamedTuple):
+    """How a layer acts.
+
+    Attributes:
+        act: see `LayerKind.act`.
+        dtype: the type in which it computes.
+        state: the place of its state among all states, or None.
+        input: see `Layer.input`.
+        divide: makes the inputs of what the layer gives; None: it is one.
+    """
+
+    act: Act
+    dtype: str
+    state: int | None
+    input: int | None
+    divide: Callable[[np.ndarray], list[np.ndarray]] | None
+
+
+def _side_by_side(inputs: list[np.ndarray]) -> np.ndarray:
+    return inputs[0] if len(inputs) == 1 else np.concatenate(inputs, axis=-1)
 
 
 class States:
@@ -212,6 +244,8 @@ def check_snapshot(snapshot: PolicySnapshot) -> CheckedPolicy:
             f"{MAX_LAYERS} can act"
         )
     observation_dim = width = None
+    # The width of each input, where the last layer that acts on all of them divides them.
+    widths: list[int] = []
     layers: list[LayerKind] = []
     states: list[tuple[int, ...] | None] = []
     for place, layer in enumerate(snapshot.layers):
@@ -219,6 +253,12 @@ def check_snapshot(snapshot: PolicySnapshot) -> CheckedPolicy:
         if layer.kind not in LAYERS:
             raise WireError(f"{where}: none of {', '.join(LAYERS)}")
         kind = LAYERS[layer.kind]
+        if layer.input is not None:
+            if not 0 <= layer.input < len(widths) or kind is InputsLayer:
+                raise WireError(f"{where}: input: {layer.input} of {len(widths)} inputs")
+            width = widths[layer.input]
+        elif widths:
+            width, widths = sum(widths), []
         sizes = _check_arrays(where, layer, kind, width)
         try:
             layers.append(kind(**layer.arrays))
@@ -232,8 +272,13 @@ def check_snapshot(snapshot: PolicySnapshot) -> CheckedPolicy:
             raise WireError(f"{where}: {error}") from error
         observation_dim = observation_dim or sizes.get("in")
         width = sizes.get("out", sizes.get("in"))
+        if layer.input is not None:
+            widths[layer.input] = width
+        if kind is InputsLayer:
+            widths = layers[-1].widths.tolist()
         state = kind.state
         states.append(None if state is None else tuple(sizes.get(size, size) for size in state))
+    width = sum(widths) if widths else width
     if observation_dim is None or width is None:
         raise WireError("a policy without a layer that says how wide an observation is")
     where = f"head ({snapshot.head.kind[:40]})"

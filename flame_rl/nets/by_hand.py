@@ -112,6 +112,7 @@ class NetworkByHand:
         return [each.describe() for each in self._placed]
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
+        observations = np.asarray(observations)
         if self._normalizer is None:
             return observations
         return self._normalizer.normalize(observations)

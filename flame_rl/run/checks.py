@@ -12,7 +12,6 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
-from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.backends.select import local_workers
 from flame_rl.settings.checks import flag
@@ -21,8 +20,13 @@ from flame_rl.settings.experiment import Experiment
 from flame_rl.settings.groups import OnPolicy, PolicyGradient, Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
+from flame_rl.wire.inputs import (
+    is_channels_first,
+    observation_inputs,
+    observation_parts,
+    picture_size,
+)
 from flame_rl.wire.messages import MAX_LAYERS, EnvironmentSpec
-from flame_rl.wire.steps import is_channels_first, observation_dtype, picture_size
 
 # Weights, gradient, Adam's two moments, the copy for undoing, and the actors': float32 each.
 _BYTES_OF_A_WEIGHT = 6 * 4
@@ -145,8 +149,9 @@ def refuse_large_observations(config: TrainConfig, spec: EnvironmentSpec) -> lis
         return []
     # An on-policy epoch has them in an order of its own, too.
     copies = 2 if isinstance(config.algorithm, OnPolicy) else 1
-    dtype = np.dtype(observation_dtype(spec.observation_space))
-    needed, there = most * copies * spec.observation_dim * dtype.itemsize, physical_bytes()
+    inputs = observation_inputs(spec.observation_space)
+    numbers = sum(each.width * np.dtype(each.dtype).itemsize for each in inputs)
+    needed, there = most * copies * numbers, physical_bytes()
     up_to = "up to "
     if experiment.steps_per_iter is not None:
         up_to = ""
@@ -194,14 +199,12 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
         )
     for part in observation_parts(spec.observation_space):
         space, numbers = part.space, part.stop - part.start
-        is_picture = not part.path and picture_size(space) is not None
         looks_like_one = isinstance(space, spaces.Box) and len(space.shape) in (2, 3)
-        if looks_like_one and numbers >= _MANY and not is_picture:
+        if looks_like_one and numbers >= _MANY and picture_size(space) is None:
             warnings.append(
                 f"observation{part.name}, a Box of {space.dtype} {list(space.shape)}, is taken for "
-                f"{numbers:,} single numbers, without convolutions; alone, as a Box "
-                "of uint8 and not in a Dict or Tuple, it would be a picture (gymnasium.wrappers."
-                "TransformObservation makes such an observation)"
+                f"{numbers:,} single numbers, without convolutions; as a Box of uint8 it would be "
+                "a picture (gymnasium.wrappers.TransformObservation makes such an observation)"
             )
     return warnings
 
@@ -246,21 +249,33 @@ def _listed(words: list[str]) -> str:
 
 def observed(spec: EnvironmentSpec) -> str:
     """What an observation is taken for, in words."""
-    space = spec.observation_space
-    if (size := picture_size(space)) is None:
-        numbers = f"{spec.observation_dim:,} numbers"
-        parts = observation_parts(space)
-        if not parts[0].path:
-            return numbers if isinstance(space, spaces.Box) else f"{_choice(space)}, as {numbers}"
-        words = [
-            f"{part.name} {part.stop - part.start:,}"
-            if isinstance(part.space, spaces.Box)
-            else f"{part.name} {_choice(part.space)}"
-            for part in parts
-        ]
-        return f"{numbers}: {_listed(words)}"
-    first = " (they come first, and are put last)" if is_channels_first(space) else ""
-    return f"a picture of {size[0]} x {size[1]}, channels: {size[2]}{first}"
+    inputs = observation_inputs(spec.observation_space)
+    if len(inputs) == 1 and inputs[0].picture is None:
+        return _numbers_observed(spec)
+    pictures, numbers = [], 0
+    for each in inputs:
+        if (size := each.picture) is None:
+            numbers += each.width
+            continue
+        first = " (they come first, and are put last)" if is_channels_first(each.space) else ""
+        pictures.append(f"a picture of {size[0]} x {size[1]}, channels: {size[2]}{first}")
+    rest = [f"{numbers:,} number{'s' * (numbers > 1)}"] if numbers else []
+    return " and ".join([*pictures, *rest])
+
+
+def _numbers_observed(spec: EnvironmentSpec) -> str:
+    """What a vector is made of, in words."""
+    space, numbers = spec.observation_space, f"{spec.observation_dim:,} numbers"
+    parts = observation_parts(space)
+    if not parts[0].path:
+        return numbers if isinstance(space, spaces.Box) else f"{_choice(space)}, as {numbers}"
+    words = [
+        f"{part.name} {part.stop - part.start:,}"
+        if isinstance(part.space, spaces.Box)
+        else f"{part.name} {_choice(part.space)}"
+        for part in parts
+    ]
+    return f"{numbers}: {_listed(words)}"
 
 
 def environments(config: TrainConfig, spec: EnvironmentSpec, distributed: bool) -> str:

@@ -169,4 +169,5 @@ def environment_of(config: TrainConfig, env_id: str) -> Environment:
         action_mask=experiment.action_mask,
         env_kwargs=experiment.env_kwargs,
         wrapper=experiment.wrapper,
+        observe=experiment.observe,
     )

@@ -10,7 +10,7 @@ import numpy as np
 
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.masks import allowed_choices, allows_something, first_choices
-from flame_rl.actor.environments.observations import observation_parts, write_observation
+from flame_rl.actor.environments.observations import write_observation
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.nets.network import Samples
@@ -18,10 +18,10 @@ from flame_rl.run.checks import own_networks
 from flame_rl.run.folder import files_of
 from flame_rl.run.resume import find_checkpoint, load_state
 from flame_rl.settings.config import TrainConfig
+from flame_rl.wire.inputs import observation_dtype, observation_parts
 from flame_rl.wire.masks import ACTION_MASKS, pack_masks
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 from flame_rl.wire.spaces import choices_of
-from flame_rl.wire.steps import observation_dtype
 
 
 class Agent:

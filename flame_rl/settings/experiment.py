@@ -70,6 +70,9 @@ class Experiment:
     """A time limit in steps that replaces the environment's own; none: where the environment has
     none, 1,000 steps; 0: none but the environment's own. What a limit cuts off is bootstrapped."""
 
+    observe: tuple[str, ...] = ()
+    """Keys of a Dict that are observed, such as image and direction; by default all are."""
+
     agent_number: bool = False
     """Let each of several agents observe its own number, too, so that the policy that they share
     may give them different parts."""
@@ -131,10 +134,12 @@ class Experiment:
             refuse("env", "a module and an id, as in my_env:Mine-v0", self.env)
         object.__setattr__(self, "env_kwargs", keyword_texts(self.env_kwargs))
         check_fields(self, but=("env",))
-        for field in ("reward_parts", "outcomes"):
+        entries = "names of entries of info"
+        unique = {"reward_parts": entries, "outcomes": entries, "observe": "keys of a Dict"}
+        for field, what in unique.items():
             names = getattr(self, field)
             if len(set(names)) < len(names) or "" in names:
-                refuse(field, "names of entries of info, each once", names)
+                refuse(field, f"{what}, each once", names)
         for name in self.wrapper:
             if not all(name.rpartition(":")[::2]):
                 refuse("wrapper", "a module and a class, as in my_wrappers:Shaped", name)

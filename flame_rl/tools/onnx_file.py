@@ -12,6 +12,7 @@ import numpy as np
 
 from flame_rl.actor.environments.masks import ACTION_MASK
 from flame_rl.nets.acting import ActingPolicy
+from flame_rl.nets.inputs import InputsLayer
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.nets.onnx_graph import Graph
@@ -34,10 +35,11 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str, masked: tuple[int, ...] = ())
     """The policy as an ONNX model.
 
     Its input is `observation`, float32 [batch, D], flattened as `gymnasium.spaces.flatten` does,
-    pictures too: normalisation is part of the graph. A policy that was trained with masks has
-    another input, `action_mask`, int8 [batch, choices], 1 for what is allowed; logits and values of
-    the rest are -1e30. Its outputs, float32 unless another type is given, depend on the head; the
-    arrays of the head are among them. Of continuous actions, -1 and 1 are the environment's bounds.
+    pictures too, with their channels last: normalisation is part of the graph. A policy that was
+    trained with masks has another input, `action_mask`, int8 [batch, choices], 1 for what is
+    allowed; logits and values of the rest are -1e30. Its outputs, float32 unless another type is
+    given, depend on the head; the arrays of the head are among them. Of continuous actions, -1 and
+    1 are the environment's bounds.
 
     categorical: `logits` [batch, choices].
     factored: `logits`, those of F choices concatenated, and `choices`, int32 [F], the number of
@@ -62,7 +64,7 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str, masked: tuple[int, ...] = ())
     onnx = require("onnx", "onnx", GROUP)
     helper, float32 = onnx.helper, onnx.TensorProto.FLOAT
     policy, arrays = ActingPolicy(snapshot), snapshot.head.arrays
-    graph, x = Graph(onnx), "observation"
+    graph, values = Graph(onnx), ["observation"]
     for layer in snapshot.layers:
         kind = LAYERS[layer.kind]
         if kind.state is not None:
@@ -70,7 +72,12 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str, masked: tuple[int, ...] = ())
                 f"{layer.kind!r} cannot be exported: it remembers an episode, and the file's only "
                 "input is one observation"
             )
-        x = kind(**layer.arrays).to_onnx(graph, x)
+        if layer.input is None:
+            values = [_side_by_side(graph, values)]
+        place, made = layer.input or 0, kind(**layer.arrays)
+        values[place] = made.to_onnx(graph, values[place])
+        if isinstance(made, InputsLayer):
+            values = made.divide_in_onnx(graph, values[place])
     inputs = [
         helper.make_tensor_value_info("observation", float32, ["batch", policy.observation_dim])
     ]
@@ -79,7 +86,7 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str, masked: tuple[int, ...] = ())
         shape = ["batch", sum(masked)]
         inputs.append(helper.make_tensor_value_info(ACTION_MASK, onnx.TensorProto.INT8, shape))
         allowed = graph.apply("Cast", ACTION_MASK, to=onnx.TensorProto.BOOL)
-    policy.head.to_onnx(graph, x, allowed)
+    policy.head.to_onnx(graph, _side_by_side(graph, values), allowed)
     outputs = []
     for name, rows in policy.head.onnx_outputs(np.zeros((1, policy.output_dim))).items():
         element = float32 if rows.dtype.kind == "f" else onnx.TensorProto.INT64
@@ -88,9 +95,9 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str, masked: tuple[int, ...] = ())
         graph.apply("Identity", graph.constant(array), output=name)
         element = helper.np_dtype_to_tensor_dtype(array.dtype)
         outputs.append(helper.make_tensor_value_info(name, element, array.shape))
-    made = helper.make_graph(graph.nodes, "policy", inputs, outputs, initializer=graph.constants)
+    whole = helper.make_graph(graph.nodes, "policy", inputs, outputs, initializer=graph.constants)
     model = helper.make_model(
-        made,
+        whole,
         producer_name="flame-rl",
         opset_imports=[helper.make_opsetid("", _OPSET)],
         ir_version=_IR_VERSION,
@@ -98,6 +105,10 @@ def to_onnx(snapshot: PolicySnapshot, env_id: str, masked: tuple[int, ...] = ())
     helper.set_model_props(model, {"env_id": env_id, "updates": str(snapshot.version)})
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()
+
+
+def _side_by_side(graph: Graph, values: list[str]) -> str:
+    return values[0] if len(values) == 1 else graph.apply("Concat", *values, axis=-1)
 
 
 def check_onnx(model: bytes, snapshot: PolicySnapshot, masked: tuple[int, ...] = ()) -> float:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from flame_rl.wire.fields import Length, Whole, WireError, from_data, to_data
+from flame_rl.wire.fields import RARE, Length, Whole, WireError, from_data, to_data
 from flame_rl.wire.messages import (
     MAX_LAYERS,
     CollectFailure,
@@ -33,6 +33,7 @@ _MAX_DESCRIPTION_BYTES = MAX_HEADER_BYTES // 2
 class _LayerHeader:
     kind: str
     arrays: tuple[str, ...]
+    input: Annotated[Whole | None, RARE] = None
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class _SnapshotHeader:
 
 def encode_snapshot(snapshot: PolicySnapshot) -> bytes:
     layers = (*snapshot.layers, snapshot.head)
-    *hidden, head = (_LayerHeader(layer.kind, tuple(layer.arrays)) for layer in layers)
+    *hidden, head = (_LayerHeader(each.kind, tuple(each.arrays), each.input) for each in layers)
     header = _SnapshotHeader(snapshot.version, tuple(hidden), head)
     arrays = {
         f"{place}.{name}": array
@@ -60,7 +61,11 @@ def decode_snapshot(data: Buffer) -> PolicySnapshot:
     header, arrays = unpack(data, "snapshot")
     found = from_data(_SnapshotHeader, header)
     *layers, head = (
-        Layer(layer.kind, {name: _take(arrays, f"{place}.{name}") for name in layer.arrays})
+        Layer(
+            layer.kind,
+            {name: _take(arrays, f"{place}.{name}") for name in layer.arrays},
+            layer.input,
+        )
         for place, layer in enumerate((*found.layers, found.head))
     )
     _refuse_others(arrays)

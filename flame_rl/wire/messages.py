@@ -19,12 +19,15 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.wire.fields import RARE, Converted, Length, Size, Whole, WireError, Within
-from flame_rl.wire.spaces import choices_of, space_from_data, space_to_data
+from flame_rl.wire.inputs import OBSERVATIONS
+from flame_rl.wire.spaces import MAX_PARTS, choices_of, space_from_data, space_to_data
 from flame_rl.wire.text import legible
 
 # The most layers of a policy, activations included.
 MAX_LAYERS = 64
 _MAX_AGENTS = 1 << 16
+# A column for each part of an observation, and those of a step.
+_MAX_COLUMNS = MAX_PARTS + 64
 _MAX_ROW_NUMBERS = 1 << 24
 # The most characters of a failure's two texts. In JSON a character may take twelve bytes.
 MAX_MESSAGE_CHARACTERS = 10_000
@@ -50,6 +53,7 @@ class Environment:
         action_mask: whether the masks of allowed actions that it returns are read.
         env_kwargs: arguments of the environment's constructor, each "name=JSON".
         wrapper: classes or functions around the environment, `module:Class`, the innermost first.
+        observe: the keys of a Dict that are observed; empty: all are.
     """
 
     env_id: str
@@ -62,6 +66,7 @@ class Environment:
     action_mask: Annotated[bool, RARE] = True
     env_kwargs: Annotated[tuple[str, ...], RARE] = ()
     wrapper: Annotated[tuple[str, ...], RARE] = ()
+    observe: Annotated[tuple[str, ...], RARE] = ()
 
 
 # Where an environment returns masks of allowed actions: nowhere, in `info["action_mask"]` or in
@@ -155,10 +160,13 @@ class Layer:
         kind: a name in `flame_rl.nets.kinds.LAYERS` or, for a head, in `HEADS`; these declare the
             arrays of each kind.
         arrays: the parameters by name, float32, or int32 where the kind declares it.
+        input: after a layer of the kind "inputs", the place of the one input that it acts on; None:
+            it acts on all of them side by side.
     """
 
     kind: str
     arrays: dict[str, np.ndarray]
+    input: int | None = None
 
 
 @dataclass(frozen=True)
@@ -235,7 +243,7 @@ class CollectRequest:
     iteration: Whole
     indices: tuple[Whole, ...]
     policy_version: Whole
-    columns: Annotated[tuple[Column, ...], Length(1, 64)]
+    columns: Annotated[tuple[Column, ...], Length(1, _MAX_COLUMNS)]
     stream: Stream = "training"
     explore: bool = True
     agents: Annotated[int, Within(1, _MAX_AGENTS, f"from 1 to {_MAX_AGENTS}"), RARE] = 1
@@ -243,6 +251,11 @@ class CollectRequest:
     def __post_init__(self) -> None:
         if len({column.name for column in self.columns}) < len(self.columns):
             raise WireError("columns: a name comes twice")
+
+
+def observation_arrays(columns: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The columns of observations, one for each of their inputs, in order."""
+    return [array for name, array in columns.items() if name.startswith(OBSERVATIONS)]
 
 
 class _Recorded:
@@ -253,8 +266,10 @@ class _Recorded:
     @property
     def observations(self) -> np.ndarray:
         """float32 or uint8 [T+1, D] of an episode, [N+E, D] of several: flattened, as the policy
-        saw them. It did not act on the last one of an episode."""
-        return self.columns["observations"]
+        saw them. It did not act on the last one of an episode. Those of several inputs are put side
+        by side at each call, in float32."""
+        inputs = observation_arrays(self.columns)
+        return inputs[0] if len(inputs) == 1 else np.concatenate(inputs, axis=1, dtype=np.float32)
 
     @property
     def actions(self) -> np.ndarray:

@@ -8,15 +8,16 @@ import pytest
 from gymnasium import spaces
 
 from flame_rl.actor.collect import collect_episodes
-from flame_rl.actor.environments.observations import observation_parts, write_observation
+from flame_rl.actor.environments.observations import write_observation
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.run.policy import Agent
 from flame_rl.wire import codec
+from flame_rl.wire.inputs import observation_dtype, observation_parts
 from flame_rl.wire.messages import Episodes
 from flame_rl.wire.spaces import space_from_data, space_to_data
-from flame_rl.wire.steps import observation_dtype, step_columns
+from flame_rl.wire.steps import step_columns
 from tests.environments import ChannelsFirst
 from tests.helpers import described, environment_id, plain, request_for, snapshot_for
 from tests.learner.replay.oracle import store_bytes
@@ -111,11 +112,12 @@ def test_a_picture_on_its_way_to_a_policy_has_its_channels_last():
     picture, row = space.sample(), np.zeros(144, np.uint8)
     write_observation(observation_parts(space), picture, row)
     np.testing.assert_array_equal(row.reshape(8, 6, 3), picture.transpose(1, 2, 0))
-    # Beside other observations it is so many numbers, in Gymnasium's order.
-    space = spaces.Dict(seen=space)
-    row = np.zeros(144, np.float32)
-    write_observation(observation_parts(space), {"seen": picture}, row)
-    np.testing.assert_array_equal(row, picture.ravel())
+    # Beside other observations, too.
+    space = spaces.Dict(seen=space, way=spaces.Discrete(2))
+    row = np.zeros(146, np.float32)
+    write_observation(observation_parts(space), {"seen": picture, "way": 1}, row)
+    np.testing.assert_array_equal(row[:144].reshape(8, 6, 3), picture.transpose(1, 2, 0))
+    assert row[144:].tolist() == [0, 1]
 
 
 def test_whole_numbers_of_another_type_are_taken():

@@ -15,13 +15,14 @@ from gymnasium import spaces
 
 from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
 from flame_rl.actor.environments.actions import has_bounds
-from flame_rl.actor.environments.observations import observation_parts, write_observation
+from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.randomness import noise_generator, reset_seed
 from flame_rl.actor.recording import Block, cut_out
 from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import HEADS
+from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import CollectFailure, Column, Environment, Layer, PolicySnapshot
 from tests.helpers import (
     ROOT,

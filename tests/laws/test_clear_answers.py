@@ -553,15 +553,20 @@ NO_PICTURE = "is taken for 6,000 single numbers, without convolutions"
             None,
         ),
         (
-            spaces.Dict(a=NUMBERS, seen=PICTURE),
+            spaces.Dict(a=NUMBERS, seen=PICTURE, z=spaces.Discrete(3)),
+            "a picture of 40 x 50, channels: 3 and 30 numbers",
+            None,
+        ),
+        (spaces.Tuple([PICTURE]), "a picture of 40 x 50, channels: 3", None),
+        (
+            spaces.Dict(a=NUMBERS, seen=spaces.Box(0, 1, (40, 50, 3), np.float32)),
             "6,027 numbers",
-            f"observation['seen'], a Box of uint8 [40, 50, 3], {NO_PICTURE}; alone, as a Box of "
-            "uint8 and not in a Dict or Tuple",
+            f"observation['seen'], a Box of float32 [40, 50, 3], {NO_PICTURE}; as a Box of uint8",
         ),
         (
             spaces.Box(0, 1, (40, 50, 3), np.float32),
             "6,000 numbers",
-            f"observation, a Box of float32 [40, 50, 3], {NO_PICTURE}; alone, as a Box of uint8",
+            f"observation, a Box of float32 [40, 50, 3], {NO_PICTURE}; as a Box of uint8",
         ),
     ],
 )

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.observations import observation_parts, write_observation
+from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.policy import Agent
 from flame_rl.run.trainer import Trainer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire import codec
+from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import WireError
 from flame_rl.wire.spaces import MAX_NESTING, space_from_data, space_to_data

@@ -78,7 +78,7 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
         env = wrapped(environment, env, ParallelEnv)
     if not getattr(env, "possible_agents", None):
         raise unusable(f"{env_id}: possible_agents names nobody")
-    _check_agents(env_id, env)
+    _check_agents(environment, env)
     return env
 
 
@@ -150,7 +150,8 @@ def _made(env_id: str, module: ModuleType, options: dict[str, Any]) -> ParallelE
     return aec_to_parallel(env) if cycles else turn_based_aec_to_parallel(env)
 
 
-def _check_agents(env_id: str, env: ParallelEnv) -> None:
+def _check_agents(environment: Environment, env: ParallelEnv) -> None:
+    env_id = environment.env_id
     first, *others = env.possible_agents
     for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
         for other in others:
@@ -161,7 +162,9 @@ def _check_agents(env_id: str, env: ParallelEnv) -> None:
                     f"{str(space_of(other))[:300]}. SuperSuit's pad_observations_v0 and "
                     "pad_action_space_v0 make them alike, in a module of your own"
                 )
-    check_spaces(env_id, env.observation_space(first), env.action_space(first))
+    actions = env.action_space(first)
+    seen, _ = beside_mask(environment, env.observation_space(first), actions)
+    check_spaces(env_id, seen, actions)
 
 
 def _explain(env_id: str, error: BaseException) -> SimulatorError:

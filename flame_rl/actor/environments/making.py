@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.masks import beside_mask
-from flame_rl.actor.environments.observations import observation_parts, type_of
+from flame_rl.actor.environments.observations import type_of
 from flame_rl.actor.environments.wrapping import (
     constructor_arguments,
     explain_arguments,
@@ -32,6 +32,7 @@ from flame_rl.actor.failure import (
     unusable,
 )
 from flame_rl.wire import codec
+from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
 
@@ -84,7 +85,8 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
             raise unusable(f"{env_id} has no {name}; set it in __init__, or in the class")
-    check_spaces(env_id, env.observation_space, env.action_space)
+    seen, _ = beside_mask(environment, env.observation_space, env.action_space)
+    check_spaces(env_id, seen, env.action_space)
     if environment.max_episode_steps is None and _time_limit(env) is None:
         return DefaultTimeLimit(env, DEFAULT_LIMIT)
     return env
@@ -168,9 +170,9 @@ def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Sp
             raise unusable(
                 f"the observation space of {env_id} cannot be learned from: {where}{reason}, in "
                 f"{str(observation)[:500]}. A Box of numbers, Discrete, MultiDiscrete "
-                "and MultiBinary can, and Dict and Tuple of them; a wrapper may make one, of the "
-                "package or of your own: --wrapper module:Class (gymnasium.wrappers has "
-                "TransformObservation and FilterObservation)"
+                f"and MultiBinary can, and Dict and Tuple of them; {_without(observation)}a wrapper "
+                "may make one, of the package or of your own: --wrapper module:Class "
+                "(gymnasium.wrappers has TransformObservation and FilterObservation)"
             )
     reason = _why_not_acted(action)
     if reason is not None:
@@ -179,6 +181,15 @@ def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Sp
             "Discrete, MultiDiscrete, MultiBinary or a Box of real numbers can "
             "(gymnasium.wrappers.TransformAction may make one)"
         )
+
+
+def _without(space: gymnasium.Space) -> str:
+    """How to leave out the keys of a Dict that cannot be learned from, where others can."""
+    if not isinstance(space, spaces.Dict):
+        return ""
+    refused = {part.path[0] for part in observation_parts(space) if _why_not_observed(part.space)}
+    keys = [key for key in space.spaces if key not in refused and observation_parts(space[key])]
+    return f"--observe {' '.join(keys)} leaves out what cannot, and " if keys else ""
 
 
 def _why_not_observed(space: gymnasium.Space) -> str | None:

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from flame_rl.actor.environments.observations import observed_space
 from flame_rl.wire.messages import Environment, MaskSource
 from flame_rl.wire.spaces import choices_of
 
@@ -25,14 +26,19 @@ def masked_choices(environment: Environment, action: gymnasium.Space) -> tuple[i
 def beside_mask(
     environment: Environment, observation: gymnasium.Space, action: gymnasium.Space
 ) -> tuple[gymnasium.Space, MaskSource | None]:
-    """The space of what is observed, without a mask that is read, and where the masks are: in the
-    observation, nowhere, or None: the first reset will tell."""
+    """The space of what is observed, without a mask that is read and without the keys of a Dict
+    that are not (`Environment.observe`), and where the masks are: in the observation, nowhere, or
+    None: the first reset will tell. Raises SimulatorError of kind "environment" if there is no such
+    key."""
+    found: MaskSource | None = None
     if not masked_choices(environment, action):
-        return observation, "none"
-    beside = isinstance(observation, spaces.Dict)
-    if beside and observation.spaces.keys() == {OBSERVATION, ACTION_MASK}:
-        return observation[OBSERVATION], "observation"
-    return observation, None
+        found = "none"
+    elif isinstance(observation, spaces.Dict) and observation.spaces.keys() == {
+        OBSERVATION,
+        ACTION_MASK,
+    }:
+        observation, found = observation[OBSERVATION], "observation"
+    return observed_space(environment.env_id, observation, environment.observe), found
 
 
 def allowed_choices(space: gymnasium.Space, mask: object) -> np.ndarray:

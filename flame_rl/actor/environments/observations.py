@@ -1,5 +1,5 @@
 """Observations of any space as one vector, in the order of `gymnasium.spaces.flatten`; a picture's
-channels come last.
+channels come last. flame_rl/wire/inputs.py has the parts of a space.
 
 What an environment returns is checked here: shape, type, range of choices, and that no part of a
 Dict or a Tuple is missing. Errors name the part, as in "observation['arm'][0]".
@@ -8,59 +8,39 @@ Dict or a Tuple is missing. Errors name the part, as in "observation['arm'][0]".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.wire.steps import is_channels_first
+from flame_rl.actor.failure import unusable
+from flame_rl.wire.inputs import ObservationPart
 
 
-@dataclass(frozen=True)
-class ObservationPart:
-    """A space inside Dicts and Tuples, or the whole one, and its slice of the vector.
-
-    Attributes:
-        name: the part as Python indexes an observation, "['arm'][0]"; empty for the whole.
-        path: keys of Dicts and places in Tuples, from the outermost.
-        space: Box, Discrete, MultiDiscrete or MultiBinary.
-        start, stop: the slice of the flattened vector.
-    """
-
-    name: str
-    path: tuple[str | int, ...]
-    space: gymnasium.Space
-    start: int
-    stop: int
-
-
-def observation_parts(space: gymnasium.Space) -> tuple[ObservationPart, ...]:
-    """The parts of an observation space in the order in which they are flattened."""
-    parts: list[ObservationPart] = []
-
-    def add(space: gymnasium.Space, path: tuple[str | int, ...]) -> None:
-        if isinstance(space, spaces.Dict):
-            for key, part in space.spaces.items():
-                add(part, (*path, key))
-        elif isinstance(space, spaces.Tuple):
-            for place, part in enumerate(space.spaces):
-                add(part, (*path, place))
-        else:
-            start = parts[-1].stop if parts else 0
-            name = "".join(f"[{key!r}]" for key in path)
-            width = spaces.flatdim(space) if type_of(space) is not None else 0
-            parts.append(ObservationPart(name, path, space, start, start + width))
-
-    add(space, ())
-    return tuple(parts)
+def observed_space(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> gymnasium.Space:
+    """The space of what is observed: of a Dict only these keys, if any are given. Raises
+    SimulatorError of kind "environment" if it has no such keys."""
+    if not keys:
+        return space
+    if not isinstance(space, spaces.Dict):
+        raise unusable(
+            f"--observe: {' '.join(keys)}, and the observation space of {env_id} is no Dict, whose "
+            f"keys it names: {str(space)[:200]}; leave the flag out"
+        )
+    for key in keys:
+        if key not in space.spaces:
+            raise unusable(
+                f"--observe: {env_id} observes no {key!r}; it has {', '.join(space.spaces)[:200]}"
+            )
+    # A list keeps the order.
+    return spaces.Dict([(key, part) for key, part in space.spaces.items() if key in keys])
 
 
 def write_observation(
     parts: Sequence[ObservationPart], observation: object, row: np.ndarray
 ) -> None:
-    """Flatten an observation into `row`, a vector of the type in which the space is recorded
-    (`flame_rl.wire.steps.observation_dtype`), after checking it.
+    """Flatten an observation into `row`, a vector of the type in which the space's inputs are side
+    by side (`flame_rl.wire.inputs.observation_dtype`), after checking it.
 
     NaN and infinity of a space that is one Box are written as they are: the caller checks all rows
     together.
@@ -85,11 +65,13 @@ def write_observation(
         allowed, write = _WRITERS[type_of(part.space)]
         if array.dtype.kind not in allowed:
             raise ValueError(f"{where}: {value!r:.80}: {array.dtype} instead of {_KINDS[allowed]}")
-        if not part.path and is_channels_first(part.space):
+        if part.one_byte:
+            _refuse_beyond_a_byte(where, part.space, array)
+        if part.channels_first:
             array = np.moveaxis(array, 0, -1)
         target = row[part.start : part.stop]
         write(where, part.space, array, target)
-        if part.path and not np.isfinite(target).all():
+        if part.path and not part.one_byte and not np.isfinite(target).all():
             raise ValueError(f"{where}: NaN or infinity: {value!s:.200}")
 
 
@@ -117,9 +99,15 @@ def _write_box(where: str, space: spaces.Box, array: np.ndarray, row: np.ndarray
     # A value beyond float32 becomes infinite here and is reported as such later.
     with np.errstate(over="ignore", invalid="ignore"):
         row[:] = array.ravel()
+
+
+def _refuse_beyond_a_byte(where: str, space: spaces.Box, array: np.ndarray) -> None:
     # Other types hold numbers that uint8 does not.
-    if row.dtype == np.uint8 and array.dtype != np.uint8 and (row != array.ravel()).any():
-        raise ValueError(f"{where}: {array!s:.80}: not integers from 0 to 255, in {space!s:.80}")
+    with np.errstate(invalid="ignore"):
+        if array.dtype != np.uint8 and (array.astype(np.uint8) != array).any():
+            raise ValueError(
+                f"{where}: {array!s:.80}: not integers from 0 to 255, in {space!s:.80}"
+            )
 
 
 def _write_choice(where: str, space: spaces.Discrete, array: np.ndarray, row: np.ndarray) -> None:

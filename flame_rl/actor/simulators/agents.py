@@ -11,7 +11,6 @@ import numpy as np
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.agents import limit_of, make_agents, spec_of, turn_of
 from flame_rl.actor.environments.masks import beside_mask, masked_choices
-from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.actor.failure import SimulatorError, is_interrupt
 from flame_rl.actor.simulators.masks import Masks
 from flame_rl.actor.simulators.plain import MOST_SLOTS, EnvironmentsSimulator
@@ -23,8 +22,9 @@ from flame_rl.actor.simulators.returned import (
     take_outcome,
 )
 from flame_rl.actor.simulators.simulator import as_rows
+from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import Environment
-from flame_rl.wire.steps import step_columns
+from flame_rl.wire.steps import observation_columns
 
 
 class AgentsSimulator(EnvironmentsSimulator):
@@ -48,13 +48,11 @@ class AgentsSimulator(EnvironmentsSimulator):
         self._has_numbers = environment.agent_number
         self._parts = observation_parts(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
-        (observed,) = (column for column in step_columns(spec) if column.name == "observations")
         slots = agents * self.most
         super().__init__(
             slots,
-            *observed.shape,
+            observation_columns(spec.observation_space),
             environment.reward_parts,
-            observed.dtype,
             outcomes=environment.outcomes,
             masked_choices=sum(masked_choices(environment, spec.action_space)),
         )

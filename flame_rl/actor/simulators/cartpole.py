@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.utils import seeding
 
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
+from flame_rl.wire.steps import observation_columns
 
 SLOTS = 256
 
@@ -40,11 +41,11 @@ class CartPoleTwin(Simulator):
     ) -> None:
         """
         Args:
-            env: Gymnasium's environment, which is not used.
+            env: Gymnasium's environment, of which only the observation space is used.
             max_episode_steps: the step at which an episode is truncated.
             reward_parts: none.
         """
-        super().__init__(SLOTS, 4, reward_parts)
+        super().__init__(SLOTS, observation_columns(env.observation_space), reward_parts)
         self.rewards[:] = 1  # every step pays 1, the last one too
         # Position, velocity, angle and angular velocity of each slot.
         self._state = np.zeros((4, SLOTS))

@@ -17,6 +17,7 @@ from gymnasium.utils import seeding
 
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
+from flame_rl.wire.steps import observation_columns
 
 SLOTS = 64
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -82,7 +83,7 @@ class MujocoTwin(Simulator):
             reward_parts: names of parts of the reward, as `info` has them.
         """
         own = env.unwrapped
-        super().__init__(SLOTS, own.observation_space.shape[0], reward_parts)
+        super().__init__(SLOTS, observation_columns(own.observation_space), reward_parts)
         self._robot = robot = ROBOTS[own.spec.id]
         self._limit = max_episode_steps
         self._frames = own.frame_skip

@@ -14,7 +14,6 @@ from gymnasium import spaces
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.making import make_environment, reward_shape
 from flame_rl.actor.environments.masks import beside_mask, masked_choices
-from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.actor.failure import SimulatorError, is_interrupt, summary, unusable
 from flame_rl.actor.simulators.masks import Masks
 from flame_rl.actor.simulators.returned import (
@@ -25,8 +24,9 @@ from flame_rl.actor.simulators.returned import (
     take_outcome,
 )
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
+from flame_rl.wire.inputs import is_channels_first, observation_parts
 from flame_rl.wire.messages import Environment
-from flame_rl.wire.steps import is_channels_first, observation_dtype
+from flame_rl.wire.steps import observation_columns
 
 if TYPE_CHECKING:
     from pettingzoo import ParallelEnv
@@ -126,9 +126,8 @@ class PlainSimulator(EnvironmentsSimulator):
         self._parts = observation_parts(space)
         super().__init__(
             environment.slots or MOST_SLOTS,
-            self._parts[-1].stop,
+            observation_columns(space),
             environment.reward_parts,
-            observation_dtype(space),
             reward_shape(self.first),
             environment.outcomes,
             sum(masked_choices(environment, actions)),

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from flame_rl.actor.environments.observations import ObservationPart, write_observation
+from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.failure import SimulatorError, of_another_api, summary, traceback_of
 from flame_rl.actor.simulators.simulator import Simulator
+from flame_rl.wire.inputs import ObservationPart
 
 # What Python says, in the code that calls an environment, of one with other parameters or results.
 _OF_ANOTHER_API = re.compile(r"to unpack|cannot unpack|unexpected keyword arg|positional argument")

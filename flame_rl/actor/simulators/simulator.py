@@ -6,12 +6,14 @@ raises `SimulatorError`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.wire.masks import mask_bytes
+from flame_rl.wire.messages import Column
 
 
 class Simulator:
@@ -23,8 +25,10 @@ class Simulator:
         slots: the number of episodes that it plays side by side, at most.
         agents: the number of agents that play together. The slots of an environment's agents are
             neighbours, those of the first environment first.
-        observations: float32 [W, D], or uint8 where the space is recorded in that type
-            (`flame_rl.wire.steps.observation_dtype`): each slot's current observation.
+        observations: float32 [W, D], or uint8 of a single column of that type: each slot's current
+            observation, flattened.
+        observed: the columns that observations are recorded in, side by side.
+        inputs: the part of `observations` that each of them records, by its name.
         rewards: float64 [W], or [W, K] of a reward that is a vector, of the slot's last step.
         reward_parts: float64 [W, P], the numbers that `Environment.reward_parts` names, of the
             slot's last step.
@@ -38,18 +42,22 @@ class Simulator:
     def __init__(
         self,
         slots: int,
-        width: int,
+        observed: Sequence[Column],
         reward_parts: Sequence[str],
-        dtype: str = "float32",
         reward_shape: tuple[int, ...] = (),
         outcomes: Sequence[str] = (),
         masked_choices: int = 0,
     ) -> None:
-        """Make the arrays, for observations of `width` numbers, parts of the reward and outcomes
-        with these names, and masks of as many choices, all of them allowed."""
+        """Make the arrays, for observations of these columns, parts of the reward and outcomes with
+        these names, and masks of as many choices, all of them allowed."""
         self.slots, self.agents = slots, 1
         rows = -(-slots // ROW_BLOCK) * ROW_BLOCK
-        self.observations = np.zeros((rows, width), dtype)
+        self.observed = tuple(observed)
+        ends = np.cumsum([math.prod(column.shape) for column in observed]).tolist()
+        dtype = observed[0].dtype if len(observed) == 1 else "float32"
+        self.observations = np.zeros((rows, ends[-1]), dtype)
+        views = np.split(self.observations, ends[:-1], axis=1)
+        self.inputs = {c.name: view for c, view in zip(observed, views, strict=True)}
         self.rewards = np.zeros((rows, *reward_shape))
         self.reward_parts = np.zeros((rows, len(reward_parts)))
         self.outcomes = np.zeros((rows, len(outcomes)))

@@ -22,11 +22,12 @@ from flame_rl.learner.off_policy.observations import NormalizedObservations
 from flame_rl.learner.off_policy.replay.replay import PART, ReplayMemory, refuse_longer_episodes
 from flame_rl.learner.state import Part, learning_rate_factor, refuse_unless_finite
 from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.frames import observations_of
 from flame_rl.learner.training.trained import Train, TrainedNetwork
-from flame_rl.modules.observations import ObservationNormalizer, has_bytes
 from flame_rl.settings import groups
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
+from flame_rl.wire.inputs import observation_inputs
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 from flame_rl.wire.steps import step_columns
 
@@ -108,7 +109,7 @@ class OffPolicy:
         replay = self.replay
         replay.add(self.inner.record(episodes))
         if self.observations is not None:
-            self.observations.follow(episodes.observations)
+            self.observations.follow(observations_of(episodes.columns))
         beta = self.beta + (1 - self.beta) * min(1.0, progress)
         decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
         due = gradient_steps_due(self.config.algorithm, replay.env_steps, self.steps.count)
@@ -182,10 +183,10 @@ def off_policy(
     replay = ReplayMemory(spec, columns, settings.capacity, alpha, config.experiment.frame_stack)
     observations = None
     normalizes = isinstance(settings, groups.Critics) and settings.normalize_observations
+    space = spec.observation_space
     # Bytes are not normalised.
-    if normalizes and not has_bytes(spec):
-        normalizer = ObservationNormalizer(spec.observation_dim)
-        observations = NormalizedObservations(normalizer)
+    if normalizes and any(each.space is None for each in observation_inputs(space)):
+        observations = NormalizedObservations(space)
     return OffPolicy(config, inner, replay, observations, beta)
 
 

@@ -15,7 +15,7 @@ from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.on_policy.value_epochs import ValueEpochs, ValueTraining
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.adam import Adam
-from flame_rl.learner.training.frames import time_steps
+from flame_rl.learner.training.frames import SideBySide, time_steps
 from flame_rl.learner.training.losses import Term, differentiate_sum, metrics_of, output_as_loss
 from flame_rl.learner.training.minibatches import (
     minibatches_of,
@@ -162,7 +162,7 @@ class TwoNetworks:
         networks = self.policy.network, self.value.network
         of_policy, of_value = at_once([partial(each.prepare, inputs) for each in networks])
         # One array, so that both networks share the cache.
-        if batch.frames == 1 and np.array_equal(of_policy, of_value):
+        if isinstance(of_policy, np.ndarray) and np.array_equal(of_policy, of_value):
             of_value = of_policy
         return replace(batch, policy_inputs=of_policy, value_inputs=of_value)
 
@@ -278,9 +278,7 @@ class OneNetwork:
 
 
 class Normalizer(Protocol):
-    """A module that normalises observations by their statistics."""
-
-    observation_dim: int
+    """A module that normalises numbers of observations by their statistics."""
 
     def set(self, mean: np.ndarray, std: np.ndarray) -> None: ...
 
@@ -288,17 +286,24 @@ class Normalizer(Protocol):
 class Statistics:
     """Running means and variances of observations and returns; sets them in the networks."""
 
-    def __init__(self, normalizers: Sequence[Normalizer], rescale: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        normalizers: Sequence[tuple[slice, Normalizer]],
+        observation_dim: int,
+        rescale: Callable[[float], None],
+    ) -> None:
         """
         Args:
-            normalizers: those of the networks; none if observations are not normalised.
+            normalizers: those of the networks, and the numbers of an observation that each gets;
+                none if observations are not normalised.
+            observation_dim: D.
             rescale: sets the scale of the values; see `modules.networks.rescale`.
         """
         self._normalizers, self._rescale = normalizers, rescale
         self._returns = RunningMoments(1)
         self._observations = None
         if normalizers:
-            self._observations = RunningMoments(normalizers[0].observation_dim)
+            self._observations = RunningMoments(observation_dim)
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -306,13 +311,13 @@ class Statistics:
         parts: dict[str, Part] = {"returns": self._returns}
         return parts if self._observations is None else parts | {"observations": self._observations}
 
-    def add_observations(self, observations: np.ndarray) -> None:
-        """Add those of a batch, float32 [N + E, D], and set the normalisers."""
+    def add_observations(self, observations: np.ndarray | SideBySide) -> None:
+        """Add those of a batch, [N + E, D], and set the normalisers."""
         if self._observations is None:
             return
         self._observations.update(observations)
-        for normalizer in self._normalizers:
-            normalizer.set(self._observations.mean, self._observations.std)
+        for numbers, normalizer in self._normalizers:
+            normalizer.set(self._observations.mean[numbers], self._observations.std[numbers])
 
     def add_returns(self, returns: np.ndarray) -> None:
         """Add those of a batch, float64 [N], and set the scale of the values to the root mean

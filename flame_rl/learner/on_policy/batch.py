@@ -12,7 +12,7 @@ from flame_rl.learner.on_policy.returns import (
     step_rows,
     time_steps,
 )
-from flame_rl.learner.training.frames import Stacks
+from flame_rl.learner.training.frames import SideBySide, Stacks, observations_of
 from flame_rl.nets.network import Samples
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Episodes
@@ -49,8 +49,8 @@ class Batch:
     frames: int = 1
     log_probs: np.ndarray | None = None
     weights: np.ndarray | None = None
-    policy_inputs: np.ndarray | Stacks | None = None
-    value_inputs: np.ndarray | Stacks | None = None
+    policy_inputs: np.ndarray | SideBySide | Stacks | None = None
+    value_inputs: np.ndarray | SideBySide | Stacks | None = None
 
     @property
     def shares(self) -> np.ndarray | float:
@@ -64,12 +64,12 @@ class Batch:
         return len(self.rows)
 
     @property
-    def observations(self) -> np.ndarray:
+    def observations(self) -> np.ndarray | SideBySide:
         """float32 or uint8 [N + E, D]."""
-        return self.columns["observations"]
+        return observations_of(self.columns)
 
     @property
-    def network_inputs(self) -> np.ndarray | Stacks:
+    def network_inputs(self) -> np.ndarray | SideBySide | Stacks:
         """The inputs of networks at each observation: [N + E, D], or `Stacks` of [N + E, k, D]."""
         if self.frames == 1:
             return self.observations

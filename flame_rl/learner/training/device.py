@@ -17,8 +17,8 @@ from torch.backends import mkldnn as onednn
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import ONE_BLAS_THREAD
+from flame_rl.wire.inputs import observation_inputs
 from flame_rl.wire.messages import EnvironmentSpec
-from flame_rl.wire.steps import picture_size
 
 # Weights of the hidden layers from which on they count as very large: two of 2,048 units.
 _VERY_LARGE = 1 << 22
@@ -55,7 +55,7 @@ def prefers_card(config: TrainConfig, spec: EnvironmentSpec) -> bool:
     layers, and for very large dense ones. With small dense layers a minibatch is computed before a
     card has got it."""
     experiment = config.experiment
-    if picture_size(spec.observation_space) is not None:
+    if any(each.picture for each in observation_inputs(spec.observation_space)):
         return True
     inputs = spec.observation_dim * experiment.frame_stack
     weights = sum(map(math.prod, pairwise((inputs, *experiment.hidden_sizes))))

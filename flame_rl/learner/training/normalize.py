@@ -8,6 +8,7 @@ from itertools import chain
 
 import numpy as np
 
+from flame_rl.learner.training.frames import SideBySide
 from flame_rl.learner.training.slices import at_once
 
 # Least standard deviation, relative to the mean: what varies less is the rounding of float32.
@@ -39,8 +40,8 @@ class RunningMoments:
         std = np.maximum(std, _LEAST_STD * np.abs(self.mean))
         return np.where(std == 0, 1.0, std)
 
-    def update(self, rows: np.ndarray) -> None:
-        """Add rows, [N, D] of any float type."""
+    def update(self, rows: np.ndarray | SideBySide) -> None:
+        """Add rows, [N, D] of any type."""
         block = max(1, min(_BLOCK_ROWS, _BLOCK_NUMBERS // max(1, len(self.mean))))
         blocks = [rows[start : start + block] for start in range(0, len(rows), block)]
         middle = len(blocks) // 2
@@ -70,11 +71,13 @@ class RunningMoments:
         self.mean, self._squares = state["mean"].copy(), state["squares"].copy()
 
 
-def _moments_of(blocks: Sequence[np.ndarray]) -> list[tuple[int, np.ndarray, np.ndarray]]:
+def _moments_of(
+    blocks: Sequence[np.ndarray | SideBySide],
+) -> list[tuple[int, np.ndarray, np.ndarray]]:
     """The number of rows, mean, and summed squared differences from it, for each block."""
     results = []
     for block in blocks:
-        rows = block.astype(np.float64)
+        rows = np.asarray(block, np.float64)
         # Infinite rows become NaN here, and the learner refuses the update.
         with np.errstate(over="ignore", invalid="ignore"):
             mean = rows.mean(axis=0)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flame_rl.learner.training.frames import stacked_rows, step_rows, time_steps
+from flame_rl.wire.inputs import OBSERVATIONS
 from flame_rl.wire.messages import Column, Episodes
 
 # A step's row is int64, its time and the number of steps left are int32.
@@ -45,6 +46,7 @@ class ReplayStore:
         # Lengths of the episodes that are kept, the oldest first.
         self._lengths: deque[int] = deque()
         self._numbers = np.zeros((capacity + 1, _width(columns)), np.float32)
+        self._observed = [each.name for each in columns if each.name.startswith(OBSERVATIONS)]
         self._others = {
             column.name: np.zeros((capacity + 1, *column.shape), column.dtype)
             for column in columns
@@ -110,9 +112,9 @@ class ReplayStore:
         episode are before each row, "observations" are [*rows.shape, k, D], the latest last, and
         zeros before the episode's first, which are "missing", bool [*rows.shape, k].
 
-        Real numbers are float32. "continues", float32, is 0 for the last step of a terminated
-        episode and otherwise 1. In the row of an episode's last observation it is 0, and so is all
-        that belongs to a step.
+        Real numbers are float32, and so are "observations" of several inputs, side by side.
+        "continues", float32, is 0 for the last step of a terminated episode and otherwise 1. In the
+        row of an episode's last observation it is 0, and so is all that belongs to a step.
         """
         numbers = self._numbers.take(rows, axis=0, mode="wrap")
         read, start = {}, 0
@@ -123,15 +125,18 @@ class ReplayStore:
             stop = start + math.prod(column.shape)
             read[column.name] = numbers[..., start:stop].reshape(*rows.shape, *column.shape)
             start = stop
+        if len(self._observed) > 1:
+            inputs = [read.pop(name) for name in self._observed]
+            read[OBSERVATIONS] = np.concatenate(inputs, axis=-1, dtype=np.float32)
         if self.frames > 1 and times is not None:
-            read["observations"], read["missing"] = self._stacks(rows, times)
+            read[OBSERVATIONS], read["missing"] = self._stacks(rows, times)
         return read | {"continues": numbers[..., -1]}
 
     def _stacks(self, rows: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         earlier, missing = stacked_rows(rows, times, self.frames)
-        apart = self._others.get("observations")
+        apart = self._others.get(OBSERVATIONS)
         if apart is None:
-            stacks = self.read(earlier)["observations"]
+            stacks = self.read(earlier)[OBSERVATIONS]
         else:
             stacks = apart.take(earlier, axis=0, mode="wrap")
         stacks[missing] = 0

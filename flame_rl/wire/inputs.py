@@ -1,0 +1,155 @@
+"""The parts of an observation, in the order of `gymnasium.spaces.flatten`, and what a network sees
+of them: pictures, each by itself, and numbers.
+
+An observation of several inputs has at least one picture beside other parts, in a Dict or a Tuple.
+Each Box of one byte in it is an input, and so are the parts between two of them together. Any
+other observation is a single input.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import gymnasium
+from gymnasium import spaces
+
+# Spaces of numbers; Dict and Tuple have parts.
+_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+# Types of a Box whose numbers one byte holds.
+_OF_ONE_BYTE = ("uint8", "bool")
+# The least sides of a picture, for one convolution of 3 rows and columns.
+_LEAST_OF_A_PICTURE = 3
+# The column of an observation that is a single input; those of several begin with it.
+OBSERVATIONS = "observations"
+
+
+@dataclass(frozen=True)
+class ObservationPart:
+    """A space inside Dicts and Tuples, or the whole one, and its slice of the vector.
+
+    Attributes:
+        name: the part as Python indexes an observation, "['arm'][0]"; empty for the whole.
+        path: keys of Dicts and places in Tuples, from the outermost.
+        space: Box, Discrete, MultiDiscrete or MultiBinary.
+        start, stop: the slice of the flattened vector.
+        one_byte: whether its numbers are recorded in one byte each, for an input of its own.
+    """
+
+    name: str
+    path: tuple[str | int, ...]
+    space: gymnasium.Space
+    start: int
+    stop: int
+    one_byte: bool = False
+
+    @property
+    def channels_first(self) -> bool:
+        """Whether it is recorded with its channels last, unlike in its space."""
+        return self.one_byte and is_channels_first(self.space)
+
+
+@dataclass(frozen=True)
+class ObservationInput:
+    """Neighbouring numbers of a flattened observation, which a network sees apart from the others.
+
+    Attributes:
+        name: of the column that records it.
+        start, stop: the slice of the flattened vector.
+        space: a Box of one byte; None: numbers of float32, of whatever spaces.
+    """
+
+    name: str
+    start: int
+    stop: int
+    space: spaces.Box | None = None
+
+    @property
+    def width(self) -> int:
+        """How many numbers it has."""
+        return self.stop - self.start
+
+    @property
+    def dtype(self) -> str:
+        """The type in which it is recorded, sent and kept."""
+        return "float32" if self.space is None else "uint8"
+
+    @property
+    def picture(self) -> tuple[int, int, int] | None:
+        """Its `picture_size`; None: it is a vector."""
+        return None if self.space is None else picture_size(self.space)
+
+
+def observation_parts(space: gymnasium.Space) -> tuple[ObservationPart, ...]:
+    """The parts of an observation space in the order in which they are flattened."""
+    leaves: list[tuple[tuple[str | int, ...], gymnasium.Space]] = []
+
+    def add(space: gymnasium.Space, path: tuple[str | int, ...]) -> None:
+        if isinstance(space, spaces.Dict):
+            for key, part in space.spaces.items():
+                add(part, (*path, key))
+        elif isinstance(space, spaces.Tuple):
+            for place, part in enumerate(space.spaces):
+                add(part, (*path, place))
+        else:
+            leaves.append((path, space))
+
+    add(space, ())
+    apart = any(not path or picture_size(each) is not None for path, each in leaves)
+    parts, start = [], 0
+    for path, each in leaves:
+        name = "".join(f"[{key!r}]" for key in path)
+        stop = start + (spaces.flatdim(each) if isinstance(each, _LEAVES) else 0)
+        parts.append(ObservationPart(name, path, each, start, stop, apart and _has_bytes(each)))
+        start = stop
+    return tuple(parts)
+
+
+def observation_inputs(space: gymnasium.Space) -> tuple[ObservationInput, ...]:
+    """What a network sees of an observation, in the order of the flattened vector."""
+    inputs: list[ObservationInput] = []
+    first = ""
+    for part in observation_parts(space):
+        name = OBSERVATIONS + part.name
+        if part.one_byte:
+            inputs.append(ObservationInput(name, part.start, part.stop, part.space))
+        elif inputs and inputs[-1].space is None:
+            inputs[-1] = ObservationInput(f"{first} to {part.name}", inputs[-1].start, part.stop)
+        else:
+            inputs.append(ObservationInput(first := name, part.start, part.stop))
+    if len(inputs) == 1:
+        (only,) = inputs
+        inputs = [ObservationInput(OBSERVATIONS, only.start, only.stop, only.space)]
+    return tuple(inputs)
+
+
+def observation_dtype(space: gymnasium.Space) -> str:
+    """The type of a flattened observation with all its inputs side by side: "uint8" of a single
+    input of one byte, such as a picture; of all others "float32"."""
+    inputs = observation_inputs(space)
+    return inputs[0].dtype if len(inputs) == 1 else "float32"
+
+
+def is_channels_first(space: gymnasium.Space) -> bool:
+    """Whether observations are pictures [channels, rows, columns], as torch has them: a Box of one
+    byte whose first axis is at most half as long as each other one. They become [rows, columns,
+    channels] where they are read."""
+    shape = space.shape or ()
+    few = len(shape) == 3 and 2 * shape[0] <= min(shape[1:])
+    return few and _has_bytes(space)
+
+
+def picture_size(space: gymnasium.Space) -> tuple[int, int, int] | None:
+    """Rows, columns and channels of observations that are pictures: a Box of one byte, [rows,
+    columns], [rows, columns, channels] or `is_channels_first`. None: they are vectors."""
+    shape = space.shape or ()
+    if len(shape) not in (2, 3) or not _has_bytes(space):
+        return None
+    rows, columns, *channels = (*shape[1:], shape[0]) if is_channels_first(space) else shape
+    if min(rows, columns) < _LEAST_OF_A_PICTURE:
+        return None
+    return rows, columns, math.prod(channels)
+
+
+def _has_bytes(space: gymnasium.Space) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype in _OF_ONE_BYTE

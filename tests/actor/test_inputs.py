@@ -1,0 +1,181 @@
+"""Observations of several inputs, from the environment to the learner's store: key by key."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.environments.making import describe_environment
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed
+from flame_rl.learner.off_policy.replay.views import n_step
+from flame_rl.learner.on_policy.batch import make_batch
+from flame_rl.run.policy import Agent
+from flame_rl.wire import codec
+from flame_rl.wire.messages import Environment, Episodes
+from flame_rl.wire.steps import step_columns
+from tests.environments import TwoInputs
+from tests.helpers import described, environment_id, plain, request_for, snapshot_for
+
+NAMES = ["observations['arm']", "observations['camera']", "observations['lamp']"]
+
+
+def played(name: str, indices=range(20)):
+    """The request, its answer by a random policy, and the reset seeds of its episodes."""
+    env_id = environment_id(name)
+    snapshot, simulator = snapshot_for(described(env_id), hidden=(8,)), plain(env_id)
+    seeds: dict[int, int] = {}
+    reset = simulator.reset
+
+    def noted(slots, given):
+        seeds.update(enumerate(given.tolist(), len(seeds)))
+        reset(slots, given)
+
+    simulator.reset = noted
+    try:
+        request = request_for(env_id, indices)
+        return request, collect_episodes(snapshot, request, simulator), seeds
+    finally:
+        simulator.close()
+
+
+def seen_by(name: str, episode, seed: int) -> list:
+    """What Gymnasium's environment itself shows for the episode's actions."""
+    env = gymnasium.make(environment_id(name))
+    observation, _ = env.reset(seed=seed)
+    observations = [observation]
+    for action in episode.actions:
+        observation, *_ = env.step(action)
+        observations.append(observation)
+    return observations
+
+
+def test_every_input_is_recorded_in_its_own_type():
+    _, episodes, seeds = played("TwoInputs", [0])
+    (episode,) = episodes
+    seen = seen_by("TwoInputs", episode, seeds[0])
+    arm, camera, lamp = (episode.columns[name] for name in NAMES)
+    assert [arm.dtype, camera.dtype, lamp.dtype] == ["float32", "uint8", "float32"]
+    np.testing.assert_array_equal(arm, np.stack([o["arm"] for o in seen]).astype(np.float32))
+    np.testing.assert_array_equal(camera, np.stack([o["camera"].ravel() for o in seen]))
+    np.testing.assert_array_equal(lamp, np.eye(2)[[o["lamp"] for o in seen]])
+    np.testing.assert_array_equal(episode.observations, np.hstack([arm, camera, lamp]))
+
+
+def test_channels_come_last_in_a_tuple_too():
+    _, episodes, seeds = played("TwoCameras", [0])
+    (episode,) = episodes
+    seen = seen_by("TwoCameras", episode, seeds[0])
+    first = episode.columns["observations[0]"]
+    assert first.dtype == np.uint8
+    expected = np.stack([o[0].transpose(1, 2, 0).ravel() for o in seen])
+    np.testing.assert_array_equal(first, expected)
+    camera = episode.columns["observations[1]['camera']"]
+    np.testing.assert_array_equal(camera, np.stack([o[1]["camera"].ravel() for o in seen]))
+
+
+def test_bytes_are_sent_as_bytes():
+    request, episodes, _ = played("TwoInputs")
+    message = b"".join(codec.encode_episodes(episodes, request))
+    rows = episodes.steps + len(episodes)
+    assert 46 * rows < len(message) < 46 * rows + 12 * episodes.steps + 3000
+    received = codec.decode_result(message, request)
+    for name, array in episodes.columns.items():
+        assert received.columns[name].dtype == array.dtype
+        assert received.columns[name].tobytes() == array.tobytes()
+
+
+def test_bytes_are_kept_as_bytes_for_replay():
+    _, episodes, _ = played("TwoInputs")
+    columns = step_columns(described(environment_id("TwoInputs")))
+    # The camera's bytes, four real numbers, the reward and "continues", an action, and a place.
+    assert bytes_needed(columns, 1000) == 1001 * (30 + 4 * 6 + 4) + 1000 * 16
+    store = ReplayStore(columns, 1000)
+    store.add(episodes)
+    samples = n_step(store, np.arange(episodes.steps), 2, 0.9)
+    whole = [episode.observations for episode in episodes]
+    expected = np.concatenate([each[:-1] for each in whole])
+    np.testing.assert_array_equal(samples["observations"], expected)
+    later = np.concatenate([each[np.minimum(np.arange(4) + 2, 4)] for each in whole])
+    np.testing.assert_array_equal(samples["next_observations"], later)
+    assert samples["observations"].dtype == np.float32
+
+
+def test_a_batch_has_them_in_their_own_types():
+    _, episodes, _ = played("TwoInputs")
+    inputs = make_batch(episodes).observations.inputs
+    assert all(each is episodes.columns[name] for each, name in zip(inputs, NAMES, strict=True))
+
+
+@pytest.mark.parametrize("wrong", [0.5, 256, -1, np.nan])
+def test_what_one_byte_does_not_hold_is_refused(wrong, monkeypatch):
+    def next_observation(env):
+        observation = env.first_observation()
+        camera = observation["camera"].astype(np.float64)
+        camera[2, 3] = wrong
+        return observation | {"camera": camera}
+
+    monkeypatch.setattr(TwoInputs, "next_observation", next_observation)
+    _, failure, _ = played("TwoInputs", [0])
+    assert failure.kind == "invalid"
+    assert failure.message.startswith("observation['camera']: step returned ")
+    assert "not integers from 0 to 255" in failure.message
+
+
+def test_a_number_that_is_not_finite_is_named(monkeypatch):
+    def next_observation(env):
+        return env.first_observation() | {"arm": np.array([np.inf, 0])}
+
+    monkeypatch.setattr(TwoInputs, "next_observation", next_observation)
+    _, failure, _ = played("TwoInputs", [0])
+    assert failure.message.startswith("observation['arm']: step returned NaN or infinity")
+
+
+def test_a_request_for_another_type_is_refused():
+    env_id = environment_id("TwoInputs")
+    snapshot, simulator = snapshot_for(described(env_id), hidden=(8,)), plain(env_id)
+    arm, *others = step_columns(described(env_id))
+    wrong = type(arm)(arm.name, "uint8", arm.shape, per_observation=True)
+    request = request_for(env_id, columns=(wrong, *others))
+    failure = collect_episodes(snapshot, request, simulator)
+    assert failure.kind == "garbled" and "observations['arm']: uint8" in failure.message
+
+
+def test_only_some_keys_may_be_observed():
+    environment = Environment(environment_id("TwoInputs"), observe=("lamp", "camera"))
+    simulator = PlainSimulator(environment)
+    spec = describe_environment(environment, simulator.first)
+    assert list(spec.observation_space.spaces) == ["camera", "lamp"]
+    columns = step_columns(spec)
+    request = request_for(environment.env_id, [0], columns=columns)
+    episodes = collect_episodes(snapshot_for(spec, hidden=(8,)), request, simulator)
+    assert isinstance(episodes, Episodes)
+    assert [*episodes.columns][:2] == NAMES[1:]
+    # The environment's whole observation is taken, and the policy sees what it was trained with.
+    agent, seen = Agent(snapshot_for(spec, hidden=(8,)), spec), TwoInputs().reset(seed=0)[0]
+    assert agent.act(seen) == agent.act({key: seen[key] for key in ("camera", "lamp")})
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "message"),
+    [
+        ("TwoInputs", ("camera", "leg"), r"observes no 'leg'; it has arm, camera, lamp"),
+        ("TwoCameras", ("camera",), "is no Dict, whose keys it names"),
+        ("Catch", ("camera",), "is no Dict, whose keys it names"),
+    ],
+)
+def test_keys_that_there_are_not_are_refused(name, keys, message):
+    with pytest.raises(SimulatorError, match=f"--observe: .*{message}"):
+        PlainSimulator(Environment(environment_id(name), observe=keys))
+
+
+def test_a_part_that_cannot_be_learned_from_may_be_left_out():
+    env_id = environment_id("TextObservation")
+    with pytest.raises(
+        SimulatorError, match=r"observation\['said'\]: a space of the kind Text.*--observe a "
+    ):
+        PlainSimulator(Environment(env_id))
+    PlainSimulator(Environment(env_id, observe=("a",)))

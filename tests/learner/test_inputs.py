@@ -1,0 +1,362 @@
+"""Networks that see pictures beside numbers: their layers, what they give, and that all learn."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import model
+from flame_rl.learner.training.autograd import AutogradNetwork
+from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.frames import SideBySide, Stacks, time_steps
+from flame_rl.modules.layers import Activation, Branches, Dense, layers_of
+from flame_rl.modules.networks import ValueNetwork
+from flame_rl.modules.observations import normalizers_of
+from flame_rl.nets.acting import ActingPolicy, check_snapshot
+from flame_rl.nets.by_hand import NetworkByHand
+from flame_rl.settings.algorithms import ALGORITHMS
+from flame_rl.wire import codec
+from flame_rl.wire.messages import EnvironmentSpec, Episode, Layer, PolicySnapshot
+from flame_rl.wire.packing import WireError
+from flame_rl.wire.steps import observation_columns
+from tests.helpers import together
+from tests.learners import (
+    OF_CONTINUOUS_ACTIONS,
+    make_config,
+    make_learner,
+    policy_and_value,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SPACE = spaces.Dict(
+    arm=spaces.Box(-9, 9, (2,)),
+    camera=spaces.Box(0, 255, (2, 6, 5), np.uint8),
+    lamp=spaces.Discrete(3),
+    map=spaces.Box(0, 1, (4, 4), bool),
+)
+# Their slices of the flattened observation.
+ARM, CAMERA, LAMP, MAP = slice(2), slice(2, 62), slice(62, 65), slice(65, 81)
+LARGE = spaces.Dict(arm=spaces.Box(-9, 9, (2,)), camera=spaces.Box(0, 255, (36, 40), np.uint8))
+CHOICES, NUMBERS = spaces.Discrete(5), spaces.Box(-1, 1, (3,))
+
+
+def spec_of(space: spaces.Space = SPACE, actions: spaces.Space = CHOICES) -> EnvironmentSpec:
+    return EnvironmentSpec("X-v0", space, actions)
+
+
+def columns_of(rows: int, seed: int = 0, space: spaces.Space = SPACE) -> dict[str, np.ndarray]:
+    """Random observations, input by input."""
+    rng = np.random.default_rng(seed)
+    return {
+        column.name: rng.normal(3, 2, (rows, *column.shape)).astype(np.float32)
+        if column.dtype == "float32"
+        else rng.integers(0, 256, (rows, *column.shape)).astype(np.uint8)
+        for column in observation_columns(space)
+    }
+
+
+def networks(spec: EnvironmentSpec, **options):
+    """Policy and value network, away from the policy's small first outputs, with statistics."""
+    settings = {"hidden_sizes": (12,), "algorithm": "ppo", "activation": "relu"} | options
+    torch.manual_seed(0)
+    made = policy_and_value(spec, make_config("X-v0", **settings))
+    rng = np.random.default_rng(3)
+    with torch.no_grad():
+        for module in made:
+            for parameter in module.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+            for numbers, part in normalizers_of(module.normalizer):
+                part.set(*rng.uniform(1, 4, (2, numbers.stop - numbers.start)))
+        made[1].scale.fill_(3.0)
+    return made
+
+
+def by_definition(module, x: np.ndarray) -> np.ndarray:
+    """The output of a policy's layers for [rows, frames, D], written out for `SPACE`."""
+    frames = x.shape[1]
+    arm, _, lamp, _ = module.normalizer.branches
+    convolutions = [branch[0] for branch in module.network[0].branches if len(branch)]
+
+    def normalized(branch, numbers):
+        scaled = (numbers - branch[0].mean.numpy()) / branch[0].std.numpy()
+        return scaled.clip(-10, 10).swapaxes(1, 2).reshape(len(x), -1)
+
+    def convolved(convolution, pictures, shape):
+        rows, columns, channels = shape
+        # The frames of a channel follow each other.
+        pictures = pictures.reshape(len(x), frames, rows, columns, channels)
+        pictures = pictures.transpose(0, 2, 3, 4, 1).reshape(len(x), rows, columns, -1)
+        weight, bias = convolution.weight.detach().numpy(), convolution.bias.detach().numpy()
+        made = np.zeros((len(x), rows - 2, columns - 2, 16))
+        for row in range(rows - 2):
+            for column in range(columns - 2):
+                window = pictures[:, row : row + 3, column : column + 3]
+                made[:, row, column] = np.einsum("bhwc,fchw->bf", window, weight) + bias
+        return made.clip(0).reshape(len(x), -1)
+
+    features = [
+        normalized(arm, x[..., ARM]),
+        convolved(convolutions[0], x[..., CAMERA] / 255, (6, 5, 2)),
+        normalized(lamp, x[..., LAMP]),
+        convolved(convolutions[1], x[..., MAP], (4, 4, 1)),
+    ]
+    y = np.concatenate(features, axis=1)
+    for layer in module.network[1:]:
+        if isinstance(layer, Dense):
+            y = y @ layer.weight.detach().numpy().T + layer.bias.detach().numpy()
+        else:
+            y = y.clip(0)
+    return y
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_what_acts_and_what_learns_are_the_definition(frames):
+    """Step by step in NumPy, and all at once from the columns of an episode."""
+    policy, _ = networks(spec_of(), frame_stack=frames)
+    columns = columns_of(6)
+    whole = SideBySide(tuple(columns.values()))
+    flat = np.asarray(whole)
+    stacked = np.stack(
+        [
+            np.stack([flat[t - k] if t >= k else np.zeros(81) for k in reversed(range(frames))])
+            for t in range(6)
+        ]
+    )
+    # Missing observations are 0 after the normalisation; before it that is the mean.
+    acting = ActingPolicy(codec.decode_snapshot(codec.encode_snapshot(policy.snapshot())))
+    states = acting.states(8)
+    acted = [acting.forward(np.tile(row, (8, 1)), states)[0] for row in flat]
+    inputs = whole
+    if frames > 1:
+        inputs = Stacks(whole, time_steps(np.array([6])), np.arange(6), frames)
+    network = network_of(policy, lambda module, samples: (module(*_inputs(samples)),))
+    (learned,) = network.outputs({"inputs": inputs})
+    np.testing.assert_allclose(acted, learned, rtol=1e-4, atol=1e-4)
+    expected = by_definition(policy, stacked)
+    np.testing.assert_allclose(acted[frames - 1 :], expected[frames - 1 :], rtol=1e-4, atol=1e-4)
+    assert learned.std(axis=0).min() > 1e-2
+
+
+def _inputs(samples):
+    return tuple(samples[name] for name in ("inputs", "missing") if name in samples)
+
+
+def test_a_memory_remembers_both():
+    policy, _ = networks(spec_of(), memory="lstm", memory_size=6)
+    flat = np.asarray(SideBySide(tuple(columns_of(32).values()))).reshape(4, 8, 81)
+    acting = ActingPolicy(policy.snapshot())
+    states = acting.states(8)
+    with torch.no_grad():
+        expected = policy(torch.from_numpy(flat)).numpy()
+    acted = [acting.forward(observations, states) for observations in flat]
+    np.testing.assert_allclose(acted, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("space", [SPACE, LARGE])
+def test_neighbours_in_a_batch_change_no_bit(space):
+    policy, _ = networks(spec_of(space), frame_stack=2)
+    acting = ActingPolicy(policy.snapshot())
+    flat = np.asarray(SideBySide(tuple(columns_of(24, space=space).values())))
+    whole = acting.forward(flat, acting.states(24))
+    order = np.random.default_rng(0).permutation(24)
+    assert acting.forward(flat[order], acting.states(24)).tobytes() == whole[order].tobytes()
+    alone = acting.forward(np.tile(flat[5], (8, 1)), acting.states(8))
+    assert alone[3].tobytes() == whole[5].tobytes()
+
+
+def test_large_pictures_have_the_layers_that_they_have_alone():
+    policy, _ = networks(spec_of(LARGE))
+    kinds = [(layer.kind, layer.input) for layer in policy.snapshot().layers]
+    assert kinds[:3] == [("inputs", None), ("normalize", 0), ("center", 1)]
+    assert kinds[3:] == [
+        ("inputs", None),
+        *[("convolution", 1), ("relu", 1)] * 3,
+        *[("dense", None), ("relu", None), ("dense", None)],
+    ]
+
+
+def test_slices_of_several_inputs_give_the_same_gradient():
+    """From bytes and numbers apart, or from float32 side by side."""
+    policy, _ = networks(spec_of())
+    whole = SideBySide(tuple(columns_of(20).values()))
+    network = network_of(policy)
+    actions = np.arange(20, dtype=np.int32) % 5
+    gradients = []
+    for inputs in (whole, np.asarray(whole)):
+        forward = network.forward({"inputs": inputs, "actions": actions})
+        gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
+        forward.to_parameters((np.ones(20, np.float32), 0.3), gradient)
+        gradients.append(gradient)
+    assert gradients[0].tobytes() == gradients[1].tobytes()
+    assert (gradients[0] != 0).mean() > 0.3
+
+
+def test_a_network_of_dense_layers_may_take_all_inputs_as_numbers():
+    """One of the user's own, which is differentiated by hand."""
+    torch.manual_seed(0)
+    nothing = torch.nn.Identity(), torch.nn.Identity()
+    value = ValueNetwork(nothing, [Dense(81, 6), Activation("tanh"), Dense(6, 1)])
+    value.scale.fill_(2.0)
+    whole = SideBySide(tuple(columns_of(9).values()))
+    network = network_of(value)
+    assert type(network) is NetworkByHand
+    (got,) = network.outputs({"inputs": network.prepare(whole)})
+    with torch.no_grad():
+        expected = value(torch.from_numpy(np.asarray(whole))).numpy()
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_another_device_gets_bytes_as_bytes():
+    """Its twin gives what the CPU gives."""
+    policy, _ = networks(spec_of())
+    whole = SideBySide(tuple(columns_of(9).values()))
+    samples = {"inputs": whole, "actions": np.zeros(9, np.int32)}
+    there = AutogradNetwork(policy, device=torch.device("cpu"))
+    for got, expected in zip(
+        there.outputs(samples), network_of(policy).outputs(samples), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)
+
+
+def random_episodes(spec: EnvironmentSpec, seed: int):
+    rng, episodes = np.random.default_rng(seed), []
+    for index, length in enumerate([9, 4, 12]):
+        actions = rng.integers(0, 5, length).astype(np.int32)
+        if spec.continuous:
+            actions = rng.standard_normal((length, 3)).astype(np.float32)
+        columns = columns_of(length + 1, seed + index, spec.observation_space)
+        columns |= {"actions": actions, "rewards": rng.standard_normal(length)}
+        episodes.append(Episode(index, columns, index != 1, index == 1))
+    return together(episodes)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_learns_from_all_inputs(algorithm):
+    """Both convolutions, and the weights of the numbers, change in every network."""
+    continuous = algorithm in OF_CONTINUOUS_ACTIONS
+    spec = spec_of(actions=NUMBERS if continuous else CHOICES)
+    options = {
+        "hidden_sizes": (8,),
+        "warm_up_steps": 0,
+        "batch_size": 8,
+        "updates_per_step": 0.2,
+        "sequence_length": 4,
+        "capacity": 100,
+        "max_kl": 1e9,
+        "memory": "gru" if algorithm == "r2d2" else "none",
+        "memory_size": 4,
+    }
+    if continuous:
+        options["normalize_observations"] = True
+    learner = make_learner(spec, algorithm=algorithm, **options)
+    before = copy.deepcopy(learner.weights())
+    for seed in range(2):
+        metrics = learner.update(random_episodes(spec, seed))
+        assert np.isfinite(list(metrics.values())).all()
+    weights = learner.weights()
+    convolutions = [name for name, array in weights.items() if array.ndim == 4]
+    assert len(convolutions) >= 4
+    assert not any(np.array_equal(before[name], weights[name]) for name in convolutions)
+    first = [name for name, array in weights.items() if array.shape[:1] == (8,)]
+    dense = [name for name in first if weights[name].ndim == 2 and weights[name].shape[1] >= 261]
+    assert len(dense) >= 2
+    for name in dense:  # 2 numbers, 4 x 3 x 16 features, 3 numbers, 2 x 2 x 16 features
+        changed = (before[name] != weights[name]).any(axis=0)
+        assert changed[:2].all() and changed[194:197].all()
+    assert {layer.kind for layer in learner.snapshot().layers} >= {"inputs", "scale", "convolution"}
+    check_snapshot(learner.snapshot())
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "td3"])
+def test_the_statistics_are_those_of_each_input(algorithm):
+    """NumPy's mean and deviations over all observations of two updates."""
+    spec = spec_of(LARGE, NUMBERS)
+    options = {"algorithm": algorithm, "hidden_sizes": (4,), "normalize_observations": True}
+    options |= {"warm_up_steps": 0, "batch_size": 4, "updates_per_step": 0.05, "capacity": 100}
+    learner = make_learner(spec, **options)
+    batches = [random_episodes(spec, seed) for seed in range(2)]
+    for batch in batches:
+        learner.update(batch)
+    arm, camera = (
+        np.concatenate([batch.columns[column.name] for batch in batches]).astype(np.float64)
+        for column in observation_columns(LARGE)
+    )
+    layers = learner.snapshot().layers
+    (normalize,) = [layer for layer in layers if layer.kind == "normalize"]
+    assert normalize.input == 0
+    np.testing.assert_allclose(normalize.arrays["mean"], arm.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(normalize.arrays["std"], arm.std(axis=0), rtol=1e-5)
+    if algorithm == "ppo":
+        (center,) = [layer for layer in layers if layer.kind == "center"]
+        assert center.input == 1
+        np.testing.assert_allclose(center.arrays["mean"], camera.mean(axis=0), rtol=1e-5)
+        factor = 1 / np.sqrt(camera.var(axis=0).mean())
+        np.testing.assert_allclose(center.arrays["factor"], [factor], rtol=1e-5)
+
+
+def test_a_critic_sees_all_inputs_and_the_action():
+    """The slope for the actions is that of finite differences."""
+    torch.manual_seed(0)
+    config = make_config("X-v0", algorithm="td3", hidden_sizes=(12,), activation="tanh")
+    network = network_of(model.critic(spec_of(actions=NUMBERS), config).double())
+    rng = np.random.default_rng(0)
+    seen = np.asarray(SideBySide(tuple(columns_of(4).values())), np.float64)
+    actions = rng.standard_normal((4, 3))
+
+    def values(seen: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        return network.outputs({"inputs": np.concatenate([seen, actions], axis=1)})[0][:, 0]
+
+    forward = network.forward({"inputs": np.concatenate([seen, actions], axis=1)})
+    slopes = forward.to_inputs((np.ones((4, 1)),))
+    for place in range(3):
+        change = 1e-5 * np.eye(3)[place]
+        expected = (values(seen, actions + change) - values(seen, actions - change)) / 2e-5
+        np.testing.assert_allclose(slopes[:, 81 + place], expected, rtol=1e-5, atol=1e-8)
+    for part in (ARM, CAMERA, LAMP, MAP):
+        assert np.abs(slopes[:, part]).max() > 1e-5
+
+
+def test_a_branch_may_have_any_layers():
+    """What a user may put there: dense layers for the numbers, and a branch for each of two."""
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(
+        Branches([2, 60], [[Dense(2, 5)], []]), Branches([5, 60], [[], [Dense(60, 3)]]), Dense(8, 4)
+    )
+    x = np.random.default_rng(0).standard_normal((8, 62)).astype(np.float32)
+    acting = ActingPolicy(PolicySnapshot(0, layers_of(module), Layer("categorical", {})))
+    with torch.no_grad():
+        expected = module(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(acting.forward(x), expected, rtol=1e-5, atol=1e-6)
+    # A network may end with branches.
+    ends = ActingPolicy(PolicySnapshot(0, layers_of(*module[:2]), Layer("categorical", {})))
+    assert ends.forward(x).shape == (8, 8)
+
+
+WIDTHS = Layer("inputs", {"widths": np.array([2, 3], np.int32)})
+DENSE = {"weight": np.zeros((5, 4), np.float32), "bias": np.zeros(4, np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([Layer("dense", DENSE, input=0)], r"layer 0 \(dense\): input: 0 of 0 inputs"),
+        ([WIDTHS, Layer("tanh", {}, input=2)], r"layer 1 \(tanh\): input: 2 of 2 inputs"),
+        ([WIDTHS, Layer("tanh", {}), Layer("tanh", {}, input=0)], "input: 0 of 0 inputs"),
+        ([WIDTHS, Layer("inputs", WIDTHS.arrays, input=0)], "input: 0 of 2 inputs"),
+        ([WIDTHS, Layer("dense", DENSE, input=1)], "weight: shape"),
+        ([Layer("inputs", {"widths": np.array([0, 5], np.int32)})], "widths: .* not all at least"),
+        ([WIDTHS, Layer("inputs", {"widths": np.array([4, 3], np.int32)})], "7 numbers where 5"),
+    ],
+)
+def test_layers_of_inputs_that_do_not_fit_are_refused(layers, message):
+    with pytest.raises(WireError, match=message):
+        check_snapshot(PolicySnapshot(0, tuple(layers), Layer("categorical", {})))
+
+
+def test_a_snapshot_without_inputs_has_no_word_of_them():
+    policy, _ = networks(spec_of(SPACE["camera"]))
+    assert b'"input"' not in codec.encode_snapshot(policy.snapshot())

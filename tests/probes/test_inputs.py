@@ -1,0 +1,51 @@
+"""A probe that cannot be solved without both of its inputs, a picture and numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from flame_rl import Trainer
+from tests.helpers import environment_id
+from tests.learners import make_config
+
+QUICK = {
+    "iterations": 40,
+    "steps_per_iter": None,
+    "episodes_per_iter": 50,
+    "learning_rate": 0.01,
+    "value_learning_rate": 0.01,
+    "minibatches": 2,
+    "max_kl": 1.0,
+    "hidden_sizes": (16,),
+    "activation": "relu",
+    "gamma": 0.0,
+    "warm_up_steps": 0,
+    "batch_size": 32,
+    "updates_per_step": 0.2,
+    "epsilon_steps": 1000,
+    "epsilon_end": 0.0,
+    "tau": 0.1,
+    "capacity": 10_000,
+    "workers": 0,
+    "local": True,
+}
+
+
+SAC = {"learning_rate": 0.003, "value_learning_rate": 0.003, "initial_temperature": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "alone"),
+    [
+        ("TwoInputs", {"algorithm": "ppo"}, 2.0),
+        ("TwoInputs", {"algorithm": "dqn"}, 2.0),
+        ("TwoInputsAndNumbers", {"algorithm": "sac"} | SAC, 3.0),
+    ],
+)
+def test_it_learns_from_both(name, options, alone):
+    """`alone` is the greatest mean return of four steps without the camera, or without the arm."""
+    with Trainer(make_config(environment_id(name), **QUICK | options)) as trainer:
+        means = [trainer.train().reward_mean]
+        while means[-1] < alone + 0.2:
+            means.append(trainer.train().reward_mean)
+    assert means[0] < alone - 0.5
