@@ -30,7 +30,8 @@ ROWS = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| .+ \|$", FIRST, re
 TABLE = {name: row for name, *row in ROWS}
 # Name and a word for each of KINDS.
 ABILITIES = re.findall(r"^\| `(\w+)` \| (.+) \|$", SECOND, re.MULTILINE)
-KINDS = ("structure", "memory", "pictures", "frames", "agents", "losses", "masks")
+KINDS = ("structure", "memory", "pictures", "inputs", "frames", "agents", "losses", "masks")
+CONVOLVED = ("pictures", "inputs")
 SPACES = {
     "Discrete": spaces.Discrete(3),
     "Box": spaces.Box(-1, 1, (2,), np.float32),
@@ -41,6 +42,7 @@ NUMBERS = spaces.Box(-1, 1, (3,), np.float32)
 OBSERVED = {
     "structure": spaces.Dict({"place": NUMBERS, "door": spaces.Tuple([spaces.Discrete(3)])}),
     "pictures": spaces.Box(0, 255, (10, 5), np.uint8),
+    "inputs": spaces.Tuple([NUMBERS, spaces.Box(0, 255, (10, 5), np.uint8), spaces.Discrete(3)]),
 }
 FLAGS = {
     "memory": {"memory": "gru"},
@@ -146,7 +148,7 @@ def learns(algorithm: str, kind: str, **flags) -> bool:
             pass
         parts = trainer.learner.algorithm.parts
         policy = parts["shared" if kind == "losses" else "policy"]
-        assert any(isinstance(m, nn.Conv2d) for m in policy.modules()) == (kind == "pictures")
+        assert any(isinstance(m, nn.Conv2d) for m in policy.modules()) == (kind in CONVOLVED)
         return trainer.learner.weights_digest() != before
 
 

@@ -57,6 +57,9 @@ def project(tmp_path):
 # What the dependency groups of the pages' commands bring.
 GROUPS = {"agents": ("mpe2", "Box2D")}
 
+# Begins the name of a package that `uv run` brings along for a command.
+WITH = "--with "
+
 # What a page's comparison of returns names; short runs have nothing to compare.
 COMPARED = ("returns[0]", "untrained.reward_mean")
 
@@ -79,6 +82,7 @@ for words in json.loads(sys.argv[1]):
         ("rewards", False),
         ("losses", False),
         ("agents", False),
+        pytest.param("several-inputs", False, marks=pytest.mark.slow),
         pytest.param("memory", False, marks=pytest.mark.slow),
         ("action-masks", False),
         pytest.param("memory", True, marks=pytest.mark.slow),
@@ -110,6 +114,8 @@ def test_a_worked_example_works(project, name, whole):
                 pass
             case "diff":
                 change(project, text)
+            case "sh" if WITH in text:
+                pass  # see below
             case "sh":
                 commands = [words_of(line) for line in text.splitlines()]
                 waiting += commands if whole else map(shortened, commands)
@@ -122,6 +128,16 @@ def test_a_worked_example_works(project, name, whole):
         with metrics.open() as file:
             *_, last = csv.DictReader(file)
         assert last["loss"], f"{metrics.parent.name} ended before its first update"
+
+
+@pytest.mark.parametrize("package", ["minigrid"])
+def test_the_commands_of_a_package_work(project, package):
+    """Where it is installed, those of all pages that `uv run` brings it for."""
+    pytest.importorskip(package, reason=f"uv run --with {package} pytest")
+    found = [text for page in PAGES for _, text in blocks(page) if f"{WITH}{package} " in text]
+    lines = "".join(found).replace(f"{WITH}{package} ", "").splitlines()
+    assert lines
+    run(project, "-c", COMMANDS, json.dumps([shortened(words_of(line)) for line in lines]))
 
 
 def words_of(line: str) -> list[str]:
