@@ -594,6 +594,25 @@ class TwoInputsAndNumbers(TwoInputs):
         return 1.0 - float(np.square(action - wanted).sum())
 
 
+class MaskedInputs(TwoInputs):
+    """The inputs beside a mask, as PettingZoo has them: an action above the arm's bit is
+    forbidden."""
+
+    observation_space = spaces.Dict(
+        observation=TwoInputs.observation_space, action_mask=spaces.Box(0, 1, (4,), np.int8)
+    )
+
+    def first_observation(self):
+        inner = super().first_observation()
+        return {"observation": inner, "action_mask": np.array([1, self.up, 1, self.up], np.int8)}
+
+    next_observation = first_observation
+
+    def reward(self, action) -> float:
+        assert self.up or action in (0, 2), "forbidden"
+        return super().reward(action)
+
+
 class TwoCameras(TwoInputs):
     """The same in a Tuple, with a second camera whose channels come first."""
 

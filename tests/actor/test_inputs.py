@@ -159,6 +159,26 @@ def test_only_some_keys_may_be_observed():
     assert agent.act(seen) == agent.act({key: seen[key] for key in ("camera", "lamp")})
 
 
+def test_they_may_lie_beside_a_mask():
+    """Which is read first; then the keys of what is observed are named."""
+    env_id = environment_id("MaskedInputs")
+    environment = Environment(env_id, observe=("arm", "camera"))
+    simulator = PlainSimulator(environment)
+    spec = describe_environment(environment, simulator.first)
+    assert (spec.action_mask, list(spec.observation_space.spaces)) == (
+        "observation",
+        ["arm", "camera"],
+    )
+    request = request_for(env_id, range(9), columns=step_columns(spec))
+    episodes = collect_episodes(snapshot_for(spec, hidden=(8,)), request, simulator)
+    assert isinstance(episodes, Episodes)
+    assert [*episodes.columns] == [*NAMES[:2], "actions", "rewards", "action_masks"]
+    up = episodes.columns[NAMES[0]][:, 1] > 0
+    np.testing.assert_array_equal(
+        episodes.columns["action_masks"][:, 0], np.where(up, 0b11110000, 0b10100000)
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
