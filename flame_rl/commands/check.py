@@ -43,6 +43,9 @@ class CheckCommand:
     wrapper: tuple[str, ...] = ()
     """Wrappers around it, module:Class, as for training."""
 
+    observe: tuple[str, ...] = ()
+    """Keys of a Dict that are observed, as for training."""
+
     action_mask: bool = True
     """Read masks of allowed actions, as for training; with --no-action-mask they are ignored."""
 
@@ -63,6 +66,7 @@ def check(arguments: Sequence[str]) -> int:
         env=command.env,
         env_kwargs=command.env_kwargs,
         wrapper=command.wrapper,
+        observe=command.observe,
         action_mask=command.action_mask,
         max_episode_steps=command.max_episode_steps,
     )

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from flame_rl.actor.environments.observations import observation_parts
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.repeatable import SEED, random_actions
 from flame_rl.system.machine import resident_bytes
+from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.steps import step_columns
 

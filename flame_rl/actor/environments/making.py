@@ -170,8 +170,8 @@ def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Sp
             raise unusable(
                 f"the observation space of {env_id} cannot be learned from: {where}{reason}, in "
                 f"{str(observation)[:500]}. A Box of numbers, Discrete, MultiDiscrete "
-                f"and MultiBinary can, and Dict and Tuple of them; {_without(observation)}a wrapper "
-                "may make one, of the package or of your own: --wrapper module:Class "
+                f"and MultiBinary can, and Dict and Tuple of them; {_without(observation)}a "
+                "wrapper may make one, of the package or of your own: --wrapper module:Class "
                 "(gymnasium.wrappers has TransformObservation and FilterObservation)"
             )
     reason = _why_not_acted(action)
