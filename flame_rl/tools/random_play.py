@@ -12,7 +12,7 @@ from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.repeatable import SEED, random_actions
 from flame_rl.system.machine import resident_bytes
-from flame_rl.wire.inputs import observation_parts
+from flame_rl.wire.inputs import observation_inputs, observation_parts
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.steps import step_columns
 
@@ -159,9 +159,11 @@ class _Seen:
         """The attributes of `Played` that say what was observed."""
         greatest = np.maximum(np.abs(self._least), np.abs(self._most))
         order = np.argsort(-greatest)
-        beyond = [int(place) for place in order if greatest[place] > FAR]
-        if spec.observation_space.dtype == np.uint8:
-            beyond = []
+        # Bytes are scaled.
+        scaled = np.zeros(spec.observation_dim, bool)
+        for each in observation_inputs(spec.observation_space):
+            scaled[each.start : each.stop] = each.space is not None
+        beyond = [int(place) for place in order if greatest[place] > FAR and not scaled[place]]
         return {
             "observed": [float(self._least.min()), float(self._most.max())],
             "far": [[_name_of(spec, place), float(greatest[place])] for place in beyond[:1000]],

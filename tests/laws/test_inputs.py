@@ -135,6 +135,15 @@ def test_it_is_evaluated_watched_and_resumed(trained):
     assert resumed.returncode == 0, resumed.stderr
 
 
+def test_the_check_takes_pictures_for_pictures(tmp_path):
+    """Their numbers are not far from 1, because the network scales them."""
+    words = ("--observe", "camera", "arm", "--seconds", "0.2", "--json")
+    done = run_here("check", "--env", environment_id("DrawnInputs"), *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a picture of 5 x 6, channels: 1 and 2 numbers" in done.stdout
+    assert "go beyond 100" not in done.stdout
+
+
 def test_the_file_computes_what_acts(trained):
     pytest.importorskip("onnx", reason="uv run --group export pytest")
     onnxruntime = pytest.importorskip("onnxruntime", reason="uv run --group export pytest")
