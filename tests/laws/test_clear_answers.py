@@ -544,7 +544,11 @@ NO_PICTURE = "is taken for 6,000 single numbers, without convolutions"
     ("space", "words", "warning"),
     [
         (NUMBERS, "27 numbers", None),
-        (spaces.Dict(a=NUMBERS, b=spaces.Discrete(3)), "30 numbers", None),
+        (
+            spaces.Dict(a=NUMBERS, b=spaces.Discrete(3)),
+            "30 numbers: ['a'] 27, ['b'] one of 3 choices",
+            None,
+        ),
         (PICTURE, "a picture of 40 x 50, channels: 3", None),
         (spaces.Box(0, 1, (10, 10), bool), "a picture of 10 x 10, channels: 1", None),
         (
@@ -560,7 +564,7 @@ NO_PICTURE = "is taken for 6,000 single numbers, without convolutions"
         (spaces.Tuple([PICTURE]), "a picture of 40 x 50, channels: 3", None),
         (
             spaces.Dict(a=NUMBERS, seen=spaces.Box(0, 1, (40, 50, 3), np.float32)),
-            "6,027 numbers",
+            "6,027 numbers: ['a'] 27, ['seen'] 6,000",
             f"observation['seen'], a Box of float32 [40, 50, 3], {NO_PICTURE}; as a Box of uint8",
         ),
         (
