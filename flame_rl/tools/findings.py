@@ -155,14 +155,16 @@ def _of_time(examined: Examined, played: Played) -> list[tuple[str, str]]:
 
 
 def _of_memory(examined: Examined, config: TrainConfig) -> list[tuple[str, str]]:
-    found, slots = [], config.execution.slots
+    # What is not asked for, training chooses by this memory itself.
+    found, slots = [], config.execution.slots or 1
     if examined.bytes is not None and examined.bytes * slots > _MUCH_MEMORY:
+        each = examined.bytes / 1e6
+        noun = "environment takes" if slots == 1 else f"environments of {each:,.0f} MB take"
         found.append(
             (
                 "memory",
-                f"{slots} environments of {examined.bytes / 1e6:,.0f} MB take "
-                f"{examined.bytes * slots / 1e9:.1f} GB in each worker: fewer --slots or --workers "
-                "take less",
+                f"{slots} {noun} {examined.bytes * slots / 1e9:.1f} GB in each worker: fewer "
+                "--slots or --workers take less",
             )
         )
     if examined.played is not None and examined.played.grown_bytes > _LEAK:
