@@ -347,6 +347,7 @@ class RealFlame:
                 "binaries in $FLAME_HOME/bin or PATH"
             )
         self._home, self._folder = home, folder
+        self._address = "127.0.0.1"
         own_home = folder / "home"
         (own_home / "data").mkdir(parents=True)
         for name in ("bin", "lib"):
@@ -400,7 +401,7 @@ class RealFlame:
             )
         self._processes[name] = process
         if name in self._listening:
-            wait_for_port(self._listening[name], process)
+            wait_for_port(self._address, self._listening[name], process)
 
     def stop(self, name: str) -> None:
         """The executor manager does not end its workers, so they are ended here."""
@@ -426,11 +427,11 @@ class RealFlame:
         return psutil.Process(process.pid).children(recursive=True) if process else []
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+def wait_for_port(address: str, port: int, process: subprocess.Popen[bytes]) -> None:
     limit = time.monotonic() + 200
     while True:
         with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), 1).close()
+            socket.create_connection((address, port), 1).close()
             return
         assert process.poll() is None, f"{process.args[0]} ended: {process.returncode}"
         assert time.monotonic() < limit, f"{process.args[0]} does not listen"
