@@ -1,5 +1,6 @@
-"""A real Flame cluster of several nodes on this machine, each a container with a host name, an address
-and a limit of cores of its own. The image is empty: a node sees this machine's programs, read-only."""
+"""A real Flame cluster of several nodes on this machine, each a container with a host name, an
+address and a limit of cores of its own. The image is empty: a node sees this machine's programs,
+read-only."""
 
 from __future__ import annotations
 
@@ -9,15 +10,12 @@ import os
 import shutil
 import subprocess
 import tarfile
-import time
 import uuid
 from pathlib import Path
 
 import pytest
-from flamepy.proto import frontend_pb2 as requests
-from flamepy.proto import types_pb2 as pb
 
-from tests.flame_fixtures import RealFlame, flame_home
+from tests.flame_fixtures import RealFlame
 
 IMAGE = "flame-rl-empty-node"
 # A node sees these of this machine; what it writes goes to folders of its own.

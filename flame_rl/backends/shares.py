@@ -27,9 +27,13 @@ class Shares:
     """
 
     def __init__(self, workers: int) -> None:
+        self._episode_seconds = math.inf
+        self.among(workers)
+
+    def among(self, workers: int) -> None:
+        """From now on there are so many workers."""
         self._workers = workers
         self._task_seconds = max(TASK_SECONDS, LEARNER_SECONDS * workers)
-        self._episode_seconds = math.inf
 
     def of(self, episodes: int) -> list[int]:
         """How many episodes each task of an iteration has, in the order in which to send them."""

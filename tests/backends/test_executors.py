@@ -21,25 +21,26 @@ def executor(name: str, state: str, session: str | None = None, node: str = "nea
     )
 
 
-def node(name: str, state: str = "Ready") -> pb.Node:
-    status = pb.NodeStatus(state=pb.NodeState.Value(state))
+def node(name: str, state: str = "Ready", cores: int = 2, gigabytes: int = 8) -> pb.Node:
+    room = pb.ResourceRequirement(cpu=cores, memory=gigabytes << 30)
+    status = pb.NodeStatus(state=pb.NodeState.Value(state), allocatable=room)
     return pb.Node(metadata=pb.Metadata(id=name, name=name), status=status)
 
 
 @pytest.mark.parametrize(
     ("seen", "text", "alive", "gone"),
     [
-        ([], "0 of 2 executors are working", False, ""),
+        ([], "0 of 2 executors are working", 0, ""),
         (
             [executor("a", "Bound", "ours"), executor("b", "Bound", "ours")],
             "2 of 2 executors are working",
-            True,
+            2,
             "",
         ),
         (
             [executor("a", "Binding", "ours"), executor("b", "Void")],
             "0 of 2 executors are working (2 starting)",
-            True,
+            1,
             "",
         ),
         (
@@ -64,7 +65,7 @@ def node(name: str, state: str = "Ready") -> pb.Node:
     ],
 )
 def test_executors_are_counted_for_a_run(
-    seen: list[pb.Executor], text: str, alive: bool, gone: str
+    seen: list[pb.Executor], text: str, alive: int, gone: str
 ) -> None:
     nodes = [node("near")]
     if "far" in text:
@@ -116,8 +117,8 @@ def test_a_lost_executor_is_said_once_and_one_that_leaves_a_session_is_not_lost(
     heard = Heard()
     watch = watch_with(heard)
     working = executor("b", "Bound", "ours")
-    for states in (["Unbinding"], ["Idle"], ["Unbinding"]):
-        cluster.executors = [executor("a", states[0]), working]
+    for states in (["Bound", "ours"], ["Unbinding"], ["Idle"], ["Unbinding"]):
+        cluster.executors = [executor("a", *states), working]
         watch.ask("ours")
         cluster.now += 5
     assert heard.lines == []
@@ -131,8 +132,39 @@ def test_a_lost_executor_is_said_once_and_one_that_leaves_a_session_is_not_lost(
         watch.ask("ours")
         cluster.now += 5
     assert [line.partition(".")[0] for line in heard.lines[1:]] == [
-        "An executor was lost: 0 of 2 left"
+        "Node near: no connection to the cluster",
+        "An executor was lost: 0 of 1 left",
     ]
+
+
+def test_of_a_lost_node_only_executors_that_worked_for_the_run_are_lost(cluster) -> None:
+    """Flame places another one there, which never starts, and forgets those that were there."""
+    heard = Heard()
+    watch = watch_with(heard)
+    cluster.nodes = [node("near"), node("far")]
+    near = [executor(name, "Bound", "ours") for name in "abcd"]
+    far = [executor(name, "Bound", "ours", "far") for name in "ef"]
+    others = [executor("x", "Bound", "theirs", "far"), executor("y", "Bound", "theirs")]
+    for state, seen in (
+        ("Ready", [*near, *far, *others]),
+        ("Unknown", [*near, *far, *others]),
+        ("Unknown", [*near, *far, *others]),
+        ("NotReady", near),
+        ("NotReady", [*near, executor("new", "Void", node="far")]),
+        ("NotReady", [*near, executor("new", "Void", node="far")]),
+    ):
+        cluster.nodes[1] = node("far", state)
+        cluster.executors = seen
+        watch.ask("ours")
+        assert watch.nodes_lost == ({"far"} if len(heard.lines) == 1 else frozenset())
+        cluster.now += 5
+        if state == "Ready":
+            assert heard.lines == []
+    assert [line.partition(".")[0] for line in heard.lines] == [
+        "Node far: no connection to the cluster",
+        "2 executors were lost: 4 of 6 left",
+    ]
+    assert watch.hint == "Start Flame's executor manager on far again, under the same host name"
 
 
 def test_flame_is_asked_every_five_seconds(cluster) -> None:
@@ -170,7 +202,7 @@ def test_a_silence_is_told_within_fifteen_seconds_and_counted_down(cluster) -> N
         cluster.now += 0.1
     assert heard.waits[0] == (
         "Waiting for the cluster for 10 s: 0 of 2 executors are working (2 unbinding); giving up "
-        "in 110 s. `docker compose ps -a` shows which of its servers run"
+        "in 110 s. docs/cluster.md says how to see which of its servers run, and what helps"
     )
     assert len(heard.waits) == 5
     cluster.now += 1
@@ -199,7 +231,7 @@ def test_a_cluster_that_another_run_has_is_no_broken_one(cluster) -> None:
     cluster.executors[0] = executor("a", "Unbinding")
     cluster.now += 5
     watch.ask("ours")
-    assert watch.hint.startswith("`docker compose ps -a`")
+    assert watch.hint.startswith("docs/cluster.md says")
 
 
 def test_a_listener_that_fails_ends_no_run(cluster) -> None:

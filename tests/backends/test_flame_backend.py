@@ -26,7 +26,8 @@ from flamepy.proto import types_pb2
 from flame_rl.actor.remote import Collector, processor, versions
 from flame_rl.backends.flame import session
 from flame_rl.backends.flame.backend import FlameBackend
-from flame_rl.backends.flame.cluster import Room, connect, memory_share
+from flame_rl.backends.flame.cluster import connect
+from flame_rl.backends.flame.room import Room, memory_share
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import ROOT, SECRET, Flame, finish, run, start
 from tests.helpers import SOON

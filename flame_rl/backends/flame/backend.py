@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 
 import flamepy.core.client
+import grpc
 from flamepy.core.types import FlameError
 
 from flame_rl.actor.remote import processor, versions
@@ -23,9 +24,11 @@ from flame_rl.backends.dispatch import (
     describe_by,
     gather,
 )
+from flame_rl.backends.flame.bypass import Bypass
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
-from flame_rl.backends.flame.cluster import check_answers, connect, deploy
-from flame_rl.backends.flame.executors import HINT, Watch
+from flame_rl.backends.flame.cluster import check_answers, connect, deploy, watch_at_once
+from flame_rl.backends.flame.executors import ASK_SECONDS, Watch
+from flame_rl.backends.flame.room import is_ready, room_among
 from flame_rl.backends.flame.session import Session, Tally
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
@@ -54,13 +57,16 @@ CHECK_SECONDS = 2.0
 FAILURES_OF_A_SESSION = 3
 # "Session retry limit reached": Flame will not try to start another executor.
 GAVE_UP_EVENT = 1002
+# Sessions of a run's start that Flame may give up because of nodes that cannot start executors.
+MOST_GIVEN_UP = 3
 
 
 class FlameBackend:
     """One application on the cluster, from construction to `close`, and one session at a time.
 
     A session whose tasks fail on the way (its executor's process died, the session manager was
-    restarted) is left for a new one, and its missing episodes are asked for again.
+    restarted) is left for a new one, and its missing episodes are asked for again. Executors come
+    and go with their nodes, from one iteration to the next.
 
     Attributes:
         shares: decides how many episodes each task has.
@@ -87,6 +93,7 @@ class FlameBackend:
             UsageError: no cluster answers, or the environment's module cannot be shipped.
         """
         self._patience = patience
+        self._asked = executors
         self._silence = silence
         self._stop = stop
         self._checked_at = 0.0
@@ -95,11 +102,14 @@ class FlameBackend:
         self._context, self._room = connect(stop, executors)
         self.shares = Shares(self._room.executors)
         self._watch = Watch(self._room.executors)
+        # Nodes that cannot start executors.
+        self._failing: frozenset[str] = frozenset()
+        self._reopened_for = 0
         self._open(environment)
 
     @property
     def executors(self) -> int:
-        """The number of executors of this run."""
+        """The number of executors that the run can have now."""
         return self._room.executors
 
     @property
@@ -138,7 +148,9 @@ class FlameBackend:
         except Exception as error:
             self._runner.close()
             raise RunError(f"Flame did not open a session: {error}") from error
+        self._bypass = Bypass(self._runner._name, self._janitor)
         self._closed = False
+        self._look()
 
     def _open_session(self) -> Session:
         return Session(self._runner, self._room, self._janitor, self._tally)
@@ -151,12 +163,21 @@ class FlameBackend:
             self._watch.over()
 
     def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
+        try:
+            return self._collect_with_executors(snapshot, request)
+        finally:
+            self._bypass.close()
+
+    def _collect_with_executors(
+        self, snapshot: PolicySnapshot, request: CollectRequest
+    ) -> Collected:
         if self._executor_versions is not None:
             self._compare_versions(self._executor_versions)
             self._executor_versions = None
             self._watch.over()
         self._encoded = codec.encode_snapshot(snapshot)
         self._began = time.monotonic()
+        self._follow_nodes()
         sizes = self.shares.of(len(request.indices))
         self._most_episodes = max(sizes)
         try:
@@ -202,17 +223,57 @@ class FlameBackend:
             f"process in the background goes on trying for {JANITOR_SECONDS:.0f} s to remove it"
         )
 
+    def _look(self, pause: float = ASK_SECONDS) -> bool:
+        """See what nodes and executors do, unless that was seen less than `pause` seconds ago, and
+        react to it; returns whether it was seen now."""
+        if self._bypass.open:
+            pause = min(pause, CHECK_SECONDS)
+        if not self._watch.ask(self._session.id, pause):
+            return False
+        if self._watch.nodes_lost:
+            self._session.lose(self._watch.nodes_lost)
+        # Only what waits for an executor gets one.
+        if self._watch.alive >= min(self._watch.wanted, self._session.tasks):
+            self._bypass.close()
+        elif not all(map(is_ready, self._watch.nodes)):
+            with contextlib.suppress(FlameError, grpc.RpcError):
+                claim = self._session.claim()
+                self._bypass.follow(self._watch.nodes, self._watch.executors, claim)
+        return True
+
+    def _follow_nodes(self) -> None:
+        """Have as many executors as the nodes of now have room for."""
+        if not self._look():
+            return
+        nodes = [n for n in self._watch.nodes if n.metadata.name not in self._failing]
+        room = room_among(nodes, self._asked, self._room.claim)
+        if room != self._room:
+            self._room = room
+            self._watch.wanted = room.executors
+            self.shares.among(room.executors)
+            watch_at_once(room.in_flight)
+        # Flame starts no executors for a session that it has given up; another may have them.
+        if self._watch.alive < room.executors != self._reopened_for and self._gave_up():
+            self._reopened_for = room.executors
+            self._reopen(self._session.events())
+
     def _compare_versions(self, future: Future[memoryview]) -> None:
         """Wait for an executor's versions, which must equal this machine's; processors may differ,
         and the user is told."""
         began, limit = time.monotonic(), max(STARTUP_SECONDS, self._silence)
+        given_up = 0
         while not future.done():
             wait([future], timeout=STOP_POLL_SECONDS)
             if self._stop.is_set():
                 raise Interrupted
             if self._is_time_to_check():
-                self._watch.ask(self._session.id)
-                self._check_executors_can_start()
+                self._look()
+                if self._gave_up() and not self._others_start():
+                    given_up += 1
+                    self._refuse_if_none_can_start(given_up)
+                    self._leave_session()
+                    self._session = self._open_session()
+                    future = self._session.versions()
             seconds = time.monotonic() - began
             self._watch.tell(seconds, limit)
             if seconds > limit:
@@ -250,7 +311,7 @@ class FlameBackend:
     def _check(self) -> None:
         """Called while waiting: closes sessions that were left, gives up on a silent cluster."""
         if self._is_time_to_check():
-            self._watch.ask(self._session.id)
+            self._look()
             # Each of these would wait for an answer, too.
             if self._watch.answers:
                 self._left_sessions = [
@@ -258,7 +319,7 @@ class FlameBackend:
                 ]
                 # Executors that are bound already work on. Others could start before, so that it
                 # is not the package that keeps them from starting now.
-                if self._watch.working == 0 and self._gave_up():
+                if self._watch.alive == 0 and self._gave_up():
                     self._reopen(self._session.events())
         self._give_up_if_lost("tasks are sent and none comes back")
 
@@ -270,9 +331,23 @@ class FlameBackend:
         self._checked_at = now
         return True
 
-    def _check_executors_can_start(self) -> None:
-        """Raises RunError once Flame has given up starting executors."""
-        if self._gave_up():
+    def _others_start(self) -> bool:
+        """Whether executors work or start though Flame has given up the session. Names the nodes
+        that cannot start any."""
+        self._look(pause=0.0)
+        with contextlib.suppress(FlameError):
+            reasons = self._session.failed_nodes()
+            for node in sorted(reasons.keys() - self._failing):
+                self._watch.say(f"Node {node} cannot start executors: {_first_line(reasons[node])}")
+            self._failing |= reasons.keys()
+        return self._watch.alive > 0
+
+    def _refuse_if_none_can_start(self, given_up: int) -> None:
+        """Raises RunError if no node is left, or so many sessions were given up."""
+        others = [
+            n for n in self._watch.nodes if is_ready(n) and n.metadata.name not in self._failing
+        ]
+        if given_up >= MOST_GIVEN_UP or not others:
             raise RunError(
                 f"the cluster's executors cannot start. {self._session.events()}. The package "
                 f"asks for {', '.join(self._dependencies)}: those versions must be available "
@@ -297,8 +372,7 @@ class FlameBackend:
         """Leave the session for a new one; keep trying while the cluster may come back."""
         while True:
             if self._session not in self._left_sessions:
-                self._session.abandon()
-                self._left_sessions.append(self._session)
+                self._leave_session()
             self._give_up_if_lost(reason, words=_first_line(reason))
             if self._stop.wait(STOP_POLL_SECONDS):
                 raise Interrupted
@@ -309,6 +383,10 @@ class FlameBackend:
             except Exception as error:
                 reason = str(error)
                 self._stop.wait(1.0)
+
+    def _leave_session(self) -> None:
+        self._session.abandon()
+        self._left_sessions.append(self._session)
 
     def _give_up_if_lost(self, reason: str, words: str = "") -> None:
         """Tell of a silence; raises RunError if the cluster gave no sign of life for too long.
@@ -329,11 +407,14 @@ class FlameBackend:
         try:
             check_answers(self._context, self._runner)
         except UsageError as error:
-            raise RunError(f"the cluster is lost: {error}. {HINT}. Go on with --resume") from error
+            raise RunError(
+                f"the cluster is lost: {error}. {self._watch.hint}. Go on with --resume"
+            ) from error
         raise RunError(
             f"the cluster has given no result for {waited:.0f} s, though it answers: {reason}; "
-            f"{self._watch.words}. {self._session.events()}. {HINT}. Its executor manager may be "
-            "stuck: docs/cluster.md says how to restart it; then go on with --resume"
+            f"{self._watch.words}. {self._session.events()}. {self._watch.hint}. "
+            "An executor manager may be stuck: docs/cluster.md says how to restart it; then go on "
+            "with --resume"
         )
 
 

@@ -7,19 +7,18 @@ import secrets
 import socket
 import tempfile
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
 
 import flamepy.core.client
 import grpc
 import numpy as np
-from flamepy.core.types import FlameContext, ResourceRequirement
+from flamepy.core.types import FlameContext
 from flamepy.runner import Runner
 
 from flame_rl.backends.flame.cleanup import CALL_SECONDS, Janitor
+from flame_rl.backends.flame.room import Room, room_among
 from flame_rl.backends.package import stage_package
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.signals import call_with_timeout, unless_stopped
@@ -31,27 +30,6 @@ DEPLOY_SECONDS = 60.0
 # flamepy learns that a task has finished through a thread that watches it, and has ten of them. Far
 # more than this number would use up all calls that Flame allows on one connection.
 MOST_WATCHED = 128
-# The least memory of an executor: it takes about 110 MB without its simulators.
-LEAST_BYTES = 256 << 20
-
-
-@dataclass(frozen=True)
-class Room:
-    """How many executors the cluster has for a run.
-
-    Attributes:
-        executors: their number.
-        claim: the resources that each of them claims from Flame, which bound their number; None:
-            the cluster's default.
-    """
-
-    executors: int
-    claim: ResourceRequirement | None = None
-
-    @property
-    def in_flight(self) -> int:
-        """The most tasks to have on their way: one that runs and one that waits per executor."""
-        return 2 * self.executors
 
 
 def connect(stop: threading.Event, executors: int | None) -> tuple[FlameContext, Room]:
@@ -76,8 +54,8 @@ def connect(stop: threading.Event, executors: int | None) -> tuple[FlameContext,
     def ask() -> Room:
         check_reachable(context)
         _limit_calls()
-        room = _make_room(executors)
-        _watch_at_once(room.in_flight)
+        room = room_among(flamepy.core.client.list_nodes(), executors)
+        watch_at_once(room.in_flight)
         return room
 
     try:
@@ -145,7 +123,7 @@ class _Deadline(grpc.UnaryUnaryClientInterceptor):
         return continuation(details._replace(timeout=CALL_SECONDS), request)
 
 
-def _watch_at_once(tasks: int) -> None:
+def watch_at_once(tasks: int) -> None:
     """Let flamepy watch more than ten tasks: ten long ones would hide that others are done."""
     connection = flamepy.core.client.ConnectionInstance.instance()
     threads = min(tasks, MOST_WATCHED)
@@ -153,40 +131,6 @@ def _watch_at_once(tasks: int) -> None:
     if connection._executor._max_workers < threads:
         connection._executor.shutdown(wait=False)
         connection._executor = ThreadPoolExecutor(threads, "watch")
-
-
-def _make_room(executors: int | None) -> Room:
-    nodes = [node.status.allocatable for node in flamepy.core.client.list_nodes()]
-    if executors is None:
-        # Flame gives each executor one core by default.
-        return Room(max(1, sum(node.cpu for node in nodes)))
-    memory = [node.memory for node in nodes]
-    share = memory_share(memory, executors)
-    if share < LEAST_BYTES:
-        most = sum(each // LEAST_BYTES for each in memory)
-        raise UsageError(
-            f"--executors: {executors} would have {share >> 20} MB of the cluster's memory each, "
-            f"which is too little for a simulator; at most {most}"
-        )
-    # Executors that claim no core may outnumber the cores; memory bounds them.
-    return Room(executors, ResourceRequirement(cpu=0, memory=share))
-
-
-def memory_share(nodes: Sequence[int], executors: int) -> int:
-    """The most memory in bytes that each executor can have; 0 if they do not fit.
-
-    Args:
-        nodes: the memory of each node in bytes.
-        executors: their number; each runs on a single node.
-    """
-    low, high = 0, max(nodes, default=0)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if sum(node // middle for node in nodes) >= executors:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def deploy(environment: Environment, janitor: Janitor) -> tuple[Runner, list[str]]:

@@ -13,12 +13,13 @@ from flamepy.core.types import FlameError
 from flamepy.proto import types_pb2 as pb
 
 from flame_rl.backends import Listener
+from flame_rl.backends.flame.room import is_ready
 
 # How often Flame is asked while episodes are awaited.
 ASK_SECONDS = 5.0
 # A silence of this length is told.
 QUIET_SECONDS = 10.0
-HINT = "`docker compose ps -a` shows which of its servers run"
+HINT = "docs/cluster.md says how to see which of its servers run, and what helps"
 TAKEN_HINT = "Another run has all of them: this one begins when that one ends or is stopped"
 
 _WORDS = {
@@ -38,8 +39,8 @@ class Executors:
 
     Attributes:
         wanted: how many the run can have.
-        working: how many are bound to its session.
-        alive: whether one is bound to its session or being bound to it.
+        working: the ids of those that are bound to its session.
+        starting: the number of those that are being bound to it.
         others: the number of other executors in each state, by its name.
         gone: the ids of executors that are unbinding, as one whose process died stays for ever, and
             of those on nodes without a connection to the session manager.
@@ -47,8 +48,8 @@ class Executors:
     """
 
     wanted: int
-    working: int
-    alive: bool
+    working: frozenset[str]
+    starting: int
     others: Counter[str]
     gone: frozenset[str]
     nodes_away: tuple[str, ...]
@@ -56,12 +57,17 @@ class Executors:
     @property
     def taken(self) -> bool:
         """Whether other runs have all executors."""
-        return self.working == 0 and set(self.others) == {_WORDS[pb.ExecutorBound]}
+        return not self.working and set(self.others) == {_WORDS[pb.ExecutorBound]}
+
+    @property
+    def alive(self) -> int:
+        """How many are bound to the run's session or being bound to it."""
+        return len(self.working) + self.starting
 
     def __str__(self) -> str:
         details = [f"{count} {what}" for what, count in sorted(self.others.items())]
         details += [f"no sign of node {name}" for name in self.nodes_away]
-        text = f"{self.working} of {self.wanted} executors are working"
+        text = f"{len(self.working)} of {self.wanted} executors are working"
         return f"{text} ({', '.join(details)})" if details else text
 
 
@@ -69,17 +75,17 @@ def count(
     executors: Iterable[pb.Executor], nodes: Iterable[pb.Node], session: str, wanted: int
 ) -> Executors:
     """Count the executors of a cluster for the run that has this session."""
-    nodes_away = sorted(n.metadata.name for n in nodes if n.status.state != pb.NodeState.Ready)
+    nodes_away = sorted(n.metadata.name for n in nodes if not is_ready(n))
     executors = list(executors)
     near = [e for e in executors if e.spec.node not in nodes_away]
-    ours = [e.status.state for e in near if e.status.session_id == session]
-    bound = ours.count(pb.ExecutorBound)
+    ours = [e for e in near if e.status.session_id == session]
+    bound = frozenset(e.metadata.id for e in ours if e.status.state == pb.ExecutorBound)
     others = Counter(_WORDS.get(e.status.state, "in an unknown state") for e in near)
-    others[_WORDS[pb.ExecutorBound]] -= bound
+    others[_WORDS[pb.ExecutorBound]] -= len(bound)
     return Executors(
         wanted=wanted,
         working=bound,
-        alive=bound > 0 or pb.ExecutorBinding in ours,
+        starting=sum(e.status.state == pb.ExecutorBinding for e in ours),
         others=+others,
         gone=frozenset(
             e.metadata.id
@@ -90,62 +96,99 @@ def count(
     )
 
 
+def _hint(seen: Executors) -> str:
+    if seen.taken:
+        return TAKEN_HINT
+    if seen.nodes_away:
+        return (
+            f"Start Flame's executor manager on {', '.join(seen.nodes_away)} again, under the same "
+            "host name"
+        )
+    return HINT
+
+
 class Watch:
     """Asks Flame for its executors while episodes are awaited, and tells a listener what is amiss.
 
     Attributes:
         listener: is told; None: nobody is.
+        wanted: the number of executors that the run can have; whoever knows it sets it.
         words: what Flame said last, for a person.
         hint: what that person may do about it.
         answers: whether it did answer.
-        working: the number of executors that worked for the session then.
+        alive: the number of executors that were bound to the session then, or being bound.
+        nodes, executors: all of the cluster, as Flame named them last.
+        nodes_lost: the names of nodes that are away since the answer before.
     """
 
     def __init__(self, wanted: int) -> None:
-        """`wanted` is the number of executors that the run can have."""
         self.listener: Listener | None = None
+        self.wanted = wanted
         self.words = f"none of {wanted} executors has been seen"
         self.hint = HINT
         self.answers = True
-        self.working = 0
-        self._wanted = wanted
+        self.alive = 0
+        self.nodes: list[pb.Node] = []
+        self.executors: list[pb.Executor] = []
+        self.nodes_lost: frozenset[str] = frozenset()
         self._asked_at = self._told_at = self._alive_at = 0.0
-        self._gone: frozenset[str] = frozenset()
-        self._lost: frozenset[str] = frozenset()
+        self._nodes_away: frozenset[str] = frozenset()
+        # The ids of executors that have worked for the run and were not lost.
+        self._ours: frozenset[str] = frozenset()
+        # When those that are gone were seen first.
+        self._gone_at: dict[str, float] = {}
         self._telling = False
 
-    def ask(self, session: str) -> None:
-        """Ask what the executors do, unless that was asked less than `ASK_SECONDS` ago.
+    def ask(self, session: str, pause: float = ASK_SECONDS) -> bool:
+        """Ask what the executors do, unless that was asked less than `pause` seconds ago; returns
+        whether Flame has answered just now.
 
         Takes at most twice `CALL_SECONDS`.
         """
         now = time.monotonic()
-        if now - self._asked_at < ASK_SECONDS:
-            return
+        if now - self._asked_at < pause:
+            return False
         self._asked_at = now
         try:
-            nodes = flamepy.core.client.list_nodes()
-            executors = flamepy.core.client.list_executors()
+            self.nodes = flamepy.core.client.list_nodes()
+            self.executors = flamepy.core.client.list_executors()
         except FlameError:
             self.answers = False
             self.words, self.hint = "its session manager does not answer", HINT
-            return
+            return False
         self.answers = True
-        seen = count(executors, nodes, session, self._wanted)
-        self.words, self.hint = str(seen), TAKEN_HINT if seen.taken else HINT
-        self.working = seen.working
+        seen = count(self.executors, self.nodes, session, self.wanted)
+        self.words, self.hint = str(seen), _hint(seen)
+        self.alive = seen.alive
         if seen.alive:
             self._alive_at = now
-        # A healthy one, or its node, is back the next time.
-        lost = seen.gone & self._gone
-        self._gone = seen.gone
-        if new := len(lost - self._lost):
-            left = max(0, self._wanted - len(lost))
-            what = "An executor was lost" if new == 1 else f"{new} executors were lost"
+        self._notice_nodes(frozenset(seen.nodes_away))
+        self._notice_losses(seen, now)
+        return True
+
+    def _notice_nodes(self, away: frozenset[str]) -> None:
+        self.nodes_lost = away - self._nodes_away
+        self._nodes_away = away
+        if self.nodes_lost:
+            names = ", ".join(sorted(self.nodes_lost))
+            what = "Node" if len(self.nodes_lost) == 1 else "Nodes"
+            self.say(f"{what} {names}: no connection to the cluster. The run goes on without")
+
+    def _notice_losses(self, seen: Executors, now: float) -> None:
+        """Say which executors that worked for the run do so no more."""
+        known = {executor.metadata.id for executor in self.executors}
+        self._ours = (self._ours | seen.working) & known
+        # A healthy one, or its node, is back soon.
+        self._gone_at = {each: self._gone_at.get(each, now) for each in seen.gone & self._ours}
+        lost = {each for each, since in self._gone_at.items() if now - since >= ASK_SECONDS}
+        if lost:
+            left = len(self._ours - self._gone_at.keys())
+            what = "An executor was lost" if len(lost) == 1 else f"{len(lost)} executors were lost"
             self.say(
-                f"{what}: {left} of {self._wanted} left. docs/cluster.md says how to get one back"
+                f"{what}: {left} of {left + len(lost)} left. "
+                "docs/cluster.md says how to get one back"
             )
-        self._lost |= lost
+        self._ours -= lost
 
     def silence(self, last_result: float) -> float:
         """Seconds without a result and without an executor that works for the run.

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import asdict, dataclass
 
@@ -15,15 +15,23 @@ import flamepy.core.client
 import numpy as np
 import pyarrow
 from flamepy.core.types import FlameError
+from flamepy.proto.frontend_pb2 import GetSessionRequest
+from flamepy.proto.types_pb2 import ResourceRequirement
 from flamepy.runner import Runner
 from flamepy.runner.runner import ObjectFuture, RunnerService
 
 from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame.cleanup import CALL_SECONDS, Janitor, close_session
-from flame_rl.backends.flame.cluster import Room
+from flame_rl.backends.flame.room import Room
 from flame_rl.backends.patience import Patience
 from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire import packing
+
+# In Flame's reports of a task and of a session.
+_ON_NODE = re.compile(r"Running task on host <([^>]*)>")
+_FAILED_ON = re.compile(
+    r"on node <(?P<node>[^>]*)> failed to bind session with return_code <\d+>: (?P<reason>.*)", re.S
+)
 
 
 @dataclass
@@ -60,7 +68,8 @@ class Session:
         self._service = call_with_timeout(CALL_SECONDS, open_service)
         self.id = self._service._session.id
         self._weights: flamepy.core.cache.ObjectRef | None = None
-        self._on_their_way: set[Future] = set()
+        # The task of each future, by Flame's name of it.
+        self._on_their_way: dict[Future, str] = {}
         self.failures = 0
 
     def publish(self, encoded: bytes) -> None:
@@ -96,6 +105,29 @@ class Session:
 
         return self._track(task, answered)
 
+    def lose(self, nodes: Collection[str]) -> None:
+        """The futures of tasks that run on these nodes fail, so that they are sent again. Flame
+        would queue them again only after 30 s, and without a word to executors that wait."""
+        for future, task in list(self._on_their_way.items()):
+            if not future.done() and (node := self._node_of(task)) in nodes:
+                with contextlib.suppress(InvalidStateError):
+                    future.set_exception(ConnectionError(f"node {node} was lost"))
+
+    def _node_of(self, task: str) -> str | None:
+        """The name of the node that the task was given to last."""
+        try:
+            events = self._service._session.get_task(task).events
+        except FlameError:
+            return None
+        nodes = [found[1] for event in events if (found := _ON_NODE.search(str(event.message)))]
+        return nodes[-1] if nodes else None
+
+    def claim(self) -> ResourceRequirement:
+        """What each executor of the session claims. Raises grpc.RpcError."""
+        # flamepy's own session has everything but this.
+        frontend = flamepy.core.client.ConnectionInstance.instance()._frontend
+        return frontend.GetSession(GetSessionRequest(session_id=self.id)).spec.resreq
+
     def abandon(self) -> None:
         """Leave the session: its futures fail, and executors end its tasks."""
         for future in list(self._on_their_way):
@@ -110,12 +142,23 @@ class Session:
         """Close the session; returns False if Flame refuses, as it does while tasks run."""
         return close_session(self.id)
 
+    @property
+    def tasks(self) -> int:
+        """The number of tasks on their way."""
+        return len(self._on_their_way)
+
     def settled(self) -> bool:
         """Whether every task has been answered or has failed."""
         return not self._on_their_way
 
     def event_codes(self) -> set[int]:
         return {event.code for event in flamepy.core.client.get_session(self.id).events}
+
+    def failed_nodes(self) -> dict[str, str]:
+        """Why executors could not be bound to the session, by the name of their node."""
+        events = flamepy.core.client.get_session(self.id).events
+        found = (_FAILED_ON.search(str(event.message)) for event in events)
+        return {each["node"]: each["reason"].rstrip(".") for each in found if each}
 
     def events(self) -> str:
         """What Flame reports about this session, as text for the user."""
@@ -135,7 +178,7 @@ class Session:
     ) -> Future[memoryview]:
         """A future of the task's answer, fetched; `answered` is called with it if a message."""
         outer: Future[memoryview] = Future()
-        self._on_their_way.add(outer)
+        self._on_their_way[outer] = task._future._task_id
 
         def fetch(_: Future) -> None:
             try:
@@ -159,7 +202,7 @@ class Session:
                 with contextlib.suppress(InvalidStateError):
                     outer.set_exception(error)
             finally:
-                self._on_their_way.discard(outer)
+                self._on_their_way.pop(outer, None)
 
         task._future.add_done_callback(fetch)
         return outer

@@ -1,0 +1,127 @@
+"""How many executors of which size the nodes of a cluster have room for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from flamepy.core.types import ResourceRequirement
+from flamepy.proto import types_pb2 as pb
+
+from flame_rl.system.errors import UsageError
+
+# The least memory of an executor: it takes about 110 MB without its simulators.
+LEAST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many executors the cluster has for a run.
+
+    Attributes:
+        executors: their number.
+        claim: the resources that each of them claims from Flame, which bound their number; None:
+            the cluster's default.
+    """
+
+    executors: int
+    claim: ResourceRequirement | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """The most tasks to have on their way: one that runs and one that waits per executor."""
+        return 2 * self.executors
+
+
+def is_ready(node: pb.Node) -> bool:
+    """Whether the node is connected to the session manager."""
+    return node.status.state == pb.NodeState.Ready
+
+
+def room_among(
+    nodes: Iterable[pb.Node], asked: int | None, claim: ResourceRequirement | None = None
+) -> Room:
+    """The room that the nodes that are ready have now.
+
+    Args:
+        nodes: of the cluster.
+        asked: the number of executors asked for; None: one per core.
+        claim: what each of those claims, once that is chosen; it stays for the run.
+
+    Raises:
+        UsageError: so many executors would have too little memory each.
+    """
+    ready = [node.status.allocatable for node in nodes if is_ready(node)]
+    if asked is None:
+        # Flame gives each executor one core by default. Nodes may yet join a cluster without one.
+        return Room(max(1, sum(node.cpu for node in ready)))
+    if claim is None:
+        claim = _claim([node.memory for node in ready], asked)
+    fitting = sum(node.memory // claim.memory for node in ready)
+    return Room(max(1, min(asked, fitting)), claim)
+
+
+def _claim(memory: Sequence[int], executors: int) -> ResourceRequirement:
+    """Executors that claim no core may outnumber the cores; memory bounds them."""
+    if not memory:
+        raise UsageError(
+            "--executors: no node of the cluster is ready, so that nothing is known of its memory; "
+            "start its executor managers first"
+        )
+    share = memory_share(memory, executors)
+    if share < LEAST_BYTES:
+        most = sum(each // LEAST_BYTES for each in memory)
+        raise UsageError(
+            f"--executors: {executors} would have {share >> 20} MB of the cluster's memory each, "
+            f"which is too little for a simulator; at most {most}"
+        )
+    return ResourceRequirement(cpu=0, memory=share)
+
+
+def memory_share(nodes: Sequence[int], executors: int) -> int:
+    """The most memory in bytes that each executor can have; 0 if they do not fit.
+
+    Args:
+        nodes: the memory of each node in bytes.
+        executors: their number; each runs on a single node.
+    """
+    low, high = 0, max(nodes, default=0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(node // middle for node in nodes) >= executors:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def batch_past(
+    nodes: Iterable[pb.Node], executors: Iterable[pb.Executor], claim: pb.ResourceRequirement
+) -> int:
+    """The size of a batch of executors that Flame can create, but never bind, past nodes that are
+    away; 0 if none is in the way, or the others have no room.
+
+    Flame v0.6.0 places executors on nodes that are away, too. They stay void, and in each cycle it
+    reserves one of them for a session instead of creating another. It creates whole batches: one
+    that is larger than what the away nodes can hold has an executor elsewhere, and one that is
+    larger than what the others can hold is never complete.
+    """
+    used_cpu: Counter[str] = Counter()
+    used_memory: Counter[str] = Counter()
+    void: Counter[str] = Counter()
+    for executor in executors:
+        used_cpu[executor.spec.node] += executor.spec.resreq.cpu
+        used_memory[executor.spec.node] += executor.spec.resreq.memory
+        void[executor.spec.node] += executor.status.state == pb.ExecutorVoid
+    near = away = 0
+    for node in nodes:
+        name, room = node.metadata.name, node.status.allocatable
+        free = max(0, (room.memory - used_memory[name]) // max(1, claim.memory))
+        if claim.cpu:
+            free = min(free, max(0, (room.cpu - used_cpu[name]) // claim.cpu))
+        if is_ready(node):
+            near += free
+        else:
+            away += free + void[name]
+    return max(near, away) + 1 if near and away else 0
