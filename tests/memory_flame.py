@@ -7,8 +7,10 @@ an executor whose worker died fails every further task, a session with a running
 closed, a failed task arrives without its message. Workers find what their application declares as
 dependencies and nothing else, but as links to this Python's packages, not downloaded. Session
 manager and object cache can be stopped and started again; they forget nothing, as with storage on
-disk. The executor manager can be stopped; its node is then away, and tasks run for ever. Not
-imitated: patches and Arrow tables in the cache, delays, resources other than cores.
+disk. The executor manager can be stopped; its node is then away, and tasks run for ever. Nodes can
+join, be lost, and be unable to install packages. On one that is away the scheduler of v0.6.0 places
+an executor all the same, before all others; it stays void, and is reserved for each session instead
+of another. Not imitated: patches in the cache, delays, resources other than cores.
 
 By hand: `python -m tests.memory_flame --executors 2`.
 """
@@ -56,6 +58,8 @@ _BINDING_ATTEMPTS = 5
 # Codes of a session's events.
 _BINDING_FAILED = 1001
 _GAVE_UP = 1002
+# What an executor claims by default.
+_CLAIM = pb.ResourceRequirement(cpu=1, memory=1 << 30)
 _TEMPLATES = ("flmrun", "flmexec", "flmping")
 
 
@@ -158,6 +162,8 @@ class Session:
     message: pb.Session
     tasks: dict[str, Task] = field(default_factory=dict)
     pending: deque[Task] = field(default_factory=deque)
+    # Of executors that are gone; nobody is told that they are pending again.
+    queued_again: deque[Task] = field(default_factory=deque)
     counts: Counter[str] = field(default_factory=Counter)
     failed_bindings: int = 0
 
@@ -169,6 +175,10 @@ class Session:
     def open(self) -> bool:
         return self.message.status.state == pb.SessionState.Open
 
+    @property
+    def batch(self) -> int:
+        return max(1, self.message.spec.batch_size)
+
     def view(self) -> pb.Session:
         """The message with the counts of now."""
         view = pb.Session()
@@ -178,22 +188,35 @@ class Session:
         return view
 
 
+@dataclass
+class Node:
+    """An executor manager; `broken`: it cannot install packages."""
+
+    cores: int
+    broken: bool = False
+    state: int = pb.NodeState.Ready
+
+    @property
+    def ready(self) -> bool:
+        return self.state == pb.NodeState.Ready
+
+
 class SessionManager(frontend_pb2_grpc.FrontendServicer):
     """Flame's session manager with the answers of its file-system storage.
 
     `changed` guards all state and is notified of every change of it.
     """
 
-    def __init__(self, executors: int) -> None:
+    def __init__(self, nodes: dict[str, int]) -> None:
+        """`nodes`: the number of cores of each."""
         self.changed = threading.Condition(threading.RLock())
         self.applications = {name: self._template(name) for name in _TEMPLATES}
         self.sessions: dict[str, Session] = {}
         self.executors: list[Executor] = []
         self.finished: Counter[str] = Counter()
         self.stopping = False
-        self.node_state = pb.NodeState.Ready
+        self.nodes = {name: Node(cores) for name, cores in nodes.items()}
         self.on_pending: Callable[[], None] = lambda: None
-        self._cores = executors
 
     # Applications
 
@@ -239,12 +262,15 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
     # Nodes and executors
 
     def ListNodes(self, request, context) -> pb.NodeList:
-        """One node, with a core for each executor."""
-        room = pb.ResourceRequirement(cpu=self._cores, memory=self._cores << 31)
-        status = pb.NodeStatus(state=self.node_state, capacity=room, allocatable=room)
-        metadata = pb.Metadata(id="memory", name="memory")
-        spec = pb.NodeSpec(hostname="memory")
-        return pb.NodeList(nodes=[pb.Node(metadata=metadata, spec=spec, status=status)])
+        with self.changed:
+            return pb.NodeList(nodes=[self._view(*item) for item in self.nodes.items()])
+
+    @staticmethod
+    def _view(name: str, node: Node) -> pb.Node:
+        room = pb.ResourceRequirement(cpu=node.cores, memory=node.cores << 31)
+        status = pb.NodeStatus(state=node.state, capacity=room, allocatable=room)
+        metadata = pb.Metadata(id=name, name=name)
+        return pb.Node(metadata=metadata, spec=pb.NodeSpec(hostname=name), status=status)
 
     def ListExecutor(self, request, context) -> pb.ExecutorList:
         with self.changed:
@@ -263,7 +289,11 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             metadata = pb.Metadata(id=request.session_id, name=request.session_id)
             status = pb.SessionStatus(creation_time=_now())
             session = Session(pb.Session(metadata=metadata, spec=request.session, status=status))
+            if not session.message.spec.HasField("resreq"):
+                session.message.spec.resreq.CopyFrom(_CLAIM)
             self.sessions[session.id] = session
+            if session.batch > 1:
+                self.on_pending()
             return session.view()
 
     def OpenSession(self, request, context) -> pb.Session:
@@ -284,6 +314,8 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             if session.counts["Running"]:
                 text = "Cannot close session with running tasks"
                 context.abort(grpc.StatusCode.INTERNAL, text)
+            session.pending.extend(session.queued_again)
+            session.queued_again.clear()
             while session.pending:
                 task = session.pending.popleft()
                 self._set_state(task, pb.TaskState.Cancelled, "The session was closed")
@@ -313,6 +345,8 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             task = Task(session, pb.Task(metadata=metadata, spec=request.task))
             task.message.status.creation_time = _now()
             session.tasks[name] = task
+            session.pending.extend(session.queued_again)
+            session.queued_again.clear()
             session.pending.append(task)
             session.counts["Pending"] += 1
             self._set_state(task, pb.TaskState.Pending, "Task was created with state <Pending>")
@@ -355,16 +389,26 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
 
     # For the executors
 
-    def next_task(self, session: Session) -> Task | None:
-        """Wait for a pending task and set it running; None once the session is closed."""
+    def next_task(self, executor: Executor) -> Task | None:
+        """Wait for a pending task and set it running; None once the session is closed or the
+        executor's node away."""
+        session, node = executor.session, self.nodes[executor.node]
         with self.changed:
-            while session.open and not self.stopping:
+            while session.open and node.ready and not self.stopping:
                 if session.pending:
                     task = session.pending.popleft()
-                    self._set_state(task, pb.TaskState.Running, "Running task on host <memory>")
+                    text = "Task state was updated to <Running>"
+                    self._set_state(task, pb.TaskState.Running, text)
                     return task
                 self.changed.wait()
         return None
+
+    def queue_again(self, task: Task) -> None:
+        """A task whose executor is gone."""
+        with self.changed:
+            if task.session.open and task.state == pb.TaskState.Running:
+                self._set_state(task, pb.TaskState.Pending, "Task was retried")
+                task.session.queued_again.append(task)
 
     def finish(self, task: Task, state: int, message: str, output: bytes | None = None) -> None:
         with self.changed:
@@ -374,13 +418,15 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             self._set_state(task, state, message)
             self.finished[pb.TaskState.Name(state)] += 1
 
-    def binding_failed(self, session: Session, executor: str, reason: str) -> None:
+    def binding_failed(
+        self, session: Session, executor: str, reason: str, node: str = "memory"
+    ) -> None:
         """Tried five times; the client's tasks stay pending and only the session's events tell."""
         with self.changed:
             session.failed_bindings += 1
             events = session.message.status.events
             message = (
-                f"Executor <{executor}> on node <memory> failed to bind session with "
+                f"Executor <{executor}> on node <{node}> failed to bind session with "
                 f"return_code <1>: {reason}"
             )
             events.append(_event(_BINDING_FAILED, message))
@@ -416,13 +462,18 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
 
 
 class Executor(threading.Thread):
-    """One executor: bound to a session until that closes, with a worker process of its own."""
+    """One executor: bound to a session until that closes, with a worker process of its own. One
+    that is not started is void."""
 
-    def __init__(self, flame: MemoryFlame, session: Session, application: pb.Application) -> None:
+    def __init__(
+        self, flame: MemoryFlame, node: str, session: Session, application: pb.Application
+    ) -> None:
         super().__init__(daemon=True)
         self.id = str(uuid.uuid4())
-        self.state = pb.ExecutorState.ExecutorBinding
+        self.state = pb.ExecutorState.ExecutorVoid
+        self.node = node
         self.session = session
+        self.task: Task | None = None
         self.worker: subprocess.Popen[bytes] | None = None
         self._flame = flame
         self._application = application
@@ -430,12 +481,22 @@ class Executor(threading.Thread):
 
     def view(self) -> pb.Executor:
         metadata = pb.Metadata(id=self.id, name=self.id)
-        spec = pb.ExecutorSpec(node="memory")
-        status = pb.ExecutorStatus(state=self.state, session_id=self.session.id)
+        spec = pb.ExecutorSpec(node=self.node, resreq=_CLAIM)
+        session = None if self.void else self.session.id
+        status = pb.ExecutorStatus(state=self.state, session_id=session)
         return pb.Executor(metadata=metadata, spec=spec, status=status)
+
+    def start(self) -> None:
+        self.state = pb.ExecutorState.ExecutorBinding
+        super().start()
+
+    @property
+    def void(self) -> bool:
+        return self.state == pb.ExecutorState.ExecutorVoid
 
     def run(self) -> None:
         manager = self._flame.manager
+        node = manager.nodes[self.node]
         with grpc.insecure_channel(f"unix:{self._folder / 'socket'}") as channel:
             worker = shim_pb2_grpc.InstanceStub(channel)
             try:
@@ -443,14 +504,18 @@ class Executor(threading.Thread):
             except Exception as error:
                 self._end_worker()
                 reason = f"{type(error).__name__}: {error}"
-                manager.binding_failed(self.session, self.id, reason)
+                manager.binding_failed(self.session, self.id, reason, self.node)
                 self._flame.release(self)
                 return
             self.state = pb.ExecutorState.ExecutorBound
-            while (task := manager.next_task(self.session)) is not None:
+            while (task := manager.next_task(self)) is not None:
+                self.task = task
                 self._invoke(worker, task)
-                if manager.node_state != pb.NodeState.Ready:
+                if not node.ready:
                     return
+                self.task = None
+            if not node.ready:
+                return
             self.state = pb.ExecutorState.ExecutorUnbinding
             try:
                 worker.OnSessionLeave(pb.EmptyRequest())
@@ -466,6 +531,8 @@ class Executor(threading.Thread):
             if self._flame.unbindable:
                 self._flame.unbindable -= 1
                 raise RuntimeError("failed to connect to service: transport error")
+            if self._flame.manager.nodes[self.node].broken:
+                raise RuntimeError("failed to install the package")
         self._start_worker(self._flame.install(self._application))
         ready = grpc.channel_ready_future(channel)
         while not ready.done():
@@ -520,7 +587,7 @@ class Executor(threading.Thread):
         try:
             result = worker.OnTaskInvoke(context)
         except grpc.RpcError as error:
-            if self._flame.manager.node_state != pb.NodeState.Ready:
+            if not self._flame.manager.nodes[self.node].ready:
                 return  # nobody tells the session manager
             self._flame.manager.finish(task, pb.TaskState.Failed, error.details())
             return
@@ -528,7 +595,7 @@ class Executor(threading.Thread):
             self._flame.manager.finish(task, pb.TaskState.Failed, result.message)
         else:
             self._flame.on_result(bson.decode(result.output)["key"])
-            text = "Task completed successfully on host <memory>."
+            text = "Task was completed with state <Succeed>"
             self._flame.manager.finish(task, pb.TaskState.Succeed, text, result.output)
 
     def _end_worker(self) -> None:
@@ -540,7 +607,7 @@ class Executor(threading.Thread):
 
 
 class MemoryFlame:
-    """A Flame cluster of one node on free ports of 127.0.0.1, for the length of a `with` block.
+    """A Flame cluster on free ports of 127.0.0.1, for the length of a `with` block.
 
     Attributes:
         environment: what a program needs to find it.
@@ -551,18 +618,24 @@ class MemoryFlame:
             take its time and change what the cache holds.
     """
 
-    def __init__(self, executors: int = 2, worker_path: list[Path] | None = None) -> None:
+    def __init__(
+        self,
+        executors: int = 2,
+        worker_path: list[Path] | None = None,
+        nodes: dict[str, int] | None = None,
+    ) -> None:
         """
         Args:
             executors: how many there are room for; they start when tasks are pending.
             worker_path: folders that workers find modules in before all others.
+            nodes: the cores of each; by default one node, `memory`, for all executors.
         """
         self.worker_path = worker_path or []
-        self.manager = SessionManager(executors)
+        self.manager = SessionManager({"memory": executors} if nodes is None else nodes)
         self.started_workers: list[int] = []
         self.unbindable = 0
         self.on_result: Callable[[str], None] = lambda key: None
-        self._room = executors
+        self._placed = 0
         self._installing = threading.Lock()
 
     def __enter__(self) -> MemoryFlame:
@@ -581,10 +654,8 @@ class MemoryFlame:
         """End the `session-manager`, which breaks every watch, or the `object-cache`. Tasks that
         run go on. Or, for good, the `executor-manager` with all that runs."""
         if server == "executor-manager":
-            with self.manager.changed:
-                self.manager.node_state = pb.NodeState.Unknown
-            for pid in self.worker_pids():
-                os.kill(pid, signal.SIGKILL)
+            for name in self.manager.nodes:
+                self.lose_node(name)
         elif server == "session-manager":
             self._server.stop(grace=None).wait()
         else:
@@ -601,6 +672,34 @@ class MemoryFlame:
         frontend_pb2_grpc.add_FrontendServicer_to_server(self.manager, self._server)
         self._server.add_insecure_port(f"127.0.0.1:{self._port}")
         self._server.start()
+
+    def add_node(self, name: str, cores: int, broken: bool = False) -> None:
+        """A node joins, or comes back under its name."""
+        with self.manager.changed:
+            self.manager.nodes[name] = Node(cores, broken)
+            for executor in [e for e in self.manager.executors if e.void and e.node == name]:
+                self.manager.executors.remove(executor)
+            self._schedule()
+
+    def lose_node(self, name: str) -> None:
+        """All that runs there ends, and nobody tells the session manager."""
+        with self.manager.changed:
+            self.manager.nodes[name].state = pb.NodeState.Unknown
+            workers = [e.worker for e in self.manager.executors if e.node == name and e.worker]
+            self.manager.changed.notify_all()
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                worker.kill()
+
+    def give_up_node(self, name: str) -> None:
+        """As Flame does with a lost one after half a minute: it forgets what was there."""
+        with self.manager.changed:
+            self.manager.nodes[name].state = pb.NodeState.NotReady
+            for executor in [e for e in self.manager.executors if e.node == name]:
+                self.manager.executors.remove(executor)
+                if executor.task is not None:
+                    self.manager.queue_again(executor.task)
+            self._schedule()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -619,7 +718,8 @@ class MemoryFlame:
                 for process in [worker, *worker.children(recursive=True)]:
                     process.kill()
         for executor in executors:
-            executor.join()
+            if not executor.void:
+                executor.join()
         self._server.stop(grace=1).wait()
         self.cache.shutdown()
         shutil.rmtree(self.folder)
@@ -674,24 +774,66 @@ class MemoryFlame:
     def release(self, executor: Executor) -> None:
         """Its slot is free for whoever waits."""
         with self.manager.changed:
-            self.manager.executors.remove(executor)
+            if executor in self.manager.executors:
+                self.manager.executors.remove(executor)
             self._schedule()
 
     def _schedule(self) -> None:
         """Start an executor for each unfinished task that has none, while there is room."""
         with self.manager.changed:
-            executors = self.manager.executors
-            for session in self.manager.sessions.values():
-                if not session.open or session.failed_bindings >= _BINDING_ATTEMPTS:
-                    continue
-                wanted = session.counts["Pending"] + session.counts["Running"]
-                bound = sum(executor.session is session for executor in executors)
-                for _ in range(min(wanted - bound, self._room - len(executors))):
-                    if self.manager.stopping or self.manager.node_state != pb.NodeState.Ready:
-                        return
-                    application = self.manager.applications[session.message.spec.application]
-                    executors.append(Executor(self, session, application))
-                    executors[-1].start()
+            sessions = [
+                s
+                for s in self.manager.sessions.values()
+                if s.open and s.failed_bindings < _BINDING_ATTEMPTS
+            ]
+            for session in sessions:
+                if session.batch == 1:
+                    # A void executor is reserved instead of creating another.
+                    while self._wants(session) and not self._voids() and self._place(session):
+                        pass
+            needy = [session for session in sessions if session.batch == 1]
+            for session in sessions:
+                if session.batch > 1:
+                    self._create_batches(session.batch, needy)
+
+    def _wants(self, session: Session) -> bool:
+        bound = sum(e.session is session and not e.void for e in self.manager.executors)
+        return session.counts["Pending"] + session.counts["Running"] > bound
+
+    def _voids(self) -> int:
+        return sum(executor.void for executor in self.manager.executors)
+
+    def _create_batches(self, batch: int, sessions: list[Session]) -> None:
+        """Whole ones, which hold the void executors; other sessions get those that can start, but
+        a complete batch."""
+        while needy := [session for session in sessions if self._wants(session)]:
+            free = sum(self._free(name) for name in self.manager.nodes)
+            near = sum(self._free(n) for n, node in self.manager.nodes.items() if node.ready)
+            new = batch - self._voids()
+            if not 0 < new <= free or near >= batch:
+                return
+            for _ in range(new):
+                self._place(needy[0])
+
+    def _free(self, name: str) -> int:
+        taken = sum(executor.node == name for executor in self.manager.executors)
+        return self.manager.nodes[name].cores - taken
+
+    def _place(self, session: Session) -> bool:
+        """An executor for the session, on a node with room: one that is away, if there is one, as
+        Flame sees no difference; else in turn. Returns whether there was room."""
+        free = [name for name in self.manager.nodes if self._free(name) > 0]
+        free = [name for name in free if not self.manager.nodes[name].ready] or free
+        if not free or self.manager.stopping:
+            return False
+        self._placed += 1
+        node = free[self._placed % len(free)]
+        application = self.manager.applications[session.message.spec.application]
+        executor = Executor(self, node, session, application)
+        self.manager.executors.append(executor)
+        if self.manager.nodes[node].ready:
+            executor.start()
+        return True
 
 
 def free_ports() -> tuple[int, int]:

@@ -27,6 +27,7 @@ from flame_rl.actor.remote import Collector, processor, versions
 from flame_rl.backends.flame import session
 from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.backends.flame.cluster import connect
+from flame_rl.backends.flame.executors import ASK_SECONDS
 from flame_rl.backends.flame.room import Room, memory_share
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import ROOT, SECRET, Flame, finish, run, start
@@ -367,13 +368,14 @@ def test_executors_with_another_kernel_are_pointed_out(name: str) -> None:
 def test_the_session_is_asked_now_and_then_while_the_first_executor_starts() -> None:
     backend = FlameBackend.__new__(FlameBackend)
     backend._checked_at, backend._stop, backend._watch = 0.0, threading.Event(), Mock()
-    backend._silence = 120.0
+    backend._silence, backend._bypass = 120.0, Mock(open=False)
+    backend._watch.ask.return_value = False
     backend._session = SimpleNamespace(id="ours", event_codes=Mock(return_value=set()))
     answer: Future[bytes] = Future()
     threading.Timer(1.0, answer.set_result, [json.dumps(versions()).encode()]).start()
     backend._compare_versions(answer)
     assert backend._session.event_codes.call_count == 1
-    backend._watch.ask.assert_called_once_with("ours")
+    backend._watch.ask.assert_called_once_with("ours", ASK_SECONDS)
 
 
 def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(monkeypatch) -> None:

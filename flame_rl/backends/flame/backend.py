@@ -230,8 +230,8 @@ class FlameBackend:
             pause = min(pause, CHECK_SECONDS)
         if not self._watch.ask(self._session.id, pause):
             return False
-        if self._watch.nodes_lost:
-            self._session.lose(self._watch.nodes_lost)
+        if self._watch.lost:
+            self._session.lose(self._watch.lost)
         # Only what waits for an executor gets one.
         if self._watch.alive >= min(self._watch.wanted, self._session.tasks):
             self._bypass.close()
@@ -309,7 +309,8 @@ class FlameBackend:
         )
 
     def _check(self) -> None:
-        """Called while waiting: closes sessions that were left, gives up on a silent cluster."""
+        """Called while waiting: closes sessions that were left, gives up lost tasks, and a silent
+        cluster."""
         if self._is_time_to_check():
             self._look()
             # Each of these would wait for an answer, too.
@@ -321,6 +322,7 @@ class FlameBackend:
                 # is not the package that keeps them from starting now.
                 if self._watch.alive == 0 and self._gave_up():
                     self._reopen(self._session.events())
+        self._session.give_up_lost()
         self._give_up_if_lost("tasks are sent and none comes back")
 
     def _is_time_to_check(self) -> bool:

@@ -118,7 +118,7 @@ class Watch:
         answers: whether it did answer.
         alive: the number of executors that were bound to the session then, or being bound.
         nodes, executors: all of the cluster, as Flame named them last.
-        nodes_lost: the names of nodes that are away since the answer before.
+        lost: the number of the session's executors on nodes that are away since the answer before.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -130,7 +130,7 @@ class Watch:
         self.alive = 0
         self.nodes: list[pb.Node] = []
         self.executors: list[pb.Executor] = []
-        self.nodes_lost: frozenset[str] = frozenset()
+        self.lost = 0
         self._asked_at = self._told_at = self._alive_at = 0.0
         self._nodes_away: frozenset[str] = frozenset()
         # The ids of executors that have worked for the run and were not lost.
@@ -162,17 +162,22 @@ class Watch:
         self.alive = seen.alive
         if seen.alive:
             self._alive_at = now
-        self._notice_nodes(frozenset(seen.nodes_away))
+        self._notice_nodes(frozenset(seen.nodes_away), session)
         self._notice_losses(seen, now)
         return True
 
-    def _notice_nodes(self, away: frozenset[str]) -> None:
-        self.nodes_lost = away - self._nodes_away
+    def _notice_nodes(self, away: frozenset[str], session: str) -> None:
+        nodes = away - self._nodes_away
         self._nodes_away = away
-        if self.nodes_lost:
-            names = ", ".join(sorted(self.nodes_lost))
-            what = "Node" if len(self.nodes_lost) == 1 else "Nodes"
-            self.say(f"{what} {names}: no connection to the cluster. The run goes on without")
+        self.lost = sum(
+            e.spec.node in nodes and e.status.session_id == session for e in self.executors
+        )
+        if nodes:
+            what = "Node" if len(nodes) == 1 else "Nodes"
+            self.say(
+                f"{what} {', '.join(sorted(nodes))}: no connection to the cluster. The run goes on "
+                "without"
+            )
 
     def _notice_losses(self, seen: Executors, now: float) -> None:
         """Say which executors that worked for the run do so no more."""

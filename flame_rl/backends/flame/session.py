@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import asdict, dataclass
 
@@ -14,7 +14,7 @@ import flamepy.core.cache
 import flamepy.core.client
 import numpy as np
 import pyarrow
-from flamepy.core.types import FlameError
+from flamepy.core.types import FlameError, TaskState
 from flamepy.proto.frontend_pb2 import GetSessionRequest
 from flamepy.proto.types_pb2 import ResourceRequirement
 from flamepy.runner import Runner
@@ -27,8 +27,9 @@ from flame_rl.backends.patience import Patience
 from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire import packing
 
-# In Flame's reports of a task and of a session.
-_ON_NODE = re.compile(r"Running task on host <([^>]*)>")
+# A lost node's tasks are given up when nothing has come for so long.
+QUIET_SECONDS = 5.0
+# In Flame's report of a session.
 _FAILED_ON = re.compile(
     r"on node <(?P<node>[^>]*)> failed to bind session with return_code <\d+>: (?P<reason>.*)", re.S
 )
@@ -71,6 +72,10 @@ class Session:
         # The task of each future, by Flame's name of it.
         self._on_their_way: dict[Future, str] = {}
         self.failures = 0
+        # Tasks that ran when executors were lost, the number of these, and when that was.
+        self._perhaps_lost: set[str] = set()
+        self._lost = 0
+        self._lost_at = 0.0
 
     def publish(self, encoded: bytes) -> None:
         """Put encoded weights into the object cache, in place of the last ones."""
@@ -105,22 +110,27 @@ class Session:
 
         return self._track(task, answered)
 
-    def lose(self, nodes: Collection[str]) -> None:
-        """The futures of tasks that run on these nodes fail, so that they are sent again. Flame
-        would queue them again only after 30 s, and without a word to executors that wait."""
-        for future, task in list(self._on_their_way.items()):
-            if not future.done() and (node := self._node_of(task)) in nodes:
-                with contextlib.suppress(InvalidStateError):
-                    future.set_exception(ConnectionError(f"node {node} was lost"))
+    def lose(self, executors: int) -> None:
+        """So many executors are lost, and with them the tasks that they run. Flame does not say
+        which these are, and would queue them again only after 30 s."""
+        for task in self._on_their_way.values():
+            with contextlib.suppress(FlameError):
+                if self._service._session.get_task(task).state == TaskState.RUNNING:
+                    self._perhaps_lost.add(task)
+        self._lost += executors
+        self._lost_at = time.monotonic()
 
-    def _node_of(self, task: str) -> str | None:
-        """The name of the node that the task was given to last."""
-        try:
-            events = self._service._session.get_task(task).events
-        except FlameError:
-            return None
-        nodes = [found[1] for event in events if (found := _ON_NODE.search(str(event.message)))]
-        return nodes[-1] if nodes else None
+    def give_up_lost(self) -> None:
+        """Fail the futures of lost tasks, so that they are sent again: those that are left once the
+        others that ran at the loss are answered, or once nothing comes any more."""
+        left = [f for f, task in list(self._on_their_way.items()) if task in self._perhaps_lost]
+        quiet = time.monotonic() - max(self._lost_at, self._tally.last_result) > QUIET_SECONDS
+        if len(left) <= self._lost or quiet:
+            for future in left:
+                with contextlib.suppress(InvalidStateError):
+                    future.set_exception(ConnectionError("the node that ran the task was lost"))
+            self._perhaps_lost.clear()
+            self._lost = 0
 
     def claim(self) -> ResourceRequirement:
         """What each executor of the session claims. Raises grpc.RpcError."""
