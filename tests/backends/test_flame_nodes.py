@@ -1,0 +1,175 @@
+"""Nodes of a Flame cluster that join, are lost, or cannot start executors.
+
+Against the in-memory Flame, with the backend in this process; marked `nodes`, runs of main.py
+against a real cluster of containers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import flamepy.core.cache
+import flamepy.core.client
+import gymnasium
+import pytest
+
+from flame_rl.backends.flame.backend import FlameBackend
+from flame_rl.backends.inline import InlineBackend
+from flame_rl.backends.patience import Patience
+from flame_rl.system.errors import RunError
+from flame_rl.wire.messages import Environment, Episodes
+from tests.helpers import assert_same_episodes, random_snapshot, request_for
+from tests.memory_flame import MemoryFlame
+
+SNAPSHOT = random_snapshot(3, 2, False)
+
+
+class Heard:
+    """A listener that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.episodes = 0
+
+    def say(self, text: str) -> None:
+        self.lines.append(text.partition(".")[0])
+
+    def waiting(self, text: str) -> None:
+        pass
+
+    def collecting(self, request: object, episodes: int, env_steps: int) -> None:
+        self.episodes = episodes
+
+
+@pytest.fixture
+def pace(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The project's environments can be imported, and take no time here."""
+    # After all others: of the project, only the environments are wanted.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(project)])
+    monkeypatch.setenv("STEP_SECONDS", "0")
+    with mock.patch.dict(gymnasium.registry):
+        importlib.import_module("pace_env")
+        yield
+    sys.modules.pop("pace_env")
+
+
+@pytest.fixture
+def on(pace: None, monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """A context with a backend on that cluster, for flamepy in this process."""
+
+    @contextlib.contextmanager
+    def backend(memory: MemoryFlame) -> Iterator[FlameBackend]:
+        monkeypatch.setattr(flamepy.core.client.ConnectionInstance, "_connection", None)
+        monkeypatch.setattr(flamepy.core.cache, "_context_cache", None)
+        for name, value in memory.environment.items():
+            monkeypatch.setenv(name, value)
+        patience = Patience(None, 100_000, 4096)
+        made = FlameBackend("pace_env:SlowPace-v0", patience, 20.0, threading.Event())
+        made.listener = Heard()
+        try:
+            yield made
+        finally:
+            made.close()
+            flamepy.core.client.ConnectionInstance.instance().close()
+
+    return backend
+
+
+def collect(backend: object, iteration: int, episodes: int = 8) -> Episodes:
+    request = request_for("pace_env:SlowPace-v0", range(episodes), iteration=iteration)
+    return backend.collect(SNAPSHOT, request).episodes
+
+
+def assert_as_here(found: Episodes, iteration: int) -> None:
+    here = InlineBackend(threading.Event())
+    here.describe(Environment("pace_env:SlowPace-v0"))
+    assert_same_episodes(found, collect(here, iteration, len(found)))
+
+
+def look(backend: FlameBackend) -> None:
+    """The next time it is asked, Flame is asked again."""
+    backend._watch._asked_at = 0.0
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 200.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def test_nodes_that_join_get_tasks_and_one_that_is_lost_costs_its_tasks_alone(on) -> None:
+    with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
+        assert_as_here(collect(backend, 0, 2), 0)
+        assert backend.executors == 1
+        memory.add_node("b", 1)
+        memory.add_node("c", 1)
+        look(backend)
+        assert_as_here(collect(backend, 1), 1)
+        assert backend.executors == 3
+        assert {executor.node for executor in memory.manager.executors} == {"a", "b", "c"}
+
+        found: list[Episodes] = []
+        running = threading.Thread(target=lambda: found.append(collect(backend, 2, 12)))
+        running.start()
+        lost = next(e for e in memory.manager.executors if e.node == "b")
+        wait_until(lambda: lost.task is not None)
+        memory.lose_node("b")
+        look(backend)
+        # Flame itself never gives the lost task to another executor here.
+        running.join(200)
+        assert_as_here(found[0], 2)
+        memory.give_up_node("b")
+        look(backend)
+        assert_as_here(collect(backend, 3), 3)
+        assert backend.executors == 2
+        assert backend.listener.lines[0] == "Node b: no connection to the cluster"
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["first run", "second run"])
+def test_a_node_that_is_away_keeps_no_executor_from_starting(on, before: bool) -> None:
+    """Flame reserves the executor that it placed there, and creates no other for the session."""
+    with MemoryFlame(nodes={"a": 2, "b": 2}) as memory:
+        memory.lose_node("b")
+        memory.give_up_node("b")
+        for _ in range(1 + before):
+            with on(memory) as backend:
+                assert backend.executors == 2
+                assert_as_here(collect(backend, 0), 0)
+                at_work = [e for e in memory.manager.executors if not e.void]
+                assert [executor.node for executor in at_work] == ["a", "a"]
+                assert len(memory.manager.executors) > 2
+                # The session beside is open only while executors are missing.
+                assert sum(session.open for session in memory.sessions.values()) == 1
+            assert not any(session.open for session in memory.sessions.values())
+
+
+def test_a_node_that_cannot_install_is_named_and_the_others_work(on) -> None:
+    with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:
+        memory.manager.nodes["b"].broken = True
+        with on(memory) as backend:
+            assert_as_here(collect(backend, 0), 0)
+            look(backend)
+            assert_as_here(collect(backend, 1), 1)
+            assert [executor.node for executor in memory.manager.executors] == ["a"]
+            assert backend.executors == 1
+            (line,) = backend.listener.lines
+            assert line.startswith("Node b cannot start executors: ")
+
+
+def test_a_run_ends_where_no_node_can_install(on) -> None:
+    with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:
+        for node in memory.manager.nodes.values():
+            node.broken = True
+        with (
+            on(memory) as backend,
+            pytest.raises(RunError, match=r"cannot start.*failed to install the package"),
+        ):
+            collect(backend, 0)
