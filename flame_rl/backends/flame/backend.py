@@ -232,8 +232,7 @@ class FlameBackend:
             return False
         if self._watch.lost:
             self._session.lose(self._watch.lost)
-        # Only what waits for an executor gets one.
-        if self._watch.alive >= min(self._watch.wanted, self._session.tasks):
+        if self._watch.alive >= self._watch.wanted:
             self._bypass.close()
         elif not all(map(is_ready, self._watch.nodes)):
             with contextlib.suppress(FlameError, grpc.RpcError):
@@ -245,6 +244,9 @@ class FlameBackend:
         """Have as many executors as the nodes of now have room for."""
         if not self._look():
             return
+        given_up = self._watch.alive < self._room.executors and self._gave_up()
+        if given_up:
+            self._notice_failing()
         nodes = [n for n in self._watch.nodes if n.metadata.name not in self._failing]
         room = room_among(nodes, self._asked, self._room.claim)
         if room != self._room:
@@ -253,7 +255,7 @@ class FlameBackend:
             self.shares.among(room.executors)
             watch_at_once(room.in_flight)
         # Flame starts no executors for a session that it has given up; another may have them.
-        if self._watch.alive < room.executors != self._reopened_for and self._gave_up():
+        if given_up and self._watch.alive < room.executors != self._reopened_for:
             self._reopened_for = room.executors
             self._reopen(self._session.events())
 
@@ -334,15 +336,18 @@ class FlameBackend:
         return True
 
     def _others_start(self) -> bool:
-        """Whether executors work or start though Flame has given up the session. Names the nodes
-        that cannot start any."""
+        """Whether executors work or start though Flame has given up the session."""
         self._look(pause=0.0)
+        self._notice_failing()
+        return self._watch.alive > 0
+
+    def _notice_failing(self) -> None:
+        """Say which nodes cannot start executors, and why."""
         with contextlib.suppress(FlameError):
             reasons = self._session.failed_nodes()
             for node in sorted(reasons.keys() - self._failing):
                 self._watch.say(f"Node {node} cannot start executors: {_first_line(reasons[node])}")
             self._failing |= reasons.keys()
-        return self._watch.alive > 0
 
     def _refuse_if_none_can_start(self, given_up: int) -> None:
         """Raises RunError if no node is left, or so many sessions were given up."""

@@ -152,11 +152,6 @@ class Session:
         """Close the session; returns False if Flame refuses, as it does while tasks run."""
         return close_session(self.id)
 
-    @property
-    def tasks(self) -> int:
-        """The number of tasks on their way."""
-        return len(self._on_their_way)
-
     def settled(self) -> bool:
         """Whether every task has been answered or has failed."""
         return not self._on_their_way
