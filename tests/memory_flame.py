@@ -804,13 +804,12 @@ class MemoryFlame:
         return sum(executor.void for executor in self.manager.executors)
 
     def _create_batches(self, batch: int, sessions: list[Session]) -> None:
-        """Whole ones, which hold the void executors; other sessions get those that can start, but
-        a complete batch."""
+        """Whole ones, to which void executors count but for the one that is reserved for another
+        session; that one gets those that can start."""
         while needy := [session for session in sessions if self._wants(session)]:
             free = sum(self._free(name) for name in self.manager.nodes)
-            near = sum(self._free(n) for n, node in self.manager.nodes.items() if node.ready)
-            new = batch - self._voids()
-            if not 0 < new <= free or near >= batch:
+            new = batch - max(0, self._voids() - 1)
+            if not 0 < new <= free:
                 return
             for _ in range(new):
                 self._place(needy[0])

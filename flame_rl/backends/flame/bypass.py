@@ -11,19 +11,14 @@ from flamepy.proto import types_pb2 as pb
 from flame_rl.backends.flame.cleanup import Janitor, close_session
 from flame_rl.backends.flame.room import batch_past
 
-# How often the cluster is looked at while the session is open.
-LOOK_SECONDS = 1.0
-
 
 class Bypass:
-    """See `batch_past`. The session has no task, and takes executors in batches that are never
-    complete, so that those which Flame creates for it go to the run's session."""
+    """See `batch_past`. The session has no task; what Flame creates for it goes to the run's."""
 
     def __init__(self, application: str, janitor: Janitor) -> None:
         self._application = application
         self._janitor = janitor
-        self._batch = 0
-        self._session = ""
+        self._batch, self._session = 0, "none"
 
     @property
     def open(self) -> bool:
@@ -37,7 +32,8 @@ class Bypass:
     ) -> None:
         """Have the session that the cluster asks for now, or none. Raises FlameError."""
         batch = batch_past(nodes, executors, claim)
-        if batch == self._batch:
+        kept = any(executor.status.session_id == self._session for executor in executors)
+        if batch == self._batch and not kept:
             return
         self.close()
         if batch:
@@ -54,4 +50,4 @@ class Bypass:
         """Close the session, if it is open."""
         if self._batch:
             close_session(self._session)
-            self._batch = 0
+            self._batch, self._session = 0, "none"

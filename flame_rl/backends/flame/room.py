@@ -99,13 +99,13 @@ def memory_share(nodes: Sequence[int], executors: int) -> int:
 def batch_past(
     nodes: Iterable[pb.Node], executors: Iterable[pb.Executor], claim: pb.ResourceRequirement
 ) -> int:
-    """The size of a batch of executors that Flame can create, but never bind, past nodes that are
-    away; 0 if none is in the way, or the others have no room.
+    """The size of the batches in which a session beside the run's gets Flame to create executors
+    past nodes that are away; 0 if none is in the way, or the others have no room.
 
     Flame v0.6.0 places executors on nodes that are away, too. They stay void, and in each cycle it
-    reserves one of them for a session instead of creating another. It creates whole batches: one
-    that is larger than what the away nodes can hold has an executor elsewhere, and one that is
-    larger than what the others can hold is never complete.
+    reserves one of them for a session instead of creating another, first for the run's session,
+    which has more executors. It reserves and creates whole batches: one that is larger than what
+    is left away has an executor elsewhere, and the run's session is the first to be given that.
     """
     used_cpu: Counter[str] = Counter()
     used_memory: Counter[str] = Counter()
@@ -124,4 +124,7 @@ def batch_past(
             near += free
         else:
             away += free + void[name]
-    return max(near, away) + 1 if near and away else 0
+    if not near or not away:
+        return 0
+    # One more than the others can hold is never complete, but needs two away to be possible.
+    return max(near, away) + (min(near, away) > 1)
