@@ -175,7 +175,7 @@ class Flame:
 
     def contents(self) -> set[str]:
         """All applications, sessions and objects, and of the in-memory one all processes."""
-        with self._frontend() as frontend:
+        with self.frontend() as frontend:
             applications = frontend.ListApplication(requests.ListApplicationRequest()).applications
             sessions = frontend.ListSession(requests.ListSessionRequest()).sessions
         cache = urlparse(self.environment["FLAME_CACHE_ENDPOINT"])
@@ -201,7 +201,7 @@ class Flame:
 
     def sessions(self) -> dict[str, int]:
         """The tasks that run or wait, by session."""
-        with self._frontend() as frontend:
+        with self.frontend() as frontend:
             sessions = frontend.ListSession(requests.ListSessionRequest()).sessions
         return {s.metadata.id: s.status.running + s.status.pending for s in sessions}
 
@@ -239,7 +239,8 @@ class Flame:
             self.real.start(server)
 
     @contextlib.contextmanager
-    def _frontend(self) -> Iterator[FrontendStub]:
+    def frontend(self) -> Iterator[FrontendStub]:
+        """Flame's own interface."""
         endpoint = urlparse(self.environment["FLAME_ENDPOINT"])
         with grpc.insecure_channel(f"{endpoint.hostname}:{endpoint.port}") as channel:
             yield FrontendStub(channel)

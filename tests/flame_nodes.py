@@ -14,8 +14,11 @@ import uuid
 from pathlib import Path
 
 import pytest
+from flamepy.proto import frontend_pb2 as requests
+from flamepy.proto import types_pb2 as pb
+from flamepy.proto.frontend_pb2_grpc import FrontendStub
 
-from tests.flame_fixtures import RealFlame
+from tests.flame_fixtures import Flame, RealFlame
 
 IMAGE = "flame-rl-empty-node"
 # A node sees these of this machine; what it writes goes to folders of its own.
@@ -23,7 +26,7 @@ SEEN = ("/usr", "/etc", "/root", "/home", "/opt")
 
 
 def docker(*words: str) -> str:
-    """What the command prints. Raises CalledProcessError."""
+    """What the command prints. Raises RuntimeError with what it says of a failure."""
     done = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=120)
     if done.returncode:
         raise RuntimeError(f"docker {' '.join(words)}: {done.stderr}")
@@ -124,6 +127,21 @@ class FlameNodes(RealFlame):
 
     def resume_node(self, name: str) -> None:
         docker("unpause", f"{self._network}-{name}")
+
+    def nodes(self) -> dict[str, str]:
+        """The state of each, as the session manager names it."""
+        with self._frontend() as frontend:
+            nodes = frontend.ListNodes(requests.ListNodesRequest()).nodes
+        return {node.metadata.name: pb.NodeState.Name(node.status.state) for node in nodes}
+
+    def bound(self) -> list[str]:
+        """The nodes of the executors that are bound to a session."""
+        with self._frontend() as frontend:
+            executors = frontend.ListExecutor(requests.ListExecutorRequest()).executors
+        return [e.spec.node for e in executors if e.status.state == pb.ExecutorBound]
+
+    def _frontend(self) -> contextlib.AbstractContextManager[FrontendStub]:
+        return Flame(self.environment).frontend()
 
     def log_of(self, name: str) -> str:
         done = subprocess.run(

@@ -27,6 +27,8 @@ from flame_rl.backends.inline import InlineBackend
 from flame_rl.backends.patience import Patience
 from flame_rl.system.errors import RunError
 from flame_rl.wire.messages import Environment, Episodes
+from tests.flame_fixtures import finish, run, start
+from tests.flame_nodes import FlameNodes
 from tests.helpers import assert_same_episodes, random_snapshot, request_for
 from tests.memory_flame import MemoryFlame
 
@@ -182,3 +184,64 @@ def test_a_run_ends_where_no_node_can_install(on) -> None:
             pytest.raises(RunError, match=r"cannot start.*failed to install the package"),
         ):
             collect(backend, 0)
+
+
+# A real cluster
+
+PACE = ("--env", "pace_env:Pace-v0", "--iterations", "8", "--episodes-per-iter", "48")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[FlameNodes]:
+    """Nodes of two cores, of which alpha and beta are ready."""
+    with FlameNodes(tmp_path / "cluster") as flame:
+        for name in ("alpha", "beta"):
+            flame.start_node(name)
+        wait_until(lambda: flame.nodes() == {"alpha": "Ready", "beta": "Ready"})
+        yield flame
+
+
+def rows(folder: Path) -> int:
+    path = folder / "run" / "metrics.csv"
+    return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
+
+
+@pytest.mark.cluster
+@pytest.mark.nodes
+@pytest.mark.slow
+def test_nodes_join_and_are_lost_in_a_real_run(
+    cluster: FlameNodes, project: Path, local, tmp_path: Path
+) -> None:
+    flags = (*PACE[:2], "--iterations", "40", *PACE[4:])
+    process = start(project, tmp_path, cluster.environment, *flags)
+    wait_until(lambda: rows(tmp_path) == 2 and len(cluster.bound()) == 4, 600)
+    cluster.start_node("gamma")
+    wait_until(lambda: len(cluster.bound()) == 6, 600)
+    cluster.kill_node("beta")
+    began, seen = time.monotonic(), rows(tmp_path)
+    wait_until(lambda: rows(tmp_path) > seen + 1)
+    assert time.monotonic() - began < 60  # Flame alone takes 80 s
+    finished = finish(process, tmp_path)
+    assert finished.code == 0, finished.err
+    assert finished.metrics == local(*flags)
+    assert finished.out.count("2 executors were lost: 4 of 6 left.") == 1
+    assert finished.out.count("lost:") == 1
+
+
+@pytest.mark.cluster
+@pytest.mark.nodes
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["away", "broken"])
+def test_a_real_run_starts_beside_a_node_that_is_of_no_use(
+    fault: str, cluster: FlameNodes, project: Path, local, tmp_path: Path
+) -> None:
+    cluster.start_node("gamma", broken=fault == "broken")
+    wait_until(lambda: cluster.nodes().get("gamma") == "Ready")
+    if fault == "away":
+        cluster.kill_node("gamma")
+        wait_until(lambda: cluster.nodes()["gamma"] == "NotReady")
+    finished = run(project, tmp_path, cluster.environment, *PACE)
+    assert finished.code == 0, finished.err
+    assert finished.metrics == local(*PACE)
+    told = "Node gamma cannot start executors: " if fault == "broken" else "no sign of node gamma"
+    assert told in finished.out
