@@ -166,7 +166,18 @@ def test_of_a_lost_node_only_executors_that_worked_for_the_run_are_lost(cluster)
         "Node far: no connection to the cluster",
         "2 executors were lost: 4 of 6 left",
     ]
+    cluster.executors = []
+    watch.ask("ours")
     assert watch.hint == "Start Flame's executor manager on far again, under the same host name"
+
+
+def test_what_is_seen_before_anybody_listens_is_said_later(cluster) -> None:
+    heard = Heard()
+    watch = watch_with(None)
+    cluster.nodes.append(node("far", "NotReady"))
+    watch.ask("ours")
+    watch.listener = heard
+    assert heard.lines == ["Node far: no connection to the cluster. The run goes on without"]
 
 
 def test_flame_is_asked_every_five_seconds(cluster) -> None:

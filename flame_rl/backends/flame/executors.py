@@ -99,7 +99,7 @@ def count(
 def _hint(seen: Executors) -> str:
     if seen.taken:
         return TAKEN_HINT
-    if seen.nodes_away:
+    if seen.nodes_away and not seen.alive:
         return (
             f"Start Flame's executor manager on {', '.join(seen.nodes_away)} again, under the same "
             "host name"
@@ -111,7 +111,7 @@ class Watch:
     """Asks Flame for its executors while episodes are awaited, and tells a listener what is amiss.
 
     Attributes:
-        listener: is told; None: nobody is.
+        listener: is told; None: nobody is, until there is one.
         wanted: the number of executors that the run can have; whoever knows it sets it.
         words: what Flame said last, for a person.
         hint: what that person may do about it.
@@ -122,7 +122,8 @@ class Watch:
     """
 
     def __init__(self, wanted: int) -> None:
-        self.listener: Listener | None = None
+        self._listener: Listener | None = None
+        self._unsaid: list[str] = []
         self.wanted = wanted
         self.words = f"none of {wanted} executors has been seen"
         self.hint = HINT
@@ -138,6 +139,17 @@ class Watch:
         # When those that are gone were seen first.
         self._gone_at: dict[str, float] = {}
         self._telling = False
+
+    @property
+    def listener(self) -> Listener | None:
+        return self._listener
+
+    @listener.setter
+    def listener(self, listener: Listener | None) -> None:
+        self._listener = listener
+        unsaid, self._unsaid = self._unsaid, []
+        for text in unsaid:
+            self.say(text)
 
     def ask(self, session: str, pause: float = ASK_SECONDS) -> bool:
         """Ask what the executors do, unless that was asked less than `pause` seconds ago; returns
@@ -233,11 +245,13 @@ class Watch:
     # A listener that fails ends no run.
 
     def say(self, text: str) -> None:
-        if self.listener is not None:
+        if self._listener is None:
+            self._unsaid = [text]  # the last, for whoever listens later
+        else:
             with contextlib.suppress(Exception):
-                self.listener.say(text)
+                self._listener.say(text)
 
     def _waiting(self, text: str) -> None:
-        if self.listener is not None:
+        if self._listener is not None:
             with contextlib.suppress(Exception):
-                self.listener.waiting(text)
+                self._listener.waiting(text)
