@@ -75,7 +75,7 @@ def on(pace: None, monkeypatch: pytest.MonkeyPatch) -> Callable:
         for name, value in memory.environment.items():
             monkeypatch.setenv(name, value)
         patience = Patience(None, 100_000, 4096)
-        made = FlameBackend(TINY, patience, 20.0, threading.Event())
+        made = FlameBackend(Environment(TINY), patience, 20.0, threading.Event())
         made.listener = Heard()
         try:
             yield made
