@@ -10,6 +10,7 @@ from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig, names_of
 from flame_rl.tools.checking import Examined
 from flame_rl.tools.random_play import FAR, Played
+from flame_rl.wire.messages import EnvironmentSpec
 
 # An environment that is reset for longer than it plays so many steps.
 _SLOW_RESET_STEPS = 100
@@ -51,8 +52,8 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     advice = [("repeats", text) for text in examined.notes]
     if spec is not None:
         advice += [("spaces", text) for text in environment_warnings(config, spec)]
-        if spec.time_limit is None:
-            advice.append(("time limit", _without_limit(played)))
+        if spec.time_limit is None or spec.limited_by_default:
+            advice.append(("time limit", _without_limit(spec, played)))
         if spec.reward_shape:
             advice.append(
                 (
@@ -69,15 +70,20 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     return [Finding(True, *each) for each in problems] + [Finding(False, *each) for each in advice]
 
 
-def _without_limit(played: Played | None) -> str:
-    text = "Gymnasium knows no time limit, and an episode may never end"
-    if played is not None and played.truncated:
+def _without_limit(spec: EnvironmentSpec, played: Played | None) -> str:
+    limit = spec.time_limit if spec.limited_by_default else None
+    text = "Gymnasium knows no time limit"
+    if played is not None and played.longest == limit:
+        text += f", and none ended within {limit:,} steps"
+    elif played is not None and played.truncated:
         text = f"the environment's own code cuts episodes, here by step {played.longest:,}"
     elif played is not None and played.finished:
-        text = f"Gymnasium knows no time limit; here episodes ended by step {played.longest:,}"
+        text += f"; here episodes ended by step {played.longest:,}"
     elif played is not None:
-        text = f"Gymnasium knows no time limit, and none ended within {played.longest:,} steps"
-    return f"{text}. --max-episode-steps N cuts them"
+        text += f", and none ended within {played.longest:,} steps"
+    if limit is None:
+        return f"{text}. --max-episode-steps N cuts them"
+    return f"{text}. Episodes are cut after {limit:,}; --max-episode-steps N sets another, 0 none"
 
 
 def _of_numbers(played: Played) -> list[tuple[str, str]]:

@@ -130,7 +130,7 @@ def test_ignored_masks_are_said(tmp_path):
     flags = ("--env", "tests.masked:MaskedBeside-v0", "--no-action-mask", "--local")
     done = run_here(*flags, "--workers", "0", "--iterations", "1", cwd=tmp_path)
     assert done.returncode == 1 and "is forbidden" in done.stderr
-    assert "  Observation: 7 numbers\n" in done.stdout and "Action masks: ignored" in done.stdout
+    assert "  Observation: 7 numbers: " in done.stdout and "Action masks: ignored" in done.stdout
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])

@@ -185,6 +185,9 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
         "reward_weights": (2.0,),
         "reward": "my_env:shaped",
         "value_weight": 0.25,
+        "env_kwargs": ("size=3",),
+        "wrapper": ("my_env:Wrapped",),
+        "observe": ("camera",),
     }
     # These are refused alone.
     auxiliary = {"shared_torso": True, "auxiliary": ("mine:Loss",), "auxiliary_weights": (2.0,)}
