@@ -133,18 +133,15 @@ def _filled(text: str, first: str, others: str) -> str:
 
 def _rows(examined: Examined, remarks: Sequence[Finding]) -> list[tuple[str, str]]:
     """The rows of the table: a name, and what was found out."""
-    from flame_rl.run.checks import observed
+    from flame_rl.run.checks import acted, observed
 
     spec, played = examined.spec, examined.played
     if spec is None:
         return []
-    actions = "numbers, scaled from -1 … 1 to the bounds and clipped to them"
-    if not spec.continuous:
-        actions = "choices" if len(spec.choices) == 1 else f"choices in {len(spec.choices)} factors"
     limit = "none" if spec.time_limit is None else f"{spec.time_limit:,} steps"
     found = [
         ("observation", f"{observed(spec)}, of {_space(spec.observation_space)}"),
-        ("action", f"{spec.action_dim} {actions}, of {_space(spec.action_space)}"),
+        ("action", f"{acted(spec)}, of {_space(spec.action_space)}"),
         ("agents", ", ".join(spec.agents)[:200]),
         ("time limit", limit),
         ("layers", " > ".join(examined.layers)),

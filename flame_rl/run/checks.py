@@ -215,7 +215,7 @@ def what_says_more(experiment: Experiment) -> str:
     if not isinstance(experiment.env, str):
         return ""
     words = ["--env", experiment.env]
-    for name in ("env_kwargs", "wrapper"):
+    for name in ("env_kwargs", "wrapper", "observe"):
         if values := getattr(experiment, name):
             words += [flag(name), *values]
     return f". `uv run main.py check {shlex.join(words)}` says more"

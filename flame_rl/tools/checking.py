@@ -66,6 +66,7 @@ class Examined:
         beside: how an episode differs while another object is played.
         failures: what went wrong, one sentence each.
         checker: what Gymnasium's own checker says.
+        notes: what could not be found out, and why.
     """
 
     environment: Environment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from flame_rl.run.checks import environment_warnings
@@ -63,7 +64,7 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
                 )
             )
     if played is not None:
-        advice += _of_numbers(played) + _of_time(examined, played)
+        advice += [*_of_numbers(played), *_of_time(examined, played)]
     advice += _of_memory(examined, config)
     remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
     advice += [("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER]]
@@ -86,9 +87,8 @@ def _without_limit(spec: EnvironmentSpec, played: Played | None) -> str:
     return f"{text}. Episodes are cut after {limit:,}; --max-episode-steps N sets another, 0 none"
 
 
-def _of_numbers(played: Played) -> list[tuple[str, str]]:
+def _of_numbers(played: Played) -> Iterator[tuple[str, str]]:
     """Numbers that networks learn from badly."""
-    found = []
     if played.far:
         name, value = played.far[0]
         kinds = {each: settings_class(each) for each in ALGORITHMS}
@@ -99,87 +99,67 @@ def _of_numbers(played: Played) -> list[tuple[str, str]]:
         }
         by_itself = ", ".join(each for each, on in choice.items() if on)
         by_flag = ", ".join(each for each, on in choice.items() if not on)
-        found.append(
-            (
-                "observations",
-                f"{len(played.far)} of {played.numbers} numbers go beyond {FAR:.0f}, {name} up to "
-                f"{value:,.0f}. Normalised by {by_itself}; by {by_flag} with "
-                "--normalize-observations True; for others scale them in a --wrapper of your own",
-            )
+        yield (
+            "observations",
+            f"{len(played.far)} of {played.numbers} numbers go beyond {FAR:.0f}, {name} up to "
+            f"{value:,.0f}. Normalised by {by_itself}; by {by_flag} with "
+            "--normalize-observations True; for others scale them in a --wrapper of your own",
         )
     rewards = played.rewards
     largest = max(abs(rewards.least), abs(rewards.most))
     if not played.paid:
-        found.append(
-            (
-                "rewards",
-                f"a random policy got no reward but 0 in {rewards.count:,} steps, and exploration "
-                "begins like one: reward what leads there (--reward), or let episodes begin nearer",
-            )
+        yield (
+            "rewards",
+            f"a random policy got no reward but 0 in {rewards.count:,} steps, and exploration "
+            "begins like one: reward what leads there (--reward), or let episodes begin nearer",
         )
     elif largest > FAR:
-        found.append(
-            (
-                "rewards",
-                f"a reward of {largest:,.0f} is far from 1: --reward-scale (ddpg, td3, sac), or "
-                "scale it in a --wrapper of your own (gymnasium.wrappers.TransformReward)",
-            )
+        yield (
+            "rewards",
+            f"a reward of {largest:,.0f} is far from 1: --reward-scale (ddpg, td3, sac), or "
+            "scale it in a --wrapper of your own (gymnasium.wrappers.TransformReward)",
         )
-    return found
 
 
-def _of_time(examined: Examined, played: Played) -> list[tuple[str, str]]:
-    found = []
+def _of_time(examined: Examined, played: Played) -> Iterator[tuple[str, str]]:
     if played.steps_per_second < _SLOW:
         hours = 100_000 / played.steps_per_second / 3600
-        found.append(
-            (
-                "speed",
-                f"it is slow: 100,000 steps take a worker {hours:,.1f} hours; look for a quicker "
-                "setting of the environment (--env-kwargs), and for --workers that are worth it "
-                "(main.py profile)",
-            )
+        yield (
+            "speed",
+            f"it is slow: 100,000 steps take a worker {hours:,.1f} hours; look for a quicker "
+            "setting of the environment (--env-kwargs), and for --workers that are worth it "
+            "(main.py profile)",
         )
     steps = played.reset_seconds * played.steps_per_second
     if steps > _SLOW_RESET_STEPS and steps > played.longest:
-        found.append(
-            (
-                "speed",
-                f"a reset takes as long as {steps:,.0f} steps, longer than an episode: begin it "
-                "with less work, in the constructor what can be done once",
-            )
+        yield (
+            "speed",
+            f"a reset takes as long as {steps:,.0f} steps, longer than an episode: begin it "
+            "with less work, in the constructor what can be done once",
         )
     if examined.making_seconds is not None and examined.making_seconds > 1:
-        found.append(
-            (
-                "speed",
-                f"making an object takes {examined.making_seconds:.1f} s: a process begins with "
-                "one, and makes more as the run goes on (--slots)",
-            )
+        yield (
+            "speed",
+            f"making an object takes {examined.making_seconds:.1f} s: a process begins with "
+            "one, and makes more as the run goes on (--slots)",
         )
-    return found
 
 
-def _of_memory(examined: Examined, config: TrainConfig) -> list[tuple[str, str]]:
+def _of_memory(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
     # What is not asked for, training chooses by this memory itself.
-    found, slots = [], config.execution.slots or 1
+    slots = config.execution.slots or 1
     if examined.bytes is not None and examined.bytes * slots > _MUCH_MEMORY:
         each = examined.bytes / 1e6
         noun = "environment takes" if slots == 1 else f"environments of {each:,.0f} MB take"
-        found.append(
-            (
-                "memory",
-                f"{slots} {noun} {examined.bytes * slots / 1e9:.1f} GB in each worker: fewer "
-                "--slots or --workers take less",
-            )
+        yield (
+            "memory",
+            f"{slots} {noun} {examined.bytes * slots / 1e9:.1f} GB in each worker: fewer "
+            "--slots or --workers take less",
         )
     if examined.played is not None and examined.played.grown_bytes > _LEAK:
-        found.append(
-            (
-                "memory",
-                f"the process grew by {examined.played.grown_bytes / 1e6:,.0f} MB in "
-                f"{examined.played.rewards.count:,} steps: --worker-megabytes replaces a worker "
-                "that has grown",
-            )
+        yield (
+            "memory",
+            f"the process grew by {examined.played.grown_bytes / 1e6:,.0f} MB in "
+            f"{examined.played.rewards.count:,} steps: --worker-megabytes replaces a worker "
+            "that has grown",
         )
-    return found
