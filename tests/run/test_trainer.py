@@ -23,9 +23,11 @@ from gymnasium import spaces
 
 import model
 from flame_rl import Policy, TrainConfig, Trainer
+from flame_rl.actor.environments.making import make_environment
 from flame_rl.settings.environments import CALLABLE, ENVIRONMENTS
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.signals import unless_stopped
+from flame_rl.wire.messages import Environment
 from tests.environments import Base
 from tests.helpers import clean_environment, environment_id, run_here
 
@@ -562,6 +564,31 @@ def test_in_threads_they_train_as_if_alone():
     finally:
         sys.setswitchinterval(before)
     assert torch.get_num_threads() == threads
+
+
+def test_environments_are_made_while_other_threads_register_theirs():
+    ended = threading.Event()
+
+    def register():
+        while not ended.is_set():
+            for number in range(50):
+                gymnasium.register(f"Another-v{number}", lambda: Corridor(1.0))
+            for number in range(50):
+                del gymnasium.registry[f"Another-v{number}"]
+
+    def make_environments():
+        try:
+            for _ in range(1000):
+                make_environment(Environment("CartPole-v1")).close()
+        finally:
+            ended.set()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        in_two_threads(register, make_environments)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_products_have_one_thread_until_the_last_of_them_has_collected():

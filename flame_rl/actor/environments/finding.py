@@ -49,7 +49,7 @@ def with_module(environment: Environment) -> Environment:
 def _is_known(env_id: str) -> bool:
     """Whether the id is registered, be it in another version, which making it explains."""
     stem = _stem(env_id)
-    return env_id in gymnasium.registry or any(_stem(known) == stem for known in gymnasium.registry)
+    return any(env_id == known or stem == _stem(known) for known in [*gymnasium.registry])
 
 
 def _stem(env_id: str) -> str:

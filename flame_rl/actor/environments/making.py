@@ -73,7 +73,7 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
     try:
         with _quiet_about_own_models(env_id):
             env = gymnasium.make(
-                env_id,
+                _registered(env_id),
                 max_episode_steps=environment.max_episode_steps or None,
                 disable_env_checker=True,
                 **constructor_arguments(environment, render_mode),
@@ -90,6 +90,15 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
     if environment.max_episode_steps is None and _time_limit(env) is None:
         return DefaultTimeLimit(env, DEFAULT_LIMIT)
     return env
+
+
+def _registered(env_id: str) -> EnvSpec | str:
+    """What is registered under exactly this id; else the id, for Gymnasium to search or refuse."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    # Gymnasium's search walks through the registry, where another thread may register meanwhile.
+    return gymnasium.registry.get(name) or env_id
 
 
 def import_environment(environment: Environment) -> None:
@@ -248,7 +257,7 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
                 f"too, such as {env_id}:{[*ids, 'Mine-v0'][0]}"
             )
         # Ids by their lower-case name without version; of several versions the newest stays.
-        known = {known.lower().rpartition("-v")[0]: known for known in gymnasium.registry}
+        known = {known.lower().rpartition("-v")[0]: known for known in [*gymnasium.registry]}
         stem = (env_id.partition(":")[2] or env_id).lower().partition("-v")[0]
         near = difflib.get_close_matches(stem, known, n=4)
         hint = f"; nearest names: {', '.join(known[n] for n in near)}" if near else ""
@@ -284,7 +293,7 @@ def _registered_by(module: str) -> list[str] | None:
             return None
     except (Exception, SystemExit):
         return None
-    return [spec.id for spec in gymnasium.registry.values() if _module_of(spec) == module]
+    return [spec.id for spec in [*gymnasium.registry.values()] if _module_of(spec) == module]
 
 
 def _constructor_of(env_id: str) -> Callable[..., object] | None:
