@@ -35,7 +35,7 @@ import threading
 import time
 import tomllib
 import uuid
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -478,6 +478,7 @@ class Executor(threading.Thread):
         self._flame = flame
         self._application = application
         self._folder = flame.folder / "executors" / self.id[:8]
+        self._socket = flame.folder / f"{self.id}.sock"
 
     def view(self) -> pb.Executor:
         metadata = pb.Metadata(id=self.id, name=self.id)
@@ -497,7 +498,7 @@ class Executor(threading.Thread):
     def run(self) -> None:
         manager = self._flame.manager
         node = manager.nodes[self.node]
-        with grpc.insecure_channel(f"unix:{self._folder / 'socket'}") as channel:
+        with grpc.insecure_channel(f"unix:{self._socket}") as channel:
             worker = shim_pb2_grpc.InstanceStub(channel)
             try:
                 self._bind(worker, channel)
@@ -511,10 +512,10 @@ class Executor(threading.Thread):
             while (task := manager.next_task(self)) is not None:
                 self.task = task
                 self._invoke(worker, task)
-                if not node.ready:
+                if self._lost(node):
                     return
                 self.task = None
-            if not node.ready:
+            if self._lost(node):
                 return
             self.state = pb.ExecutorState.ExecutorUnbinding
             try:
@@ -524,6 +525,10 @@ class Executor(threading.Thread):
             finally:
                 self._end_worker()
         self._flame.release(self)
+
+    def _lost(self, node: Node) -> bool:
+        """Whether its node is away, or was, so that Flame has given it up."""
+        return not node.ready or self not in self._flame.manager.executors
 
     def _bind(self, worker: shim_pb2_grpc.InstanceStub, channel: grpc.Channel) -> None:
         """Install the application, start the worker and let it enter the session."""
@@ -557,7 +562,7 @@ class Executor(threading.Thread):
         own = ("FLAME", "PYTHON")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(own)}
         environment |= self._flame.environment | {
-            "FLAME_INSTANCE_ENDPOINT": str(self._folder / "socket"),
+            "FLAME_INSTANCE_ENDPOINT": str(self._socket),
             "HOME": str(self._folder),
             "TMPDIR": str(self._folder / "tmp"),
             "PYTHONPATH": os.pathsep.join(map(str, path)),
@@ -576,6 +581,7 @@ class Executor(threading.Thread):
                 process_group=0,
             )
             self._flame.started_workers.append(self.worker.pid)
+            self._flame.workers_of[self.node].append(self.worker)
 
     def _invoke(self, worker: shim_pb2_grpc.InstanceStub, task: Task) -> None:
         """Once the worker is dead every call fails at once: the executor is a black hole."""
@@ -587,9 +593,10 @@ class Executor(threading.Thread):
         try:
             result = worker.OnTaskInvoke(context)
         except grpc.RpcError as error:
-            if not self._flame.manager.nodes[self.node].ready:
-                return  # nobody tells the session manager
-            self._flame.manager.finish(task, pb.TaskState.Failed, error.details())
+            if not self._lost(self._flame.manager.nodes[self.node]):
+                self._flame.manager.finish(task, pb.TaskState.Failed, error.details())
+            return  # or nobody tells the session manager
+        if self._lost(self._flame.manager.nodes[self.node]):
             return
         if result.return_code != 0:
             self._flame.manager.finish(task, pb.TaskState.Failed, result.message)
@@ -613,6 +620,7 @@ class MemoryFlame:
         environment: what a program needs to find it.
         manager, cache: its servers with all their state.
         started_workers: the process ids of all workers ever started.
+        workers_of: all workers ever started, by the name of their node.
         unbindable: how many of the next executors cannot be bound to their session.
         on_result: called with the key of every task's result before the client hears of it; may
             take its time and change what the cache holds.
@@ -633,6 +641,7 @@ class MemoryFlame:
         self.worker_path = worker_path or []
         self.manager = SessionManager({"memory": executors} if nodes is None else nodes)
         self.started_workers: list[int] = []
+        self.workers_of: defaultdict[str, list[subprocess.Popen[bytes]]] = defaultdict(list)
         self.unbindable = 0
         self.on_result: Callable[[str], None] = lambda key: None
         self._placed = 0
@@ -691,8 +700,30 @@ class MemoryFlame:
             with contextlib.suppress(ProcessLookupError):
                 worker.kill()
 
+    def pause_node(self, name: str) -> None:
+        """It is away, and nothing there runs for the time being."""
+        self._stop_or_go_on(name, signal.SIGSTOP)
+        with self.manager.changed:
+            self.manager.nodes[name].state = pb.NodeState.Unknown
+            self.manager.changed.notify_all()
+
+    def resume_node(self, name: str) -> None:
+        """What was paused goes on, and the node is ready."""
+        with self.manager.changed:
+            self.manager.nodes[name].state = pb.NodeState.Ready
+            self.manager.changed.notify_all()
+        self._stop_or_go_on(name, signal.SIGCONT)
+
+    def _stop_or_go_on(self, name: str, number: int) -> None:
+        for worker in self.workers_of[name]:
+            if worker.poll() is None:
+                leader = psutil.Process(worker.pid)
+                for process in [leader, *leader.children(recursive=True)]:
+                    process.send_signal(number)
+
     def give_up_node(self, name: str) -> None:
-        """As Flame does with a lost one after half a minute: it forgets what was there."""
+        """As Flame does with a lost one after half a minute: it forgets what was there. Whatever
+        runs there still is not ended."""
         with self.manager.changed:
             self.manager.nodes[name].state = pb.NodeState.NotReady
             for executor in [e for e in self.manager.executors if e.node == name]:
@@ -712,11 +743,12 @@ class MemoryFlame:
             self.manager.stopping = True
             self.manager.changed.notify_all()
             executors = list(self.manager.executors)
-        for pid in self.worker_pids():
+        for started in [each for workers in self.workers_of.values() for each in workers]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                worker = psutil.Process(pid)
-                for process in [worker, *worker.children(recursive=True)]:
-                    process.kill()
+                if started.poll() is None:
+                    worker = psutil.Process(started.pid)
+                    for process in [worker, *worker.children(recursive=True)]:
+                        process.kill()
         for executor in executors:
             if not executor.void:
                 executor.join()

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import importlib.metadata
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.lib.introspect import opt_func_info
 
+from flame_rl.actor.presence import Presence
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, FailureKind
@@ -59,6 +61,11 @@ class Collector:
         # The child imports while the learner does. If it cannot start, the first request says so.
         with contextlib.suppress(OSError):
             self._worker.start()
+        self._presence = Presence(self._end)
+
+    def _end(self) -> None:
+        self._worker.close()
+        os._exit(0)
 
     def versions(self) -> pyarrow.RecordBatch:
         """`versions()` and `processor()` as JSON in a `column`."""
@@ -84,6 +91,7 @@ class Collector:
         Returns:
             Encoded episodes or an encoded failure in a `column`.
         """
+        self._presence.busy()
         try:
             if len(snapshot) == 0:
                 return _failure("stale", "the learner has withdrawn this task")
@@ -93,6 +101,8 @@ class Collector:
             return column(answer)
         except Exception as error:
             return _failure("garbled", f"{type(error).__name__}: {error}")
+        finally:
+            self._presence.busy()
 
 
 def _withdrawn(snapshot_ref: str) -> bool:

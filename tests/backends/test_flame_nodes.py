@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from unittest import mock
 import flamepy.core.cache
 import flamepy.core.client
 import gymnasium
+import psutil
 import pytest
 from flamepy.proto import types_pb2 as pb
 
@@ -188,6 +190,50 @@ def test_a_run_ends_where_no_node_can_install(on) -> None:
             pytest.raises(RunError, match=r"cannot start.*failed to install the package"),
         ):
             collect(backend, 0)
+
+
+def test_what_ran_on_a_node_that_comes_back_too_late_ends_by_itself(on) -> None:
+    """Flame has given it up, and leaves its processes alone."""
+    with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:
+        with on(memory) as backend:
+            collect(backend, 0)
+            (worker,) = memory.workers_of["b"]
+            wait_until(lambda: psutil.Process(worker.pid).children())
+            left = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children()]
+            memory.pause_node("b")
+            memory.give_up_node("b")
+            look(backend)
+            assert_as_here(collect(backend, 1), 1)
+        memory.resume_node("b")
+        wait_until(lambda: worker.poll() is not None)
+        psutil.wait_procs(left, 100)
+        assert not any(process.is_running() for process in left)
+
+
+def test_an_executor_does_not_outlive_its_executor_manager(tmp_path: Path) -> None:
+    """Which starts it by way of uv, the leader of its process group."""
+    collector = "from flame_rl.actor.remote import Collector; import time; each = Collector()"
+    shell = f"'{sys.executable}' -c '{collector}; print(1, flush=True); time.sleep(600)' & wait"
+    manager = subprocess.Popen(
+        [sys.executable, "-c", MANAGER, shell],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"FLAME_INSTANCE_ENDPOINT": str(tmp_path / "id.sock")},
+    )
+    manager.stdout.readline()
+    left = psutil.Process(manager.pid).children(recursive=True)
+    assert len(left) == 3  # the shell, the executor's own process, its child
+    shell_process, *others = left
+    manager.kill()
+    manager.wait()
+    psutil.wait_procs(others, 100)
+    assert not any(process.is_running() for process in others)
+    psutil.wait_procs([shell_process], 100)
+
+
+MANAGER = """
+import subprocess, sys
+subprocess.run(sys.argv[1], shell=True, process_group=0)
+"""
 
 
 # A real cluster
