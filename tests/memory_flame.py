@@ -127,7 +127,8 @@ class ObjectCache(flight.FlightServerBase):
         prefix = key.removesuffix("*") if key.endswith("/*") else key + "/"
         with self.lock:
             for name in [n for n in self.objects if n == key or n.startswith(prefix)]:
-                del self.objects[name], self._versions[name]
+                del self.objects[name]
+                self._versions.pop(name, None)
                 self._tables.discard(name)
         return [b"OK"]
 
@@ -479,6 +480,8 @@ class Executor(threading.Thread):
         self._application = application
         self._folder = flame.folder / "executors" / self.id[:8]
         self._socket = flame.folder / f"{self.id}.sock"
+        # Of several replicas it puts its results into one.
+        self._cache = flame.caches[flame.placed % len(flame.caches)].endpoint
 
     def view(self) -> pb.Executor:
         metadata = pb.Metadata(id=self.id, name=self.id)
@@ -562,6 +565,7 @@ class Executor(threading.Thread):
         own = ("FLAME", "PYTHON")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(own)}
         environment |= self._flame.environment | {
+            "FLAME_CACHE_ENDPOINT": self._cache,
             "FLAME_INSTANCE_ENDPOINT": str(self._socket),
             "HOME": str(self._folder),
             "TMPDIR": str(self._folder / "tmp"),
@@ -618,7 +622,7 @@ class MemoryFlame:
 
     Attributes:
         environment: what a program needs to find it.
-        manager, cache: its servers with all their state.
+        manager, caches: its servers with all their state.
         started_workers: the process ids of all workers ever started.
         workers_of: all workers ever started, by the name of their node.
         unbindable: how many of the next executors cannot be bound to their session.
@@ -631,26 +635,29 @@ class MemoryFlame:
         executors: int = 2,
         worker_path: list[Path] | None = None,
         nodes: dict[str, int] | None = None,
+        caches: int = 1,
     ) -> None:
         """
         Args:
             executors: how many there are room for; they start when tasks are pending.
             worker_path: folders that workers find modules in before all others.
             nodes: the cores of each; by default one node, `memory`, for all executors.
+            caches: the number of replicas of the object cache. Clients know the first.
         """
+        self._replicas = caches
         self.worker_path = worker_path or []
         self.manager = SessionManager({"memory": executors} if nodes is None else nodes)
         self.started_workers: list[int] = []
         self.workers_of: defaultdict[str, list[subprocess.Popen[bytes]]] = defaultdict(list)
         self.unbindable = 0
         self.on_result: Callable[[str], None] = lambda key: None
-        self._placed = 0
+        self.placed = 0
         self._installing = threading.Lock()
 
     def __enter__(self) -> MemoryFlame:
         self.folder = Path(tempfile.mkdtemp(prefix="memory-flame-"))
         self._port, cache_port = free_ports()
-        self.cache = ObjectCache(cache_port)
+        self.caches = [ObjectCache(port) for port in (cache_port, *[0] * (self._replicas - 1))]
         self.manager.on_pending = self._schedule
         self.start("session-manager")
         self.environment = {
@@ -673,7 +680,7 @@ class MemoryFlame:
     def start(self, server: str) -> None:
         """Serve again, at the same address, with all that was there."""
         if server == "object-cache":
-            self.cache = ObjectCache(self.cache.port, self.cache)
+            self.caches[0] = ObjectCache(self.cache.port, self.cache)
             return
         # A thread for each watched task, of which a client watches ten at a time.
         own = [("grpc.so_reuseport", 0)]  # no other process may serve the same port
@@ -753,8 +760,14 @@ class MemoryFlame:
             if not executor.void:
                 executor.join()
         self._server.stop(grace=1).wait()
-        self.cache.shutdown()
+        for cache in self.caches:
+            cache.shutdown()
         shutil.rmtree(self.folder)
+
+    @property
+    def cache(self) -> ObjectCache:
+        """The one that clients know."""
+        return self.caches[0]
 
     @property
     def applications(self) -> list[str]:
@@ -769,7 +782,7 @@ class MemoryFlame:
 
     @property
     def objects(self) -> dict[str, bytes]:
-        return dict(self.cache.objects)
+        return {name: data for cache in self.caches for name, data in cache.objects.items()}
 
     @property
     def finished_tasks(self) -> Counter[str]:
@@ -857,8 +870,8 @@ class MemoryFlame:
         free = [name for name in free if not self.manager.nodes[name].ready] or free
         if not free or self.manager.stopping:
             return False
-        self._placed += 1
-        node = free[self._placed % len(free)]
+        self.placed += 1
+        node = free[self.placed % len(free)]
         application = self.manager.applications[session.message.spec.application]
         executor = Executor(self, node, session, application)
         self.manager.executors.append(executor)

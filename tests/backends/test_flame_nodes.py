@@ -192,6 +192,22 @@ def test_a_run_ends_where_no_node_can_install(on) -> None:
             collect(backend, 0)
 
 
+def test_results_are_deleted_in_the_object_cache_that_has_them(on) -> None:
+    with MemoryFlame(executors=2, caches=2) as memory:
+        put = threading.Event()
+        memory.on_result = lambda key: put.set() if key in memory.caches[1].objects else None
+        with on(memory) as backend:
+            for iteration in range(100):
+                assert_as_here(collect(backend, iteration), iteration)
+                if put.is_set():
+                    break
+            assert put.is_set()
+            wait_until(lambda: not memory.caches[1].objects)
+            # As one that comes when nobody waits for it any more.
+            memory.caches[1].objects |= {f"{backend._runner._name}/{backend._session.id}/late": b""}
+        assert memory.objects == {}
+
+
 def test_what_ran_on_a_node_that_comes_back_too_late_ends_by_itself(on) -> None:
     """Flame has given it up, and leaves its processes alone."""
     with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:

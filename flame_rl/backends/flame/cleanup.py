@@ -2,8 +2,8 @@
 
 Run as a program, this is a process that outlives the learner just long enough for that. A pipe
 tells it what the run has on the cluster, one a line: `application NAME`, `session ID`,
-`weights REF`. The last line is `dismissed` if nothing is left, and `late` if all is removed, but
-something may arrive late; otherwise the learner has died.
+`weights REF`, and where: `cache ENDPOINT`. The last line is `dismissed` if nothing is left, and
+`late` if all is removed, but something may arrive late; otherwise the learner has died.
 
 flamepy is imported where it is used: the import takes a second of a core, and this process, which
 may only ever wait, must not slow down the learner's start.
@@ -12,6 +12,7 @@ may only ever wait, must not slow down the learner's start.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import os
@@ -25,6 +26,8 @@ from flame_rl.system.signals import call_with_timeout
 JANITOR_SECONDS = 600.0
 # For one call of flamepy, which waits for ever for a server that hangs.
 CALL_SECONDS = 5.0
+# For a cache beside the configured one.
+REPLICA_SECONDS = 1.0
 # An executor ends a task within about a second of its weights' removal; its answer may come first.
 _LATE_SECONDS = 2.0
 
@@ -41,8 +44,8 @@ class Janitor:
         self._process = ChildProcess(__name__, silent=True)
 
     def remember(self, kind: str, name: str) -> None:
-        """Remember an "application" by its name, a "session" by its id, or "weights" in the object
-        cache by their reference as JSON."""
+        """Remember an "application" by its name, a "session" by its id, "weights" in the object
+        cache by their reference as JSON, or a "cache" beside the configured one by its endpoint."""
         self._left[kind].append(name)
         self._tell(f"{kind} {name}")
 
@@ -66,7 +69,7 @@ class Janitor:
 
 
 def _nothing() -> dict[str, list[str]]:
-    return {"application": [], "session": [], "weights": []}
+    return {"application": [], "session": [], "weights": [], "cache": []}
 
 
 def clean_up(left: dict[str, list[str]], seconds: float) -> bool:
@@ -86,7 +89,7 @@ def clean_up(left: dict[str, list[str]], seconds: float) -> bool:
     withdrawn = False
     while True:
         if all([close_session(session) for session in left["session"]]):
-            if all(_remove(application) for application in left["application"]):
+            if all(_remove(application, left["cache"]) for application in left["application"]):
                 return True
         elif not withdrawn:
             withdrawn = True
@@ -111,8 +114,9 @@ def close_session(session: str) -> bool:
     return True
 
 
-def _remove(application: str) -> bool:
-    """Remove the application and its objects; returns whether they are gone."""
+def _remove(application: str, caches: list[str]) -> bool:
+    """Remove the application and its objects; returns whether they are gone. A cache beside the
+    configured one may itself be gone, with all that it had."""
     from flamepy.core import cache, client
 
     try:
@@ -122,7 +126,21 @@ def _remove(application: str) -> bool:
         call_with_timeout(CALL_SECONDS, lambda: cache.delete_objects(prefix))
     except Exception:
         return False
+    for endpoint in caches:
+        with contextlib.suppress(Exception):
+            call_with_timeout(REPLICA_SECONDS, functools.partial(delete_objects, endpoint, prefix))
     return True
+
+
+def delete_objects(endpoint: str, path: str) -> None:
+    """Delete the object of this key, or all with this prefix, in the cache at that endpoint."""
+    from flamepy.core import cache
+    from pyarrow import flight
+
+    # flamepy's own function asks the configured cache alone.
+    client = cache._get_flight_client(endpoint, cache._get_cache_tls_config())
+    list(client.do_action(flight.Action("DELETE", path.encode())))
+    cache._cache_remove_matching(cache.ObjectKey.from_path(path))
 
 
 def _withdraw(reference: str) -> None:

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import flamepy.core.cache
 import flamepy.core.client
@@ -21,7 +21,12 @@ from flamepy.runner import Runner
 from flamepy.runner.runner import ObjectFuture, RunnerService
 
 from flame_rl.actor.remote import Collector
-from flame_rl.backends.flame.cleanup import CALL_SECONDS, Janitor, close_session
+from flame_rl.backends.flame.cleanup import (
+    CALL_SECONDS,
+    Janitor,
+    close_session,
+    delete_objects,
+)
 from flame_rl.backends.flame.room import Room
 from flame_rl.backends.patience import Patience
 from flame_rl.system.signals import call_with_timeout
@@ -42,10 +47,12 @@ class Tally:
     Attributes:
         dropped: answers that came when nobody waited for them any more.
         last_result: when the last episodes came, in monotonic seconds.
+        caches: the endpoints of object caches that have had weights or results.
     """
 
     dropped: int = 0
     last_result: float = 0.0
+    caches: set[str] = field(default_factory=set)
 
 
 class Session:
@@ -83,9 +90,15 @@ class Session:
         if self._weights is None:
             self._weights = call_with_timeout(CALL_SECONDS, lambda: self._runner.put_object(array))
             self._janitor.remember("weights", json.dumps(asdict(self._weights)))
+            self._remember_cache(self._weights.endpoint)
         else:
             update = flamepy.core.cache.update_object
             self._weights = call_with_timeout(CALL_SECONDS, lambda: update(self._weights, array))
+
+    def _remember_cache(self, endpoint: str) -> None:
+        if endpoint not in self._tally.caches:
+            self._tally.caches.add(endpoint)
+            self._janitor.remember("cache", endpoint)
 
     def versions(self) -> Future[memoryview]:
         """The versions of Python and libraries on an executor, as JSON."""
@@ -188,6 +201,7 @@ class Session:
         def fetch(_: Future) -> None:
             try:
                 ref = task.ref()
+                self._remember_cache(ref.endpoint)
                 data = _bytes_of(flamepy.core.cache.get_object(ref))
                 with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
                     if packing.is_message(data):
@@ -201,7 +215,7 @@ class Session:
                 # Every result stays in Flame's cache, and in this client's, until deleted; the
                 # learner need not wait for that.
                 with contextlib.suppress(Exception):
-                    flamepy.core.cache.delete_objects(ref.key)
+                    delete_objects(ref.endpoint, ref.key)
             except Exception as error:
                 self.failures += 1
                 with contextlib.suppress(InvalidStateError):
