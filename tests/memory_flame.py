@@ -191,10 +191,11 @@ class Session:
 
 @dataclass
 class Node:
-    """An executor manager; `broken`: it cannot install packages."""
+    """An executor manager; `broken`: it cannot install packages; `environment` is its workers'."""
 
     cores: int
     broken: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
     state: int = pb.NodeState.Ready
 
     @property
@@ -565,6 +566,7 @@ class Executor(threading.Thread):
         own = ("FLAME", "PYTHON")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(own)}
         environment |= self._flame.environment | {
+            **self._flame.manager.nodes[self.node].environment,
             "FLAME_CACHE_ENDPOINT": self._cache,
             "FLAME_INSTANCE_ENDPOINT": str(self._socket),
             "HOME": str(self._folder),

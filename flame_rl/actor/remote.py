@@ -12,6 +12,7 @@ import ctypes
 import importlib.metadata
 import json
 import os
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,9 @@ from flame_rl.wire.packing import Buffer
 # Every executor has it; the workers of one machine need not.
 if TYPE_CHECKING:
     import pyarrow
+
+# Where an answer says what its executor runs.
+ABOUT = b"flame_rl.about"
 
 
 def versions() -> dict[str, str]:
@@ -61,15 +65,16 @@ class Collector:
         # The child imports while the learner does. If it cannot start, the first request says so.
         with contextlib.suppress(OSError):
             self._worker.start()
+        self._about = json.dumps({"node": socket.gethostname()} | versions() | processor()).encode()
         self._presence = Presence(self._end)
 
     def _end(self) -> None:
         self._worker.close()
         os._exit(0)
 
-    def versions(self) -> pyarrow.RecordBatch:
-        """`versions()` and `processor()` as JSON in a `column`."""
-        return column(json.dumps(versions() | processor()).encode())
+    def about(self) -> pyarrow.RecordBatch:
+        """What this executor runs, in a `column`."""
+        return column(self._about, self._about)
 
     def collect(
         self,
@@ -89,20 +94,24 @@ class Collector:
                 whether it has become empty in the meantime.
 
         Returns:
-            Encoded episodes or an encoded failure in a `column`.
+            Encoded episodes or an encoded failure in a `column`, which says what this executor
+            runs.
         """
         self._presence.busy()
         try:
             if len(snapshot) == 0:
-                return _failure("stale", "the learner has withdrawn this task")
+                return self._failure("stale", "the learner has withdrawn this task")
             answer = self._worker.collect(
                 snapshot.tobytes(), request, Limits(*limits), lambda: _withdrawn(snapshot_ref)
             )
-            return column(answer)
+            return column(answer, self._about)
         except Exception as error:
-            return _failure("garbled", f"{type(error).__name__}: {error}")
+            return self._failure("garbled", f"{type(error).__name__}: {error}")
         finally:
             self._presence.busy()
+
+    def _failure(self, kind: FailureKind, message: str) -> pyarrow.RecordBatch:
+        return column(codec.encode_failure(CollectFailure(kind, message)), self._about)
 
 
 def _withdrawn(snapshot_ref: str) -> bool:
@@ -115,13 +124,11 @@ def _withdrawn(snapshot_ref: str) -> bool:
         return False  # the cache may be away for a moment; the deadline still holds
 
 
-def column(data: Buffer) -> pyarrow.RecordBatch:
-    """An Arrow batch whose only column, uint8, is a view of the bytes."""
+def column(data: Buffer, about: bytes) -> pyarrow.RecordBatch:
+    """An Arrow batch whose only column, uint8, is a view of the bytes; `about` is metadata of its
+    schema: JSON of the node's name, `versions()` and `processor()`."""
     import pyarrow
 
     values = pyarrow.Array.from_buffers(pyarrow.uint8(), len(data), [None, pyarrow.py_buffer(data)])
-    return pyarrow.record_batch([values], names=["data"])
-
-
-def _failure(kind: FailureKind, message: str) -> pyarrow.RecordBatch:
-    return column(codec.encode_failure(CollectFailure(kind, message)))
+    schema = pyarrow.schema([pyarrow.field("data", pyarrow.uint8())], {ABOUT: about})
+    return pyarrow.record_batch([values], schema=schema)

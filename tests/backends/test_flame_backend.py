@@ -5,7 +5,6 @@ Against the in-memory Flame always; marked `cluster`, the same tests against a r
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -23,7 +22,7 @@ import pytest
 from flamepy.core.types import ResourceRequirement, SessionAttributes
 from flamepy.proto import types_pb2
 
-from flame_rl.actor.remote import Collector, processor, versions
+from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame import session
 from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.backends.flame.cluster import connect
@@ -341,39 +340,16 @@ def test_faulty_environment_is_named_with_episode_and_step(
     flame.assert_nothing_left()
 
 
-@pytest.mark.parametrize("name", ["python", "numpy"])
-def test_executor_with_other_versions_is_refused(name: str) -> None:
-    theirs = versions() | {name: "3.99"}
-    answer: Future[bytes] = Future()
-    answer.set_result(json.dumps(theirs).encode())
-    backend = FlameBackend.__new__(FlameBackend)
-    backend._silence = 120.0
-    with pytest.raises(UsageError, match=f"{name} {versions()[name]} here, 3.99 there"):
-        backend._compare_versions(answer)
-
-
-@pytest.mark.parametrize("name", processor())
-def test_executors_with_another_kernel_are_pointed_out(name: str) -> None:
-    for theirs in (processor(), processor() | {name: "Zen"}):
-        answer: Future[bytes] = Future()
-        answer.set_result(json.dumps(versions() | theirs).encode())
-        backend = FlameBackend.__new__(FlameBackend)
-        backend._silence, backend._watch = 120.0, Mock()
-        backend._compare_versions(answer)
-        said = [call.args[0] for call in backend._watch.say.call_args_list]
-        assert len(said) == (theirs[name] == "Zen")
-        assert all(f"{name} {processor()[name]} here, Zen there" in text for text in said)
-
-
 def test_the_session_is_asked_now_and_then_while_the_first_executor_starts() -> None:
     backend = FlameBackend.__new__(FlameBackend)
     backend._checked_at, backend._stop, backend._watch = 0.0, threading.Event(), Mock()
     backend._silence, backend._bypass = 120.0, Mock(open=False)
     backend._watch.ask.return_value = False
     backend._session = SimpleNamespace(id="ours", event_codes=Mock(return_value=set()))
+    backend._tally = session.Tally()
     answer: Future[bytes] = Future()
-    threading.Timer(1.0, answer.set_result, [json.dumps(versions()).encode()]).start()
-    backend._compare_versions(answer)
+    threading.Timer(1.0, answer.set_result, [b""]).start()
+    backend._await_executor(answer)
     assert backend._session.event_codes.call_count == 1
     backend._watch.ask.assert_called_once_with("ours", ASK_SECONDS)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ import psutil
 import pytest
 from flamepy.proto import types_pb2 as pb
 
+from flame_rl.actor.remote import processor
 from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.backends.patience import Patience
@@ -190,6 +192,23 @@ def test_a_run_ends_where_no_node_can_install(on) -> None:
             pytest.raises(RunError, match=r"cannot start.*failed to install the package"),
         ):
             collect(backend, 0)
+
+
+def test_a_node_with_another_kernel_is_named_though_it_does_not_answer_first(on) -> None:
+    kernel = processor()["BLAS kernel"]
+    other = "Nehalem" if kernel != "Nehalem" else "Haswell"
+    with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
+        assert_as_here(collect(backend, 0, 2), 0)
+        memory.add_node("b", 1)
+        memory.manager.nodes["b"].environment["OPENBLAS_CORETYPE"] = other
+        for iteration in range(1, 100):
+            look(backend)
+            collect(backend, iteration)
+            if backend.listener.lines:
+                break
+        (line,) = backend.listener.lines
+        assert line.startswith(f"Node {socket.gethostname()} has another processor than this")
+        assert f"BLAS kernel {kernel} here, {other} there" in line
 
 
 def test_results_are_deleted_in_the_object_cache_that_has_them(on) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import threading
 import time
@@ -14,7 +13,7 @@ import flamepy.core.client
 import grpc
 from flamepy.core.types import FlameError
 
-from flame_rl.actor.remote import processor, versions
+from flame_rl.actor.remote import versions
 from flame_rl.actor.worker.supervisor import Worker
 from flame_rl.backends import Listener
 from flame_rl.backends.dispatch import (
@@ -144,7 +143,7 @@ class FlameBackend:
         try:
             self._session = self._open_session()
             # Asked at once, so that executors start while the learner imports torch.
-            self._executor_versions: Future[memoryview] | None = self._session.versions()
+            self._first_answer: Future[memoryview] | None = self._session.about()
         except Exception as error:
             self._runner.close()
             raise RunError(f"Flame did not open a session: {error}") from error
@@ -171,9 +170,9 @@ class FlameBackend:
     def _collect_with_executors(
         self, snapshot: PolicySnapshot, request: CollectRequest
     ) -> Collected:
-        if self._executor_versions is not None:
-            self._compare_versions(self._executor_versions)
-            self._executor_versions = None
+        if self._first_answer is not None:
+            self._await_executor(self._first_answer)
+            self._first_answer = None
             self._watch.over()
         self._encoded = codec.encode_snapshot(snapshot)
         self._began = time.monotonic()
@@ -194,6 +193,7 @@ class FlameBackend:
             "--env names; docs/cluster.md says how to send more",
         )
         collected = gather(snapshot, request, transport, sizes, self._stop, self.listener)
+        self._tally.hosts.tell(self._watch.say)
         self.shares.took(len(request.indices), time.monotonic() - self._began)
         dropped, self._tally.dropped = self._tally.dropped, 0
         return replace(
@@ -259,9 +259,8 @@ class FlameBackend:
             self._reopened_for = room.executors
             self._reopen(self._session.events())
 
-    def _compare_versions(self, future: Future[memoryview]) -> None:
-        """Wait for an executor's versions, which must equal this machine's; processors may differ,
-        and the user is told."""
+    def _await_executor(self, future: Future[memoryview]) -> None:
+        """Wait until an executor has said what it runs: this machine's versions."""
         began, limit = time.monotonic(), max(STARTUP_SECONDS, self._silence)
         given_up = 0
         while not future.done():
@@ -275,7 +274,7 @@ class FlameBackend:
                     self._refuse_if_none_can_start(given_up)
                     self._leave_session()
                     self._session = self._open_session()
-                    future = self._session.versions()
+                    future = self._session.about()
             seconds = time.monotonic() - began
             self._watch.tell(seconds, limit)
             if seconds > limit:
@@ -285,34 +284,17 @@ class FlameBackend:
                     "a greater --cluster-patience waits longer"
                 )
         try:
-            theirs = json.loads(bytes(future.result()))
+            future.result()
         except Exception as error:
             raise RunError(
                 f"the first task on the cluster failed: {error}. {self._session.events()}"
             ) from error
-        kernels = processor()
-        ours = versions() | kernels
-        different = {
-            name: f"{name} {ours.get(name)} here, {version} there"
-            for name, version in theirs.items()
-            if version != ours.get(name)
-        }
-        if others := [different.pop(name) for name in kernels if name in different]:
-            self._watch.say(
-                f"the executors have other processors than this machine: {'; '.join(others)}. "
-                "The same seed may give another result than on this machine alone"
-            )
-        if not different:
-            return
-        remedy = f"start with `uv run --python {theirs.get('python')} main.py …`, or use --local"
-        raise UsageError(
-            f"the executors run other versions than this machine: {'; '.join(different.values())}. "
-            f"The same seed would not give the same result; {remedy}"
-        )
+        self._tally.hosts.refuse_others()
 
     def _check(self) -> None:
-        """Called while waiting: closes sessions that were left, gives up lost tasks, and a silent
-        cluster."""
+        """Called while waiting, before answers are read: refuses executors of other versions,
+        closes sessions that were left, gives up lost tasks, and a silent cluster."""
+        self._tally.hosts.refuse_others()
         if self._is_time_to_check():
             self._look()
             # Each of these would wait for an answer, too.

@@ -20,13 +20,14 @@ from flamepy.proto.types_pb2 import ResourceRequirement
 from flamepy.runner import Runner
 from flamepy.runner.runner import ObjectFuture, RunnerService
 
-from flame_rl.actor.remote import Collector
+from flame_rl.actor.remote import ABOUT, Collector
 from flame_rl.backends.flame.cleanup import (
     CALL_SECONDS,
     Janitor,
     close_session,
     delete_objects,
 )
+from flame_rl.backends.flame.hosts import Hosts
 from flame_rl.backends.flame.room import Room
 from flame_rl.backends.patience import Patience
 from flame_rl.system.signals import call_with_timeout
@@ -47,11 +48,13 @@ class Tally:
     Attributes:
         dropped: answers that came when nobody waited for them any more.
         last_result: when the last episodes came, in monotonic seconds.
+        hosts: what the executors run that have answered.
         caches: the endpoints of object caches that have had weights or results.
     """
 
     dropped: int = 0
     last_result: float = 0.0
+    hosts: Hosts = field(default_factory=Hosts)
     caches: set[str] = field(default_factory=set)
 
 
@@ -100,9 +103,9 @@ class Session:
             self._tally.caches.add(endpoint)
             self._janitor.remember("cache", endpoint)
 
-    def versions(self) -> Future[memoryview]:
-        """The versions of Python and libraries on an executor, as JSON."""
-        return self._track(self._service.versions())
+    def about(self) -> Future[memoryview]:
+        """Done once an executor has said what it runs."""
+        return self._track(self._service.about())
 
     def collect(self, request: bytes, episodes: int, patience: Patience) -> Future[memoryview]:
         """Send an encoded request for that number of episodes; returns the future of the encoded
@@ -202,7 +205,9 @@ class Session:
             try:
                 ref = task.ref()
                 self._remember_cache(ref.endpoint)
-                data = _bytes_of(flamepy.core.cache.get_object(ref))
+                data, about = _bytes_of(flamepy.core.cache.get_object(ref))
+                # Before anybody can read the answer.
+                self._tally.hosts.hear(about)
                 with contextlib.suppress(packing.WireError):  # whoever waits for it refuses it
                     if packing.is_message(data):
                         answered(data)
@@ -227,10 +232,11 @@ class Session:
         return outer
 
 
-def _bytes_of(result: object) -> memoryview:
+def _bytes_of(result: object) -> tuple[memoryview, bytes]:
+    """The answer, and what its executor says of itself."""
     # Flame may return a large batch as a table of several batches.
     batch = isinstance(result, pyarrow.RecordBatch | pyarrow.Table) and result.num_columns == 1
     values = result.column(0).to_numpy() if batch else None
     if values is None or values.dtype != np.uint8:
         raise packing.WireError(f"result: {type(result).__name__} where bytes are expected")
-    return memoryview(values)
+    return memoryview(values), (result.schema.metadata or {}).get(ABOUT, b"")
