@@ -191,10 +191,12 @@ class Session:
 
 @dataclass
 class Node:
-    """An executor manager; `broken`: it cannot install packages; `environment` is its workers'."""
+    """An executor manager; `broken`: it cannot install packages; `failed`: those that it could not
+    install, which it does not try again; `environment` is its workers'."""
 
     cores: int
     broken: bool = False
+    failed: set[str] = field(default_factory=set)
     environment: dict[str, str] = field(default_factory=dict)
     state: int = pb.NodeState.Ready
 
@@ -540,7 +542,10 @@ class Executor(threading.Thread):
             if self._flame.unbindable:
                 self._flame.unbindable -= 1
                 raise RuntimeError("failed to connect to service: transport error")
-            if self._flame.manager.nodes[self.node].broken:
+            node, name = self._flame.manager.nodes[self.node], self._application.metadata.name
+            if node.broken:
+                node.failed.add(name)
+            if name in node.failed:
                 raise RuntimeError("failed to install the package")
         self._start_worker(self._flame.install(self._application))
         ready = grpc.channel_ready_future(channel)

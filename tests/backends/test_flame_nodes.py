@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -78,8 +79,7 @@ def on(pace: None, monkeypatch: pytest.MonkeyPatch) -> Callable:
         monkeypatch.setattr(flamepy.core.cache, "_context_cache", None)
         for name, value in memory.environment.items():
             monkeypatch.setenv(name, value)
-        patience = Patience(None, 100_000, 4096)
-        made = FlameBackend(Environment(TINY), patience, 20.0, threading.Event())
+        made = another()
         made.listener = Heard()
         try:
             yield made
@@ -88,6 +88,11 @@ def on(pace: None, monkeypatch: pytest.MonkeyPatch) -> Callable:
             flamepy.core.client.ConnectionInstance.instance().close()
 
     return backend
+
+
+def another() -> FlameBackend:
+    """Another run's, on the cluster of the one that is."""
+    return FlameBackend(Environment(TINY), Patience(None, 100_000, 4096), 20.0, threading.Event())
 
 
 def collect(backend: object, iteration: int, episodes: int = 8, env: str = TINY) -> Episodes:
@@ -181,6 +186,67 @@ def test_a_node_that_cannot_install_is_named_and_the_others_work(on) -> None:
             assert backend.executors == 1
             (line,) = backend.listener.lines
             assert line.startswith("Node b cannot start executors: ")
+
+
+def test_what_no_node_could_install_is_tried_again_by_the_next_run(on) -> None:
+    """A node remembers by the application's name that it could not."""
+    with MemoryFlame(nodes={"a": 1}) as memory:
+        memory.manager.nodes["a"].broken = True
+        with on(memory) as backend, pytest.raises(RunError, match="cannot start"):
+            collect(backend, 0)
+        memory.manager.nodes["a"].broken = False
+        with on(memory) as backend:
+            assert_as_here(collect(backend, 0), 0)
+
+
+def test_runs_of_equal_content_share_an_install_and_remove_only_what_is_theirs(on) -> None:
+    with MemoryFlame(nodes={"a": 1}) as memory:
+        with on(memory) as first:
+            assert_as_here(collect(first, 0), 0)
+            (application,) = memory.applications
+            memory.add_node("b", 1)
+            second = another()
+            assert_as_here(collect(second, 0), 0)
+            assert memory.applications == [application]
+            second.close()
+            assert not any(second._session.id in name for name in memory.objects)
+            # What it needs is still there: for executors that start now, too.
+            shutil.rmtree(memory.folder / "apps")
+            first._reopen("a new session")
+            assert_as_here(collect(first, 1), 1)
+        assert not memory.applications and not memory.objects
+        with on(memory) as third:
+            assert_as_here(collect(third, 0), 0)
+            assert memory.applications == [application]
+        assert [path.name for path in (memory.folder / "apps").iterdir()] == [application]
+
+
+def test_an_application_that_another_run_has_removed_is_shipped_again(on) -> None:
+    with MemoryFlame(nodes={"a": 2}) as memory, on(memory) as first:
+        assert_as_here(collect(first, 0), 0)
+        # Between two sessions it has none that keeps the application.
+        first._session.close()
+        second = another()
+        second.close()
+        assert not memory.applications
+        assert_as_here(collect(first, 1), 1)
+
+
+def test_an_application_without_its_package_is_shipped_again(on) -> None:
+    with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as first:
+        (application,) = memory.applications
+        for name in [name for name in memory.objects if name.startswith(f"{application}/pkg")]:
+            del memory.cache.objects[name]
+        # The first has a session of it, so that it stays as it is, and is of no use.
+        second = another()
+        assert second._runner._name.startswith(f"{application}-")
+        second.close()
+        first.close()
+        assert not memory.applications
+        third = another()
+        assert memory.applications == [application]
+        third.close()
+        assert not memory.applications and not memory.objects
 
 
 def test_a_run_ends_where_no_node_can_install(on) -> None:

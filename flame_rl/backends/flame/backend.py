@@ -136,22 +136,33 @@ class FlameBackend:
         return spec
 
     def _open(self, environment: Environment) -> None:
-        self._needs = needs(environment)
+        self._environment, self._needs = environment, needs(environment)
         self._left_sessions: list[Session] = []
         self._janitor = Janitor()
-        self._runner, self._dependencies = deploy(environment, self._janitor)
+        self._deploy()
         try:
             self._session = self._open_session()
             # Asked at once, so that executors start while the learner imports torch.
             self._first_answer: Future[memoryview] | None = self._session.about()
         except Exception as error:
-            self._runner.close()
+            self._janitor.clean_up(DRAIN_SECONDS)
             raise RunError(f"Flame did not open a session: {error}") from error
-        self._bypass = Bypass(self._runner._name, self._janitor)
         self._closed = False
         self._look()
 
+    def _deploy(self, shared: bool = True) -> None:
+        self._shared = shared
+        self._runner, self._dependencies = deploy(self._environment, self._janitor, shared)
+        self._bypass = Bypass(self._runner._name, self._janitor)
+
     def _open_session(self) -> Session:
+        try:
+            return Session(self._runner, self._room, self._janitor, self._tally)
+        except FlameError:
+            if flamepy.core.client.get_application(self._runner._name) is not None:
+                raise
+        # Another run has removed it with its own end, while this one had no session of it.
+        self._deploy(self._shared)
         return Session(self._runner, self._room, self._janitor, self._tally)
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
@@ -201,7 +212,8 @@ class FlameBackend:
         )
 
     def close(self) -> None:
-        """Close the sessions, unregister the application and delete its objects."""
+        """Close the sessions, delete their objects, and unregister the application if no other run
+        uses it."""
         if self._closed:
             return
         self._closed = True
@@ -209,7 +221,6 @@ class FlameBackend:
         with contextlib.suppress(TimeoutError):
             clean = call_with_timeout(DRAIN_SECONDS, lambda: self._janitor.clean_up(DRAIN_SECONDS))
         if clean:
-            self._runner.close()
             if self._stop.is_set():
                 # `collect` was abandoned, and may have been sending weights.
                 self._janitor.look_again()
@@ -270,9 +281,16 @@ class FlameBackend:
             if self._is_time_to_check():
                 self._look()
                 if self._gave_up() and not self._others_start():
-                    given_up += 1
-                    self._refuse_if_none_can_start(given_up)
-                    self._leave_session()
+                    if self._shared:
+                        # A node never again tries to install what it could not install once.
+                        self._leave_session()
+                        self._bypass.close()
+                        self._deploy(shared=False)
+                        self._failing = frozenset()
+                    else:
+                        given_up += 1
+                        self._refuse_if_none_can_start(given_up)
+                        self._leave_session()
                     self._session = self._open_session()
                     future = self._session.about()
             seconds = time.monotonic() - began
@@ -394,7 +412,7 @@ class FlameBackend:
         if silence < self._silence and waited < self._silence + deadline:
             return
         try:
-            check_answers(self._context, self._runner)
+            check_answers(self._context, self._session.put)
         except UsageError as error:
             raise RunError(
                 f"the cluster is lost: {error}. {self._watch.hint}. Go on with --resume"

@@ -73,7 +73,8 @@ def _nothing() -> dict[str, list[str]]:
 
 
 def clean_up(left: dict[str, list[str]], seconds: float) -> bool:
-    """Close the sessions, unregister the application and delete its objects.
+    """Close the sessions, delete their objects, and unregister the application unless other runs
+    have sessions of it.
 
     Closing a session cancels the tasks that have not begun. Flame refuses while others run; their
     executors notice within about a second that the weights are gone, and end them.
@@ -89,7 +90,7 @@ def clean_up(left: dict[str, list[str]], seconds: float) -> bool:
     withdrawn = False
     while True:
         if all([close_session(session) for session in left["session"]]):
-            if all(_remove(application, left["cache"]) for application in left["application"]):
+            if all(_remove(application, left) for application in left["application"]):
                 return True
         elif not withdrawn:
             withdrawn = True
@@ -114,22 +115,42 @@ def close_session(session: str) -> bool:
     return True
 
 
-def _remove(application: str, caches: list[str]) -> bool:
-    """Remove the application and its objects; returns whether they are gone. A cache beside the
-    configured one may itself be gone, with all that it had."""
+def _remove(application: str, left: dict[str, list[str]]) -> bool:
+    """Remove the run's objects and, where no other run has a session of it, the application;
+    returns whether they are gone. A cache beside the configured one may itself be gone, with all
+    that it had."""
     from flamepy.core import cache, client
 
+    mine = [f"{application}/{session}" for session in left["session"]]
+    package = f"{application}/pkg"
     try:
-        if application in {each.name for each in client.list_applications()}:
-            client.unregister_application(application)
-        prefix = cache.ObjectKey.for_all_sessions(application).to_prefix()
-        call_with_timeout(CALL_SECONDS, lambda: cache.delete_objects(prefix))
+        for path in mine:
+            call_with_timeout(CALL_SECONDS, functools.partial(cache.delete_objects, path))
+        if _is_registered(application):
+            with contextlib.suppress(client.FlameError):
+                client.unregister_application(application)
+            if _is_registered(application):
+                # It is not Flame that is stuck, then.
+                return any(
+                    session.application == application and session.id not in left["session"]
+                    for session in client.list_sessions()
+                )
+        call_with_timeout(CALL_SECONDS, functools.partial(cache.delete_objects, package))
     except Exception:
         return False
-    for endpoint in caches:
-        with contextlib.suppress(Exception):
-            call_with_timeout(REPLICA_SECONDS, functools.partial(delete_objects, endpoint, prefix))
+    for endpoint in left["cache"]:
+        for path in (*mine, package):
+            with contextlib.suppress(Exception):
+                call_with_timeout(
+                    REPLICA_SECONDS, functools.partial(delete_objects, endpoint, path)
+                )
     return True
+
+
+def _is_registered(application: str) -> bool:
+    from flamepy.core import client
+
+    return application in {each.name for each in client.list_applications()}
 
 
 def delete_objects(endpoint: str, path: str) -> None:

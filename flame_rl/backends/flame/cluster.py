@@ -7,15 +7,19 @@ import secrets
 import socket
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlparse
 
+import flamepy.core.cache
 import flamepy.core.client
 import grpc
 import numpy as np
-from flamepy.core.types import FlameContext
+import pyarrow
+from flamepy.core.types import FlameContext, FlameError
 from flamepy.runner import Runner
+from pyarrow import flight
 
 from flame_rl.backends.flame.cleanup import CALL_SECONDS, Janitor
 from flame_rl.backends.flame.room import Room, room_among
@@ -27,6 +31,8 @@ from flame_rl.wire.messages import Environment
 CONNECT_SECONDS = 8.0
 PROBE_SECONDS = 3.0
 DEPLOY_SECONDS = 60.0
+# Attempts to ship the package, of which the last is under a name of its own.
+DEPLOYMENTS = 3
 # flamepy learns that a task has finished through a thread that watches it, and has ten of them. Far
 # more than this number would use up all calls that Flame allows on one connection.
 MOST_WATCHED = 128
@@ -90,12 +96,13 @@ def check_reachable(context: FlameContext) -> None:
                 raise _unreachable(name, endpoint, "what listens does not speak gRPC") from error
 
 
-def check_answers(context: FlameContext, runner: Runner) -> None:
-    """Raises UsageError if the session manager or the object cache accepts calls but hangs."""
+def check_answers(context: FlameContext, put: Callable[[np.ndarray], object]) -> None:
+    """Raises UsageError if the session manager or the object cache accepts calls but hangs; `put`
+    puts an array into the cache."""
     check_reachable(context)
     for name, endpoint, ask in (
         ("session manager", context.endpoint, flamepy.core.client.list_sessions),
-        ("object cache", context.cache.endpoint, lambda: runner.put_object(np.empty(0, np.uint8))),
+        ("object cache", context.cache.endpoint, lambda: put(np.empty(0, np.uint8))),
     ):
         try:
             call_with_timeout(PROBE_SECONDS, ask)
@@ -133,23 +140,62 @@ def watch_at_once(tasks: int) -> None:
         connection._executor = ThreadPoolExecutor(threads, "watch")
 
 
-def deploy(environment: Environment, janitor: Janitor) -> tuple[Runner, list[str]]:
-    """Ship the package as an application; returns its runner and the package's dependencies.
+def deploy(
+    environment: Environment, janitor: Janitor, shared: bool = True
+) -> tuple[Runner, list[str]]:
+    """Ship the package as an application, or find it there; returns its runner and the package's
+    dependencies.
 
-    Flame finds a package by its application's name alone, so the name holds a digest of the content
-    and a random token: what runs is what was shipped, and two runs never share a name.
+    Nodes install a package once for each name of an application. The name holds a digest of the
+    content, so that all runs of equal content share an install, and what runs is what was shipped.
+
+    Args:
+        environment: its modules are shipped.
+        janitor: told of the application.
+        shared: whether the name says nothing else; otherwise it is this run's alone.
+
+    Raises:
+        RunError: Flame does not take it.
     """
     with tempfile.TemporaryDirectory(prefix="flame-rl-") as folder:
         package = stage_package(Path(folder), environment)
-        name = f"flame-rl-{package.digest}-{secrets.token_hex(4)}"
-        janitor.remember("application", name)
+        name = f"flame-rl-{package.digest}"
         # Runner packs the current directory and offers no other way.
         with contextlib.chdir(folder):
-            try:
-                runner = call_with_timeout(
-                    DEPLOY_SECONDS,
-                    lambda: Runner(name, fail_if_exists=True, dependencies=package.dependencies),
-                )
-            except Exception as error:
-                raise RunError(f"Flame did not accept the application {name}: {error}") from error
-    return runner, package.dependencies
+            for attempt in range(DEPLOYMENTS):
+                # Another run may register or remove the shared one meanwhile, or have lost it.
+                if not shared or attempt == DEPLOYMENTS - 1:
+                    name = f"flame-rl-{package.digest}-{secrets.token_hex(4)}"
+                janitor.remember("application", name)
+                try:
+                    runner = call_with_timeout(
+                        DEPLOY_SECONDS,
+                        lambda name=name: Runner(name, dependencies=package.dependencies),
+                    )
+                    if call_with_timeout(CALL_SECONDS, lambda name=name: _is_complete(name)):
+                        return runner, package.dependencies
+                    reason = "its package is not in the object cache"
+                except Exception as error:
+                    reason = str(error)
+                    if "already exists" not in reason:
+                        break
+                    continue
+                with contextlib.suppress(FlameError):  # refused where others use it
+                    flamepy.core.client.unregister_application(name)
+    raise RunError(f"Flame did not accept the application {name}: {reason}")
+
+
+def _is_complete(application: str) -> bool:
+    """Whether the application's package is where its executors will look for it."""
+    found = flamepy.core.client.get_application(application)
+    if found is None:  # removed just now
+        return False
+    url = urlparse(found.url)
+    client = flamepy.core.cache._get_flight_client(
+        f"{url.scheme}://{url.netloc}", flamepy.core.cache._get_cache_tls_config()
+    )
+    try:
+        client.do_get(flight.Ticket(f"{url.path.lstrip('/')}:0".encode())).read_chunk()
+    except (pyarrow.ArrowException, StopIteration):
+        return False
+    return True

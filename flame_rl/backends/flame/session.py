@@ -87,11 +87,16 @@ class Session:
         self._lost = 0
         self._lost_at = 0.0
 
+    def put(self, array: np.ndarray) -> flamepy.core.cache.ObjectRef:
+        """Put an array into the object cache, among the objects of this session, which are deleted
+        with it: the application may be other runs', too."""
+        return flamepy.core.cache.put_object(f"{self._runner._name}/{self.id}", array)
+
     def publish(self, encoded: bytes) -> None:
         """Put encoded weights into the object cache, in place of the last ones."""
         array = np.frombuffer(encoded, np.uint8)
         if self._weights is None:
-            self._weights = call_with_timeout(CALL_SECONDS, lambda: self._runner.put_object(array))
+            self._weights = call_with_timeout(CALL_SECONDS, lambda: self.put(array))
             self._janitor.remember("weights", json.dumps(asdict(self._weights)))
             self._remember_cache(self._weights.endpoint)
         else:
