@@ -144,7 +144,6 @@ cluster:
   name: test
   endpoint: http://127.0.0.1:{port}
   resreq: cpu=1,mem=1g
-  policies: [priority, drf, gang]
   storage: fs://{folder}/sessions
   executors:
     shim: host

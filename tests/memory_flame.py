@@ -817,7 +817,7 @@ class MemoryFlame:
                 try:
                     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
                     # Flame brings flamepy itself.
-                    _link_packages([*project["dependencies"], "flamepy"], source.with_name("deps"))
+                    link_packages([*project["dependencies"], "flamepy"], source.with_name("deps"))
                 except Exception:
                     shutil.rmtree(source.parent)  # to be tried again
                     raise
@@ -901,7 +901,7 @@ def free_ports() -> tuple[int, int]:
             return first, other
 
 
-def _link_packages(requirements: list[str], folder: Path) -> None:
+def link_packages(requirements: list[str], folder: Path) -> None:
     """What `uv pip install --target` would put there, with all that it depends on in turn."""
     folder.mkdir()
     waiting = [Requirement(text) for text in requirements]

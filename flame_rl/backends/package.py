@@ -10,6 +10,7 @@ import ast
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,18 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _SHIPPED = ("__init__.py", "wire", "nets", "actor")
 # Folders that flamepy leaves out of what it sends; `dist` only where it is not within another one.
 _LEFT_OUT = ("venv", "node_modules")
+# Flame's client leaves a project that is there as it is, and makes one for setuptools otherwise.
+_PROJECT = """\
+[build-system]
+requires = []
+build-backend = "flame_rl_wheel"
+backend-path = ["."]
+
+[project]
+name = "flame-rl-actor"
+version = "0.1.0"
+dependencies = {dependencies}
+"""
 _IGNORED = shutil.ignore_patterns("__pycache__", ".*", "*.pyc")
 
 
@@ -34,19 +47,25 @@ class Package:
 
     Attributes:
         dependencies: requirements, pinned to the learner's own versions.
-        digest: 12 hexadecimal digits of SHA-256 over all shipped files and the dependencies.
+        digest: 12 hexadecimal digits of SHA-256 over all shipped files; one of them names the
+            dependencies.
     """
 
     dependencies: list[str]
     digest: str
 
 
-def stage_package(folder: Path, environment: Environment) -> Package:
+def stage_package(folder: Path, environment: Environment, install: bool = True) -> Package:
     """Fill `folder` with what an executor needs to collect episodes of an environment.
 
     A module named in `module:Name-v0`, or of several agents, or of a wrapper, is copied if it is
     the user's own file or folder; if it came with an installed package, that package becomes a
     dependency.
+
+    Args:
+        folder: an empty one.
+        environment: names the modules.
+        install: whether executors install the dependencies; otherwise they have them.
 
     Raises:
         UsageError: a module cannot be found.
@@ -70,8 +89,10 @@ def stage_package(folder: Path, environment: Environment) -> Package:
             pinned |= _ship_module(top, folder)
     if several:
         pinned |= _packages_of_agents(env_id, modules, folder)
-    dependencies = sorted(f"{name}=={version}" for name, version in pinned.items())
-    return Package(dependencies, _digest(folder, dependencies))
+    dependencies = sorted(f"{name}=={version}" for name, version in pinned.items() if install)
+    shutil.copy(Path(__file__).with_name("wheel.py"), folder / "flame_rl_wheel.py")
+    (folder / "pyproject.toml").write_text(_PROJECT.format(dependencies=json.dumps(dependencies)))
+    return Package(dependencies, _digest(folder))
 
 
 def needs(environment: Environment) -> tuple[tuple[str, ...], str]:
@@ -176,8 +197,8 @@ def _has_direct_url(distribution: str) -> bool:
     return importlib.metadata.distribution(distribution).read_text("direct_url.json") is not None
 
 
-def _digest(folder: Path, dependencies: list[str]) -> str:
-    digest = hashlib.sha256("\n".join(dependencies).encode())
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             digest.update(f"\0{path.relative_to(folder)}\0".encode())

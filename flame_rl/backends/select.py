@@ -66,7 +66,14 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
         from flame_rl.backends.flame.backend import FlameBackend
 
         played = Environment(env, wrapper=config.experiment.wrapper)
-        return FlameBackend(played, patience, execution.cluster_patience, stop, execution.executors)
+        return FlameBackend(
+            played,
+            patience,
+            execution.cluster_patience,
+            stop,
+            execution.executors,
+            install=execution.executor_packages == "install",
+        )
     workers = local_workers(config)
     if workers == 0:
         from flame_rl.backends.inline import InlineBackend

@@ -32,6 +32,11 @@ class Execution:
     divides the cluster's memory instead, so that there may be more than cores, for simulators that
     wait and do not compute."""
 
+    executor_packages: Literal["install", "image"] = "install"
+    """Where executors of a Flame cluster have NumPy, Gymnasium and MuJoCo from. install: their
+    nodes install the learner's versions; image: they are there, and nothing is installed. The
+    versions must be the learner's in any case."""
+
     simulator: Literal["auto", "plain", "fast"] = "auto"
     """Simulator of the environment. plain: Gymnasium; fast: a faster twin with the same bits,
     for cartpole, halfcheetah, hopper, walker2d and ant; auto: fast where that is possible."""

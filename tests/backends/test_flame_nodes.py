@@ -30,12 +30,12 @@ from flame_rl.actor.remote import processor
 from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.backends.patience import Patience
-from flame_rl.system.errors import RunError
+from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import Environment, Episodes
 from tests.flame_fixtures import finish, run, start
 from tests.flame_nodes import FlameNodes
 from tests.helpers import assert_same_episodes, random_snapshot, request_for
-from tests.memory_flame import MemoryFlame
+from tests.memory_flame import MemoryFlame, link_packages
 
 TINY, SLOW = "pace_env:Tiny-v0", "pace_env:SlowPace-v0"
 SNAPSHOT = random_snapshot(3, 2, False)
@@ -90,9 +90,10 @@ def on(pace: None, monkeypatch: pytest.MonkeyPatch) -> Callable:
     return backend
 
 
-def another() -> FlameBackend:
+def another(install: bool = True) -> FlameBackend:
     """Another run's, on the cluster of the one that is."""
-    return FlameBackend(Environment(TINY), Patience(None, 100_000, 4096), 20.0, threading.Event())
+    patience = Patience(None, 100_000, 4096)
+    return FlameBackend(Environment(TINY), patience, 20.0, threading.Event(), install=install)
 
 
 def collect(backend: object, iteration: int, episodes: int = 8, env: str = TINY) -> Episodes:
@@ -219,6 +220,42 @@ def test_runs_of_equal_content_share_an_install_and_remove_only_what_is_theirs(o
             assert_as_here(collect(third, 0), 0)
             assert memory.applications == [application]
         assert [path.name for path in (memory.folder / "apps").iterdir()] == [application]
+
+
+def test_executors_with_the_packages_in_their_image_install_nothing(on, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    with MemoryFlame(executors=1, worker_path=[image]) as memory, on(memory) as unused:
+        unused.close()
+        backend = another(install=False)
+        with pytest.raises(RunError, match=r"cannot start.*numpy.*Their image must hold"):
+            collect(backend, 0)
+        backend.close()
+        link_packages(["gymnasium[mujoco]", "numpy"], image)
+        backend = another(install=False)
+        assert_as_here(collect(backend, 0), 0)
+        (installed,) = (memory.folder / "apps" / backend._runner._name).glob("deps")
+        assert not (installed / "mujoco").exists()
+        backend.close()
+
+
+def test_executors_look_for_the_package_where_the_cache_says_that_it_is(
+    on, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client may know the cache by another address, which leads nowhere on a node."""
+    with MemoryFlame(executors=1) as memory:
+        own = memory.cache.endpoint
+        memory.environment["FLAME_CACHE_ENDPOINT"] = own.replace("127.0.0.1", "localhost")
+        with on(memory) as backend:
+            name = backend._runner._name
+            url = memory.manager.applications[name].spec.url
+            assert url == f"{own}/{name}/pkg/{name}.tar.gz"
+
+
+def test_an_object_cache_out_of_the_learners_reach_is_named(on) -> None:
+    with MemoryFlame(executors=1) as memory:
+        memory.cache.endpoint = "grpc://127.0.0.1:9"
+        with pytest.raises(UsageError, match="calls itself grpc://127.0.0.1:9"), on(memory):
+            pass
 
 
 def test_an_application_that_another_run_has_removed_is_shipped_again(on) -> None:

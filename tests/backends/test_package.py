@@ -6,7 +6,11 @@ import importlib
 import importlib.metadata
 import subprocess
 import sys
+import tomllib
+import zipfile
+from email import message_from_bytes
 from email.message import Message
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +20,8 @@ from flame_rl.wire.messages import Environment
 from tests.flame_fixtures import SECRET
 from tests.helpers import ROOT
 
-# What travels of this package: three folders, of which nothing but the code.
-CORE = {"flame_rl/__init__.py"} | {
+# What travels of this package: three folders, of which nothing but the code, and what makes it one.
+CORE = {"flame_rl/__init__.py", "flame_rl_wheel.py", "pyproject.toml"} | {
     path.relative_to(ROOT).as_posix()
     for folder in ("actor", "nets", "wire")
     for path in (ROOT / "flame_rl" / folder).rglob("*.py")
@@ -132,6 +136,33 @@ def test_the_digest_follows_the_content(beside, tmp_path):
     (beside / "my_env.py").write_text("x = 2\n")
     changed, _ = staged(tmp_path, "my_env:Mine-v0", "3")
     assert first.digest == again.digest != changed.digest
+
+
+def test_a_wheel_of_what_is_shipped_names_the_dependencies_alone(tmp_path, monkeypatch):
+    package, _ = staged(tmp_path, "ant")
+    monkeypatch.chdir(tmp_path / "staging")
+    monkeypatch.syspath_prepend(".")
+    project = tomllib.loads(Path("pyproject.toml").read_text())
+    assert project["build-system"]["requires"] == []
+    backend = importlib.import_module(project["build-system"]["build-backend"])
+    with zipfile.ZipFile(backend.build_wheel(tmp_path / "staging")) as wheel:
+        names = wheel.namelist()
+        folder = "flame_rl_actor-0.1.0.dist-info"
+        metadata = message_from_bytes(wheel.read(f"{folder}/METADATA"))
+        record = wheel.read(f"{folder}/RECORD").decode().split()
+    assert {name.partition("/")[0] for name in names} == {folder}
+    assert [line.partition(",")[0] for line in record] == names
+    assert metadata["Name"] == "flame-rl-actor"
+    assert metadata.get_all("Requires-Dist") == package.dependencies
+
+
+def test_executors_that_have_the_packages_install_none(tmp_path):
+    folder = tmp_path / "staging"
+    folder.mkdir()
+    package = stage_package(folder, Environment("ant"), install=False)
+    assert package.dependencies == []
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert project["dependencies"] == []
 
 
 def test_what_is_shipped_is_enough(tmp_path):

@@ -78,6 +78,7 @@ class FlameBackend:
         silence: float,
         stop: threading.Event,
         executors: int | None = None,
+        install: bool = True,
     ) -> None:
         """Connect, ship the package and open a session.
 
@@ -87,12 +88,13 @@ class FlameBackend:
             silence: seconds without a sign of life after which the cluster is given up.
             stop: set when the user asks to stop.
             executors: how many of the cluster's to use; None: one per core.
+            install: whether their nodes install what the package depends on.
 
         Raises:
             UsageError: no cluster answers, or the environment's module cannot be shipped.
         """
         self._patience = patience
-        self._asked = executors
+        self._asked, self._install = executors, install
         self._silence = silence
         self._stop = stop
         self._checked_at = 0.0
@@ -152,7 +154,9 @@ class FlameBackend:
 
     def _deploy(self, shared: bool = True) -> None:
         self._shared = shared
-        self._runner, self._dependencies = deploy(self._environment, self._janitor, shared)
+        self._runner, self._dependencies = deploy(
+            self._environment, self._janitor, self._install, shared
+        )
         self._bypass = Bypass(self._runner._name, self._janitor)
 
     def _open_session(self) -> Session:
@@ -355,11 +359,19 @@ class FlameBackend:
             n for n in self._watch.nodes if is_ready(n) and n.metadata.name not in self._failing
         ]
         if given_up >= MOST_GIVEN_UP or not others:
+            if self._install:
+                remedy = (
+                    f"The package asks for {', '.join(self._dependencies)}: those versions must be "
+                    "available to the executors, and exist for their Python; here it is "
+                    f"{versions()['python']}"
+                )
+            else:
+                remedy = (
+                    "Their image must hold what --executor-packages install would install: see "
+                    "docs/cluster.md"
+                )
             raise RunError(
-                f"the cluster's executors cannot start. {self._session.events()}. The package "
-                f"asks for {', '.join(self._dependencies)}: those versions must be available "
-                f"to the executors, and exist for their Python; here it is "
-                f"{versions()['python']}"
+                f"the cluster's executors cannot start. {self._session.events()}. {remedy}"
             )
 
     def _gave_up(self) -> bool:

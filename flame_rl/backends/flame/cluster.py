@@ -141,7 +141,7 @@ def watch_at_once(tasks: int) -> None:
 
 
 def deploy(
-    environment: Environment, janitor: Janitor, shared: bool = True
+    environment: Environment, janitor: Janitor, install: bool, shared: bool
 ) -> tuple[Runner, list[str]]:
     """Ship the package as an application, or find it there; returns its runner and the package's
     dependencies.
@@ -152,13 +152,15 @@ def deploy(
     Args:
         environment: its modules are shipped.
         janitor: told of the application.
+        install: whether executors install what it depends on.
         shared: whether the name says nothing else; otherwise it is this run's alone.
 
     Raises:
         RunError: Flame does not take it.
+        UsageError: see `stage_package`, or the object cache is out of reach.
     """
     with tempfile.TemporaryDirectory(prefix="flame-rl-") as folder:
-        package = stage_package(Path(folder), environment)
+        package = stage_package(Path(folder), environment, install)
         name = f"flame-rl-{package.digest}"
         # Runner packs the current directory and offers no other way.
         with contextlib.chdir(folder):
@@ -170,11 +172,13 @@ def deploy(
                 try:
                     runner = call_with_timeout(
                         DEPLOY_SECONDS,
-                        lambda name=name: Runner(name, dependencies=package.dependencies),
+                        lambda name=name: Runner(name),
                     )
-                    if call_with_timeout(CALL_SECONDS, lambda name=name: _is_complete(name)):
+                    if _is_complete(name):
                         return runner, package.dependencies
                     reason = "its package is not in the object cache"
+                except UsageError:
+                    raise
                 except Exception as error:
                     reason = str(error)
                     if "already exists" not in reason:
@@ -186,16 +190,26 @@ def deploy(
 
 
 def _is_complete(application: str) -> bool:
-    """Whether the application's package is where its executors will look for it."""
+    """Whether the application's package is where its executors will look for it. Raises UsageError
+    if that object cache cannot be reached from here."""
     found = flamepy.core.client.get_application(application)
     if found is None:  # removed just now
         return False
     url = urlparse(found.url)
-    client = flamepy.core.cache._get_flight_client(
-        f"{url.scheme}://{url.netloc}", flamepy.core.cache._get_cache_tls_config()
-    )
+    endpoint, key = f"{url.scheme}://{url.netloc}", url.path.lstrip("/")
+    tls = flamepy.core.cache._get_cache_tls_config()
+
+    def read() -> None:
+        client = flamepy.core.cache._get_flight_client(endpoint, tls)
+        client.do_get(flight.Ticket(f"{key}:0".encode())).read_chunk()
+
     try:
-        client.do_get(flight.Ticket(f"{url.path.lstrip('/')}:0".encode())).read_chunk()
+        call_with_timeout(CALL_SECONDS, read)
+    except (TimeoutError, flight.FlightUnavailableError) as error:
+        raise UsageError(
+            f"Flame's object cache calls itself {endpoint}, which does not answer here: {error}. "
+            "The learner must be in a network in which that address leads there, or use --local"
+        ) from error
     except (pyarrow.ArrowException, StopIteration):
         return False
     return True
