@@ -21,6 +21,8 @@ from flame_rl.settings.groups import OnPolicy, PolicyGradient, Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.inputs import (
+    OF_ONE_BYTE,
+    ObservationPart,
     is_channels_first,
     observation_inputs,
     observation_parts,
@@ -48,7 +50,7 @@ _BYTES_OF_A_STEP = 8
 FEW_UPDATES = 20
 # Parts of an observation, or of an action, that are named.
 _SHOWN = 6
-# Numbers from which on a Box of two or three axes may be meant as a picture.
+# Numbers from which on a Box of several axes may be meant as a picture.
 _MANY = 1000
 
 
@@ -197,16 +199,33 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             f"{space.low.size} numbers have no bounds below {MAX_BOUND:,.0f}, and {effect} in "
             "their own units. Bounds in the environment are better: actions are scaled to them"
         )
-    for part in observation_parts(spec.observation_space):
-        space, numbers = part.space, part.stop - part.start
-        looks_like_one = isinstance(space, spaces.Box) and len(space.shape) in (2, 3)
-        if looks_like_one and numbers >= _MANY and picture_size(space) is None:
-            warnings.append(
-                f"observation{part.name}, a Box of {space.dtype} {list(space.shape)}, is taken for "
-                f"{numbers:,} single numbers, without convolutions; as a Box of uint8 it would be "
-                "a picture (gymnasium.wrappers.TransformObservation makes such an observation)"
-            )
-    return warnings
+    parts = observation_parts(spec.observation_space)
+    return warnings + [text for part in parts if (text := _perhaps_a_picture(part))]
+
+
+def _perhaps_a_picture(part: ObservationPart) -> str:
+    """A warning of a Box that may be meant as a picture, and is none; or ""."""
+    space, numbers = part.space, part.stop - part.start
+    axes = len(space.shape) if isinstance(space, spaces.Box) else 0
+    if axes < 2 or numbers < _MANY or picture_size(space) is not None:
+        return ""
+    if axes > 3:
+        remedy = (
+            "a picture has two or three axes. Where several are stacked, give the latest alone, "
+            "without the wrapper that stacks them (such as FrameStackObservation): --frame-stack N "
+            "shows the last N"
+        )
+    elif space.dtype in OF_ONE_BYTE:  # as narrow as no picture is
+        return ""
+    else:
+        remedy = (
+            "as a Box of uint8 it would be a picture (gymnasium.wrappers.TransformObservation "
+            "makes such an observation)"
+        )
+    return (
+        f"observation{part.name}, a Box of {space.dtype} {list(space.shape)}, is taken for "
+        f"{numbers:,} single numbers, without convolutions; {remedy}"
+    )
 
 
 def what_says_more(experiment: Experiment) -> str:

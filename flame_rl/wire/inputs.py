@@ -17,7 +17,7 @@ from gymnasium import spaces
 # Spaces of numbers; Dict and Tuple have parts.
 _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 # Types of a Box whose numbers one byte holds.
-_OF_ONE_BYTE = ("uint8", "bool")
+OF_ONE_BYTE = ("uint8", "bool")
 # The least sides of a picture, for one convolution of 3 rows and columns.
 _LEAST_OF_A_PICTURE = 3
 # The column of an observation that is a single input; those of several begin with it.
@@ -152,4 +152,4 @@ def picture_size(space: gymnasium.Space) -> tuple[int, int, int] | None:
 
 
 def _has_bytes(space: gymnasium.Space) -> bool:
-    return isinstance(space, spaces.Box) and space.dtype in _OF_ONE_BYTE
+    return isinstance(space, spaces.Box) and space.dtype in OF_ONE_BYTE

@@ -457,6 +457,11 @@ def test_environments_that_cannot_be_used(env_id, words):
     [
         ("LunarLander-v3", "Box2D", "`uv run --group box2d main.py …`"),
         ("ALE/Pong-v5", "ale_py", "`uv run --group atari main.py --env ale_py:ALE/Pong-v5 …`"),
+        (
+            "MinAtar/Breakout-v1",
+            "minatar",
+            "`uv run --group minatar main.py --env minatar.gym:MinAtar/Breakout-v1 …`",
+        ),
         ("ale_py:ALE/Pong-v5", "ale_py", "`uv run --group atari main.py …`"),
         ("needy_env:Mine-v0", "minatar", "`uv run --group minatar main.py …`"),
         ("needy_env:Mine-v0", "no_such_engine", "`uv add PACKAGE`"),

@@ -281,6 +281,27 @@ def test_an_id_whose_module_is_not_named_is_found(
     assert spec.env_id == f"{module}:{env_id}"
 
 
+@pytest.mark.parametrize("given", ["Called/Inner-v0", "called_pkg:Called/Inner-v0"])
+def test_a_package_that_registers_by_a_function_has_it_called(tmp_path, monkeypatch, given):
+    """In a worker, too, which knows the environment by the name that was found."""
+    (tmp_path / "called_pkg").mkdir()
+    (tmp_path / "called_pkg" / "__init__.py").touch()
+    (tmp_path / "called_pkg" / "games.py").write_text(
+        "import gymnasium, tests.environments as ours\n\n\ndef register_all():\n"
+        "    gymnasium.register('Called/Inner-v0', ours.ConstantReward, max_episode_steps=4)\n"
+    )
+    about = tmp_path / "called_pkg-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: called_pkg\nVersion: 1.0\n")
+    names = "[gymnasium.envs]\nCalled = called_pkg.games:register_all\n"
+    (about / "entry_points.txt").write_text(names)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--local", "--workers", "1", "--iterations", "1", "--episodes-per-iter", "2")
+    done = run_here("--env", given, *flags, "--output", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "called_pkg" in done.stdout and ":Called/Inner-v0" in done.stdout
+
+
 def test_an_id_that_is_not_found_says_how_it_is_named(tmp_path, monkeypatch):
     install(tmp_path, "deep_package", "Other-v0", "Requires-Dist: gymnasium\n")
     monkeypatch.syspath_prepend(tmp_path)

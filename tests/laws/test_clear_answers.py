@@ -572,6 +572,18 @@ NO_PICTURE = "is taken for 6,000 single numbers, without convolutions"
             "6,000 numbers",
             f"observation, a Box of float32 [40, 50, 3], {NO_PICTURE}; as a Box of uint8",
         ),
+        (
+            spaces.Box(0, 255, (4, 10, 50, 3), np.uint8),  # stacked
+            "6,000 numbers",
+            f"observation, a Box of uint8 [4, 10, 50, 3], {NO_PICTURE}; a picture has two or three "
+            "axes. Where several are stacked, give the latest alone, without the wrapper",
+        ),
+        (
+            spaces.Dict(a=NUMBERS, seen=spaces.Box(0, 1, (4, 10, 50, 3), np.float32)),
+            "6,027 numbers: ['a'] 27, ['seen'] 6,000",
+            f"['seen'], a Box of float32 [4, 10, 50, 3], {NO_PICTURE}; a picture has two or three",
+        ),
+        (spaces.Box(0, 255, (2, 600), np.uint8), "1,200 numbers", None),
     ],
 )
 def test_what_an_observation_is_taken_for_is_said_at_the_start(space, words, warning, capsys):

@@ -18,6 +18,7 @@ from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.masks import beside_mask
 from flame_rl.actor.environments.observations import type_of
+from flame_rl.actor.environments.registering import import_registering
 from flame_rl.actor.environments.wrapping import (
     constructor_arguments,
     explain_arguments,
@@ -49,6 +50,8 @@ GROUPS = {
     "pymunk": "agents",
     "supersuit": "agents",
 }
+# The modules that register the environments of these namespaces, which groups install.
+_NAMESPACES = {"ALE": "ale_py", "MinAtar": "minatar.gym"}
 
 
 # Steps after which an episode is cut where nobody has set a limit.
@@ -96,7 +99,7 @@ def _registered(env_id: str) -> EnvSpec | str:
     """What is registered under exactly this id; else the id, for Gymnasium to search or refuse."""
     module, _, name = env_id.rpartition(":")
     if module:
-        importlib.import_module(module)
+        import_registering(module, name)
     # Gymnasium's search walks through the registry, where another thread may register meanwhile.
     return gymnasium.registry.get(name) or env_id
 
@@ -109,7 +112,7 @@ def import_environment(environment: Environment) -> None:
         import_wrappers(environment)
     with contextlib.suppress(Exception, SystemExit):
         if module:
-            importlib.import_module(module)
+            import_registering(module, name)
         spec = gymnasium.registry.get(name)
         importlib.import_module(env_id if spec is None else _module_of(spec))
         if _may_have_models(env_id):
@@ -245,10 +248,12 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
         return needs_package(env_id, absent, GROUPS)
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return unusable(f"{env_id} needs a package that is not installed: {error}")
-    if isinstance(error, gymnasium.error.NamespaceNotFound) and env_id.startswith("ALE/"):
+    registering = _NAMESPACES.get(env_id.partition("/")[0])
+    if isinstance(error, gymnasium.error.NamespaceNotFound) and registering is not None:
+        package = registering.partition(".")[0]
         return unusable(
-            f"{env_id} needs the package ale_py, which is not imported: "
-            f"`uv run --group atari main.py --env ale_py:{env_id} …` installs and imports it"
+            f"{env_id} needs the package {package}, which is not imported: `uv run --group "
+            f"{GROUPS[package]} main.py --env {registering}:{env_id} …` installs and imports it"
         )
     if isinstance(error, gymnasium.error.Error):
         if not module and (ids := _registered_by(env_id)) is not None:
