@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import math
 import re
 from collections.abc import Mapping
@@ -16,7 +18,7 @@ from flame_rl.run.checkpoint import (
     read_checkpoint,
     refused_by_the_disk,
 )
-from flame_rl.run.folder import CHECKPOINTS_NAME
+from flame_rl.run.folder import CHECKPOINTS_NAME, EVALUATIONS_NAME, METRICS_NAME
 from flame_rl.run.results import IterationResult, RunState
 from flame_rl.system.files import write_atomically
 
@@ -34,7 +36,8 @@ class Checkpointer:
 
     The best is the policy of the best evaluation; without evaluations, the policy that collected
     the best mean return of training, which is the one before that iteration's update, or with
-    `overlap` one update earlier.
+    `overlap` one update earlier. Where the run goes on from before it, it stays until that part is
+    played again, or a later checkpoint is left behind.
     """
 
     def __init__(self, folder: Path, trainer: Trainer, tables: Mapping[str, bytearray]) -> None:
@@ -54,9 +57,15 @@ class Checkpointer:
         self._better: tuple[RunState, tuple[int, ...]] | None = None
         # The first replayed episode that each kept checkpoint needs.
         self._needed: dict[Path, int] = {}
+        # How many iterations the best had, where the run has not come so far: it goes on from
+        # before that, and will play them again or otherwise.
+        self._ahead: int | None = None
         with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
-            score = read_checkpoint(self._folder / BEST_NAME).score
-            self._best = self._best if score is None else score
+            best = read_checkpoint(self._folder / BEST_NAME)
+            self._best = self._best if best.score is None else best.score
+            if best.totals.iterations > trainer.totals.iterations:
+                self._ahead = best.totals.iterations
+                self._best = self._best_so_far()
 
     def report(self, result: IterationResult) -> None:
         """Call after every iteration. Raises RunError if the disk refuses."""
@@ -100,6 +109,9 @@ class Checkpointer:
         with refused_by_the_disk(self._folder):
             for old in (*done[kept:], *left):
                 old.unlink(missing_ok=True)
+            if self._ahead is not None and (left or iterations >= self._ahead):
+                (self._folder / BEST_NAME).unlink(missing_ok=True)
+                self._best, self._ahead = -math.inf, None
             if (files := self._trainer.files) is not None:
                 self._needed[path] = files.first_needed(latest.learner)
                 self._forget(files, done[:kept])
@@ -116,7 +128,14 @@ class Checkpointer:
     def _save_best(self) -> None:
         if self._better is not None:
             self._write(self._folder / BEST_NAME, *self._better, self._best)
-            self._better = None
+            self._better = self._ahead = None
+
+    def _best_so_far(self) -> float:
+        """The best score of a run that goes on, as its tables have it."""
+        evaluated = self._trainer.config.experiment.evaluate_every is not None
+        text = self._tables.get(EVALUATIONS_NAME if evaluated else METRICS_NAME, b"").decode()
+        rows = csv.DictReader(io.StringIO(text))
+        return max((float(row["reward_mean"]) for row in rows), default=-math.inf)
 
     def _latest(self) -> RunState:
         """The state now, as views: it must be written before the next iteration."""
