@@ -113,8 +113,9 @@ class TrainConfig:
     @classmethod
     def from_data(cls, data: Any) -> TrainConfig:
         """The inverse of `to_data`. A setting that an earlier version did not have, and that the
-        data lack, has its default, except that the device is the CPU and masks are ignored. Raises
-        UsageError if the data are no configuration."""
+        data lack, has its default, except that the device is the CPU, masks are ignored, and
+        episodes have no time limit by default. Raises UsageError if the data are no configuration.
+        """
         try:
             values = {section: dict(settings) for section, settings in dict(data).items()}
             kinds = _kinds(settings_class(values["algorithm"].pop("name")))
@@ -123,7 +124,11 @@ class TrainConfig:
             # Where every run learned before there was a choice.
             values["execution"].setdefault("device", "cpu")
             # Where no run read masks before they could be read.
-            values["experiment"].setdefault("action_mask", False)
+            experiment = values["experiment"]
+            experiment.setdefault("action_mask", False)
+            # The version that gave episodes a limit by default has this setting, too.
+            if "first_episodes" not in experiment and experiment.get("max_episode_steps") is None:
+                experiment["max_episode_steps"] = 0
             sections = {name: from_data(kind, values[name], name) for name, kind in kinds.items()}
             return cls.of_sections(sections)
         except (UsageError, LookupError, TypeError, ValueError) as error:

@@ -499,3 +499,24 @@ def test_a_run_that_is_extended_has_the_evaluations_of_one_that_never_stopped(tm
         for folder in ("run", "whole")
     ]
     assert best[0].score == best[1].score and best[0].totals == best[1].totals
+
+
+def test_a_run_from_before_there_was_a_default_limit_goes_on_without_one(tmp_path):
+    """Its configuration does not name what came with it."""
+    run = ("--env", environment_id("Long"), "--local", "--workers", "0", "--output", "run")
+    run += ("--max-episode-steps", "0", "--episodes-per-iter", "2", "--iterations", "1")
+    done = run_here(*run, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "run" / "config.json"
+    saved = json.loads(path.read_text())
+    assert (
+        saved["experiment"].pop("first_episodes") and saved["experiment"]["max_episode_steps"] == 0
+    )
+    saved["experiment"]["max_episode_steps"] = None
+    path.write_text(json.dumps(saved))
+    before = (tmp_path / "run" / "metrics.csv").read_bytes()
+    done = run_here("--resume", "run", "--iterations", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1,000 steps" not in done.stdout + done.stderr
+    after = (tmp_path / "run" / "metrics.csv").read_bytes()
+    assert after.startswith(before) and float(after.splitlines()[2].split(b",")[7]) > 1000
