@@ -219,6 +219,14 @@ class Column:
         if self.choices and (len(self.choices) != numbers or not self.dtype.startswith("int")):
             raise WireError("choices: not one for each integer of a row")
 
+    def refuse_other_choices(self, name: str, array: np.ndarray) -> None:
+        """Raise WireError, with the array's name, if a number is none of the choices."""
+        if self.choices and array.size:
+            # Only the maximum is compared: comparing every number takes longer.
+            highest = array.max(axis=0)
+            if array.min() < 0 or (highest.ravel() >= self.choices).any():
+                raise WireError(f"{name}: a choice below 0, or not below {self.choices[:20]}")
+
 
 @dataclass(frozen=True)
 class CollectRequest:

@@ -403,3 +403,43 @@ def test_a_crafted_record_with_a_good_checksum_is_refused_in_a_sentence(torn):
             assert path.stat().st_size == size
         refused += 1
     assert refused > 90
+
+
+def with_crafted_record(folder, place, columns, alter):
+    """The episodes of a journal of one record, altered, and the place of whoever computes checksums
+    for them and for the checkpoint, too."""
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    header_bytes = len(whole) - struct.unpack_from("<Q", whole, 8)[0]
+    header, arrays = packing.unpack(whole[header_bytes:], "replay")
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    alter(arrays)
+    body = packing.pack("replay", header, arrays)
+    digest = hashlib.sha256(bytes(32) + body).digest()
+    path.write_bytes(struct.pack("<8sQ32s32s", whole[:8], len(body), bytes(32), digest) + body)
+    return restored(folder, place._replace(end=path.stat().st_size, digest=digest), columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "name", "value", "words"),
+    [
+        (DISCRETE, "column actions", 99, "column actions: a choice below 0, or not below"),
+        (DISCRETE, "column actions", -1, "column actions: a choice below 0, or not below"),
+        (CONTINUOUS, "column actions", np.inf, "column actions: not finite"),
+        (CONTINUOUS, "column rewards", np.nan, "column rewards: not finite"),
+        (CONTINUOUS, "column observations", -np.inf, "column observations: not finite"),
+        (CONTINUOUS, "terminated", False, "terminated, truncated: an episode ends by one of them"),
+    ],
+)
+def test_crafted_numbers_of_the_right_type_are_refused_by_name(
+    columns, name, value, words, tmp_path
+):
+    _, _, places = played(tmp_path, 1, columns)
+
+    def alter(arrays):
+        if name == "terminated":
+            arrays["truncated"][:] = False
+        arrays[name][-1] = value
+
+    with pytest.raises(ValueError, match=words):
+        with_crafted_record(tmp_path, places[-1], columns, alter)

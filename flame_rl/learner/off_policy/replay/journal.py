@@ -18,6 +18,7 @@ from flame_rl.learner.off_policy.replay.records import (
     NO_DIGEST,
     in_bytes,
     records,
+    refuse_wrong_numbers,
     sync,
     write_from,
 )
@@ -135,6 +136,7 @@ class Journal:
                 elif record.previous != digest:
                     raise JournalError(_FOREIGN.format(self._path(segment).name))
                 store.add(record.episodes)
+                refuse_wrong_numbers(store.columns, record.episodes)
                 reached, digest = (segment, record.end), record.digest
         kept = store.capacity, store.episodes, store.steps, store.oldest
         if (*kept, *reached) != place[:-1]:

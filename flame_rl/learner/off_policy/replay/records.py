@@ -19,7 +19,7 @@ from typing import Annotated
 import numpy as np
 
 from flame_rl.wire.fields import WireError, Within, value_from_data
-from flame_rl.wire.messages import Episodes
+from flame_rl.wire.messages import Column, Episodes
 from flame_rl.wire.packing import Buffer, pack_buffers, unpack
 
 MAGIC = b"flameRP2"
@@ -92,7 +92,7 @@ def records(path: Path) -> Iterator[Record]:
 
 def _content(body: bytearray) -> tuple[int, int, Episodes]:
     """The fields of a `Record` that are in its body; whoever adds the episodes to a store checks
-    lengths and columns."""
+    lengths and columns, and `refuse_wrong_numbers` what is in these."""
     header, arrays = unpack(body, _KIND)
     before, steps_before = (
         value_from_data(_Before, header.get(name), name) for name in ("episodes", "steps")
@@ -103,8 +103,19 @@ def _content(body: bytearray) -> tuple[int, int, Episodes]:
         array = about[name]
         if array is None or (array.dtype, array.shape) != (dtype, count):
             raise WireError(f"{name}: not {dtype}, one for each episode")
+    if not (about["terminated"] | about["truncated"]).all():
+        raise WireError("terminated, truncated: an episode ends by one of them")
     columns = {name.removeprefix(_COLUMN): array for name, array in arrays.items()}
     return before, steps_before, Episodes(**about, columns=columns)
+
+
+def refuse_wrong_numbers(columns: Sequence[Column], episodes: Episodes) -> None:
+    """Raise WireError if a number in these columns is not finite, or none of its choices."""
+    for column in columns:
+        name, array = f"{_COLUMN}{column.name}", episodes.columns[column.name]
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise WireError(f"{name}: not finite")
+        column.refuse_other_choices(name, array)
 
 
 def write_from(path: Path, start: int, chunks: Sequence[Buffer]) -> int:
