@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
-from flame_rl.learner.state import Part, refuse_unless_finite
+from flame_rl.learner.state import Part, count_in, refuse_unless_finite
 from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import choose_device, device_of, reproducible
 from flame_rl.learner.training.flat import modules_in, refuse_common_parameters, state_of
@@ -150,7 +150,7 @@ class Learner:
                 key.removeprefix(prefix): a for key, a in state.items() if key.startswith(prefix)
             }
             state_of(part).load_state_dict(own)
-        self._updates = int(state["updates"].item())
+        self._updates = count_in(state, "updates")
 
 
 def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:

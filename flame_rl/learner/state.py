@@ -29,6 +29,13 @@ class Part(Protocol):
         ...
 
 
+def count_in(state: dict[str, np.ndarray], name: str) -> int:
+    """A count in a state. Raises KeyError or ValueError if there is none."""
+    if state[name].size != 1 or not 0 <= (count := state[name].item()) == int(count):
+        raise ValueError(f"{name}: {state[name]} is no count")
+    return int(count)
+
+
 def learning_rate_factor(decays: bool, progress: float) -> float:
     """What learning rates are multiplied with after this share of a run: 1, or, where they decay,
     the share that is left, 0 beyond its end."""

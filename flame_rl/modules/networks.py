@@ -321,7 +321,8 @@ def rescale(values: ValueNetwork | SharedNetwork, scale: float) -> None:
     if values.scale > 0 and isinstance(values.last, nn.Linear):
         for parameter in values.last.parameters():
             parameter *= values.scale.item() / scale
-    values.scale.fill_(scale)
+    # Beyond float32 it becomes infinite, and the update is refused; `fill_` would raise.
+    values.scale.copy_(torch.tensor(scale))
 
 
 class CriticNetwork(nn.Module):

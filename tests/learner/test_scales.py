@@ -13,6 +13,7 @@ import torch
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import interpolate
 from flame_rl.nets.acting import ActingPolicy
+from flame_rl.system.errors import RunError
 from flame_rl.wire.messages import Episodes
 from tests.helpers import episode_of, together
 from tests.learners import ON_POLICY, learner_of, random_episodes
@@ -159,6 +160,24 @@ def test_the_unit_of_rewards_changes_nothing(algorithm, scale):
         learned.append(weights(learner))
     torch.testing.assert_close(*learned, rtol=1e-4, atol=1e-4)
     assert (learned[1] - weights(learner_of(True))).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("size", [1e38, 1e39, 1e60, 1e150, 1e307])
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [("reinforce", {}), ("a2c", {"shared_torso": True}), ("ppo", {}), ("impala", {})],
+)
+def test_rewards_of_any_size_are_learned_from_or_refused_in_a_sentence(algorithm, options, size):
+    learner = learner_of(True, algorithm=algorithm, **options)
+    episodes = random_episodes(True)
+    huge = changed(episodes, rewards=episodes.columns["rewards"] * size)
+    try:
+        for _ in range(2):
+            learner.update(huge)
+    except RunError as error:
+        assert "the update was refused: " in str(error) and "cale" in str(error)
+    else:
+        assert size == 1e38
 
 
 @pytest.mark.parametrize("scale", [2.0**-60, 2.0**-20, 2.0**40])

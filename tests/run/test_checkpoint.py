@@ -671,3 +671,11 @@ def test_an_error_is_not_hidden_by_a_checkpoint_that_cannot_be_written(tmp_path,
     assert done.returncode == 1
     first, second = (done.stderr.index(f"error: {e}") for e in ("an episode", "the disk is full"))
     assert first < done.stderr.index("the robot fell over") < second
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, [1, 2], []])
+@pytest.mark.parametrize("name", ["updates", "policy_adam.steps", "returns.count"])
+def test_a_state_whose_count_is_none_is_refused(name, value):
+    learner = new_learner()
+    with pytest.raises(ValueError, match="is no count"):
+        learner.load_state_dict(learner.state_dict() | {name: np.array(value)})

@@ -20,7 +20,7 @@ from torch import nn
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.observations import NormalizedObservations
 from flame_rl.learner.off_policy.replay.replay import PART, ReplayMemory, refuse_longer_episodes
-from flame_rl.learner.state import Part, learning_rate_factor, refuse_unless_finite
+from flame_rl.learner.state import Part, count_in, learning_rate_factor, refuse_unless_finite
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import observations_of
 from flame_rl.learner.training.trained import Train, TrainedNetwork
@@ -49,7 +49,7 @@ class Counter:
         return {"count": np.array(self.count)}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        self.count = int(state["count"])
+        self.count = count_in(state, "count")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from flame_rl.learner.state import count_in
 from flame_rl.system.signals import end_if_stopped
 
 # The paper's beta1, beta2 and epsilon.
@@ -85,4 +86,4 @@ class Adam:
             if (state[name].shape, state[name].dtype) != (self.parameters.shape, np.float32):
                 raise ValueError(f"{name}: {state[name].shape} of {state[name].dtype}")
         self._first_sum, self._second_sum = state["first"].copy(), state["second"].copy()
-        self.steps = int(state["steps"])
+        self.steps = count_in(state, "steps")

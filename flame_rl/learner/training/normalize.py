@@ -8,6 +8,7 @@ from itertools import chain
 
 import numpy as np
 
+from flame_rl.learner.state import count_in
 from flame_rl.learner.training.frames import SideBySide
 from flame_rl.learner.training.slices import at_once
 
@@ -67,7 +68,7 @@ class RunningMoments:
         for name in ("mean", "squares"):
             if state[name].shape != self.mean.shape:
                 raise ValueError(f"{name}: {state[name].shape}, not {self.mean.shape}")
-        self.count = int(state["count"])
+        self.count = count_in(state, "count")
         self.mean, self._squares = state["mean"].copy(), state["squares"].copy()
 
 

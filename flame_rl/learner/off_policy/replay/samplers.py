@@ -108,11 +108,11 @@ class PrioritizedSampler:
         """The inverse of `state`, after the store was restored.
 
         Raises:
-            ValueError: the state is of another number of steps.
+            ValueError: the state is of another number of steps, or is no state.
         """
-        size = len(state["priorities"])
-        if size != self._store.size:
-            raise ValueError(f"priorities: of {size} steps, but the store has {self._store.size}")
+        for name, shape in (("priorities", (self._store.size,)), ("greatest", ())):
+            if state[name].shape != shape:
+                raise ValueError(f"{name}: {state[name].shape}, where the store has {shape}")
         self._tree.set_range(0, self._store.capacity, 0.0)
         self._first, self._last = self._store.first, self._store.steps
         self._greatest = float(state["greatest"])
