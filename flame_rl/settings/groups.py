@@ -144,7 +144,8 @@ class Replay(AlgorithmSettings):
     """Steps drawn for each gradient step."""
 
     updates_per_step: UpdatesPerStep = 0.5
-    """Gradient steps for each env step after the warm-up, whose last step has one more."""
+    """Gradient steps for each env step after the warm-up, whose last step has as many, but at least
+    one."""
 
 
 @dataclass(frozen=True)

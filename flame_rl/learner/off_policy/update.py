@@ -192,7 +192,8 @@ def off_policy(
 
 def gradient_steps_due(settings: groups.Replay, env_steps: int, taken: int) -> int:
     """How many gradient steps are due after `env_steps` env steps and `taken` gradient steps of the
-    run: `updates_per_step` for each env step since the warm-up, and one more.
+    run: `updates_per_step` for each env step since the warm-up, whose last step has as many, but at
+    least one.
 
     It is Reverb's rate limiter (Cassirer et al. 2021, "Reverb: A Framework for Experience Replay")
     for a learner that collects and learns in turn: samples may be ahead of env steps by one
