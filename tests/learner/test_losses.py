@@ -386,6 +386,46 @@ class WithoutGradient(Size):
         return OneWay.apply(features)
 
 
+class ChangesItsOwnLater(Size):
+    calls = 0
+
+    def forward(self, features, samples):
+        self.calls += 1
+        return (ChangesItsOwn if self.calls > 2 else Size).forward(self, features, samples)
+
+
+class EndsItsGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, features):
+        return features.sum(dim=-1)
+
+    @staticmethod
+    def backward(ctx, slope):
+        sys.exit()
+
+
+class ExitsInItsGradient(Size):
+    def forward(self, features, samples):
+        return EndsItsGradient.apply(features)
+
+
+class SwitchesOff(Size):
+    def forward(self, features, samples):
+        torch.set_grad_enabled(False)
+        return features.sum(dim=-1)
+
+
+class Empties(Size):
+    def forward(self, features, samples):
+        samples.clear()
+        return features.sum(dim=-1)
+
+
+class NeedsRewards(Size):
+    def forward(self, features, samples):
+        return features.sum(dim=-1) * samples["rewards"]
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -400,14 +440,37 @@ class WithoutGradient(Size):
         ("Exits", "exits_loss raised SystemExit"),
         ("ChangesFeatures", "changes_features_loss changed its features in place.*relu"),
         ("ChangesSamples", "changes_samples_loss changed its rewards in place"),
-        ("ChangesItsOwn", "changes_its_own_loss has no gradient: .*inplace.*in operations"),
-        ("WithoutGradient", "without_gradient_loss has no gradient: .*backward"),
+        ("SwitchesOff", "switches_off_loss returned losses that do not depend on the features"),
     ],
 )
 def test_what_an_auxiliary_loss_does_wrong_is_said(name, message):
     options = {"auxiliary": (f"{HERE}:{name}",), "auxiliary_weights": (1.0,)}
     with pytest.raises(UsageError, match="--auxiliary: .*" + message.replace("()", r"\(\)")):
         shared_learner(True, algorithm="a2c", **options).update(random_episodes(True))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ChangesItsOwn", "changes_its_own_loss failed: RuntimeError: .*inplace"),
+        ("ChangesItsOwnLater", "changes_its_own_later_loss failed: RuntimeError: .*inplace"),
+        ("WithoutGradient", "without_gradient_loss failed: .*backward"),
+        ("ExitsInItsGradient", "exits_in_its_gradient_loss failed: SystemExit"),
+    ],
+)
+def test_an_auxiliary_loss_whose_gradient_fails_is_named_whenever_it_does(name, message):
+    options = {"auxiliary": (f"{HERE}:{name}",), "auxiliary_weights": (1.0,)}
+    learner = shared_learner(True, algorithm="a2c", **options)
+    with pytest.raises(UsageError, match=f"the gradient of {message}.*; .*in operations"):
+        for _ in range(3):
+            learner.update(random_episodes(True))
+
+
+def test_an_auxiliary_loss_does_not_change_what_the_next_one_sees():
+    names = tuple(f"{HERE}:{name}" for name in ("Empties", "NeedsRewards"))
+    learner = shared_learner(True, algorithm="a2c", auxiliary=names, auxiliary_weights=(1.0, 1.0))
+    learner.update(random_episodes(True))
+    assert torch.is_grad_enabled()
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,9 @@ def loss_of_steps(
     given = {"features": features, **samples}
     versions = {key: tensor._version for key, tensor in given.items()}
     try:
-        loss = module(features, samples)
+        # What it does to the dictionary, or to torch's gradient mode, no other loss sees.
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            loss = module(features, dict(samples))
     except (Exception, SystemExit) as error:
         raise _error(name, error, "") from error
     for key, tensor in given.items():
@@ -115,16 +117,6 @@ def loss_of_steps(
             f"--auxiliary: {name} returned losses that do not depend on the features; leave out "
             "`detach` and `no_grad`"
         )
-    if loss.requires_grad and not getattr(module, "was_differentiated", False):
-        # Once, because later torch does not say whose gradient it lacks.
-        try:
-            torch.autograd.grad(loss.sum(), features, retain_graph=True, allow_unused=True)
-        except (Exception, SystemExit) as error:
-            raise UsageError(
-                f"--auxiliary: {name} has no gradient: {summary(error)}; write it in operations "
-                "that torch differentiates, none of them in place"
-            ) from error
-        module.was_differentiated = True
     return loss
 
 

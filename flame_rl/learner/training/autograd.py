@@ -133,21 +133,18 @@ class AutogradPass:
     def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
         gradient[...] = _flat(self._back(slopes, self._parameters))
 
-    def to_parameters_of_each(
-        self, slopes: Sequence[dict[int, Slope]], gradients: np.ndarray
+    def to_parameters_of_one(
+        self, slopes: dict[int, Slope], gradient: np.ndarray, last: bool
     ) -> None:
-        """Write the gradients of K losses, each summed over the samples, to the rows of
-        `gradients`, float32 [K, P].
+        """Write the gradient of one loss of several, summed over the samples.
 
         Args:
-            slopes: for each loss, the slope for each output that it takes, by the place of the
-                output.
-            gradients: overwritten; a row is as in `Pass.to_parameters`.
+            slopes: by the place of each output that the loss takes, the slope for it.
+            gradient: float32 [P], overwritten, as in `Pass.to_parameters`.
+            last: whether no other follows.
         """
-        for place, (own, gradient) in enumerate(zip(slopes, gradients, strict=True)):
-            every = tuple(own.get(output) for output in range(len(self._outputs)))
-            shares = self._back(every, self._parameters, again=place + 1 < len(slopes))
-            gradient[...] = _flat(shares)
+        every = tuple(slopes.get(output) for output in range(len(self._outputs)))
+        gradient[...] = _flat(self._back(every, self._parameters, again=not last))
 
     def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
         (slope,) = self._back(slopes, [self._inputs])

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flame_rl.actor.failure import summary
 from flame_rl.learner.training import slices
 from flame_rl.nets.network import Loss, Network, Samples, Slope
+from flame_rl.system.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -50,18 +52,27 @@ def differentiate_sum(
         Means over the samples: "loss" of the sum; for each term, by the names of `metrics_of`,
         its unweighted loss and the norm of its weighted gradient; and the other numbers of the
         terms' losses under their own names.
+
+    Raises:
+        UsageError: torch cannot differentiate a loss.
     """
 
     def of_slice(chunk: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
         forward = network.forward(chunk)
         numbers: dict[str, np.ndarray] = {}
-        slopes: list[dict[int, Slope]] = []
-        for term in terms:
+        for term, gradient in zip(terms, own, strict=True):
             outputs = [forward.outputs[place] for place in term.outputs]
             of_term, its_slopes = term.loss(chunk, *outputs)
-            slopes.append(dict(zip(term.outputs, its_slopes, strict=True)))
+            slopes = dict(zip(term.outputs, its_slopes, strict=True))
+            try:
+                forward.to_parameters_of_one(slopes, gradient, last=term is terms[-1])
+            except (Exception, SystemExit) as error:
+                raise UsageError(
+                    f"the gradient of {_loss(term.name)} failed: {summary(error)}; write a loss of "
+                    "--auxiliary, or a network in model.py, in operations that torch "
+                    "differentiates, none of them in place"
+                ) from error
             numbers |= of_term | {_loss(term.name): of_term["loss"]}
-        forward.to_parameters_of_each(slopes, own)
         return numbers
 
     of_each = np.empty((len(terms), gradient.size), np.float32)
