@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
+from flame_rl.actor.environments.wrapping import flags_of
 from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.backends.select import local_workers
 from flame_rl.settings.checks import flag
@@ -233,11 +233,8 @@ def what_says_more(experiment: Experiment) -> str:
     it, which no command can name."""
     if not isinstance(experiment.env, str):
         return ""
-    words = ["--env", experiment.env]
-    for name in ("env_kwargs", "wrapper", "observe"):
-        if values := getattr(experiment, name):
-            words += [flag(name), *values]
-    return f". `uv run main.py check {shlex.join(words)}` says more"
+    flags = flags_of(experiment.env, experiment.env_kwargs, experiment.wrapper, experiment.observe)
+    return f". `uv run main.py check {flags}` says more"
 
 
 def acted(spec: EnvironmentSpec) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import threading
 from collections.abc import Iterable
 from contextlib import ContextDecorator
-from pathlib import Path
 from typing import Any
 
 import threadpoolctl
@@ -59,14 +57,6 @@ def available_cores() -> int:
 def physical_bytes() -> int:
     """The size of physical memory, free or not."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def resident_bytes() -> int:
-    """The memory of this process at present; where the system does not tell, the most so far."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def has_display() -> bool:

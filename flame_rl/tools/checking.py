@@ -27,6 +27,7 @@ from gymnasium.utils.env_checker import check_env
 from flame_rl.actor.environments.finding import with_module
 from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.failure import SimulatorError, summary
+from flame_rl.actor.memory import own_bytes
 from flame_rl.actor.simulators.choose import plain_and_spec, plain_simulator
 from flame_rl.actor.simulators.forked import Note, in_fork
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
@@ -36,7 +37,6 @@ from flame_rl.actor.simulators.repeatable import (
     check_beside,
     check_repeats,
 )
-from flame_rl.system.machine import resident_bytes
 from flame_rl.tools.random_play import Played, play_at_bounds, played_from_data, random_play
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Environment, EnvironmentSpec
@@ -220,8 +220,9 @@ def _names_in_info(simulator: EnvironmentsSimulator) -> list[str]:
 
 
 def _bytes_of_another(environment: Environment, closing: contextlib.ExitStack) -> int | None:
-    """By how much the process grows with another object, after a reset; None: it cannot be made."""
-    before = resident_bytes()
+    """By how much the process grows with another object, after a reset; None: it does not, as far
+    as the system tells, or none can be made."""
+    before = own_bytes()
     try:
         another = plain_simulator(environment)
     except SimulatorError:
@@ -229,7 +230,7 @@ def _bytes_of_another(environment: Environment, closing: contextlib.ExitStack) -
     closing.callback(another.close)
     running = np.arange(another.agents)
     another.reset(running, np.full(another.agents, SEED))
-    return max(0, resident_bytes() - before)
+    return max(0, own_bytes() - before) or None
 
 
 def _ask_gymnasium(environment: Environment, effort: Effort) -> tuple[str, ...]:

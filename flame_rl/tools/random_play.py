@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.memory import own_bytes
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.repeatable import SEED, random_actions
-from flame_rl.system.machine import resident_bytes
 from flame_rl.wire.inputs import observation_inputs, observation_parts
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.steps import step_columns
@@ -111,7 +111,7 @@ def random_play(
                 finished.append((float(returns[slot]), length, cut))
             running = running[~(simulator.terminated | simulator.truncated)[running]]
         steps, longest = steps + length, max(longest, length)
-        first_bytes = resident_bytes() if first_bytes is None else first_bytes
+        first_bytes = own_bytes() if first_bytes is None else first_bytes
     paid = np.concatenate(rewards)
     return {
         "reset_seconds": float(np.mean(resets)),
@@ -124,7 +124,7 @@ def random_play(
         "rewards": _amounts(paid),
         "paid": float((paid != 0).mean()),
         "allowed": float(np.mean(allowed)),
-        "grown_bytes": resident_bytes() - first_bytes,
+        "grown_bytes": own_bytes() - first_bytes,
         **seen.data(spec),
     }
 

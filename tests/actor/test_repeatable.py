@@ -94,7 +94,7 @@ class SeededAlone(Global):
 
 
 class Patient(Base):
-    def __init__(self) -> None:
+    def __init__(self, note: str = "") -> None:
         time.sleep(0.6)
 
 
@@ -212,10 +212,14 @@ def test_an_environment_that_fails_is_left_to_the_run(name):
 
 
 def test_a_slow_environment_is_not_checked_and_says_so():
-    _, spec = describe(Environment(f"{HERE}:Patient-v0"))
+    kwargs = {"env_kwargs": ('note="two words"',), "wrapper": ("gymnasium:Wrapper",)}
+    _, spec = describe(Environment(f"{HERE}:Patient-v0", **kwargs))
     assert spec.differs == ""
     assert spec.note.startswith(f"Whether {HERE}:Patient-v0 repeats itself is not checked: an obj")
-    assert f"`uv run main.py check --env {HERE}:Patient-v0` takes the time" in spec.note
+    flags = (
+        f"""--env {HERE}:Patient-v0 --env-kwargs 'note="two words"' --wrapper gymnasium:Wrapper"""
+    )
+    assert f"`uv run main.py check {flags}` takes the time" in spec.note
 
 
 def test_an_import_that_takes_long_makes_no_environment_slow(tmp_path, monkeypatch):

@@ -187,7 +187,8 @@ def test_an_object_that_must_be_the_only_one_is_advice():
 def test_masks_are_found_where_they_are(name, place, allowed):
     examined = found(f"{HERE}:{name}-v0")
     assert examined.spec.action_mask == place
-    assert examined.played.allowed == pytest.approx(allowed)
+    # The last episode is cut off where the time is over.
+    assert examined.played.allowed == pytest.approx(allowed, rel=0.02)
     assert texts(examined, problem=True) == ""
     assert "action_mask" in examined.info or place == "observation"
 

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -90,3 +91,14 @@ def _imported(name: str) -> Callable[[Any], Any]:
     if not callable(found):
         raise unusable(f"--wrapper: module {module!r} has no class or function {attribute!r}")
     return found
+
+
+def flags_of(
+    env: str, env_kwargs: tuple[str, ...], wrapper: tuple[str, ...], observe: tuple[str, ...]
+) -> str:
+    """The words of a command line that name an environment as it is configured."""
+    words = ["--env", env]
+    given = {"--env-kwargs": env_kwargs, "--wrapper": wrapper, "--observe": observe}
+    for flag, values in given.items():
+        words += [flag, *values] if values else []
+    return shlex.join(words)

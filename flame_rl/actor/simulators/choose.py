@@ -18,6 +18,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from flame_rl.actor.environments.agents import has_agents, spec_of
 from flame_rl.actor.environments.finding import with_module
 from flame_rl.actor.environments.making import describe_environment, import_environment
+from flame_rl.actor.environments.wrapping import flags_of
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
 from flame_rl.actor.simulators.plain import (
@@ -79,7 +80,8 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
     simulator, note = _choose(environment, plain)
     unknown = checked.unknown
     if unknown:
-        unknown += f" `uv run main.py check --env {env_id}` takes the time for it."
+        flags = flags_of(env_id, environment.env_kwargs, environment.wrapper, environment.observe)
+        unknown += f" `uv run main.py check {flags}` takes the time for it."
     notes, slots = [note, unknown], None
     if simulator is plain:
         if environment.slots is None and checked.bytes:

@@ -20,6 +20,7 @@ import gymnasium
 import numpy as np
 
 from flame_rl.actor.failure import SimulatorError, unusable
+from flame_rl.actor.memory import own_bytes
 from flame_rl.actor.simulators.forked import Note, in_fork
 from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.nets.discrete import choose_allowed
@@ -158,7 +159,7 @@ def _repeated(
 ) -> dict[str, Any]:
     """What `check_repeats` returns or raises, by name; `note` is told what is known before a step
     may crash or hang, and `closing` closes what is still open."""
-    began, before, memory = time.monotonic(), _global_states(), _memory()
+    began, before, memory = time.monotonic(), _global_states(), own_bytes()
     one, spec = make()
     closing.callback(one.close)
     # Only now: what an environment has half made, nobody would close.
@@ -168,7 +169,7 @@ def _repeated(
         first = _play(one, spec, effort, begun=lambda: note(_masks_of(one)))
     except SimulatorError as error:
         return {"unusable": str(error)} if error.kind == "environment" else {}
-    found = {"bytes": max(0, _memory() - memory)}
+    found = {"bytes": max(0, own_bytes() - memory)}
     if (seconds := time.monotonic() - began) > effort.making_seconds:
         return found | {"unknown": f"an object and its first step take {seconds:.1f} s"}
     steps = _as_long(first)
@@ -243,16 +244,6 @@ def random_actions(
 def _as_long(rows: list[_Row]) -> Effort:
     """To play as many steps as these rows have."""
     return QUICK._replace(steps=len(rows) - 1, seconds=math.inf)
-
-
-def _memory() -> int:
-    """The bytes of this process that no file backs, and so all that a fork has from its beginning;
-    0 where the system does not tell."""
-    with contextlib.suppress(OSError), open("/proc/self/status") as file:  # noqa: PTH123
-        for line in file:
-            if line.startswith("RssAnon:"):
-                return 1024 * int(line.split()[1])
-    return 0
 
 
 def _play(

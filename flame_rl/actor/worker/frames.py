@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import resource
 import select
 import struct
 import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
+from flame_rl.actor.memory import peak_bytes
 from flame_rl.wire.packing import Buffer
 
 # The size of the message and the peak memory of its sender, both in bytes.
@@ -43,7 +43,7 @@ def write_frame(pipe: BinaryIO, frame: Buffer | list[Buffer], wait: Wait | None 
     """Send a frame, given whole or in parts. `wait` is called where the pipe takes no more for now;
     a pipe that blocks needs none. Raises what `wait` does, and OSError if nobody reads."""
     parts = frame if isinstance(frame, list) else [frame]
-    for part in (_HEAD.pack(sum(map(len, parts)), _peak_memory()), *parts):
+    for part in (_HEAD.pack(sum(map(len, parts)), peak_bytes()), *parts):
         view = memoryview(part)
         while view:
             written = pipe.write(view)
@@ -62,16 +62,6 @@ def read_frame(
     if size > most_bytes:
         raise OSError(f"a frame of {size} bytes is announced")
     return _read_exactly(pipe, size, wait), memory
-
-
-def _peak_memory() -> int:
-    # Not getrusage's, which on Linux begins with what the parent had when it forked.
-    with contextlib.suppress(OSError), open("/proc/self/status") as file:  # noqa: PTH123
-        for line in file:
-            if line.startswith("VmHWM:"):
-                return 1024 * int(line.split()[1])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def _read_exactly(pipe: BinaryIO, size: int, wait: Wait | None) -> bytearray:
