@@ -20,6 +20,20 @@ RUN = (
     *("--learning-rate", "0.01", "--learning-rate-decay", "False"),
 )
 WHOLE = (*RUN, "--iterations", str(ITERATIONS))
+# Settings with which every algorithm makes several gradient steps in a short iteration.
+SEVERAL_UPDATES = {
+    "hidden_sizes": (6,),
+    "episodes_per_iter": 14,
+    "iterations": 4,
+    "minibatches": 2,
+    "epochs": 2,
+    "learning_rate": 0.01,
+    "warm_up_steps": 20,
+    "batch_size": 16,
+    "updates_per_step": 0.1,
+    "capacity": 300,
+    "local": True,
+}
 # Slow enough that a moment can be picked: three seconds with two workers.
 SLOWLY = {"FAULT_SLEEP": "0.004"}
 

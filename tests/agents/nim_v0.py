@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 from gymnasium import spaces
-from pettingzoo import AECEnv
+
+from tests.agents.in_turns import TwoInTurns
 
 STICKS = 9
 
 
-class Nim(AECEnv):
+class Nim(TwoInTurns):
     metadata = {"name": "nim_v0", "render_modes": [], "is_parallelizable": False}  # noqa: RUF012
-
-    def __init__(self, render_mode=None):
-        self.render_mode = render_mode
-        self.possible_agents = ["a", "b"]
 
     def observation_space(self, agent):
         # The sticks, and whether it is the agent's turn.
@@ -37,13 +34,7 @@ class Nim(AECEnv):
 
     def reset(self, seed=None, options=None):
         self.left = int(np.random.default_rng(seed).integers(4, STICKS + 1))
-        self.agents = list(self.possible_agents)
-        self.agent_selection = "a"
-        self.rewards = dict.fromkeys(self.agents, 0)
-        self._cumulative_rewards = dict.fromkeys(self.agents, 0)
-        self.terminations = dict.fromkeys(self.agents, False)
-        self.truncations = dict.fromkeys(self.agents, False)
-        self.infos = {agent: {} for agent in self.agents}
+        self.begin()
 
     def step(self, action):
         agent = self.agent_selection
@@ -59,9 +50,6 @@ class Nim(AECEnv):
             self.rewards = {a: 1 if a == agent else -1 for a in self.agents}
         self.terminations = dict.fromkeys(self.agents, ended)
         self.agent_selection = "b" if agent == "a" else "a"
-
-    def close(self):
-        pass
 
 
 env = Nim

@@ -14,22 +14,8 @@ from tests.environments import TwoInputs
 from tests.flame_fixtures import run as run_on
 from tests.helpers import environment_id, run_here
 from tests.learners import make_config
+from tests.runs import SEVERAL_UPDATES
 
-ITERATIONS = 4
-OPTIONS = {
-    "hidden_sizes": (6,),
-    "episodes_per_iter": 14,
-    "steps_per_iter": None,
-    "iterations": ITERATIONS,
-    "minibatches": 2,
-    "epochs": 2,
-    "learning_rate": 0.01,
-    "warm_up_steps": 20,
-    "batch_size": 16,
-    "updates_per_step": 0.1,
-    "capacity": 300,
-    "local": True,
-}
 AUXILIARY = {
     "auxiliary": ("tests.learner.test_losses:NextObservation",),
     "auxiliary_weights": (0.1,),
@@ -45,7 +31,7 @@ RUNS = [
 
 def config_of(**options):
     name = "TwoInputsAndNumbers" if options["algorithm"] == "sac" else "TwoInputs"
-    return make_config(environment_id(name), **OPTIONS | options)
+    return make_config(environment_id(name), **SEVERAL_UPDATES | options)
 
 
 def digests(trainer: Trainer) -> list[str]:
@@ -57,7 +43,7 @@ def digests(trainer: Trainer) -> list[str]:
 def test_workers_and_a_stop_change_no_byte(options, tmp_path):
     with Trainer(config_of(workers=0, **options)) as trainer:
         whole = digests(trainer)
-    assert len(set(whole)) == ITERATIONS
+    assert len(set(whole)) == SEVERAL_UPDATES["iterations"]
     with Trainer(config_of(workers=2, **options)) as trainer:
         begun = [trainer.train() and trainer.learner.weights_digest() for _ in range(2)]
         trainer.save(tmp_path / "half.ckpt")

@@ -7,21 +7,8 @@ import pytest
 from flame_rl import Trainer
 from tests.helpers import environment_id
 from tests.learners import make_config
+from tests.runs import SEVERAL_UPDATES
 
-ITERATIONS = 4
-OPTIONS = {
-    "hidden_sizes": (6,),
-    "episodes_per_iter": 14,
-    "iterations": ITERATIONS,
-    "minibatches": 2,
-    "epochs": 2,
-    "learning_rate": 0.01,
-    "warm_up_steps": 20,
-    "batch_size": 16,
-    "updates_per_step": 0.1,
-    "capacity": 300,
-    "local": True,
-}
 RUNS = [
     pytest.param({"algorithm": "ppo"}, id="ppo"),
     pytest.param({"algorithm": "ppo", "overlap": True, "memory": "gru"}, id="ppo with memory"),
@@ -34,7 +21,7 @@ RUNS = [
 
 
 def config_of(**options):
-    return make_config(environment_id("Catch"), **OPTIONS | {"workers": 0} | options)
+    return make_config(environment_id("Catch"), **SEVERAL_UPDATES | {"workers": 0} | options)
 
 
 def digests(trainer: Trainer) -> list[str]:
@@ -45,7 +32,7 @@ def digests(trainer: Trainer) -> list[str]:
 def whole(**options) -> list[str]:
     with Trainer(config_of(**options)) as trainer:
         found = digests(trainer)
-    assert len(set(found)) == ITERATIONS
+    assert len(set(found)) == SEVERAL_UPDATES["iterations"]
     return found
 
 
