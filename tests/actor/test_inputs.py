@@ -199,3 +199,15 @@ def test_a_part_that_cannot_be_learned_from_may_be_left_out():
     ):
         PlainSimulator(Environment(env_id))
     PlainSimulator(Environment(env_id, observe=("a",)))
+
+
+def test_the_error_of_a_text_names_a_wrapper_that_makes_numbers_of_it():
+    """A choice of two, and a number for each of five characters."""
+    env_id = environment_id("TextObservation")
+    with pytest.raises(SimulatorError) as caught:
+        PlainSimulator(Environment(env_id))
+    name = "gymnasium.wrappers:FlattenObservation"
+    assert f"--wrapper {name}" in str(caught.value)
+    environment = Environment(env_id, wrapper=(name,))
+    spec = describe_environment(environment, PlainSimulator(environment).first)
+    assert spec.observation_space.shape == (2 + 5,)

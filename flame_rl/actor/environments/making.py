@@ -33,7 +33,7 @@ from flame_rl.actor.failure import (
     unusable,
 )
 from flame_rl.wire import codec
-from flame_rl.wire.inputs import observation_parts
+from flame_rl.wire.inputs import ObservationPart, observation_parts
 from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
 
@@ -184,7 +184,7 @@ def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Sp
                 f"{str(observation)[:500]}. A Box of numbers, Discrete, MultiDiscrete "
                 f"and MultiBinary can, and Dict and Tuple of them; {_without(observation)}a "
                 "wrapper may make one, of the package or of your own: --wrapper module:Class "
-                "(gymnasium.wrappers has TransformObservation and FilterObservation)"
+                f"({_example_of_a_wrapper(part)})"
             )
     reason = _why_not_acted(action)
     if reason is not None:
@@ -202,6 +202,12 @@ def _without(space: gymnasium.Space) -> str:
     refused = {part.path[0] for part in observation_parts(space) if _why_not_observed(part.space)}
     keys = [key for key in space.spaces if key not in refused and observation_parts(space[key])]
     return f"--observe {' '.join(keys)} leaves out what cannot, and " if keys else ""
+
+
+def _example_of_a_wrapper(part: ObservationPart | None) -> str:
+    if part is not None and isinstance(part.space, spaces.Text):
+        return "--wrapper gymnasium.wrappers:FlattenObservation gives a number for each character"
+    return "gymnasium.wrappers has TransformObservation and FilterObservation"
 
 
 def _why_not_observed(space: gymnasium.Space) -> str | None:
