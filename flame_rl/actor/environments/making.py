@@ -97,8 +97,8 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
 
 def _registered(env_id: str) -> EnvSpec | str:
     """What is registered under exactly this id; else the id, for Gymnasium to search or refuse."""
-    module, _, name = env_id.rpartition(":")
-    if module:
+    module, colon, name = env_id.rpartition(":")
+    if colon:
         import_registering(module, name)
     # Gymnasium's search walks through the registry, where another thread may register meanwhile.
     return gymnasium.registry.get(name) or env_id
