@@ -117,34 +117,38 @@ def close_session(session: str) -> bool:
 
 def _remove(application: str, left: dict[str, list[str]]) -> bool:
     """Remove the run's objects and, where no other run has a session of it, the application;
-    returns whether they are gone. A cache beside the configured one may itself be gone, with all
-    that it had."""
-    from flamepy.core import cache, client
+    returns whether they are gone."""
+    from flamepy.core import client, types
 
-    mine = [f"{application}/{session}" for session in left["session"]]
-    package = f"{application}/pkg"
     try:
-        for path in mine:
-            call_with_timeout(CALL_SECONDS, functools.partial(cache.delete_objects, path))
+        for session in left["session"]:
+            _delete_everywhere(f"{application}/{session}", left["cache"])
         if _is_registered(application):
             with contextlib.suppress(client.FlameError):
                 client.unregister_application(application)
             if _is_registered(application):
-                # It is not Flame that is stuck, then.
+                # Others use it, or Flame is stuck.
                 return any(
-                    session.application == application and session.id not in left["session"]
+                    session.application == application
+                    and session.state == types.SessionState.OPEN
+                    and session.id not in left["session"]
                     for session in client.list_sessions()
                 )
-        call_with_timeout(CALL_SECONDS, functools.partial(cache.delete_objects, package))
+        _delete_everywhere(f"{application}/pkg", left["cache"])
     except Exception:
         return False
-    for endpoint in left["cache"]:
-        for path in (*mine, package):
-            with contextlib.suppress(Exception):
-                call_with_timeout(
-                    REPLICA_SECONDS, functools.partial(delete_objects, endpoint, path)
-                )
     return True
+
+
+def _delete_everywhere(path: str, caches: list[str]) -> None:
+    """Delete the objects with this prefix in the configured cache, which must answer, and in those
+    beside it, which may be gone with all that they had."""
+    from flamepy.core import cache
+
+    call_with_timeout(CALL_SECONDS, lambda: cache.delete_objects(path))
+    for endpoint in caches:
+        with contextlib.suppress(Exception):
+            call_with_timeout(REPLICA_SECONDS, functools.partial(delete_objects, endpoint, path))
 
 
 def _is_registered(application: str) -> bool:
