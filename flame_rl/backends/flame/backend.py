@@ -141,6 +141,7 @@ class FlameBackend:
         self._environment, self._needs = environment, needs(environment)
         self._left_sessions: list[Session] = []
         self._janitor = Janitor()
+        self._tally.caches.clear()  # of which this janitor has not been told
         self._deploy()
         try:
             self._session = self._open_session()
