@@ -437,6 +437,24 @@ class Slow(Base):
         return 1.0
 
 
+class OneIsSlow(Base):
+    """Of all processes, the first that makes the file FAULT_MARKER waits fifty times as long."""
+
+    horizon = 10
+    seconds: ClassVar[float] = 0.0
+
+    def reset(self, *, seed=None, options=None):
+        if not OneIsSlow.seconds:
+            OneIsSlow.seconds = 0.002
+            with contextlib.suppress(FileExistsError), open(os.environ["FAULT_MARKER"], "x"):  # noqa: PTH123
+                OneIsSlow.seconds = 0.1
+        return super().reset(seed=seed, options=options)
+
+    def reward(self, action) -> float:
+        time.sleep(self.seconds)
+        return 1.0
+
+
 class SlowReset(Base):
     """A reset takes much longer than the one step after it."""
 

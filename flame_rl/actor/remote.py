@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,11 +88,11 @@ class Collector:
 
         Args:
             snapshot: encoded, as uint8; Flame resolves it from the object cache. The learner
-                withdraws its tasks by an empty one.
+                withdraws its tasks by an empty one, and those that it asked for twice by the next.
             request: encoded.
             limits: the task's `Limits`.
             snapshot_ref: JSON of the reference that `snapshot` was resolved from, to see
-                whether it has become empty in the meantime.
+                whether it has changed in the meantime.
 
         Returns:
             Encoded episodes or an encoded failure in a `column`, which says what this executor
@@ -101,9 +102,8 @@ class Collector:
         try:
             if len(snapshot) == 0:
                 return self._failure("stale", "the learner has withdrawn this task")
-            answer = self._worker.collect(
-                snapshot.tobytes(), request, Limits(*limits), lambda: _withdrawn(snapshot_ref)
-            )
+            withdrawn = _Withdrawal(snapshot, snapshot_ref).asked
+            answer = self._worker.collect(snapshot.tobytes(), request, Limits(*limits), withdrawn)
             return column(answer, self._about)
         except Exception as error:
             return self._failure("garbled", f"{type(error).__name__}: {error}")
@@ -114,14 +114,27 @@ class Collector:
         return column(codec.encode_failure(CollectFailure(kind, message)), self._about)
 
 
-def _withdrawn(snapshot_ref: str) -> bool:
-    # Imported here: every executor has Flame's client; the workers of one machine need not.
-    from flamepy.core import ObjectRef, get_object
+class _Withdrawal:
+    """Whether nobody wants a task's answer any more: its weights are no longer those in the cache.
+    The cache is asked more and more rarely, so that long tasks cost it little."""
 
-    try:
-        return len(get_object(ObjectRef(**json.loads(snapshot_ref)))) == 0
-    except Exception:
-        return False  # the cache may be away for a moment; the deadline still holds
+    def __init__(self, snapshot: np.ndarray, snapshot_ref: str) -> None:
+        self._snapshot, self._ref = snapshot, snapshot_ref
+        self._began = self._asked_at = time.monotonic()
+
+    def asked(self) -> bool:
+        now = time.monotonic()
+        if now - self._asked_at < min(1.0, max(0.3, (now - self._began) / 10)):
+            return False
+        self._asked_at = now
+        # Imported here: every executor has Flame's client; the workers of one machine need not.
+        from flamepy.core import ObjectRef, get_object
+
+        try:
+            found = get_object(ObjectRef(**json.loads(self._ref)))
+            return not np.array_equal(found, self._snapshot)
+        except Exception:
+            return False  # the cache may be away for a moment; the deadline still holds
 
 
 def column(data: Buffer, about: bytes) -> pyarrow.RecordBatch:

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,6 +19,8 @@ import numpy as np
 from flame_rl.actor.environments.making import known_here_alone
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.actor.worker.supervisor import Worker
+from flame_rl.backends.shares import Shares
+from flame_rl.backends.tasks import Task, Tasks
 from flame_rl.nets.acting import check_snapshot
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.wire import codec
@@ -90,30 +92,26 @@ class Transport:
     unusable: str = ""
 
 
-@dataclass(frozen=True)
-class _Task:
-    request: CollectRequest
-    attempt: int
-
-
 def gather(
     snapshot: PolicySnapshot,
     request: CollectRequest,
     transport: Transport,
-    task_sizes: Sequence[int],
+    shares: Shares,
     stop: threading.Event,
     listener: Listener | None = None,
 ) -> Collected:
     """Collect all of `request`, in tasks of several episodes.
 
     The split changes no result: every episode is a function of its index. The episodes of a failed
-    task are asked for again, one by one; `MAX_ATTEMPTS` failures of an episode end the run.
+    task are asked for again, one by one; `MAX_ATTEMPTS` failures of an episode end the run. Near
+    the end, what is late is asked for twice, and the first answer counts: tasks may be on their way
+    afterwards, which nobody waits for, and whose futures are cancelled.
 
     Args:
         snapshot: the policy that acts.
         request: names all episodes to collect.
         transport: sends the tasks.
-        task_sizes: the number of episodes in each task; their sum is that of the request.
+        shares: sizes them, and learns how long they took.
         stop: ends the wait when it is set.
         listener: told how many episodes have been played; None: nobody is.
 
@@ -122,16 +120,16 @@ def gather(
     """
     refuse_unless_it_can_act(snapshot)
     started = time.perf_counter()
-    # A stack: the first task is at the end.
-    pending = _tasks_of(request, task_sizes)[::-1]
-    running: dict[Future[Buffer], _Task] = {}
+    count = len(request.indices)
+    tasks = Tasks(request, shares.of(count), shares.workers, transport.in_flight)
+    running: dict[Future[Buffer], Task] = {}
     answers: list[Episodes] = []
     bytes_out = bytes_in = retries = deaths = 0
     waiting = 0.0
     come = np.zeros(2, np.int64)  # episodes and env steps
-    while pending or running:
-        while pending and len(running) < transport.in_flight:
-            task = pending.pop()
+    most = np.array([count * request.agents, np.iinfo(np.int64).max])
+    while not tasks.complete:
+        while (task := tasks.next(time.perf_counter())) is not None:
             data = codec.encode_request(task.request)
             bytes_out += len(data)
             future = transport.submit(data, len(task.request.indices))
@@ -140,7 +138,8 @@ def gather(
                 break
         began = time.perf_counter()
         done, _ = wait(running, timeout=STOP_POLL_SECONDS, return_when=FIRST_COMPLETED)
-        waiting += time.perf_counter() - began
+        now = time.perf_counter()
+        waiting += now - began
         if stop.is_set():
             raise Interrupted
         transport.check()
@@ -149,37 +148,34 @@ def gather(
             answer, size = _read_answer(future, task.request)
             bytes_in += size
             if not isinstance(answer, CollectFailure):
-                answers.append(answer)
-                come += len(answer), answer.steps
+                for run in tasks.answered(task, now):
+                    k = request.agents
+                    answers.append(answer.between(run.start * k, run.stop * k))
+                    come += len(answers[-1]), answers[-1].steps
                 deaths = 0
                 continue
             retries += 1
+            missing = tasks.failed(task, now)
             if answer.kind == "start":
                 # Not the episodes' doing, so that it is no attempt of theirs.
                 deaths += 1
                 _refuse_deaths(deaths, answer)
-                pending.append(task)
-                continue
-            if transport.failed is not None and answer.kind in ("transport", "stale"):
+                again = _once_more(task, missing)
+            elif transport.failed is not None and answer.kind in ("transport", "stale"):
                 transport.failed(answer)
-                pending.append(task)
+                again = _once_more(task, missing)
             else:
                 # Next in line, so that an environment that always fails soon ends the run.
-                pending += _retries_of(task, answer, transport.unusable)
-        tell(listener, request, *(come + transport.played()))
+                again = _retries_of(task, missing, answer, transport.unusable)
+            tasks.retry(again)
+        tell(listener, request, *np.minimum(come + transport.played(), most))
+    for future in running:
+        future.cancel()
+    seconds = time.perf_counter() - started
+    shares.took(count, seconds, tasks.paces)
     # Each answer holds consecutive episodes of the request.
     answers.sort(key=lambda episodes: episodes.index[0])
-    episodes = concatenate(answers)
-    return Collected(episodes, bytes_out, bytes_in, waiting, time.perf_counter() - started, retries)
-
-
-def _tasks_of(request: CollectRequest, sizes: Sequence[int]) -> list[_Task]:
-    """The request in tasks of these numbers of episodes."""
-    ends = itertools.accumulate(sizes)
-    return [
-        _Task(replace(request, indices=request.indices[start:stop]), attempt=1)
-        for start, stop in itertools.pairwise([0, *ends])
-    ]
+    return Collected(concatenate(answers), bytes_out, bytes_in, waiting, seconds, retries)
 
 
 def tell(listener: Listener | None, request: CollectRequest, episodes: int, env_steps: int) -> None:
@@ -200,8 +196,16 @@ def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
         ) from error
 
 
-def _retries_of(task: _Task, failure: CollectFailure, unusable: str) -> list[_Task]:
-    """The tasks that replace a failed one: its episodes one by one, so that a bad one is found.
+def _once_more(task: Task, missing: tuple[int, ...]) -> list[Task]:
+    """The task, of those of its episodes that are missing."""
+    return [replace(task, request=replace(task.request, indices=missing))] if missing else []
+
+
+def _retries_of(
+    task: Task, missing: tuple[int, ...], failure: CollectFailure, unusable: str
+) -> list[Task]:
+    """The tasks that replace a failed one: its episodes that are missing, one by one, so that a bad
+    one is found.
 
     Raises:
         UsageError, RunError: no attempt is left, or another one would fail alike.
@@ -213,11 +217,8 @@ def _retries_of(task: _Task, failure: CollectFailure, unusable: str) -> list[_Ta
         raise error
     # Only what happens while an episode is played alone counts against it.
     attempts = task.attempt if len(task.request.indices) == 1 else 0
-    if attempts < MAX_ATTEMPTS:
-        return [
-            _Task(replace(task.request, indices=(index,)), attempts + 1)
-            for index in reversed(task.request.indices)
-        ]
+    if attempts < MAX_ATTEMPTS or not missing:
+        return [Task(replace(task.request, indices=(index,)), attempts + 1) for index in missing]
     (index,) = task.request.indices
     request, training = task.request, task.request.stream == "training"
     seed = reset_seed(request.run_seed, request.iteration, index, request.stream)

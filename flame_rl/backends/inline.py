@@ -12,6 +12,7 @@ from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.actor.worker.frames import CLOSE_SECONDS
 from flame_rl.backends.dispatch import Collected, Transport, explain, gather, tell
+from flame_rl.backends.shares import Shares
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.system.output import warn
@@ -56,9 +57,8 @@ class InlineBackend:
 
         with ONE_BLAS_THREAD:
             # One task fills all slots, and no other worker waits for its end.
-            sizes = [len(request.indices)]
             transport = Transport(submit, in_flight=1)
-            return gather(snapshot, request, transport, sizes, self._stop, self.listener)
+            return gather(snapshot, request, transport, Shares(1), self._stop, self.listener)
 
     def close(self) -> None:
         if self._simulator is None:

@@ -51,13 +51,14 @@ class ProcessBackend:
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         encoded = codec.encode_snapshot(snapshot)
+        over = threading.Event()
 
         def run(data: bytes, episodes: int) -> Buffer:
             worker = self._idle.get()
             try:
                 began = time.monotonic()
                 limits = self._patience.limits(episodes)
-                answer = worker.collect(encoded, data, limits)
+                answer = worker.collect(encoded, data, limits, over.is_set)
                 self._patience.learn(limits, time.monotonic() - began, answer)
                 return answer
             finally:
@@ -67,7 +68,6 @@ class ProcessBackend:
             return self._threads.submit(run, data, episodes)
 
         workers = len(self._workers)
-        began = time.monotonic()
         transport = Transport(
             submit,
             in_flight=workers + 1,
@@ -75,9 +75,10 @@ class ProcessBackend:
             unusable="It was made once before: where only one can exist, --workers 1 --slots 1 "
             "makes no other",
         )
-        sizes = self.shares.of(len(request.indices))
-        collected = gather(snapshot, request, transport, sizes, self._stop, self.listener)
-        self.shares.took(len(request.indices), time.monotonic() - began)
+        try:
+            collected = gather(snapshot, request, transport, self.shares, self._stop, self.listener)
+        finally:
+            over.set()  # nobody waits for what was asked for twice
         # Each worker is sent the weights once.
         return replace(collected, bytes_out=collected.bytes_out + workers * len(encoded))
 

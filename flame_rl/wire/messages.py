@@ -363,6 +363,25 @@ class Episodes(_Recorded):
             )
             start = stop
 
+    def between(self, start: int, stop: int) -> Episodes:
+        """The episodes from place `start` up to `stop`, as views."""
+        ends, steps = np.cumsum(self.lengths), self.steps
+        first = int(ends[start - 1]) if start else 0
+        last = int(ends[stop - 1])
+        part = slice(start, stop)
+        # How many rows more than steps an episode has in each column.
+        more = {name: int(len(array) > steps) for name, array in self.columns.items()}
+        return Episodes(
+            self.index[part],
+            self.lengths[part],
+            self.terminated[part],
+            self.truncated[part],
+            {
+                name: array[first + more[name] * start : last + more[name] * stop]
+                for name, array in self.columns.items()
+            },
+        )
+
 
 def concatenate(batches: Sequence[Episodes]) -> Episodes:
     """The episodes of all batches, one batch after another."""

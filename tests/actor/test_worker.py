@@ -16,12 +16,14 @@ import psutil
 import pytest
 
 from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.worker import supervisor
 from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
 from tests.helpers import (
     ROOT,
+    SOON,
     assert_same_episodes,
     environment_id,
     plain,
@@ -213,6 +215,33 @@ def test_close_in_the_middle_of_a_call_ends_the_child(tmp_path, monkeypatch):
     worker.close()
     thread.join(600)
     assert not child.is_running() and answers[0].kind == "stale"
+    assert worker.pid is None
+
+
+def test_a_withdrawn_task_ends_soon_and_its_child_lives_on(worker):
+    slow, data = request_for(environment_id("Slow"), range(3000)), codec.encode_snapshot(SNAPSHOT)
+    assert not isinstance(collect(worker, request_for(environment_id("Slow"))), CollectFailure)
+    pid = worker.pid
+    for _ in range(2):
+        began = time.monotonic()
+        answer = worker.collect(
+            *(data, codec.encode_request(slow), Limits(3000, 600, 100_000, 4096)),
+            lambda began=began: time.monotonic() - began > 0.5,
+        )
+        assert codec.decode_result(answer, slow).kind == "stale"
+        assert time.monotonic() - began < SOON
+        assert len(collect(worker, request_for(environment_id("Slow")))) == 3
+    assert worker.pid == pid
+
+
+def test_a_child_that_does_not_stop_is_killed(worker, monkeypatch):
+    monkeypatch.setattr(supervisor, "CLOSE_SECONDS", 0.5)
+    request = request_for(environment_id("HangFault"))
+    answer = worker.collect(
+        *(codec.encode_snapshot(SNAPSHOT), codec.encode_request(request)),
+        *(Limits(3, 600, 100_000, 4096), lambda: True),
+    )
+    assert codec.decode_result(answer, request).kind == "stale"
     assert worker.pid is None
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import ClassVar
 
 import psutil
@@ -61,8 +62,10 @@ def gather_with(submit, task_size=3, in_flight=2, stop=None, failed=None):
         return submit(data)
 
     transport = Transport(sent, in_flight, failed=failed)
+    shares = Shares(in_flight)
     sizes = [task_size] * (11 // task_size) + [11 % task_size] * (11 % task_size > 0)
-    return gather(SNAPSHOT, REQUEST, transport, sizes, stop or threading.Event())
+    shares.of = lambda episodes: sizes
+    return gather(SNAPSHOT, REQUEST, transport, shares, stop or threading.Event())
 
 
 EXPECTED = gather_with(lambda data: done(answer(data)), task_size=11).episodes
@@ -95,13 +98,13 @@ def test_shares_are_worth_sending_and_end_together(workers, episode_seconds, epi
             assert sizes[-1] * episode_seconds <= max(0.25, 0.01 * workers, episode_seconds)
             small = [size for size in sizes if size * episode_seconds < 0.12]
             assert len(small) <= max(2 * workers, 2)
-        shares.took(episodes, episodes * episode_seconds / workers)
+        shares.took(episodes, episodes * episode_seconds / workers, [])
 
 
 def test_many_workers_get_no_more_tasks_than_the_learner_can_send():
     """In the time of a task it can send 200 a second, and so 200 tasks' worth to 200 workers."""
     shares = Shares(200)
-    shares.took(10_000, 10_000 * 0.05 / 200)
+    shares.took(10_000, 10_000 * 0.05 / 200, [])
     assert len(shares.of(10_000)) / 200 <= 10_000 * 0.05 / 200
 
 
@@ -312,6 +315,26 @@ def test_a_crash_costs_a_retry_and_no_bit(tmp_path, monkeypatch):
         backend.close()
     assert first.retries >= 1 and again.retries == 0
     assert_same_episodes(first.episodes, again.episodes)
+
+
+def test_a_slow_worker_holds_up_nobody_and_lives_on(tmp_path, monkeypatch):
+    """A task of six episodes takes it 6 seconds, and the others 0.12."""
+    monkeypatch.setenv("FAULT_MARKER", str(tmp_path / "marker"))
+    request = request_for(environment_id("OneIsSlow"), range(18))
+    backend = ProcessBackend(3, PATIENCE, threading.Event())
+    began = time.monotonic()
+    try:
+        collected = [backend.collect(random_snapshot(1, 2, False), request) for _ in range(4)]
+        pids = [worker.pid for worker in backend._workers]
+        backend.collect(random_snapshot(1, 2, False, version=1), replace(request, policy_version=1))
+        assert pids == [worker.pid for worker in backend._workers]
+    finally:
+        backend.close()
+    assert min(each.seconds for each in collected) < 4
+    assert time.monotonic() - began < SOON
+    for each in collected:
+        assert_same_episodes(each.episodes, collected[0].episodes)
+        assert each.retries == 0
 
 
 def test_close_leaves_no_process():

@@ -45,7 +45,7 @@ def main(
 
     snapshot: PolicySnapshot | WireError = WireError("no weights have come yet")
     simulators: dict[Environment, Simulator] = {}
-    # While a request is answered, no other one comes: the pipe can only close.
+    # While a request is answered, no other one comes: it can be withdrawn, or the pipe closes.
     closing = select.poll()
     closing.register(questions, select.POLLIN)
 
@@ -78,6 +78,8 @@ def main(
     with contextlib.suppress(OSError):
         while True:
             frame, _ = read_frame(questions)
+            if not frame:  # what it withdraws is answered already
+                continue
             kill_at_once(True)
             try:
                 kind = packing.message_type(frame)

@@ -8,7 +8,6 @@ two pipes (frames.py).
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import struct
@@ -160,8 +159,8 @@ class Worker:
             snapshot: encoded; sent only to a child that does not hold these bytes yet.
             request: encoded.
             limits: the task's.
-            withdrawn: called about once a second; true when nobody wants the answer any more, and
-                the child is ended.
+            withdrawn: called ten times a second; true when nobody wants the answer any more. The
+                child then has `CLOSE_SECONDS` to say that it has stopped, before it is killed.
 
         Returns:
             Encoded episodes, or an encoded `CollectFailure` whatever the child does.
@@ -180,8 +179,7 @@ class Worker:
                 child.sent = snapshot
                 child.episodes += limits.episodes
                 if (
-                    # A simulator that has failed may be in a broken state.
-                    packing.message_type(answer) == "failure"
+                    _has_failed(answer)
                     or child.episodes >= limits.child_episodes
                     or child.memory_bytes > limits.child_megabytes * 1_000_000
                 ):
@@ -206,18 +204,25 @@ class Worker:
         # Whatever happens before the child says that it plays is not the episodes' doing.
         kind: FailureKind = "start"
         limit = time.monotonic() + deadline
+        told = False
 
         def wait(pipe: BinaryIO, event: int) -> None:
-            for tenth in itertools.count(1):
+            nonlocal told, limit
+            while True:
                 if ready(pipe, event, min(0.1, limit - time.monotonic())):
                     return
                 if time.monotonic() >= limit:
-                    raise TimeoutError
+                    raise InterruptedError if told else TimeoutError
                 # A process that the simulator has started may hold the pipe open.
                 if self._child.poll() is not None:
                     raise BrokenPipeError("the child is gone")
-                if self._closed or (tenth % 10 == 0 and withdrawn()):
+                if self._closed:
                     raise InterruptedError
+                if not told and withdrawn():
+                    if pipe is self._child.questions:  # it has not begun
+                        raise InterruptedError
+                    told, limit = True, time.monotonic() + CLOSE_SECONDS
+                    write_frame(self._child.questions, b"", wait)
 
         seconds_to_end = 0.0
         try:
@@ -239,7 +244,7 @@ class Worker:
             kind = "timeout"
             message = f"the worker process gave no answer within {deadline:.0f} s and was killed"
         except InterruptedError:
-            kind, seconds_to_end = "stale", CLOSE_SECONDS
+            kind, seconds_to_end = "stale", 0.0 if told else CLOSE_SECONDS
             message = "the learner has withdrawn this task"
         except OSError as error:
             message = f"the worker process {self._ending(error)}"
@@ -278,6 +283,13 @@ class Worker:
             return ""
         self._child.last_words.seek(0)
         return self._child.last_words.read(20_000).decode(errors="replace")
+
+
+def _has_failed(answer: Buffer) -> bool:
+    """Whether the simulator may be in a broken state: not by a task that was withdrawn."""
+    if packing.message_type(answer) == "episodes":
+        return False
+    return codec.decode_failure(answer, env_id="").kind != "stale"
 
 
 def _signal_name(number: int) -> str:

@@ -193,8 +193,7 @@ class FlameBackend:
         self._encoded = codec.encode_snapshot(snapshot)
         self._began = time.monotonic()
         self._follow_nodes()
-        sizes = self.shares.of(len(request.indices))
-        self._most_episodes = max(sizes)
+        self._most_episodes = max(self.shares.of(len(request.indices)))
         try:
             self._session.publish(self._encoded)
         except Exception as error:
@@ -208,9 +207,8 @@ class FlameBackend:
             unusable="This happened on an executor, which has of your files only the module that "
             "--env names; docs/cluster.md says how to send more",
         )
-        collected = gather(snapshot, request, transport, sizes, self._stop, self.listener)
+        collected = gather(snapshot, request, transport, self.shares, self._stop, self.listener)
         self._tally.hosts.tell(self._watch.say)
-        self.shares.took(len(request.indices), time.monotonic() - self._began)
         dropped, self._tally.dropped = self._tally.dropped, 0
         return replace(
             collected, bytes_out=collected.bytes_out + len(self._encoded), dropped=dropped
