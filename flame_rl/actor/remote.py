@@ -1,4 +1,4 @@
-"""What a Flame executor runs: one `Collector` per executor, with the simulator in a child process.
+"""What a Flame executor runs: one `Collector` per executor, with simulators in child processes.
 
 The executor's own process must not die (Flame would lose the executor) and an exception would
 arrive without its text, so nothing here raises: failures are values. Answers are columns of bytes,
@@ -23,7 +23,8 @@ import numpy as np
 from numpy.lib.introspect import opt_func_info
 
 from flame_rl.actor.presence import Presence
-from flame_rl.actor.worker.supervisor import Limits, Worker
+from flame_rl.actor.worker.supervisor import Limits
+from flame_rl.actor.worker.team import Team
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, FailureKind
 from flame_rl.wire.packing import Buffer
@@ -62,7 +63,7 @@ class Collector:
     """The service's execution object; Flame makes one in each executor and calls its methods."""
 
     def __init__(self) -> None:
-        self._worker = Worker(partial(print, file=sys.stderr))
+        self._worker = Team(partial(print, file=sys.stderr))
         # The child imports while the learner does. If it cannot start, the first request says so.
         with contextlib.suppress(OSError):
             self._worker.start()
@@ -81,10 +82,10 @@ class Collector:
         self,
         snapshot: np.ndarray,
         request: bytes,
-        limits: tuple[int, float, int, int],
+        limits: tuple[int, float, int, int, int],
         snapshot_ref: str,
     ) -> pyarrow.RecordBatch:
-        """Collect in this executor's child.
+        """Collect in this executor's children.
 
         Args:
             snapshot: encoded, as uint8; Flame resolves it from the object cache. The learner

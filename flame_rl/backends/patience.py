@@ -23,11 +23,14 @@ MOST_ALLOWANCE = 4.0
 class Patience:
     """Sets the limits of tasks by what earlier ones took; used by several threads."""
 
-    def __init__(self, deadline: float | None, episodes: int, megabytes: int) -> None:
+    def __init__(
+        self, deadline: float | None, episodes: int, megabytes: int, workers: int = 1
+    ) -> None:
         """`deadline`, in seconds, is fixed unless it is None; the others are as in `Limits`."""
         self._fixed = deadline
         self._episodes = episodes
         self._megabytes = megabytes
+        self._workers = workers
         # The longest task of each number of episodes, in seconds.
         self._longest: dict[int, float] = {}
         self._allowance = 1.0
@@ -37,7 +40,8 @@ class Patience:
     def limits(self, episodes: int = 1) -> Limits:
         """The limits for the next task, which has this number of episodes."""
         with self._lock:
-            return Limits(episodes, self._deadline(episodes), self._episodes, self._megabytes)
+            deadline = self._deadline(episodes)
+            return Limits(episodes, deadline, self._episodes, self._megabytes, self._workers)
 
     def learn(self, limits: Limits, seconds: float, answer: Buffer) -> None:
         """Learn from a task that was answered.

@@ -59,11 +59,15 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
             "and name it as module:EnvId"
         )
     patience = Patience(
-        execution.task_timeout, execution.worker_episodes, execution.worker_megabytes
+        execution.task_timeout,
+        execution.worker_episodes,
+        execution.worker_megabytes,
+        execution.workers_per_executor if distributed else 1,
     )
     # Imported here because each is heavy and a run needs one: flamepy takes a second.
     if distributed:
         from flame_rl.backends.flame.backend import FlameBackend
+        from flame_rl.backends.flame.room import Wish
 
         played = Environment(env, wrapper=config.experiment.wrapper)
         return FlameBackend(
@@ -71,7 +75,7 @@ def make_backend(config: TrainConfig, stop: threading.Event) -> Backend:
             patience,
             execution.cluster_patience,
             stop,
-            execution.executors,
+            Wish(execution.executors, execution.workers_per_executor),
             install=execution.executor_packages == "install",
         )
     workers = local_workers(config)

@@ -33,7 +33,11 @@ class Shares:
     the small ones. No result depends on it.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, together: int = 1) -> None:
+        """`together`: the number of processes in each worker, which play as many episodes in the
+        time of one."""
+        self._together = together
+        # Of as many episodes as are played together.
         self._episode_seconds = math.inf
         # The speed of the slowest worker over the mean speed; 1 where it is not much slower.
         self._slowest = 1.0
@@ -46,6 +50,14 @@ class Shares:
 
     def of(self, episodes: int) -> list[int]:
         """How many episodes each task of an iteration has, in the order in which to send them."""
+        sizes = [size * self._together for size in self._sizes(self._groups(episodes))]
+        sizes[-1] -= sum(sizes) - episodes
+        return sizes
+
+    def _groups(self, episodes: int) -> int:
+        return math.ceil(episodes / self._together)
+
+    def _sizes(self, episodes: int) -> list[int]:
         workers = self.workers
         worth_sending = self._task_seconds / self._episode_seconds
         kept_back = episodes * max(KEPT_BACK * (1 - 1 / workers) ** 2, 1 - self._slowest)
@@ -64,10 +76,12 @@ class Shares:
     def took(self, episodes: int, seconds: float, paces: Sequence[float]) -> None:
         """Note how long an iteration's episodes took, with all workers busy, and the seconds that
         each worker took for an episode of its first task; see `Tasks.paces`."""
-        self._episode_seconds = seconds * self.workers / episodes
+        groups = self._groups(episodes)
+        self._episode_seconds = seconds * self.workers / groups
         if not paces:
             return
-        self._slowest = self._slowest_of(paces, episodes / self.workers)
+        paces = [pace * self._together for pace in paces]
+        self._slowest = self._slowest_of(paces, groups / self.workers)
         if self._slowest < 1:
             self._episode_seconds = statistics.median(paces)
 

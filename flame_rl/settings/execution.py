@@ -32,6 +32,11 @@ class Execution:
     divides the cluster's memory instead, so that there may be more than cores, for simulators that
     wait and do not compute."""
 
+    workers_per_executor: Count = 1
+    """Processes that play inside each executor of a Flame cluster. With more than one, executors
+    are fewer and larger, each of as many cores: less work for learner and cluster where there are
+    hundreds of cores."""
+
     executor_packages: Literal["install", "image"] = "install"
     """Where executors of a Flame cluster have NumPy, Gymnasium and MuJoCo from. install: their
     nodes install the learner's versions; image: they are there, and nothing is installed. The

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -106,6 +107,16 @@ def test_many_workers_get_no_more_tasks_than_the_learner_can_send():
     shares = Shares(200)
     shares.took(10_000, 10_000 * 0.05 / 200, [])
     assert len(shares.of(10_000)) / 200 <= 10_000 * 0.05 / 200
+
+
+@pytest.mark.parametrize("episodes", [1, 15, 16, 17, 100, 1000])
+def test_tasks_keep_all_processes_of_an_executor_busy(episodes):
+    shares = Shares(4, together=16)
+    for _ in range(2):
+        sizes = shares.of(episodes)
+        assert sum(sizes) == episodes and all(size % 16 == 0 for size in sizes[:-1])
+        assert sizes[-1] > 0
+        shares.took(episodes, 1.0 * math.ceil(episodes / 64), [])
 
 
 def test_no_more_in_flight_than_allowed():

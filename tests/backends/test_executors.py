@@ -12,7 +12,7 @@ from flamepy.proto import types_pb2 as pb
 
 from flame_rl.backends.flame import executors
 from flame_rl.backends.flame.executors import Watch, count
-from flame_rl.backends.flame.room import Room, batch_past, room_among
+from flame_rl.backends.flame.room import Room, Wish, batch_past, room_among
 from flame_rl.system.errors import UsageError
 
 
@@ -267,18 +267,27 @@ def resources(cpu: int, gigabytes: int) -> pb.ResourceRequirement:
 
 def test_only_nodes_that_are_ready_have_room() -> None:
     nodes = [node("a"), node("b", "NotReady", 64), node("c", "Unknown", 64), node("d", cores=3)]
-    assert room_among(nodes, None) == Room(5)
-    assert room_among(nodes[1:3], None) == Room(1)
-    assert room_among(nodes, 8).claim == ResourceRequirement(cpu=0, memory=2 << 30)
+    assert room_among(nodes, Wish()) == Room(5)
+    assert room_among(nodes[1:3], Wish()) == Room(1)
+    assert room_among(nodes, Wish(8)).claim == ResourceRequirement(cpu=0, memory=2 << 30)
     with pytest.raises(UsageError, match="no node of the cluster is ready"):
-        room_among(nodes[1:3], 4)
+        room_among(nodes[1:3], Wish(4))
+
+
+def test_executors_with_processes_inside_have_as_many_cores() -> None:
+    nodes = [node("a", cores=5), node("b", cores=4), node("c", cores=1)]
+    room = room_among(nodes, Wish(workers=2))
+    assert room == Room(4, ResourceRequirement(cpu=2, memory=512 << 20))
+    assert room_among(nodes, Wish(3, workers=8)).executors == 3
+    with pytest.raises(UsageError, match=r"no node has 6 cores; at most 5.*--executors N"):
+        room_among(nodes, Wish(workers=6))
 
 
 @pytest.mark.parametrize(("nodes", "executors"), [(0, 1), (1, 4), (2, 8), (3, 10)])
 def test_executors_asked_for_come_and_go_with_their_nodes(nodes: int, executors: int) -> None:
     """What each claims stays as the run began."""
-    claim = room_among([node("a"), node("b")], 8).claim
-    room = room_among([node(str(i)) for i in range(nodes)], 10, claim)
+    claim = room_among([node("a"), node("b")], Wish(8)).claim
+    room = room_among([node(str(i)) for i in range(nodes)], Wish(10), claim)
     assert room == Room(executors, claim)
 
 

@@ -27,7 +27,7 @@ from flame_rl.backends.flame import session
 from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.backends.flame.cluster import connect
 from flame_rl.backends.flame.executors import ASK_SECONDS
-from flame_rl.backends.flame.room import Room, memory_share
+from flame_rl.backends.flame.room import Room, Wish, memory_share
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import ROOT, SECRET, Flame, finish, run, start
 from tests.helpers import SOON
@@ -105,18 +105,21 @@ def test_experience_from_flame_is_replayed_as_that_of_this_machine(
 
 
 @pytest.mark.parametrize(
-    "env", ["cartpole", pytest.param("InvertedPendulum-v5", marks=pytest.mark.slow)]
+    ("env", "inside"),
+    [("cartpole", 2), pytest.param("InvertedPendulum-v5", 1, marks=pytest.mark.slow)],
 )
 def test_number_of_workers_changes_no_byte(
-    env: str, project: Path, local, no_torch: Path, tmp_path: Path
+    env: str, inside: int, project: Path, local, no_torch: Path, tmp_path: Path
 ) -> None:
-    """Two workers on this machine and one executor, at once to save time."""
+    """Two workers on this machine and one executor, perhaps with two inside, at once to save
+    time."""
     flags = ("--env", env, *SMALL)
+    team = ("--executors", "1", "--workers-per-executor", str(inside))
     for name in ("processes", "flame"):
         (tmp_path / name).mkdir()
     with MemoryFlame(executors=1, worker_path=[no_torch]) as memory:
         processes = start(project, tmp_path / "processes", {}, *flags, "--local", "--workers", "2")
-        flame = run(project, tmp_path / "flame", memory.environment, *flags)
+        flame = run(project, tmp_path / "flame", memory.environment, *flags, *team)
         assert len(memory.started_workers) == 1
     two_workers = finish(processes, tmp_path / "processes")
     assert two_workers.metrics == local(*flags), two_workers.err
@@ -384,7 +387,7 @@ def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(mo
 def test_an_executor_starts_its_simulators_process_before_it_is_asked() -> None:
     collector = Collector()
     try:
-        assert psutil.pid_exists(collector._worker.pid)
+        assert psutil.pid_exists(collector._worker._workers[0].pid)
     finally:
         collector._worker.close()
 
@@ -412,18 +415,18 @@ def memory_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFlame]:
 
 
 def test_executors_are_asked_for_by_their_share_of_the_memory(memory_here: MemoryFlame) -> None:
-    _, room = connect(threading.Event(), 48)
+    _, room = connect(threading.Event(), Wish(48))
     assert room == Room(48, ResourceRequirement(cpu=0, memory=512 << 20))
     asked = Mock(return_value=SimpleNamespace(_session=SimpleNamespace(id="name")))
     session.Session(SimpleNamespace(service=asked), room, Mock(), session.Tally())
     assert asked.call_args.kwargs == {"resreq": room.claim}
     with pytest.raises(UsageError, match=r"--executors: 100 would have 245 MB .* at most 96$"):
-        connect(threading.Event(), 100)
+        connect(threading.Event(), Wish(100))
 
 
 def test_a_task_is_heard_of_while_many_others_still_run(memory_here: MemoryFlame) -> None:
     """flamepy by itself watches ten."""
-    _, room = connect(threading.Event(), None)
+    _, room = connect(threading.Event(), Wish())
     assert room == Room(12)
     spec = SessionAttributes(id="many", application="flmrun", min_instances=0)
     many = flamepy.core.client.open_session("many", spec)

@@ -28,6 +28,7 @@ from flamepy.proto import types_pb2 as pb
 
 from flame_rl.actor.remote import processor
 from flame_rl.backends.flame.backend import FlameBackend
+from flame_rl.backends.flame.room import Wish
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.backends.patience import Patience
 from flame_rl.system.errors import RunError, UsageError
@@ -93,7 +94,8 @@ def on(pace: None, monkeypatch: pytest.MonkeyPatch) -> Callable:
 def another(install: bool = True) -> FlameBackend:
     """Another run's, on the cluster of the one that is."""
     patience = Patience(None, 100_000, 4096)
-    return FlameBackend(Environment(TINY), patience, 20.0, threading.Event(), install=install)
+    stop = threading.Event()
+    return FlameBackend(Environment(TINY), patience, 20.0, stop, Wish(), install=install)
 
 
 def collect(backend: object, iteration: int, episodes: int = 8, env: str = TINY) -> Episodes:

@@ -43,12 +43,14 @@ class Limits(NamedTuple):
         deadline: seconds after which the child is killed, if there is no answer.
         child_episodes: a child is replaced after it has played this many.
         child_megabytes: a child is replaced if its peak memory exceeds this.
+        workers: how many workers of an executor share the task; see team.py.
     """
 
     episodes: int
     deadline: float
     child_episodes: int
     child_megabytes: int
+    workers: int = 1
 
 
 class _Player(ChildProcess):

@@ -27,7 +27,7 @@ from flame_rl.backends.flame.bypass import Bypass
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import check_answers, connect, deploy, watch_at_once
 from flame_rl.backends.flame.executors import ASK_SECONDS, Watch
-from flame_rl.backends.flame.room import is_ready, room_among
+from flame_rl.backends.flame.room import Wish, is_ready, room_among
 from flame_rl.backends.flame.session import Session, Tally
 from flame_rl.backends.package import needs
 from flame_rl.backends.patience import Patience
@@ -77,7 +77,7 @@ class FlameBackend:
         patience: Patience,
         silence: float,
         stop: threading.Event,
-        executors: int | None = None,
+        wish: Wish,
         install: bool = True,
     ) -> None:
         """Connect, ship the package and open a session.
@@ -87,21 +87,22 @@ class FlameBackend:
             patience: how long a task may take.
             silence: seconds without a sign of life after which the cluster is given up.
             stop: set when the user asks to stop.
-            executors: how many of the cluster's to use; None: one per core.
+            wish: how many of the cluster's executors to use, and of which size.
             install: whether their nodes install what the package depends on.
 
         Raises:
             UsageError: no cluster answers, or the environment's module cannot be shipped.
         """
         self._patience = patience
-        self._asked, self._install = executors, install
+        self._wish = wish
+        self._install = install
         self._silence = silence
         self._stop = stop
         self._checked_at = 0.0
         self._tally = Tally()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
-        self._context, self._room = connect(stop, executors)
-        self.shares = Shares(self._room.executors)
+        self._context, self._room = connect(stop, wish)
+        self.shares = Shares(self._room.executors, wish.workers)
         self._watch = Watch(self._room.executors)
         # Nodes that cannot start executors.
         self._failing: frozenset[str] = frozenset()
@@ -262,7 +263,7 @@ class FlameBackend:
         if given_up:
             self._notice_failing()
         nodes = [n for n in self._watch.nodes if n.metadata.name not in self._failing]
-        room = room_among(nodes, self._asked, self._room.claim)
+        room = room_among(nodes, self._wish, self._room.claim)
         if room != self._room:
             self._room = room
             self._watch.wanted = room.executors

@@ -22,7 +22,7 @@ from flamepy.runner import Runner
 from pyarrow import flight
 
 from flame_rl.backends.flame.cleanup import CALL_SECONDS, Janitor
-from flame_rl.backends.flame.room import Room, room_among
+from flame_rl.backends.flame.room import Room, Wish, room_among
 from flame_rl.backends.package import stage_package
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.signals import call_with_timeout, unless_stopped
@@ -38,12 +38,12 @@ DEPLOYMENTS = 3
 MOST_WATCHED = 128
 
 
-def connect(stop: threading.Event, executors: int | None) -> tuple[FlameContext, Room]:
+def connect(stop: threading.Event, wish: Wish) -> tuple[FlameContext, Room]:
     """Read the configuration, reach the cluster, and see how many executors it has room for.
 
     Args:
         stop: set when the user asks to stop.
-        executors: the number asked for; None: one per core.
+        wish: which executors the run would have.
 
     Raises:
         UsageError: within `CONNECT_SECONDS`, if any of that fails or memory is too small.
@@ -60,7 +60,7 @@ def connect(stop: threading.Event, executors: int | None) -> tuple[FlameContext,
     def ask() -> Room:
         check_reachable(context)
         _limit_calls()
-        room = room_among(flamepy.core.client.list_nodes(), executors)
+        room = room_among(flamepy.core.client.list_nodes(), wish)
         watch_at_once(room.in_flight)
         return room
 

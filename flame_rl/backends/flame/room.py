@@ -16,6 +16,19 @@ LEAST_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
+class Wish:
+    """Which executors a run would have.
+
+    Attributes:
+        executors: their number, with memory instead of cores; None: as many as there are cores for.
+        workers: the number of processes in each; such an executor has as many cores.
+    """
+
+    executors: int | None = None
+    workers: int = 1
+
+
+@dataclass(frozen=True)
 class Room:
     """How many executors the cluster has for a run.
 
@@ -40,26 +53,39 @@ def is_ready(node: pb.Node) -> bool:
 
 
 def room_among(
-    nodes: Iterable[pb.Node], asked: int | None, claim: ResourceRequirement | None = None
+    nodes: Iterable[pb.Node], wish: Wish, claim: ResourceRequirement | None = None
 ) -> Room:
     """The room that the nodes that are ready have now.
 
     Args:
         nodes: of the cluster.
-        asked: the number of executors asked for; None: one per core.
-        claim: what each of those claims, once that is chosen; it stays for the run.
+        wish: what the run asks for.
+        claim: what each of a wished number claims, once that is chosen; it stays for the run.
 
     Raises:
-        UsageError: so many executors would have too little memory each.
+        UsageError: so many executors would have too little memory each, or no node is large enough.
     """
     ready = [node.status.allocatable for node in nodes if is_ready(node)]
-    if asked is None:
-        # Flame gives each executor one core by default. Nodes may yet join a cluster without one.
-        return Room(max(1, sum(node.cpu for node in ready)))
+    if wish.executors is None:
+        return _room_of_cores(ready, wish.workers)
     if claim is None:
-        claim = _claim([node.memory for node in ready], asked)
+        claim = _claim([node.memory for node in ready], wish.executors)
     fitting = sum(node.memory // claim.memory for node in ready)
-    return Room(max(1, min(asked, fitting)), claim)
+    return Room(max(1, min(wish.executors, fitting)), claim)
+
+
+def _room_of_cores(ready: Sequence[pb.ResourceRequirement], workers: int) -> Room:
+    # Nodes may yet join a cluster without one.
+    fitting = max(1, sum(node.cpu // workers for node in ready))
+    if workers == 1:
+        return Room(fitting)  # which Flame gives one core each by default
+    most = max((node.cpu for node in ready), default=workers)
+    if most < workers:
+        raise UsageError(
+            f"--workers-per-executor: no node has {workers} cores; at most {most}. With "
+            "--executors N, executors claim memory and no core, for simulators that wait"
+        )
+    return Room(fitting, ResourceRequirement(cpu=workers, memory=workers * LEAST_BYTES))
 
 
 def _claim(memory: Sequence[int], executors: int) -> ResourceRequirement:
