@@ -296,8 +296,7 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             if not session.message.spec.HasField("resreq"):
                 session.message.spec.resreq.CopyFrom(_CLAIM)
             self.sessions[session.id] = session
-            if session.batch > 1:
-                self.on_pending()
+            self.on_pending()
             return session.view()
 
     def OpenSession(self, request, context) -> pb.Session:
@@ -849,8 +848,11 @@ class MemoryFlame:
                     self._create_batches(session.batch, needy)
 
     def _wants(self, session: Session) -> bool:
+        """As many as there are tasks, within what the session asks for."""
         bound = sum(e.session is session and not e.void for e in self.manager.executors)
-        return session.counts["Pending"] + session.counts["Running"] > bound
+        spec, tasks = session.message.spec, session.counts["Pending"] + session.counts["Running"]
+        most = spec.max_instances if spec.HasField("max_instances") else tasks
+        return min(most, max(spec.min_instances, tasks)) > bound
 
     def _voids(self) -> int:
         return sum(executor.void for executor in self.manager.executors)

@@ -247,6 +247,30 @@ def test_a_cluster_that_another_run_has_is_no_broken_one(cluster) -> None:
     assert watch.hint.startswith("docs/cluster.md says")
 
 
+def test_the_share_of_a_run_is_said_once_it_is_settled(cluster) -> None:
+    heard = Heard()
+    watch = watch_with(heard)
+    ours, theirs = executor("a", "Bound", "ours"), executor("b", "Bound", "theirs")
+    for seen, lines in (
+        ([ours], 0),
+        ([ours, theirs], 0),
+        ([ours, executor("b", "Idle")], 0),
+        ([ours, theirs], 0),
+        ([ours, theirs], 1),
+        ([ours, theirs], 1),
+        ([ours, executor("b", "Binding", "ours")], 1),
+        ([ours, executor("b", "Bound", "ours")], 2),
+        # More than the run can have.
+        ([ours, executor("b", "Bound", "ours"), executor("c", "Bound", "theirs")], 2),
+    ):
+        cluster.executors = seen
+        cluster.now += 5
+        watch.ask("ours")
+        assert len(heard.lines) == lines, heard.lines
+    assert heard.lines[0].startswith("This run has 1 of 2 executors, and other runs have 1: ")
+    assert heard.lines[1] == "This run has 2 of 2 executors"
+
+
 def test_a_listener_that_fails_ends_no_run(cluster) -> None:
     def fails(text: str) -> None:
         raise OSError("the terminal is gone")
@@ -269,7 +293,9 @@ def test_only_nodes_that_are_ready_have_room() -> None:
     nodes = [node("a"), node("b", "NotReady", 64), node("c", "Unknown", 64), node("d", cores=3)]
     assert room_among(nodes, Wish()) == Room(5)
     assert room_among(nodes[1:3], Wish()) == Room(1)
-    assert room_among(nodes, Wish(8)).claim == ResourceRequirement(cpu=0, memory=2 << 30)
+    # Half of the memory is for other runs.
+    assert room_among(nodes, Wish(8)).claim == ResourceRequirement(cpu=0, memory=1 << 30)
+    assert room_among(nodes, Wish(64)).claim == ResourceRequirement(cpu=0, memory=256 << 20)
     with pytest.raises(UsageError, match="no node of the cluster is ready"):
         room_among(nodes[1:3], Wish(4))
 
@@ -283,12 +309,12 @@ def test_executors_with_processes_inside_have_as_many_cores() -> None:
         room_among(nodes, Wish(workers=6))
 
 
-@pytest.mark.parametrize(("nodes", "executors"), [(0, 1), (1, 4), (2, 8), (3, 10)])
+@pytest.mark.parametrize(("nodes", "executors"), [(0, 1), (1, 8), (2, 10), (3, 10)])
 def test_executors_asked_for_come_and_go_with_their_nodes(nodes: int, executors: int) -> None:
     """What each claims stays as the run began."""
     claim = room_among([node("a"), node("b")], Wish(8)).claim
     room = room_among([node(str(i)) for i in range(nodes)], Wish(10), claim)
-    assert room == Room(executors, claim)
+    assert room == Room(executors, claim, 10)
 
 
 def void(name: str, node: str) -> pb.Executor:

@@ -117,7 +117,7 @@ def test_number_of_workers_changes_no_byte(
     team = ("--executors", "1", "--workers-per-executor", str(inside))
     for name in ("processes", "flame"):
         (tmp_path / name).mkdir()
-    with MemoryFlame(executors=1, worker_path=[no_torch]) as memory:
+    with MemoryFlame(executors=3, worker_path=[no_torch]) as memory:
         processes = start(project, tmp_path / "processes", {}, *flags, "--local", "--workers", "2")
         flame = run(project, tmp_path / "flame", memory.environment, *flags, *team)
         assert len(memory.started_workers) == 1
@@ -368,7 +368,7 @@ def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(mo
     monkeypatch.setattr(session, "CALL_SECONDS", 0.1)
     janitor, answered = Mock(), threading.Event()
 
-    def service(_: type, resreq: None) -> SimpleNamespace:
+    def service(_: type, **options: object) -> SimpleNamespace:
         answered.wait(100)
         return SimpleNamespace(_session=SimpleNamespace(id="late"))
 
@@ -416,10 +416,10 @@ def memory_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFlame]:
 
 def test_executors_are_asked_for_by_their_share_of_the_memory(memory_here: MemoryFlame) -> None:
     _, room = connect(threading.Event(), Wish(48))
-    assert room == Room(48, ResourceRequirement(cpu=0, memory=512 << 20))
+    assert room == Room(48, ResourceRequirement(cpu=0, memory=256 << 20), 48)
     asked = Mock(return_value=SimpleNamespace(_session=SimpleNamespace(id="name")))
     session.Session(SimpleNamespace(service=asked), room, Mock(), session.Tally())
-    assert asked.call_args.kwargs == {"resreq": room.claim}
+    assert asked.call_args.kwargs == {"autoscale": False, "warmup": 48, "resreq": room.claim}
     with pytest.raises(UsageError, match=r"--executors: 100 would have 245 MB .* at most 96$"):
         connect(threading.Event(), Wish(100))
 

@@ -60,6 +60,17 @@ class Executors:
         return not self.working and set(self.others) == {_WORDS[pb.ExecutorBound]}
 
     @property
+    def share(self) -> str:
+        """How many the run has where other runs keep it from having more; "": none do."""
+        theirs = self.others[_WORDS[pb.ExecutorBound]]
+        if not theirs or len(self.working) >= self.wanted:
+            return ""
+        return (
+            f"This run has {len(self.working)} of {self.wanted} executors, and other runs have "
+            f"{theirs}: docs/cluster.md says how runs share a cluster"
+        )
+
+    @property
     def alive(self) -> int:
         """How many are bound to the run's session or being bound to it."""
         return len(self.working) + self.starting
@@ -133,6 +144,8 @@ class Watch:
         self.executors: list[pb.Executor] = []
         self.lost = 0
         self._asked_at = self._told_at = self._alive_at = 0.0
+        # As seen last, and as said last.
+        self._share = self._said_share = ""
         self._nodes_away: frozenset[str] = frozenset()
         # The ids of executors that have worked for the run and were not lost.
         self._ours: frozenset[str] = frozenset()
@@ -176,6 +189,7 @@ class Watch:
             self._alive_at = now
         self._notice_nodes(frozenset(seen.nodes_away), session)
         self._notice_losses(seen, now)
+        self._notice_share(seen)
         return True
 
     def _notice_nodes(self, away: frozenset[str], session: str) -> None:
@@ -206,6 +220,14 @@ class Watch:
                 "docs/cluster.md says how to get one back"
             )
         self._ours -= lost
+
+    def _notice_share(self, seen: Executors) -> None:
+        """Say how many executors the run has beside others, once that is the same twice."""
+        settled = seen.share == self._share and seen.working and not seen.starting
+        self._share = seen.share
+        if settled and self._share != self._said_share:
+            self._said_share = self._share
+            self.say(self._share or f"This run has {len(seen.working)} of {seen.wanted} executors")
 
     def silence(self, last_result: float) -> float:
         """Seconds without a result and without an executor that works for the run.

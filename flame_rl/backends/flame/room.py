@@ -13,6 +13,9 @@ from flame_rl.system.errors import UsageError
 
 # The least memory of an executor: it takes about 110 MB without its simulators.
 LEAST_BYTES = 256 << 20
+# The part of its share of the memory that each of a wished number of executors claims: the rest is
+# for other runs. With much less, Flame would place all of them on one node, which it fills first.
+CLAIMED = 0.5
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,13 @@ class Room:
 
     Attributes:
         executors: their number.
-        claim: the resources that each of them claims from Flame, which bound their number; None:
-            the cluster's default.
+        claim: the resources that each of them claims from Flame; None: the cluster's default.
+        wished: how many Flame is to start; None: as many as it has resources for.
     """
 
     executors: int
     claim: ResourceRequirement | None = None
+    wished: int | None = None
 
     @property
     def in_flight(self) -> int:
@@ -71,7 +75,7 @@ def room_among(
     if claim is None:
         claim = _claim([node.memory for node in ready], wish.executors)
     fitting = sum(node.memory // claim.memory for node in ready)
-    return Room(max(1, min(wish.executors, fitting)), claim)
+    return Room(max(1, min(wish.executors, fitting)), claim, wish.executors)
 
 
 def _room_of_cores(ready: Sequence[pb.ResourceRequirement], workers: int) -> Room:
@@ -89,7 +93,7 @@ def _room_of_cores(ready: Sequence[pb.ResourceRequirement], workers: int) -> Roo
 
 
 def _claim(memory: Sequence[int], executors: int) -> ResourceRequirement:
-    """Executors that claim no core may outnumber the cores; memory bounds them."""
+    """Executors that claim no core may outnumber the cores."""
     if not memory:
         raise UsageError(
             "--executors: no node of the cluster is ready, so that nothing is known of its memory; "
@@ -102,7 +106,7 @@ def _claim(memory: Sequence[int], executors: int) -> ResourceRequirement:
             f"--executors: {executors} would have {share >> 20} MB of the cluster's memory each, "
             f"which is too little for a simulator; at most {most}"
         )
-    return ResourceRequirement(cpu=0, memory=share)
+    return ResourceRequirement(cpu=0, memory=max(LEAST_BYTES, int(share * CLAIMED)))
 
 
 def memory_share(nodes: Sequence[int], executors: int) -> int:

@@ -72,7 +72,11 @@ class Session:
         self._janitor = janitor
 
         def open_service() -> RunnerService:
-            service = runner.service(Collector, resreq=room.claim)
+            # A service that does not scale has exactly as many executors as are warmed up.
+            wished = room.wished or 0
+            service = runner.service(
+                Collector, autoscale=not wished, warmup=wished, resreq=room.claim
+            )
             janitor.remember("session", service._session.id)  # also after the timeout
             return service
 
