@@ -29,8 +29,8 @@ class Execution:
 
     executors: Count | None = None
     """Executors of a Flame cluster; none: one for every core that it offers. A given number
-    divides the cluster's memory instead, so that there may be more than cores, for simulators that
-    wait and do not compute."""
+    claims no core, and half of the cluster's memory, so that there may be more than cores, for
+    simulators that wait and do not compute, and other runs have room."""
 
     workers_per_executor: Count = 1
     """Processes that play inside each executor of a Flame cluster. With more than one, executors

@@ -296,6 +296,8 @@ def test_only_nodes_that_are_ready_have_room() -> None:
     # Half of the memory is for other runs.
     assert room_among(nodes, Wish(8)).claim == ResourceRequirement(cpu=0, memory=1 << 30)
     assert room_among(nodes, Wish(64)).claim == ResourceRequirement(cpu=0, memory=256 << 20)
+    # With tasks that wait Flame would start more.
+    assert (room_among(nodes, Wish(8)).in_flight, room_among(nodes, Wish()).in_flight) == (8, 10)
     with pytest.raises(UsageError, match="no node of the cluster is ready"):
         room_among(nodes[1:3], Wish(4))
 

@@ -47,8 +47,10 @@ class Room:
 
     @property
     def in_flight(self) -> int:
-        """The most tasks to have on their way: one that runs and one that waits per executor."""
-        return 2 * self.executors
+        """The most tasks to have on their way: one that runs and one that waits per executor. Where
+        a number is wished none waits: Flame v0.6.0 gives a session with waiting tasks idle
+        executors of others past its number, and there may be only so many robots."""
+        return 2 * self.executors if self.wished is None else self.executors
 
 
 def is_ready(node: pb.Node) -> bool:
