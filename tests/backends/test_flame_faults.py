@@ -214,14 +214,14 @@ def test_cluster_without_an_executor_is_told_and_given_up_in_time(
         told = process.stdout.readline()
         assert told, process.communicate()
     assert time.monotonic() - began < 150
-    assert "0 of 2 executors are working (" in told
+    assert re.search(r"0 of [12] executors are working \(", told)
     hint = "docs/cluster.md" if fault == "executors" else "Start Flame's executor manager on "
     assert hint in told
     assert int(re.search(r"giving up in (\d+) s", told)[1]) <= 10
     finished = finish(process, tmp_path)
     assert 9 < time.monotonic() - began < 280
     assert finished.code == 1
-    assert "0 of 2 executors are working" in finished.err
+    assert re.search(r"0 of [12] executors are working", finished.err)
     assert hint in finished.err and "--resume" in finished.err
     assert "Traceback" not in finished.err
     assert_undisturbed(go_on_here(project, tmp_path), local(*PACE))
