@@ -234,12 +234,14 @@ def test_a_withdrawn_task_ends_soon_and_its_child_lives_on(worker):
     assert worker.pid == pid
 
 
-def test_a_child_that_does_not_stop_is_killed(worker, monkeypatch):
+def test_a_child_that_does_not_stop_is_killed(worker, tmp_path, monkeypatch):
+    hangs = tmp_path / "hangs"
+    monkeypatch.setenv("FAULT_MARKER", str(hangs))
     monkeypatch.setattr(supervisor, "CLOSE_SECONDS", 0.5)
     request = request_for(environment_id("HangFault"))
     answer = worker.collect(
         *(codec.encode_snapshot(SNAPSHOT), codec.encode_request(request)),
-        *(Limits(3, 600, 100_000, 4096), lambda: True),
+        *(Limits(3, 600, 100_000, 4096), hangs.exists),
     )
     assert codec.decode_result(answer, request).kind == "stale"
     assert worker.pid is None
