@@ -436,6 +436,9 @@ def test_a_real_run_starts_beside_a_node_that_is_of_no_use(
     if fault == "away":
         cluster.kill_node("gamma")
         wait_until(lambda: cluster.nodes()["gamma"] == "NotReady")
+    with (project / "pace_env.py").open("a") as file:
+        # Another content, which all nodes install: else the run may end before gamma has failed.
+        file.write(f"# {fault}\n")
     finished = run(project, tmp_path, cluster.environment, *PACE)
     assert finished.code == 0, finished.err
     assert finished.metrics == local(*PACE)
