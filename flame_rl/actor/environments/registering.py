@@ -25,8 +25,10 @@ def import_registering(module: str, name: str) -> None:
 
 def is_registered(name: str) -> bool:
     """Whether Gymnasium knows the id, be it in another version, which making it explains."""
+    if name in gymnasium.registry:
+        return True
     stem = stem_of(name)
-    return any(name == known or stem == stem_of(known) for known in [*gymnasium.registry])
+    return any(stem == stem_of(known) for known in [*gymnasium.registry])
 
 
 def stem_of(name: str) -> str:
