@@ -13,7 +13,7 @@ import importlib.metadata
 import platform
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,8 @@ class Checkpoint:
     """Everything that a run needs to resume.
 
     Attributes:
-        iterations, episodes, env_steps, length_mean: how far the run was; see `Totals`.
+        iterations, episodes, env_steps, length_mean, length_growth: how far the run was; see
+            `Totals`.
         score: the mean return of the last iteration done, or of the evaluation that made it the
             best; None in a file that `Trainer.save` wrote.
         spec: describes the environment, so that the networks can be made without it.
@@ -70,11 +71,12 @@ class Checkpoint:
     versions: dict[str, str]
     learner: dict[str, np.ndarray]
     tables: dict[str, bytes]
+    length_growth: Number = 1.0
 
     @property
     def totals(self) -> Totals:
         """How far the run was."""
-        return Totals(self.iterations, self.episodes, self.env_steps, self.length_mean)
+        return Totals(**{field.name: getattr(self, field.name) for field in fields(Totals)})
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
     collected = backend.collect(snapshot, request)
     arrived = time.perf_counter()
     count, steps = len(collected.episodes), collected.episodes.steps
-    after = Totals(iteration + 1, done.episodes + count, done.env_steps + steps, steps / count)
+    after = done.plus(count, steps)
     if isinstance(backend, Ahead) and progress(experiment, after) < 1:
         latest = learner.snapshot()
         backend.begin(latest, training_request(config, spec, after, latest.version))
@@ -130,7 +130,9 @@ def training_request(
     if steps is not None:
         count = experiment.first_episodes
         if done.length_mean:
-            count = max(1, round(steps / (done.length_mean * spec.agent_count)))
+            growth = done.length_growth if experiment.first_episodes is None else 1.0
+            expected = done.length_mean * growth
+            count = max(1, round(steps / (expected * spec.agent_count)))
         elif count is None:
             count = math.ceil(steps / ((spec.time_limit or steps) * spec.agent_count))
     return make_request(config, spec, done.iterations, tuple(range(count)), version)

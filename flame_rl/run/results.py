@@ -17,12 +17,23 @@ class Totals:
     Attributes:
         iterations, episodes, env_steps: done since the start.
         length_mean: mean steps per episode in the last iteration; 0 before the first.
+        length_growth: how many times as long episodes became in the last iteration, from 1 to 2; 1
+            before the second.
     """
 
     iterations: int = 0
     episodes: int = 0
     env_steps: int = 0
     length_mean: float = 0.0
+    length_growth: float = 1.0
+
+    def plus(self, episodes: int, steps: int) -> Totals:
+        """After one more iteration of `episodes` episodes and `steps` env steps."""
+        mean = steps / episodes
+        growth = min(max(mean / self.length_mean, 1.0), 2.0) if self.length_mean else 1.0
+        return Totals(
+            self.iterations + 1, self.episodes + episodes, self.env_steps + steps, mean, growth
+        )
 
 
 @dataclass(frozen=True)

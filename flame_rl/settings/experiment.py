@@ -64,7 +64,8 @@ class Experiment:
 
     first_episodes: Count | None = 8
     """With steps_per_iter, episodes of the first iteration, when their length is not yet known;
-    none: as few as have that number of steps if each lasts to its time limit."""
+    none: as few as have that number of steps if each lasts to its time limit; and while episodes
+    get longer, the next iteration expects them to go on as fast, up to twice the length."""
 
     max_episode_steps: CountOrZero | None = None
     """A time limit in steps that replaces the environment's own; none: where the environment has

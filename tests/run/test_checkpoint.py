@@ -142,8 +142,9 @@ def tensor(dtype="F32", shape=(2, 2), begin=0, end=16) -> dict:
     return {"updates": {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}}
 
 
+# Older checkpoints have no growth.
 HOSTILE = {
-    **{f"no {name}": without(name) for name in sorted(HEADER.keys() - {"type"})},
+    **{f"no {name}": without(name) for name in sorted(HEADER.keys() - {"type", "length_growth"})},
     "empty": b"",
     "a pickle": pickle.dumps(Bomb()),
     "a pickle, sealed": sealed(pickle.dumps(Bomb())),
@@ -187,6 +188,11 @@ HOSTILE = {
     "tensors that are no JSON": with_tensors(b"{{{{"),
     "tensors of a list": with_tensors(b"[]"),
 }
+
+
+def test_a_checkpoint_from_before_growth_was_kept_is_read(path):
+    load_bytes(path, without("length_growth"))
+    assert read_checkpoint(path).totals.length_growth == 1
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -44,6 +45,27 @@ def test_as_few_episodes_as_have_the_steps_if_each_lasts_to_its_limit(limit, age
 def test_later_the_last_iteration_says_how_long_they_are():
     assert episodes({}, 1000, Totals(1, 3, 90, 30.0)) == 68
     assert episodes({}, 1000, Totals(1, 3, 90_000, 30_000.0)) == 1
+
+
+def test_episodes_that_get_longer_are_expected_to_go_on_like_that():
+    begun = Totals().plus(3, 90).plus(68, 68 * 45)
+    assert (begun.iterations, begun.episodes, begun.env_steps) == (2, 71, 90 + 68 * 45)
+    assert episodes({}, 1000, begun) == round(2048 / (45 * 1.5))
+    # At most twice as long, and never shorter.
+    assert episodes({}, 1000, begun.plus(10, 4500)) == round(2048 / 900)
+    assert episodes({}, 1000, begun.plus(10, 300)) == round(2048 / 30)
+    # With a number of first episodes, sizes follow the last iteration alone.
+    assert episodes({"first_episodes": 2}, 1000, begun) == round(2048 / 45)
+
+
+def test_an_iteration_has_about_its_steps_while_episodes_get_longer():
+    config = TrainConfig(
+        "InvertedPendulum-v5", "ppo", env_steps=14_000, local=True, workers=0, seed=0
+    )
+    with Trainer(config) as trainer:
+        totals = [result.env_steps for result in trainer]
+    sizes = [after - before for before, after in pairwise(totals)]
+    assert max(sizes) < 1.5 * 2048, sizes
 
 
 def test_steps_that_are_asked_for_begin_with_eight_episodes_or_what_is_asked_for():
