@@ -170,23 +170,36 @@ def deploy(
                     name = f"flame-rl-{package.digest}-{secrets.token_hex(4)}"
                 janitor.remember("application", name)
                 try:
-                    runner = call_with_timeout(
-                        DEPLOY_SECONDS,
-                        lambda name=name: Runner(name),
-                    )
-                    if _is_complete(name):
-                        return runner, package.dependencies
-                    reason = "its package is not in the object cache"
-                except UsageError:
-                    raise
-                except Exception as error:
-                    reason = str(error)
-                    if "already exists" not in reason:
-                        break
-                    continue
-                with contextlib.suppress(FlameError):  # refused where others use it
-                    flamepy.core.client.unregister_application(name)
+                    return _register(name), package.dependencies
+                except _UnusableError as error:
+                    reason = error
     raise RunError(f"Flame did not accept the application {name}: {reason}")
+
+
+class _UnusableError(Exception):
+    """An application of this name is there, but not as it must be; another attempt may succeed."""
+
+
+def _register(name: str) -> Runner:
+    """The runner of the application, which is registered unless it is there.
+
+    Raises:
+        _UnusableError, RunError: Flame does not take it.
+        UsageError: see `_is_complete`.
+    """
+    try:
+        runner = call_with_timeout(DEPLOY_SECONDS, lambda: Runner(name))
+        if _is_complete(name):
+            return runner
+    except UsageError:
+        raise
+    except Exception as error:
+        if "already exists" in str(error):
+            raise _UnusableError(error) from error
+        raise RunError(f"Flame did not accept the application {name}: {error}") from error
+    with contextlib.suppress(FlameError):  # refused where others use it
+        flamepy.core.client.unregister_application(name)
+    raise _UnusableError("its package is not in the object cache")
 
 
 def _is_complete(application: str) -> bool:
