@@ -10,6 +10,7 @@ flame_rl/modules/networks.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from flame_rl.modules.layers import (
     Convolution,
     Dense,
     LayerNorm,
+    Select,
     orthogonal,
     side_by_side,
 )
@@ -44,7 +46,7 @@ from flame_rl.modules.observations import (
 )
 from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.settings.config import TrainConfig
-from flame_rl.wire.inputs import observation_inputs
+from flame_rl.wire.inputs import keys_alone, observation_inputs
 from flame_rl.wire.messages import EnvironmentSpec, Layer
 
 # Filters of the convolutions, their width and stride: for small pictures those of Young and Tian
@@ -83,19 +85,26 @@ def preprocessing(
     return frames, normalizer
 
 
-def features(spec: EnvironmentSpec, config: TrainConfig) -> tuple[list[nn.Module], int]:
+def features(
+    spec: EnvironmentSpec, config: TrainConfig, keys: Sequence[str] = ()
+) -> tuple[list[nn.Module], int]:
     """The layers that a network begins with, and the width of their output: convolutions for each
-    picture in an observation; all else goes on as it is, beside them."""
+    picture in an observation; all else goes on as it is, beside them. With keys of a Dict, of these
+    alone."""
     count = config.experiment.frame_stack
+    space, first = spec.observation_space, []
+    if keys:
+        space, places = keys_alone(space, keys)
+        first = [Select(spec.observation_dim, places, count)]
     widths, branches, outputs = [], [], 0
-    for each in observation_inputs(spec.observation_space):
+    for each in observation_inputs(space):
         layers, width = [], each.width * count
         widths.append(width)
         if each.picture is not None:
             layers, width = picture_layers(each.picture, config)
         branches.append(layers)
         outputs += width
-    return side_by_side(widths, branches), outputs
+    return [*first, *side_by_side(widths, branches)], outputs
 
 
 def picture_layers(size: tuple[int, int, int], config: TrainConfig) -> tuple[list[nn.Module], int]:
@@ -157,11 +166,15 @@ def dense_layers(
 
 
 def all_layers(
-    spec: EnvironmentSpec, config: TrainConfig, outputs: int, output_gain: float | None = None
+    spec: EnvironmentSpec,
+    config: TrainConfig,
+    outputs: int,
+    output_gain: float | None = None,
+    keys: Sequence[str] = (),
 ) -> list[nn.Module]:
-    """The layers of a network from the observation to the output; `output_gain` is as in
-    `dense_layers`."""
-    layers, width = features(spec, config)
+    """The layers of a network from the observation, or from `keys` of it, to the output;
+    `output_gain` is as in `dense_layers`."""
+    layers, width = features(spec, config, keys)
     if output_gain is not None:
         for module in nn.ModuleList(layers).modules():
             if isinstance(module, Convolution):
@@ -172,7 +185,8 @@ def all_layers(
 def policy(spec: EnvironmentSpec, config: TrainConfig) -> CategoricalPolicy | GaussianPolicy:
     """The policy of reinforce, a2c, ppo and impala: one choice, several, or real numbers."""
     first = preprocessing(spec, config, config.algorithm.normalize_observations)
-    layers = all_layers(spec, config, spec.action_dim, POLICY_GAIN)
+    keys = config.experiment.policy_observations
+    layers = all_layers(spec, config, spec.action_dim, POLICY_GAIN, keys)
     if spec.continuous:
         log_std = config.algorithm.initial_log_std
         return GaussianPolicy(first, layers, spec.action_dim, log_std)
@@ -209,7 +223,8 @@ def action_values(
 def deterministic_policy(spec: EnvironmentSpec, config: TrainConfig) -> PolicyNetwork:
     """The policy of ddpg and td3: one action for each observation, within the bounds -1 and 1.
     Noise is added where it acts."""
-    layers = [*all_layers(spec, config, spec.action_dim), Activation("tanh")]
+    keys = config.experiment.policy_observations
+    layers = [*all_layers(spec, config, spec.action_dim, keys=keys), Activation("tanh")]
     noise = {"std": np.zeros(spec.action_dim, np.float32), "theta": np.ones(1, np.float32)}
     return PolicyNetwork(preprocessing(spec, config), layers, Layer("noisy", noise))
 
@@ -217,7 +232,8 @@ def deterministic_policy(spec: EnvironmentSpec, config: TrainConfig) -> PolicyNe
 def squashed_policy(spec: EnvironmentSpec, config: TrainConfig) -> PolicyNetwork:
     """The policy of sac: the output is a Gaussian's means, then the logarithms of its standard
     deviations, at first about --initial-std; tanh brings actions within the bounds -1 and 1."""
-    layers = all_layers(spec, config, 2 * spec.action_dim)
+    keys = config.experiment.policy_observations
+    layers = all_layers(spec, config, 2 * spec.action_dim, keys=keys)
     with torch.no_grad():
         layers[-1].bias[spec.action_dim :] += math.log(config.algorithm.initial_std)
     return PolicyNetwork(preprocessing(spec, config), layers, Layer("squashed_gaussian", {}))

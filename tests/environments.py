@@ -612,6 +612,28 @@ class TwoInputsAndNumbers(TwoInputs):
         return 1.0 - float(np.square(action - wanted).sum())
 
 
+class HiddenReward(Base):
+    """The action that names the sign of what is seen pays 1, beside what is hidden, which no action
+    changes and which is far larger."""
+
+    observation_space = spaces.Dict(
+        hidden=spaces.Box(-9, 9, (1,), np.float32), seen=spaces.Box(-1, 1, (1,), np.float32)
+    )
+    horizon = 4
+
+    def first_observation(self):
+        hidden, seen = self.np_random.choice([-1.0, 1.0], 2)
+        return {
+            name: np.array([x], np.float32) for name, x in (("hidden", 9 * hidden), ("seen", seen))
+        }
+
+    next_observation = first_observation
+
+    def reward(self, action) -> float:
+        seen, hidden = (float(self.observation[name][0]) for name in ("seen", "hidden"))
+        return hidden + float(action == (seen > 0))
+
+
 class MaskedInputs(TwoInputs):
     """The inputs beside a mask, as PettingZoo has them: an action above the arm's bit is
     forbidden."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from gymnasium import spaces
 
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
 from flame_rl.learner.state import Part, count_in, refuse_unless_finite
@@ -16,6 +17,8 @@ from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import choose_device, device_of, reproducible
 from flame_rl.learner.training.flat import modules_in, refuse_common_parameters, state_of
 from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.groups import Critics, PolicyGradient
+from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 if TYPE_CHECKING:
@@ -161,6 +164,7 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
             card.
     """
     rewards = make_rewards(config.experiment, spec)
+    _refuse_policy_observations(config, spec)
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
     frame, own = _named(config.algorithm.frame), _named(config.algorithm.learner)
@@ -169,6 +173,34 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
         learner = Learner(config, frame(config, spec, own), rewards)
     refuse_common_parameters(modules_in(learner.parts))
     return learner
+
+
+def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> None:
+    """Raise UsageError for keys that the policy alone cannot observe."""
+    keys, settings, space = config.experiment.policy_observations, config.algorithm, None
+    if not keys:
+        return
+    name = "--policy-observations"
+    if not isinstance(settings, PolicyGradient | Critics):
+        raise UsageError(
+            f"{name}: the policy of {config.algorithm_name} is its action values, which observe "
+            "the same; choose reinforce, a2c, ppo, impala, ddpg, td3 or sac, or leave the flag out"
+        )
+    if settings.shared_torso:
+        raise UsageError(
+            f"{name}: with --shared-torso policy and values are one network, which observes the "
+            "same; leave one of the two out"
+        )
+    space = spec.observation_space
+    if not isinstance(space, spaces.Dict):
+        raise UsageError(
+            f"{name}: {' '.join(keys)}, and the observation space of {spec.env_id} is no Dict, "
+            f"whose keys it names: {str(space)[:200]}; leave the flag out"
+        )
+    for key in keys:
+        if key not in space.spaces:
+            there = ", ".join(space.spaces)[:200]
+            raise UsageError(f"{name}: {spec.env_id} observes no {key!r}; it has {there}")
 
 
 def _named(name: str) -> Any:

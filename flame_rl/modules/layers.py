@@ -51,6 +51,30 @@ class Dense(LayerModule, nn.Linear):
         return {"weight": self.weight.T, "bias": self.bias}
 
 
+class Select(LayerModule):
+    """Some numbers of an observation: float32 [..., D * frames] -> [..., numbers * frames]."""
+
+    kind = "select"
+
+    def __init__(self, width: int, places: Sequence[int], frames: int = 1) -> None:
+        """
+        Args:
+            width: D.
+            places: those of the numbers, below D.
+            frames: how many observations are stacked; see `FrameStack`.
+        """
+        super().__init__()
+        self.width = width * frames
+        of_frames = torch.tensor(places)[:, None] * frames + torch.arange(frames)
+        self.register_buffer("places", of_frames.flatten().int(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.index_select(-1, self.places)
+
+    def arrays(self) -> dict[str, Tensor]:
+        return {"places": self.places, "width": torch.tensor([self.width], device="cpu")}
+
+
 class LayerNorm(LayerModule, nn.LayerNorm):
     """Normalises the numbers of each row: float32 [..., width] -> [..., width]."""
 

@@ -221,6 +221,36 @@ class FramesLayer(LayerKind):
         return y.reshape(*x.shape[:-1], -1), y
 
 
+class SelectLayer(LayerByHand):
+    """Some of the numbers, at these places."""
+
+    kind = "select"
+    integers: ClassVar[Shapes] = {"places": ("out",), "width": (1,)}
+    dtype = None
+
+    def check(self) -> None:
+        if self.places.min() < 0 or self.places.max() >= self.width[0]:
+            raise WireError(f"places: {self.places.tolist()[:20]}, not below {self.width[0]}")
+
+    def sizes(self) -> dict[str, int]:
+        return {"in": int(self.width[0]), "out": self.places.size}
+
+    def act(self, x: np.ndarray) -> np.ndarray:
+        # In C order, unlike x[..., places].
+        return x.take(self.places, axis=-1)
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        return x.take(self.places, axis=-1), ()
+
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        back = np.zeros((len(slope), int(self.width[0])), slope.dtype)
+        np.add.at(back, (slice(None), self.places), slope)
+        return back
+
+    def to_onnx(self, graph: Graph, x: str) -> str:
+        return graph.apply("Gather", x, graph.constant(self.places.astype(np.int64)), axis=-1)
+
+
 class DenseLayer(LayerByHand):
     """A fully connected layer, y = x W + b."""
 

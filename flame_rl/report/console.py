@@ -67,7 +67,7 @@ class ConsoleReporter:
             "\n"
             "Configuration:\n"
             f"  Environment: {spec.env_id}\n"
-            f"  Observation: {observed(spec)}\n"
+            f"  Observation: {observed(spec)}{_policy_alone(config)}\n"
             f"  Action dim: {spec.action_dim}\n"
             f"  Continuous actions: {spec.continuous}\n"
             f"  Actions: {acted(spec)}\n"
@@ -357,6 +357,11 @@ def _parts(result: IterationResult) -> list[str]:
 def _device(config: TrainConfig) -> str:
     device = config.execution.device
     return f"  Device: {device}\n" if device == "cuda" else ""
+
+
+def _policy_alone(config: TrainConfig) -> str:
+    keys = config.experiment.policy_observations
+    return f"; the policy observes {', '.join(keys)} alone" if keys else ""
 
 
 def _masks(config: TrainConfig, spec: EnvironmentSpec) -> str:

@@ -59,9 +59,10 @@ def refuse_impossible_sizes(config: TrainConfig) -> None:
     more memory than this machine has."""
     widths, memory = config.experiment.hidden_sizes, config.experiment.memory != "none"
     stacked = config.experiment.frame_stack > 1
+    selected = len(config.experiment.policy_observations) > 0
     # A hidden layer is two layers of a policy, dense and activation; normalisation, stacked frames,
-    # memory and output are further ones.
-    most = (MAX_LAYERS - 2 - stacked - memory) // 2
+    # what it observes, memory and output are further ones.
+    most = (MAX_LAYERS - 2 - stacked - selected - memory) // 2
     if len(widths) > most:
         beside = [flag("frame_stack")] * stacked + [flag("memory")] * memory
         raise UsageError(

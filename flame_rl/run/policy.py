@@ -12,13 +12,13 @@ from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.masks import allowed_choices, allows_something, first_choices
 from flame_rl.actor.environments.observations import write_observation
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.layers import ROW_BLOCK
+from flame_rl.nets.layers import ROW_BLOCK, SelectLayer
 from flame_rl.nets.network import Samples
 from flame_rl.run.checks import own_networks
 from flame_rl.run.folder import files_of
 from flame_rl.run.resume import find_checkpoint, load_state
 from flame_rl.settings.config import TrainConfig
-from flame_rl.wire.inputs import observation_dtype, observation_parts
+from flame_rl.wire.inputs import ObservationPart, observation_dtype, observation_parts
 from flame_rl.wire.masks import ACTION_MASKS, pack_masks
 from flame_rl.wire.messages import EnvironmentSpec, PolicySnapshot
 from flame_rl.wire.spaces import choices_of
@@ -31,7 +31,7 @@ class Agent:
         """`spec` has the environment's spaces."""
         self.version = snapshot.version
         self._policy = ActingPolicy(snapshot)
-        self._parts = observation_parts(spec.observation_space)
+        self._parts = _seen_parts(snapshot, spec)
         self._dtype = observation_dtype(spec.observation_space)
         self._to_environment = action_converter(spec.action_space)
         self._actions, self._masked = spec.action_space, spec.masked
@@ -131,6 +131,18 @@ class Agent:
         noise = np.zeros((self._width, len(self._noise[0])))
         noise[: len(self._noise)] = self._noise
         return noise
+
+
+def _seen_parts(snapshot: PolicySnapshot, spec: EnvironmentSpec) -> list[ObservationPart]:
+    """The parts of an observation that the policy needs; others may be left out."""
+    parts = observation_parts(spec.observation_space)
+    for layer in snapshot.layers:
+        if layer.kind == SelectLayer.kind:
+            # With stacked frames, those of a number follow each other.
+            frames = layer.arrays["width"][0] // spec.observation_dim
+            places = set((layer.arrays["places"] // frames).tolist())
+            return [part for part in parts if places & {*range(part.start, part.stop)}]
+    return list(parts)
 
 
 class Policy:

@@ -74,6 +74,11 @@ class Experiment:
     observe: tuple[str, ...] = ()
     """Keys of a Dict that are observed, such as image and direction; by default all are."""
 
+    policy_observations: tuple[str, ...] = ()
+    """Keys of a Dict that the policy observes; value networks and critics see all of them (Pinto et
+    al. 2018, "Asymmetric Actor Critic for Image-Based Robot Learning"). By default the policy does,
+    too. Not for algorithms whose policy is its action values."""
+
     agent_number: bool = False
     """Let each of several agents observe its own number, too, so that the policy that they share
     may give them different parts."""
@@ -136,7 +141,8 @@ class Experiment:
         object.__setattr__(self, "env_kwargs", keyword_texts(self.env_kwargs))
         check_fields(self, but=("env",))
         entries = "names of entries of info"
-        unique = {"reward_parts": entries, "outcomes": entries, "observe": "keys of a Dict"}
+        unique = {"reward_parts": entries, "outcomes": entries}
+        unique |= {"observe": "keys of a Dict", "policy_observations": "keys of a Dict"}
         for field, what in unique.items():
             names = getattr(self, field)
             if len(set(names)) < len(names) or "" in names:

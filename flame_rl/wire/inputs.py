@@ -9,6 +9,7 @@ other observation is a single input.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import gymnasium
@@ -121,6 +122,15 @@ def observation_inputs(space: gymnasium.Space) -> tuple[ObservationInput, ...]:
         (only,) = inputs
         inputs = [ObservationInput(OBSERVATIONS, only.start, only.stop, only.space)]
     return tuple(inputs)
+
+
+def keys_alone(space: spaces.Dict, keys: Sequence[str]) -> tuple[spaces.Dict, list[int]]:
+    """The space of these keys of a Dict alone, and the places of their numbers in the flattened
+    vector of all."""
+    # A list keeps the order.
+    own = spaces.Dict([(key, part) for key, part in space.spaces.items() if key in keys])
+    parts = [part for part in observation_parts(space) if part.path[0] in keys]
+    return own, [place for part in parts for place in range(part.start, part.stop)]
 
 
 def observation_dtype(space: gymnasium.Space) -> str:

@@ -30,7 +30,17 @@ ROWS = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \| .+ \|$", FIRST, re
 TABLE = {name: row for name, *row in ROWS}
 # Name and a word for each of KINDS.
 ABILITIES = re.findall(r"^\| `(\w+)` \| (.+) \|$", SECOND, re.MULTILINE)
-KINDS = ("structure", "memory", "pictures", "inputs", "frames", "agents", "losses", "masks")
+KINDS = (
+    "structure",
+    "memory",
+    "pictures",
+    "inputs",
+    "frames",
+    "agents",
+    "losses",
+    "masks",
+    "critics",
+)
 CONVOLVED = ("pictures", "inputs")
 SPACES = {
     "Discrete": spaces.Discrete(3),
@@ -40,6 +50,7 @@ SPACES = {
 }
 NUMBERS = spaces.Box(-1, 1, (3,), np.float32)
 OBSERVED = {
+    "critics": spaces.Dict({"place": NUMBERS, "goal": NUMBERS}),
     "structure": spaces.Dict({"place": NUMBERS, "door": spaces.Tuple([spaces.Discrete(3)])}),
     "pictures": spaces.Box(0, 255, (10, 5), np.uint8),
     "inputs": spaces.Tuple([NUMBERS, spaces.Box(0, 255, (10, 5), np.uint8), spaces.Discrete(3)]),
@@ -48,6 +59,7 @@ FLAGS = {
     "memory": {"memory": "gru"},
     "frames": {"frame_stack": 2},
     "losses": {"shared_torso": True},
+    "critics": {"policy_observations": ("place",)},
 }
 NEED = r"([\d,]+) steps of (\S+) need ([\d.]+) (MB|GB)"
 

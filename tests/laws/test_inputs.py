@@ -26,6 +26,10 @@ RUNS = [
     pytest.param({"algorithm": "ppo", "shared_torso": True, **AUXILIARY}, id="several losses"),
     pytest.param({"algorithm": "dqn", "n_step": 3, "prioritized": True}, id="dqn"),
     pytest.param({"algorithm": "sac", "normalize_observations": True}, id="sac"),
+    pytest.param(
+        {"algorithm": "ppo", "overlap": True, "policy_observations": ("camera",)}, id="critic's own"
+    ),
+    pytest.param({"algorithm": "sac", "policy_observations": ("arm", "lamp")}, id="sac critic's"),
 ]
 
 

@@ -233,6 +233,7 @@ def test_every_kind_of_layer_gives_the_same_bits_in_any_company(kind, width):
         arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
     size = [width, 3] if kind == "frames" else [sizes["rows"], sizes["columns"]]
     integers = {"size": size, "stride": [2], "widths": [width]}
+    integers |= {"places": range(0, width, 3), "width": [width]}
     arrays |= {name: np.array(integers[name], np.int32) for name in LAYERS[kind].integers}
     output = sizes["out"] if any("out" in s for s in LAYERS[kind].arrays.values()) else width
     output = LAYERS[kind](**arrays).sizes().get("out", output)

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.failure import unusable
-from flame_rl.wire.inputs import ObservationPart
+from flame_rl.wire.inputs import ObservationPart, keys_alone
 
 
 def observed_space(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> gymnasium.Space:
@@ -32,8 +32,7 @@ def observed_space(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> 
             raise unusable(
                 f"--observe: {env_id} observes no {key!r}; it has {', '.join(space.spaces)[:200]}"
             )
-    # A list keeps the order.
-    return spaces.Dict([(key, part) for key, part in space.spaces.items() if key in keys])
+    return keys_alone(space, keys)[0]
 
 
 def write_observation(

@@ -39,7 +39,7 @@ from flame_rl.nets.continuous import GaussianHead
 from flame_rl.nets.discrete import CategoricalHead, FactoredHead
 from flame_rl.nets.heads import RawOutput, ValueOutput
 from flame_rl.nets.kinds import LAYERS
-from flame_rl.nets.layers import DenseLayer, LayerByHand, NormalizeLayer
+from flame_rl.nets.layers import DenseLayer, LayerByHand, NormalizeLayer, SelectLayer
 from flame_rl.nets.network import Network
 
 # A context variable, so that algorithms need not pass the device on to their networks.
@@ -169,6 +169,8 @@ def _kind_by_hand(layer: nn.Module) -> type[LayerByHand] | None:
 
 def _fit(kinds: list[type[LayerByHand] | None]) -> bool:
     """Whether a network by hand may have these layers in this order; see `LayerByHand.in_place`."""
+    if kinds[:1] == [SelectLayer]:
+        kinds = kinds[1:]
     if None in kinds or not kinds or kinds[0] is not DenseLayer:
         return False
     return not any(first.in_place and second.in_place for first, second in pairwise(kinds))

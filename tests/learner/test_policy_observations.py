@@ -1,0 +1,214 @@
+"""A policy that observes less than the values and critics do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import model
+from flame_rl.learner.learner import make_learner
+from flame_rl.learner.training.autograd import AutogradNetwork
+from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.modules.observations import normalizers_of
+from flame_rl.nets.acting import ActingPolicy, check_snapshot
+from flame_rl.nets.by_hand import NetworkByHand
+from flame_rl.nets.layers import SelectLayer
+from flame_rl.run.policy import Agent
+from flame_rl.system.errors import UsageError
+from flame_rl.tools.onnx_file import check_onnx, to_onnx
+from flame_rl.wire.codec import decode_snapshot, encode_snapshot
+from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
+from flame_rl.wire.packing import WireError
+from tests.learners import make_config
+
+NUMBERS = {
+    "arm": spaces.Box(-1, 1, (3,), np.float32),
+    "goal": spaces.Discrete(4),
+    "speed": spaces.Box(-1, 1, (2,), np.float32),
+}
+# The order of a Dict of keyword arguments is that of their names.
+WITH_PICTURES = NUMBERS | {
+    "camera": spaces.Box(0, 255, (6, 5, 2), np.uint8),
+    "map": spaces.Box(0, 255, (4, 4), np.uint8),
+}
+ACTIONS = {
+    "ppo": spaces.Discrete(3),
+    "sac": spaces.Box(-1, 1, (2,)),
+    "td3": spaces.Box(-1, 1, (2,)),
+}
+MAKERS = {"ppo": model.policy, "sac": model.squashed_policy, "td3": model.deterministic_policy}
+
+
+def spec_of(observed: dict, algorithm: str = "ppo") -> EnvironmentSpec:
+    return EnvironmentSpec("X-v0", spaces.Dict(observed), ACTIONS[algorithm])
+
+
+def policy_of(observed: dict, keys: tuple[str, ...], algorithm: str = "ppo", **options):
+    options |= {"hidden_sizes": (8, 6), "policy_observations": keys}
+    config = make_config("X-v0", algorithm=algorithm, **options)
+    torch.manual_seed(0)
+    made = MAKERS[algorithm](spec_of(observed, algorithm), config)
+    rng = np.random.default_rng(1)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(0.3 * torch.from_numpy(rng.standard_normal(parameter.shape)))
+    return made
+
+
+def observations(observed: dict, rows: int, frames: int = 1) -> tuple[list[dict], np.ndarray]:
+    """Observations, and the same flattened by Gymnasium, [rows, frames, D]."""
+    space = spaces.Dict(observed)
+    space.seed(3)
+    drawn = [space.sample() for _ in range(rows * frames)]
+    flat = np.stack([spaces.flatten(space, each) for each in drawn]).astype(np.float32)
+    return drawn, flat.reshape(rows, frames, -1)
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+@pytest.mark.parametrize(
+    ("observed", "keys", "algorithm"),
+    [
+        (NUMBERS, ("arm", "speed"), "ppo"),
+        (NUMBERS, ("goal",), "ppo"),
+        (WITH_PICTURES, ("camera", "speed"), "ppo"),
+        (WITH_PICTURES, ("map",), "ppo"),
+        (WITH_PICTURES, ("arm", "goal"), "ppo"),
+        (NUMBERS, ("goal", "speed"), "sac"),
+        (NUMBERS, ("arm",), "td3"),
+    ],
+)
+def test_it_is_the_policy_of_an_environment_with_these_keys_alone(
+    observed, keys, algorithm, frames
+):
+    if frames > 1 and algorithm != "ppo":
+        pytest.skip("no stacked frames")
+    own = {key: space for key, space in observed.items() if key in keys}
+    options = {"frame_stack": frames, "algorithm": algorithm}
+    ours, theirs = policy_of(observed, keys, **options), policy_of(own, (), **options)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
+    drawn, flat = observations(observed, 8, frames)
+    restricted = [{key: each[key] for key in keys} for each in drawn]
+    flat_own = np.stack([spaces.flatten(spaces.Dict(own), each) for each in restricted])
+    flat_own = flat_own.astype(np.float32).reshape(8, frames, -1)
+    with torch.no_grad():
+        outputs = [
+            made(torch.from_numpy(x if frames > 1 else x[:, 0]))
+            for made, x in ((ours, flat), (theirs, flat_own))
+        ]
+    assert torch.equal(*outputs)
+    # Actors, after the way through the wire.
+    acted = []
+    for made, x in ((ours, flat), (theirs, flat_own)):
+        acting = ActingPolicy(decode_snapshot(encode_snapshot(made.snapshot())))
+        states = acting.states(8)
+        outputs_of_steps = [
+            acting.forward(np.ascontiguousarray(x[:, t]), states) for t in range(frames)
+        ]
+        acted.append(outputs_of_steps[-1])
+    assert acted[0].tobytes() == acted[1].tobytes()
+    np.testing.assert_allclose(acted[0], outputs[0], rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_are_those_of_its_own_numbers():
+    options = {"normalize_observations": True}
+    ours, theirs = policy_of(NUMBERS, ("goal", "speed"), **options), None
+    own = {key: NUMBERS[key] for key in ("goal", "speed")}
+    theirs = policy_of(own, (), **options)
+    _, flat = observations(NUMBERS, 8)
+    mean, std = np.random.default_rng(0).uniform(0.5, 2, (2, flat.shape[-1]))
+    ((_, whole),), ((_, part),) = normalizers_of(ours.normalizer), normalizers_of(theirs.normalizer)
+    whole.set(mean, std)
+    part.set(mean[3:], std[3:])
+    with torch.no_grad():
+        x = torch.from_numpy(flat[:, 0])
+        assert torch.equal(ours(x), theirs(x[:, 3:]))
+
+
+@pytest.mark.parametrize("algorithm", MAKERS)
+def test_it_learns_by_hand_as_by_autograd(algorithm):
+    network = TrainedNetwork(policy_of(NUMBERS, ("arm", "goal"), algorithm), network_of)
+    assert type(network.network) is NetworkByHand
+    _, flat = observations(NUMBERS, 64)
+    columns = {"actions": np.random.default_rng(2).integers(0, 3, 64, np.int32)}
+    results = []
+    for way in (network.network, AutogradNetwork(network.module)):
+        forward = way.forward(columns | {"inputs": way.prepare(flat[:, 0])})
+        slopes = np.random.default_rng(3)
+        of_outputs = [slopes.standard_normal(o.shape).astype(np.float32) for o in forward.outputs]
+        gradient = np.full_like(network.adam.gradient, np.nan)
+        forward.to_parameters(tuple(of_outputs), gradient)
+        results.append((*forward.outputs, gradient))
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_slopes_go_back_to_the_selected_numbers():
+    layer = SelectLayer(places=np.array([4, 0, 4], np.int32), width=np.array([5], np.int32))
+    x = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
+    y, kept = layer.forward(x)
+    matrix = np.zeros((5, 3), np.float32)
+    matrix[[4, 0, 4], [0, 1, 2]] = 1
+    np.testing.assert_array_equal(y, x @ matrix)
+    slope = np.random.default_rng(1).standard_normal((6, 3)).astype(np.float32)
+    np.testing.assert_allclose(layer.to_inputs(kept, slope), slope @ matrix.T, rtol=1e-6)
+
+
+def test_actors_get_its_own_weights_alone_and_values_see_all():
+    learner = make_learner(
+        make_config("X-v0", algorithm="ppo", policy_observations=("arm",), hidden_sizes=(8,)),
+        spec_of(NUMBERS),
+    )
+    first = next(layer for layer in learner.snapshot().layers if layer.kind == "dense")
+    assert first.arrays["weight"].shape == (3, 8)
+    assert learner.weights()["value.network.0.weight"].shape == (8, 9)
+
+
+def test_what_it_does_not_observe_may_be_left_out():
+    agent = Agent(policy_of(NUMBERS, ("arm", "goal")).snapshot(), spec_of(NUMBERS))
+    (observation, *_), _ = observations(NUMBERS, 1)
+    action = agent.act(observation)
+    assert agent.act({key: observation[key] for key in ("arm", "goal")}) == action
+    with pytest.raises(ValueError, match="'goal' is missing"):
+        agent.act({"arm": observation["arm"], "speed": observation["speed"]})
+
+
+def test_it_is_exported():
+    pytest.importorskip("onnxruntime")
+    snapshot = policy_of(WITH_PICTURES, ("camera", "speed")).snapshot()
+    check_onnx(to_onnx(snapshot, "X-v0"), snapshot)
+
+
+@pytest.mark.parametrize(
+    ("options", "observed", "text"),
+    [
+        ({"algorithm": "dqn"}, NUMBERS, "--policy-observations: the policy of dqn is its action v"),
+        ({"shared_torso": True}, NUMBERS, "with --shared-torso policy and values are one network"),
+        ({}, None, "is no Dict"),
+        (
+            {"policy_observations": ("arms",)},
+            NUMBERS,
+            "observes no 'arms'; it has arm, goal, speed",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(options, observed, text):
+    spec = spec_of(NUMBERS)
+    if observed is None:
+        spec = replace(spec, observation_space=NUMBERS["arm"])
+    settings = {"algorithm": "ppo", "policy_observations": ("arm",)} | options
+    with pytest.raises(UsageError, match=text):
+        make_learner(make_config("X-v0", **settings), spec)
+
+
+@pytest.mark.parametrize("places", [[-1], [5], [0, 7]])
+def test_places_outside_are_refused(places):
+    layers = (
+        Layer("select", {"places": np.array(places, np.int32), "width": np.array([5], np.int32)}),
+    )
+    with pytest.raises(WireError, match=r"layer 0 \(select\): places: .* not below 5"):
+        check_snapshot(PolicySnapshot(0, layers, Layer("categorical", {})))
