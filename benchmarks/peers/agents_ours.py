@@ -26,6 +26,7 @@ def main(seed: int) -> float:
         # As the other's.
         minibatches=AGENTS_ITERATION // MINIBATCH,
         learning_rate=3e-4,
+        learning_rate_decay=True,
     )
     returns, before = [], 0
     with Trainer(config) as trainer:
