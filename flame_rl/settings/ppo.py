@@ -14,7 +14,6 @@ from flame_rl.settings.groups import (
     GeneralizedAdvantages,
 )
 
-
 # Presets of environments that are learned from for long: step sizes fall to 0 at the end.
 LONG = MILLION | {"learning_rate_decay": True}
 LONG_IN_LARGE_PARTS = MILLION_IN_LARGE_PARTS | {"learning_rate_decay": True}

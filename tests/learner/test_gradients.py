@@ -191,12 +191,20 @@ def of_replay(make, algorithm: str, spec: EnvironmentSpec, *arguments, **options
     )
 
 
+PARTS = EnvironmentSpec(
+    "X-v0",
+    spaces.Dict(a=spaces.Box(-10, 10, (3,)), b=spaces.Box(-10, 10, (1,))),
+    ACTIONS["gaussian"],
+)
 DUELLING = Returns(dueling=True, support=np.linspace(-1, 1, 6))
 RAW = {
     "values": of_replay(model.action_values, "dqn", DISCRETE, hidden_sizes=(8, 12)),
     "duelling": of_replay(model.action_values, "dqn", DISCRETE, DUELLING, hidden_sizes=(8,)),
     "deterministic": of_replay(model.deterministic_policy, "td3", BOX, hidden_sizes=(8, 12)),
     "squashed": of_replay(model.squashed_policy, "sac", BOX, hidden_sizes=(12,)),
+    "of a part": of_replay(
+        model.squashed_policy, "sac", PARTS, hidden_sizes=(8, 12), policy_observations=("a",)
+    ),
     "critic": of_replay(model.critic, "td3", BOX, hidden_sizes=(8, 12), layer_norm=False),
     "normalised critic": of_replay(model.critic, "td3", BOX, hidden_sizes=(8, 12), layer_norm=True),
 }
