@@ -137,18 +137,20 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
 
 def how_to_go_on(trainer: Trainer, folder: str) -> str:
     """The commands to type next, with the run folder."""
-    from flame_rl.run.results import progress
+    from flame_rl.run.results import ended, reached
 
     done, experiment = trainer.totals, trainer.config.experiment
     command = f"uv run main.py --resume {folder}"
     if not done.iterations:
         return f"No iteration is finished; begin again with:\n  {command}"
-    if progress(experiment, done) < 1:
+    if not ended(experiment, done):
         return f"Saved after {done.iterations} iterations; go on with:\n  {command}"
     film = "" if has_display() else " --video film.mp4"
     more = f"--iterations {2 * experiment.iterations}"
     if experiment.env_steps is not None:
         more = f"--env-steps {2 * experiment.env_steps}"
+    if reached(experiment, done):
+        more = "--stop-at none"
     return (
         "Evaluate it, watch it, or train it for longer:\n"
         f"  uv run main.py evaluate {folder}\n"
@@ -171,7 +173,7 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
         timing_row,
     )
     from flame_rl.run.checkpoint import save_weights
-    from flame_rl.run.results import progress
+    from flame_rl.run.results import ended
     from flame_rl.run.retention import Checkpointer
 
     config, done = trainer.config, trainer.totals
@@ -183,7 +185,7 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
     every = config.experiment.evaluate_every
     if every is not None:
         row_of[EVALUATIONS_NAME] = evaluations_row
-        if progress(config.experiment, done) < 1:
+        if not ended(config.experiment, done):
             evaluations = scheduled_evaluations(begun.get(EVALUATIONS_NAME, b""), every)
             begun = {**begun, EVALUATIONS_NAME: evaluations}
     tables = [TableReporter(folder / name, begun, row) for name, row in row_of.items()]
@@ -205,6 +207,9 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
             checkpoints.save()
 
     try:
+        if config.experiment.from_ is not None and not done.iterations:
+            # So that the run can go on without the one that it began with.
+            checkpoints.begin()
         for result in trainer:
             reporters.report(result)
             checkpoints.report(result)

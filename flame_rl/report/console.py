@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from flame_rl.run.checks import acted, environments, few_updates, most_env_steps, observed
 from flame_rl.run.evaluation import Evaluation
-from flame_rl.run.results import IterationResult, Totals, progress
+from flame_rl.run.results import IterationResult, Totals, ended, progress, reached
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import STEPS_PER_ITERATION, OnPolicy
 from flame_rl.system.output import say
@@ -71,7 +71,7 @@ class ConsoleReporter:
             f"  Action dim: {spec.action_dim}\n"
             f"  Continuous actions: {spec.continuous}\n"
             f"  Actions: {acted(spec)}\n"
-            f"{_masks(config, spec)}{_device(config)}{_agents(spec)}"
+            f"{_masks(config, spec)}{_device(config)}{_agents(spec)}{_stops(config)}"
             f"{_limits(config, spec, distributed)}{_amounts(config, spec)}"
             "\n"
             f"{self._start(mode)}"
@@ -81,14 +81,18 @@ class ConsoleReporter:
 
     def _start(self, mode: str) -> str:
         if self._is_finished:
-            return f"This run is finished, after {self._done.iterations} iterations."
+            why = f"; {_reached(self._config, self._done)}" if self._is_reached(self._done) else ""
+            return f"This run is finished, after {self._done.iterations} iterations{why}."
         going_on = f"\nGoing on after iteration {self._done.iterations - 1}"
         return f"Starting {mode} training...{going_on if self._done.iterations else ''}"
 
     @property
     def _is_finished(self) -> bool:
         """Whether there was nothing to do from the start."""
-        return progress(self._config.experiment, self._done) >= 1
+        return ended(self._config.experiment, self._done)
+
+    def _is_reached(self, totals: Totals) -> bool:
+        return reached(self._config.experiment, totals)
 
     def _start_bar(self) -> None:
         # Here and not above: only a terminal needs it.
@@ -132,7 +136,7 @@ class ConsoleReporter:
         self._advance(self._completed(result.totals))
         self._show("collecting", "")
         first = result.iteration == self._done.iterations
-        last = progress(self._config.experiment, result.totals) >= 1
+        last = ended(self._config.experiment, result.totals)
         now = time.perf_counter()
         late = now - self._said_at >= LINE_EVERY_SECONDS
         if result.iteration % LINE_EVERY == 0 or last or late:
@@ -161,6 +165,8 @@ class ConsoleReporter:
             returns.append(f"return {self._last.reward_mean:.1f}")
         if self._evaluation is not None:
             returns.append(f"evaluation {self._evaluation[1].reward_mean:.1f}")
+        if (wanted := self._config.experiment.stop_at) is not None:
+            returns.append(f"stops at {wanted:g}")
         self._progress.update(
             self._progress.task_ids[0],
             completed=completed,
@@ -311,6 +317,8 @@ class ConsoleReporter:
             lines += [f"  Final {name}: {mean:.2f}" for name, mean in self._last.outcomes.items()]
         if self._evaluation:
             lines.append(self._evaluated())
+        if self._last and self._is_reached(self._last.totals):
+            lines.append(f"  Stopped early: {_reached(self._config, self._last.totals)}")
         self._print("\n".join([*lines, RULE]))
 
     def _print(self, text: str) -> None:
@@ -319,6 +327,13 @@ class ConsoleReporter:
         else:
             # Not by rich, so that a pipe gets exactly this text, line by line.
             say(text)
+
+
+def _reached(config: TrainConfig, totals: Totals) -> str:
+    """That the run ended by --stop-at, in words."""
+    return (
+        f"the mean return {totals.mean_return:.1f} reached --stop-at {config.experiment.stop_at:g}"
+    )
 
 
 def _loss(result: IterationResult) -> str:
@@ -371,6 +386,14 @@ def _masks(config: TrainConfig, spec: EnvironmentSpec) -> str:
             "(--no-action-mask ignores them)\n"
         )
     return "" if config.experiment.action_mask else "  Action masks: ignored\n"
+
+
+def _stops(config: TrainConfig) -> str:
+    experiment = config.experiment
+    if experiment.stop_at is None:
+        return ""
+    what = "an iteration" if experiment.evaluate_every is None else "an evaluation"
+    return f"  Stops at: a mean return of {experiment.stop_at:g} in {what}\n"
 
 
 def _agents(spec: EnvironmentSpec) -> str:

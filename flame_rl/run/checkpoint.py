@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import safetensors.numpy
@@ -26,7 +26,7 @@ from flame_rl.settings.checks import Number
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.system.files import open_regular, why_refused, write_atomically
-from flame_rl.wire.fields import Whole, WireError, from_data, to_data
+from flame_rl.wire.fields import RARE, Whole, WireError, from_data, to_data
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import pack, unpack
 
@@ -59,6 +59,7 @@ class Checkpoint:
         learner: the learner's state by name.
         tables: the text of the run's CSV files, by file name; none in a file that `Trainer.save`
             wrote.
+        mean_return: see `Totals`; None in a file of an earlier version.
     """
 
     iterations: Whole
@@ -72,6 +73,7 @@ class Checkpoint:
     learner: dict[str, np.ndarray]
     tables: dict[str, bytes]
     length_growth: Number = 1.0
+    mean_return: Annotated[Number | None, RARE] = None
 
     @property
     def totals(self) -> Totals:

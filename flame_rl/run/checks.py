@@ -184,7 +184,8 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             "an episode may never end; --max-episode-steps sets one"
         )
     most = most_env_steps(config.experiment, spec)
-    warm_up = config.algorithm.warm_up_steps if isinstance(config.algorithm, Replay) else 0
+    replays = isinstance(config.algorithm, Replay) and not config.algorithm.with_replay
+    warm_up = config.algorithm.warm_up_steps if replays else 0
     if most is not None and most < warm_up:
         warnings.append(
             f"--warm-up-steps: {warm_up:,} env steps before the first gradient step, and the run "

@@ -107,12 +107,12 @@ def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
 def differences(saved: TrainConfig, given: TrainConfig) -> str:
     """The settings of `given` that make it another run than `saved`, as text; "" if there are none.
 
-    Settings that decide the result must stay, except for the number of iterations or env steps, and
-    what the algorithm's `may_change` names.
+    Settings that decide the result must stay, except for those of the run's end, and what the
+    algorithm's `may_change` names.
     """
     if saved.algorithm_name != given.algorithm_name:
         return f"--algorithm {saved.algorithm_name} in the run, {given.algorithm_name} now"
-    names = ("iterations", "env_steps", *saved.algorithm.may_change)
+    names = ("iterations", "env_steps", "stop_at", *saved.algorithm.may_change)
     wanted = {name: getattr(given.experiment, name) for name in names}
     extended = replace(saved.experiment, **wanted)
     pairs = [(extended, given.experiment), (saved.algorithm, given.algorithm)]

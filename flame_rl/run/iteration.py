@@ -63,6 +63,9 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
             evaluation = _validate(trainer, backend)
         evaluated = time.perf_counter()
         returns = np.array([episode.rewards.sum() for episode in own])
+        scored = float(returns.mean()) if every is None else None
+        if evaluation is not None:
+            scored = evaluation.reward_mean
         result = IterationResult(
             iteration=iteration,
             episodes=after.episodes,
@@ -88,9 +91,10 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
                 dropped=collected.dropped,
             ),
             evaluation=evaluation,
+            mean_return=scored,
         )
         end_if_stopped()
-        trainer.totals = after
+        trainer.totals = replace(after, mean_return=scored)
     return result
 
 

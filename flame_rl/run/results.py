@@ -19,6 +19,8 @@ class Totals:
         length_mean: mean steps per episode in the last iteration; 0 before the first.
         length_growth: how many times as long episodes became in the last iteration, from 1 to 2; 1
             before the second.
+        mean_return: of the last iteration's evaluation, or with no evaluations in the run of its
+            episodes; None where none was due.
     """
 
     iterations: int = 0
@@ -26,6 +28,7 @@ class Totals:
     env_steps: int = 0
     length_mean: float = 0.0
     length_growth: float = 1.0
+    mean_return: float | None = None
 
     def plus(self, episodes: int, steps: int) -> Totals:
         """After one more iteration of `episodes` episodes and `steps` env steps."""
@@ -55,6 +58,17 @@ def progress(experiment: Experiment, totals: Totals) -> float:
     if experiment.env_steps is not None:
         return totals.env_steps / experiment.env_steps
     return totals.iterations / experiment.iterations
+
+
+def reached(experiment: Experiment, totals: Totals) -> bool:
+    """Whether the mean return is that of `stop_at`."""
+    wanted, found = experiment.stop_at, totals.mean_return
+    return wanted is not None and found is not None and found >= wanted
+
+
+def ended(experiment: Experiment, totals: Totals) -> bool:
+    """Whether nothing is left to do."""
+    return progress(experiment, totals) >= 1 or reached(experiment, totals)
 
 
 @dataclass(frozen=True)
@@ -102,6 +116,7 @@ class IterationResult:
         reward_parts: by name, the mean over this iteration's episodes of the undiscounted sum of
             each part of the reward; see `flame_rl.learner.rewards.Rewards.means`.
         outcomes: by name, the mean of each outcome over this iteration's episodes.
+        mean_return: see `Totals`.
     """
 
     iteration: int
@@ -118,8 +133,10 @@ class IterationResult:
     evaluation: Evaluation | None = None
     reward_parts: dict[str, float] = field(default_factory=dict)
     outcomes: dict[str, float] = field(default_factory=dict)
+    mean_return: float | None = None
 
     @property
     def totals(self) -> Totals:
         """The progress of the run after this iteration."""
-        return Totals(self.iteration + 1, self.episodes, self.env_steps, self.length_mean)
+        done = self.iteration + 1, self.episodes, self.env_steps
+        return Totals(*done, self.length_mean, mean_return=self.mean_return)

@@ -67,6 +67,10 @@ class Checkpointer:
                 self._ahead = best.totals.iterations
                 self._best = self._best_so_far()
 
+    def begin(self) -> None:
+        """Save the state before the first iteration. Raises RunError if the disk refuses."""
+        self._write(self._folder / f"{0:08d}.ckpt", self._latest(), self._lengths, None)
+
     def report(self, result: IterationResult) -> None:
         """Call after every iteration. Raises RunError if the disk refuses."""
         config, before = self._trainer.config, self._lengths
@@ -144,7 +148,9 @@ class Checkpointer:
     def _table_lengths(self) -> tuple[int, ...]:
         return tuple(map(len, self._tables.values()))
 
-    def _write(self, path: Path, state: RunState, lengths: tuple[int, ...], score: float) -> None:
+    def _write(
+        self, path: Path, state: RunState, lengths: tuple[int, ...], score: float | None
+    ) -> None:
         tables = {
             name: bytes(text[:length])
             for (name, text), length in zip(self._tables.items(), lengths, strict=True)

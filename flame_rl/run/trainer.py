@@ -22,6 +22,7 @@ from gymnasium.envs.registration import EnvSpec
 from flame_rl.backends import Listener
 from flame_rl.backends.select import collects_elsewhere, is_distributed, make_backend
 from flame_rl.run.ahead import Ahead, EitherEvent
+from flame_rl.run.begin_from import begin_from
 from flame_rl.run.checkpoint import Checkpoint, encode_checkpoint, refused_by_the_disk
 from flame_rl.run.checks import (
     environment_warnings,
@@ -35,7 +36,7 @@ from flame_rl.run.evaluation import Evaluation, evaluate_policy
 from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, files_of, run_of
 from flame_rl.run.iteration import environment_of, make_request, run_iteration
 from flame_rl.run.policy import Agent
-from flame_rl.run.results import IterationResult, RunState, Totals, progress
+from flame_rl.run.results import IterationResult, RunState, Totals, ended, progress, reached
 from flame_rl.run.resume import checkpoints_of, find_checkpoint, load_state, what_differs
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
@@ -71,7 +72,8 @@ class Trainer:
         config: as given, with the device that `auto` means here, and the number of environments
             that a process holds.
         spec: the environment's description.
-        note: what to know of the environment, a line each; see `EnvironmentSpec`.
+        note: what to know of the environment, a line each; see `EnvironmentSpec`; and what was
+            taken of the run that this one begins with.
         distributed: whether episodes are collected on a Flame cluster.
         learner: the networks and the algorithm that updates them.
         totals: the progress of the run.
@@ -96,7 +98,8 @@ class Trainer:
             callback: called with every result; if it returns "stop", iterating ends.
             stop: when another thread sets it, the method that is running raises `Interrupted`.
             reports: whether the caller writes and shows what `config.output` asks for, as the
-                command line does. Otherwise settings that would have no effect are refused.
+                command line does, and calls `resume_run`. Otherwise settings that would have no
+                effect are refused.
 
         Raises:
             UsageError: the environment or a setting cannot be used.
@@ -130,6 +133,8 @@ class Trainer:
             with own_networks():
                 unless_stopped(self.stop, lambda: importlib.import_module("model"))
                 self._make_learner()
+            if not reports:
+                self._begin()
         except BaseException:
             self.close()
             raise
@@ -162,6 +167,14 @@ class Trainer:
         self.before: RunState | None = None
         # Samples the actions of `compute_action`; episodes have generators of their own.
         self._generator = np.random.default_rng(experiment.seed)
+
+    def _begin(self) -> None:
+        """Begin with another run's networks, where `from_` names one."""
+        begun = begin_from(self.learner, self.config)
+        if begun is not None:
+            self.config = self.config.changed(from_digest=begun.digest)
+            self.note = "\n".join(filter(None, (self.note, begun.note)))
+            self.warnings += begun.warnings
 
     @classmethod
     def load(
@@ -207,7 +220,7 @@ class Trainer:
 
     def resume_run(self, found: tuple[Checkpoint, list[str]] | None = None) -> None:
         """Continue the run that `config.output.resume` names: a run folder, or a checkpoint in one.
-        A run that was never saved begins at the beginning.
+        A run that was never saved, or a new one, begins at the beginning.
 
         Args:
             found: what `find_checkpoint` returned for it; None: it is called here.
@@ -218,9 +231,11 @@ class Trainer:
         """
         path = self.config.output.resume
         if path is None:
+            self._begin()
             return
         if path.is_dir() and not checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")
+            self._begin()
             return
         checkpoint, damaged = found or find_checkpoint(path)
         saved = TrainConfig.from_data(checkpoint.config)
@@ -251,6 +266,12 @@ class Trainer:
             RunError: workers kept failing, or the update became NaN. The learner is as it was.
             Interrupted: `stop` was set.
         """
+        if reached(self.config.experiment, self.totals):
+            raise UsageError(
+                f"--stop-at: the mean return {self.totals.mean_return:.1f} has reached "
+                f"{self.config.experiment.stop_at}; save(path), then Trainer.load(path, "
+                "stop_at=None), goes on"
+            )
         if progress(self.config.experiment, self.totals) >= 1:
             name = "iterations" if self.config.experiment.env_steps is None else "env_steps"
             raise UsageError(
@@ -268,7 +289,7 @@ class Trainer:
     def __iter__(self) -> Iterator[IterationResult]:
         """Do the remaining iterations, until the callback returns "stop" or `stop` is set."""
         self._ended = False
-        while progress(self.config.experiment, self.totals) < 1:
+        while not ended(self.config.experiment, self.totals):
             if self._ended or self.stop.is_set():
                 return
             yield self.train()

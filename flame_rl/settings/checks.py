@@ -46,8 +46,9 @@ def refuse(name: str, expected: str, value: object) -> None:
 
 
 def flag(name: str) -> str:
-    """The command line's flag for a field."""
-    return "--" + name.replace("_", "-")
+    """The command line's flag for a field. The name of a field that is a word of Python ends in an
+    underscore, which the flag has not."""
+    return "--" + name.removesuffix("_").replace("_", "-")
 
 
 def name_is_taken(name: str) -> UsageError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from flame_rl.settings.checks import (
@@ -18,6 +19,7 @@ from flame_rl.settings.checks import (
 )
 from flame_rl.settings.environments import environment_name, keyword_texts
 from flame_rl.system.errors import UsageError
+from flame_rl.wire.fields import RARE
 
 if TYPE_CHECKING:
     import gymnasium
@@ -48,12 +50,23 @@ class Experiment:
     seed: Seed = 0
     """Seed of everything random. The same seed gives the same metrics.csv."""
 
+    from_: Annotated[Path | None, RARE] = None
+    """Begin with the networks and the normalisation of another run: RUN of its newest checkpoint,
+    RUN/best, or a checkpoint file. What fits by name and shape is taken, all else begins anew."""
+
+    from_digest: Annotated[str | None, RARE] = None
+    """With --from, the SHA-256 of the state that is begun with; another one is refused."""
+
     iterations: Count = 100
     """Training iterations. A resumed run may be given more of them."""
 
     env_steps: Count | None = None
     """Train until that number of env steps is collected, in place of a fixed number of iterations;
     the last iteration is whole."""
+
+    stop_at: Annotated[Number | None, RARE] = None
+    """End the run once the mean return of an iteration reaches this, or with evaluate_every that of
+    an evaluation. A resumed run may be given another."""
 
     episodes_per_iter: Count = 100
     """Complete episodes collected in each iteration; what several agents play together is one."""
@@ -150,6 +163,8 @@ class Experiment:
         for name in self.wrapper:
             if not all(name.rpartition(":")[::2]):
                 refuse("wrapper", "a module and a class, as in my_wrappers:Shaped", name)
+        if self.from_digest is not None and self.from_ is None:
+            refuse("from_digest", "with --from, what its digest must be", self.from_digest)
         if self.reward is not None and not all(self.reward.rpartition(":")[::2]):
             refuse("reward", "a module and a function, as in my_env:shaped", self.reward)
         if self.reward is not None and self.reward_weights:

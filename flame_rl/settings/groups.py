@@ -7,7 +7,7 @@ of a common base from the group that is named first, even where another one chan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from flame_rl.settings.algorithms import AlgorithmSettings
 from flame_rl.settings.checks import (
@@ -20,6 +20,7 @@ from flame_rl.settings.checks import (
     UpdatesPerStep,
 )
 from flame_rl.settings.losses import check_losses
+from flame_rl.wire.fields import RARE
 
 # Presets that several algorithms have. This one is for every environment.
 WIDE_LAYERS = {"hidden_sizes": (256, 256), "activation": "relu", "steps_per_iter": 1000}
@@ -136,6 +137,10 @@ class Replay(AlgorithmSettings):
 
     capacity: Count = 100_000
     """Steps of replayed experience; the oldest episodes make way for new ones."""
+
+    with_replay: Annotated[bool, RARE] = False
+    """With --from, take its replayed experience along; its steps count as those of this run in the
+    warm-up and in epsilon."""
 
     warm_up_steps: CountOrZero = 1_000
     """Env steps before the first gradient step."""

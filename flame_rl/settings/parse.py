@@ -23,6 +23,7 @@ from flame_rl.settings.config import (
     refuse_two_sizes,
     size_of_an_iteration,
 )
+from flame_rl.settings.experiment import Experiment
 from flame_rl.settings.words import plain_words
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.fields import hints_of
@@ -37,6 +38,11 @@ _HEADINGS = {
     "output": "files",
     "execution": "execution",
 }
+# The field that has not its flag's name. Not in settings, which are imported without tyro.
+_FROM = "from_"
+Experiment.__annotations__[_FROM] = Annotated[
+    hints_of(Experiment)[_FROM], tyro.conf.arg(name="from")
+]
 # How --help shows types, and words become values.
 _KINDS = ConstructorRegistry()
 

@@ -82,6 +82,10 @@ def _is_switch(hint: Any) -> bool:
     return _bare(hint) is bool
 
 
+def _may_be_none(hint: Any) -> bool:
+    return NoneType in get_args(get_args(hint)[0] if get_origin(hint) is Annotated else hint)
+
+
 def _bare(hint: Any) -> Any:
     """A hint without its marks, and without None."""
     if get_origin(hint) is Annotated:
@@ -139,7 +143,7 @@ def _parts(word: str) -> list[str]:
 
 
 def _value(field: str, hint: Any, kind: Any, word: str) -> str:
-    if word.lower() == "none" and NoneType in get_args(hint):
+    if word.lower() == "none" and _may_be_none(hint):
         return "None"
     if get_origin(kind) is Literal:
         choices = {choice.lower(): choice for choice in get_args(kind)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -84,11 +85,11 @@ class Journal:
         """
         segment, end = self._segment, self._end
         if end >= self._segment_bytes:
-            sync(self._path(segment))
+            sync(self.path(segment))
             segment, end = self._episodes, 0
         chunks, digest = in_bytes(self._episodes, self._steps, self._digest, episodes)
         self._synced = False
-        self._end = write_from(self._path(segment), end, chunks)
+        self._end = write_from(self.path(segment), end, chunks)
         self._segment, self._digest = segment, digest
         self._episodes += len(episodes)
         self._steps += episodes.steps
@@ -106,7 +107,7 @@ class Journal:
                 "to its journal; append to the journal all that the store gets"
             )
         if self._end and not self._synced:
-            sync(self._path(self._segment))
+            sync(self.path(self._segment))
             sync(self.folder)
             self._synced = True
         kept = store.capacity, self._episodes, self._steps, store.oldest
@@ -127,14 +128,14 @@ class Journal:
         """
         reached, digest = (0, 0), NO_DIGEST
         store.begin(0, 0)
-        for segment in self._segments(place.oldest):
-            for record in records(self._path(segment)):
+        for segment in self.segments(place.oldest):
+            for record in records(self.path(segment)):
                 if (segment, record.end) > (place.segment, place.end):
                     break
                 if store.episodes == 0:
                     store.begin(record.before, record.steps_before)
                 elif record.previous != digest:
-                    raise JournalError(_FOREIGN.format(self._path(segment).name))
+                    raise JournalError(_FOREIGN.format(self.path(segment).name))
                 store.add(record.episodes)
                 refuse_wrong_numbers(store.columns, record.episodes)
                 reached, digest = (segment, record.end), record.digest
@@ -147,11 +148,11 @@ class Journal:
                 f"--resume RUN/checkpoints/NAME.ckpt, or begin it anew"
             )
         if digest != place.digest:
-            raise JournalError(_FOREIGN.format(self._path(place.segment).name))
+            raise JournalError(_FOREIGN.format(self.path(place.segment).name))
         self._episodes, self._steps = place.episodes, place.steps
         self._segment, self._end, self._digest = place.segment, place.end, place.digest
-        for segment in self._segments():
-            path = self._path(segment)
+        for segment in self.segments():
+            path = self.path(segment)
             if segment > self._segment or self._end == 0:
                 path.unlink()
             elif segment == self._segment and path.stat().st_size > self._end:
@@ -166,17 +167,44 @@ class Journal:
         Raises:
             OSError: the disk refuses.
         """
-        for segment, following in pairwise(self._segments()):
+        for segment, following in pairwise(self.segments()):
             if following <= oldest:
-                self._path(segment).unlink()
+                self.path(segment).unlink()
 
-    def _path(self, segment: int) -> Path:
+    def path(self, segment: int) -> Path:
+        """The file of a segment."""
         return self.folder / f"{segment:012d}.replay"
 
-    def _segments(self, oldest: int = 0) -> list[int]:
+    def segments(self, oldest: int = 0) -> list[int]:
         """The segments, ascending: all that have an episode of number `oldest` or later. Files of
         other names are not the journal's own."""
         own = [path for path in self.folder.iterdir() if _OWN_NAME.fullmatch(path.name)]
         segments = sorted(int(path.stem) for path in own if path.is_file())
         begin = max((segment for segment in segments if segment <= oldest), default=0)
         return [segment for segment in segments if segment >= begin]
+
+
+def read_episodes(folder: Path, place: Place) -> Iterator[Episodes]:
+    """The episodes of a journal up to this place, the oldest first; the folder stays as it is.
+
+    Raises:
+        JournalError: one that the place needs is missing, damaged or of another run.
+        OSError: the files cannot be read.
+    """
+    if not folder.is_dir():
+        raise JournalError("the folder is not there; it lies in the run's folder")
+    journal, digest, begun = Journal(folder), NO_DIGEST, False
+    for segment in journal.segments(place.oldest):
+        for record in records(journal.path(segment)):
+            if (segment, record.end) > (place.segment, place.end):
+                break
+            if not begun and record.before > place.oldest:
+                break
+            if begun and record.previous != digest:
+                raise JournalError(_FOREIGN.format(journal.path(segment).name))
+            digest, begun = record.digest, True
+            yield record.episodes
+    if digest != place.digest:
+        raise JournalError(
+            f"the episodes {place.oldest} to {place.episodes - 1} are not all there and sound"
+        )

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from flame_rl.learner.off_policy.replay.journal import Journal, JournalError, Place
+from flame_rl.learner.off_policy.replay.journal import (
+    Journal,
+    JournalError,
+    Place,
+    read_episodes,
+)
+from flame_rl.learner.off_policy.replay.records import refuse_wrong_numbers
 from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, in_words
 from flame_rl.learner.off_policy.replay.tree import tree_bytes
@@ -86,6 +92,22 @@ class ReplayMemory:
     def read_from(self, folder: Path) -> None:
         """Read the episodes of the next loaded state from this folder, which stays as it is."""
         self._source = folder
+
+    def take_over(self, state: dict[str, np.ndarray], folder: Path) -> None:
+        """Add the episodes of another replay memory, whose files stay as they are.
+
+        Args:
+            state: what its `state_dict` returned.
+            folder: of its journal.
+
+        Raises:
+            KeyError, ValueError: the state is none; episodes are missing or damaged, or lack a
+                column or have it in another form; `add` raises more.
+            OSError: the files cannot be read.
+        """
+        for episodes in read_episodes(folder, _place_in(state)):
+            self.add(episodes)
+            refuse_wrong_numbers(self.store.columns, episodes)
 
     def copy_to(self, folder: Path) -> None:
         """Copy the journal. Raises OSError if the disk refuses."""

@@ -1,0 +1,281 @@
+"""A run that begins with another run's networks: what is taken, what begins anew, and the same
+bytes wherever it collects and however it goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from flame_rl import TrainConfig, Trainer
+from flame_rl.system.errors import UsageError
+from tests.helpers import contents, environment_id, run_here
+from tests.runs import assert_same_run
+
+SMALL = (
+    *("--steps-per-iter", "60", "--hidden-sizes", "8", "6", "--max-episode-steps", "20"),
+    *("--checkpoint-every", "2"),
+)
+PPO = ("--env", "CartPole-v1", "--algorithm", "ppo", *SMALL)
+REPLAY = ("--warm-up-steps", "40", "--batch-size", "8", "--updates-per-step", "0.2")
+DQN = ("--env", "CartPole-v1", "--algorithm", "dqn", *SMALL, *REPLAY)
+HERE = {"local": True, "workers": 0, "steps_per_iter": 60, "max_episode_steps": 20}
+LIKE = HERE | {"hidden_sizes": (8, 6)}
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory) -> Path:
+    """The folder with a run of ppo, "ppo", one of dqn, "dqn", and one of ppo with a Box, "box"."""
+    folder = tmp_path_factory.mktemp("old")
+    box = ("--env", "Pendulum-v1", *PPO[2:])
+    for name, flags in (("ppo", PPO), ("dqn", DQN), ("box", box)):
+        words = (*flags, "--iterations", "3", "--workers", "0", "--output", name)
+        done = run_here(*words, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def weights(run: Path) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(run / "weights.safetensors")
+
+
+def state_of(**settings) -> tuple[dict[str, np.ndarray], Trainer]:
+    with Trainer(TrainConfig(**settings)) as trainer:
+        return trainer.learner.state_dict(), trainer
+
+
+def test_networks_and_normalisation_are_taken_and_all_else_begins_anew(old):
+    state, trainer = state_of(
+        env="CartPole-v1", algorithm="ppo", seed=5, from_=old / "ppo", overlap=True, **LIKE
+    )
+    taken = weights(old / "ppo")
+    for name, array in taken.items():
+        np.testing.assert_array_equal(state[name], array, name)
+        # What collects first is that policy, too.
+        if name.startswith("policy."):
+            np.testing.assert_array_equal(state[f"collector{name.removeprefix('policy')}"], array)
+    assert state["observations.count"] > 100 and state["returns.count"] > 100
+    moments = [array for name, array in state.items() if "_adam." in name]
+    assert moments and not any(array.any() for array in moments)
+    assert state["updates"] == 0 and trainer.totals.env_steps == 0
+    assert trainer.warnings == []
+    assert trainer.note.endswith(
+        "ppo on CartPole-v1 after 3 iterations: policy, value, returns, observations"
+    )
+    assert len(trainer.config.experiment.from_digest) == 64
+
+
+def test_of_another_environment_what_fits_is_taken_and_the_rest_is_named(old):
+    settings = {"env": "Acrobot-v1", "algorithm": "ppo", **LIKE}
+    fresh, _ = state_of(**settings)
+    state, trainer = state_of(**settings, from_=old / "ppo")
+    taken = weights(old / "ppo")
+    for name in taken:
+        # The second hidden layer is 8 x 6 in both.
+        expected = taken if ".network.2." in name or "value.network.4." in name else fresh
+        if name != "value.scale":
+            np.testing.assert_array_equal(state[name], expected[name], name)
+    assert (
+        "--from: policy.network.4.weight is float32 [2, 6] there and float32 [3, 6] here; it "
+        "begins anew"
+    ) in trainer.warnings
+    np.testing.assert_array_equal(state["observations.mean"], np.zeros(6))
+
+
+def test_a_bias_does_not_go_without_its_weight(old):
+    """The first layer's bias has the same shape in both."""
+    state, _ = state_of(env="Acrobot-v1", algorithm="ppo", from_=old / "ppo", **LIKE)
+    assert not state["policy.network.0.bias"].any()
+    assert weights(old / "ppo")["policy.network.0.bias"].any()
+
+
+def test_another_kind_of_algorithm_normalises_by_the_same_statistics(old):
+    """In ppo the policy has them, in sac a module of its own."""
+    settings = {"env": "Pendulum-v1", **LIKE}
+    there = weights(old / "box")
+    state, _ = state_of(algorithm="sac", normalize_observations=True, from_=old / "box", **settings)
+    mean, count = state["observations.mean"], state["observations.count"]
+    std = np.sqrt(state["observations.squares"] / count)
+    np.testing.assert_allclose(state["normalizer.mean"], mean, rtol=1e-6)
+    np.testing.assert_allclose(state["normalizer.std"], std, rtol=1e-5)
+    np.testing.assert_array_equal(
+        state["policy.network.0.weight"], there["policy.network.0.weight"]
+    )
+
+
+def test_target_networks_begin_as_copies(old):
+    state, _ = state_of(env="CartPole-v1", algorithm="dqn", from_=old / "dqn", **LIKE)
+    taken = weights(old / "dqn")
+    different = False
+    for name, array in taken.items():
+        if name.startswith("target."):
+            online = f"policy.{name.removeprefix('target.')}"
+            np.testing.assert_array_equal(state[name], taken[online])
+            different |= not np.array_equal(array, taken[online])
+    assert different
+    assert state["gradient_steps.count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"hidden_sizes": (5,)}, r"nothing of .*ppo on CartPole-v1.*policy\.network\.0\.weight is"),
+        ({"shared_torso": True, **LIKE}, "nothing of .*shared.* is not there"),
+        ({"from_": "nowhere", **LIKE}, "--from: nowhere"),
+        ({"from_digest": "0" * 64, **LIKE}, "has gone on or was replaced"),
+    ],
+)
+def test_what_cannot_be_begun_with_is_an_error_by_name(old, settings, message):
+    settings = {"env": "CartPole-v1", "algorithm": "ppo", "from_": old / "ppo", **HERE} | settings
+    with pytest.raises(UsageError, match=message), Trainer(TrainConfig(**settings)):
+        pass
+
+
+def test_the_best_checkpoint_and_a_file_can_be_named(old):
+    for name in ("best", "checkpoints/best.ckpt"):
+        settings = {"env": "CartPole-v1", "algorithm": "ppo", **LIKE}
+        state, _ = state_of(from_=old / "ppo" / name, **settings)
+        with Trainer.load(old / "ppo", best=True, local=True, workers=0) as trainer:
+            best = trainer.learner.state_dict()
+        np.testing.assert_array_equal(
+            state["policy.network.0.weight"], best["policy.network.0.weight"]
+        )
+
+
+# The command
+
+
+def begin(cwd: Path, name: str, *more: str, flags: tuple[str, ...] = PPO) -> Path:
+    words = (*flags, "--seed", "2", "--iterations", "4", "--output", name, *more)
+    done = run_here(*words, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return cwd / name
+
+
+@pytest.mark.parametrize(("algorithm", "flags"), [("ppo", PPO), ("dqn", DQN)])
+def test_the_same_bytes_on_any_number_of_workers_and_without_the_old_run(
+    old, tmp_path, algorithm, flags
+):
+    there = shutil.copytree(old / algorithm, tmp_path / "there")
+    more = ("--from", "there", *(("--with-replay",) if algorithm == "dqn" else ()))
+    whole, run = (
+        begin(tmp_path, f"of {n}", *more, "--workers", str(n), flags=flags) for n in range(2)
+    )
+    assert_same_run(run, whole)
+    config = json.loads((run / "config.json").read_text())["experiment"]
+    assert config["from_"] == "there" and len(config["from_digest"]) == 64
+    # It goes on from before its first iteration, without the run that it began with.
+    shutil.rmtree(there)
+    begun_only(run)
+    done = run_here("--resume", str(run), "--workers", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(run, whole)
+
+
+def begun_only(run: Path) -> Path:
+    """The run as if it had been killed in its first iteration."""
+    assert (run / "checkpoints" / "00000000.ckpt").exists()
+    for path in (run / "checkpoints").iterdir():
+        if path.name != "00000000.ckpt":
+            path.unlink()
+    (run / "metrics.csv").unlink()
+    return run
+
+
+def test_a_run_that_saved_nothing_begins_again_with_the_same_state_or_not_at_all(old, tmp_path):
+    shutil.copytree(old / "ppo", tmp_path / "there")
+    run = begin(tmp_path, "run", "--from", "there", "--workers", "0")
+    whole = shutil.copytree(run, tmp_path / "whole")
+    begun_only(run)
+    (run / "checkpoints" / "00000000.ckpt").unlink()
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0 and "Begun with there, ppo" in done.stdout, done.stderr
+    assert_same_run(run, whole)
+    begun_only(run)
+    (run / "checkpoints" / "00000000.ckpt").unlink()
+    grown = run_here("--resume", "there", "--iterations", "5", cwd=tmp_path)
+    assert grown.returncode == 0, grown.stderr
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 2 and "there has gone on or was replaced" in done.stderr
+
+
+def test_without_the_flag_nothing_is_different(old):
+    """Neither in config.json nor in checkpoints."""
+    config = json.loads((old / "ppo" / "config.json").read_text())
+    assert not {"from_", "from_digest", "stop_at"} & config["experiment"].keys()
+    assert "with_replay" not in json.loads((old / "dqn" / "config.json").read_text())["algorithm"]
+    assert not (old / "ppo" / "checkpoints" / "00000000.ckpt").exists()
+
+
+# The replay memory
+
+
+def steps_of(trainer: Trainer) -> np.ndarray:
+    store = trainer.learner.algorithm.files.store
+    return store.read(store.rows(np.arange(store.first, store.steps)))["observations"]
+
+
+def replaying(old: Path, **settings) -> Trainer:
+    usual = {"env": "CartPole-v1", "algorithm": "dqn", "capacity": 500, "from_": old / "dqn"}
+    return Trainer(TrainConfig(**usual | LIKE | {"with_replay": True} | settings))
+
+
+def test_replayed_experience_comes_along_and_the_old_files_stay(old):
+    before = contents(old / "dqn" / "replay")
+    with Trainer.load(old / "dqn", local=True, workers=0) as trainer:
+        trainer.files.recall()
+        expected = steps_of(trainer)
+    with replaying(old, warm_up_steps=40, updates_per_step=0.2) as trainer:
+        np.testing.assert_array_equal(steps_of(trainer), expected)
+        # What was there is learned from at the usual pace, and not at once.
+        first = trainer.train()
+    steps = first.env_steps
+    taken = first.losses["gradient_steps"] - (1 + int(0.2 * (len(expected) - 40)))
+    assert abs(taken - 0.2 * steps) <= 1
+    assert contents(old / "dqn" / "replay") == before
+
+
+def test_a_smaller_memory_keeps_the_latest(old):
+    with replaying(old, capacity=70) as trainer:
+        kept = steps_of(trainer)
+    with replaying(old) as trainer:
+        np.testing.assert_array_equal(kept, steps_of(trainer)[-len(kept) :])
+    assert 40 < len(kept) <= 70
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"env": "Acrobot-v1"}, r"--with-replay: .*observations: float32 \(\d+, 4\), where"),
+        ({"env": environment_id("Target"), "algorithm": "td3"}, r"observations: float32"),
+        ({"capacity": 5, "max_episode_steps": 5}, "--capacity: 5 steps"),
+        ({"from_": None}, "--with-replay: of which run"),
+    ],
+)
+def test_experience_of_another_form_is_refused_by_the_name_of_its_column(old, settings, message):
+    with pytest.raises(UsageError, match=message), replaying(old, **settings):
+        pass
+
+
+def test_missing_experience_is_named(old, tmp_path):
+    copy = shutil.copytree(old / "dqn", tmp_path / "dqn")
+    (segment,) = (copy / "replay").iterdir()
+    segment.write_bytes(segment.read_bytes()[:-9])
+    with (
+        pytest.raises(UsageError, match=r"--with-replay: .*are not all there"),
+        replaying(tmp_path),
+    ):
+        pass
+    shutil.rmtree(copy / "replay")
+    with pytest.raises(UsageError, match=r"--with-replay: .*is not there"), replaying(tmp_path):
+        pass
+
+
+def test_a_run_without_experience_has_none_to_give(old):
+    settings = {"env": "CartPole-v1", "algorithm": "dqn", "with_replay": True, **LIKE}
+    with pytest.raises(UsageError, match="has no replay memory"):
+        state_of(from_=old / "ppo", **settings)
