@@ -8,6 +8,7 @@ COMMANDS = {
     "evaluate": "flame_rl.commands.evaluate:evaluate",
     "watch": "flame_rl.commands.watch:watch",
     "plot": "flame_rl.commands.plot:plot",
+    "runs": "flame_rl.commands.runs:runs",
     "export": "flame_rl.commands.export:export",
     "check": "flame_rl.commands.check:check",
     "profile": "flame_rl.commands.profile:profile",

@@ -23,31 +23,34 @@ class PlotCommand:
     environment steps alone.
 
     Runs that differ in nothing but the seed share a colour: a thin line for each, a thick one for
-    their mean.
+    their mean. A table compares their final scores, the means of the last tenth of each run, with
+    Student's 95 % interval over the seeds.
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Run folders; of one environment or of several."""
+    """Run folders, or folders of them; of one environment or of several."""
 
-    columns: tuple[str, ...] = ("reward_mean",)
-    """Columns of metrics.csv, a curve for each; evaluation: the mean return of evaluations."""
+    columns: tuple[str, ...] = ()
+    """Columns of metrics.csv, a curve for each; evaluation: the mean return of evaluations. None:
+    evaluations in environments where all runs have some, elsewhere reward_mean."""
 
     output: Path = Path("curves.png")
-    """The picture, .png or .svg."""
+    """The picture, .png or .svg; what is not legible in one goes on in others, as curves-2.png."""
 
 
 def plot(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is nothing to draw."""
     command = parse_command(PlotCommand, arguments, "main.py plot")
     # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl.report.curves import columns_of, group_runs, without_repetitions
-    from flame_rl.report.figures import SUFFIXES, plot_settings
+    from flame_rl.report.comparison import compare
+    from flame_rl.report.curves import columns_of, group_runs, scores_of, without_repetitions
+    from flame_rl.report.figures import SUFFIXES, pages_of, plot_settings
 
     if not command.runs:
         raise UsageError("plot: name one run folder or more, such as runs/*")
     if command.output.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--output: {command.output} must end in {' or '.join(SUFFIXES)}")
-    found = _readable(list(dict.fromkeys(command.runs)))
+    found = _readable(list(dict.fromkeys(each for run in command.runs for each in _below(run))))
     runs = without_repetitions(found)
     for run in found:
         if not any(run is each for each in runs):
@@ -62,9 +65,22 @@ def plot(arguments: Sequence[str]) -> None:
                 f"warning: {run.folder} has {done} of its {wanted} iterations; a mean of seeds "
                 "keeps its last value from there on"
             )
-    settings = columns_of(group_runs(runs), command.columns)
-    plot_settings(settings, command.output, command.columns)
-    say(f"Curves: {command.output}")
+    groups = group_runs(runs)
+    settings = columns_of(groups, command.columns) if command.columns else scores_of(groups)
+    for number, page in enumerate(pages_of(settings), start=1):
+        more = f"-{number}" if number > 1 else ""
+        picture = command.output.with_stem(f"{command.output.stem}{more}")
+        plot_settings(page, picture, command.columns or ("reward_mean",))
+        say(f"Curves: {picture}")
+    if len(runs) > 1:
+        say(f"\n{compare(settings)}")
+
+
+def _below(path: Path) -> list[Path]:
+    """The runs in a folder, or the path itself where there are none."""
+    from flame_rl.run.folder import runs_below
+
+    return (runs_below(path)[0] if path.is_dir() else []) or [path]
 
 
 def _readable(folders: list[Path]) -> list[Run]:

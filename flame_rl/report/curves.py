@@ -50,10 +50,12 @@ class Setting:
     Attributes:
         name: the algorithm, and the fields in which others of this environment differ.
         runs: at least one.
+        column: what the values of the runs are, a column of metrics.csv or `EVALUATION`.
     """
 
     name: str
     runs: tuple[Run, ...]
+    column: str = "reward_mean"
 
     @property
     def env(self) -> str:
@@ -135,8 +137,25 @@ def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Settin
             elif alone:
                 name = column
             runs = tuple(_with_column(run, column) for run in setting.runs)
-            found.append(Setting(name, runs))
+            found.append(Setting(name, runs, column))
     return found
+
+
+def scores_of(settings: list[Setting]) -> list[Setting]:
+    """The settings with the evaluations of their runs, in environments where every run has some;
+    elsewhere they would be compared with returns of training, in which actions are sampled."""
+    without = {each.env for each in settings if not all(map(_has_evaluations, each.runs))}
+    return [
+        each if each.env in without else columns_of([each], (EVALUATION,))[0] for each in settings
+    ]
+
+
+def _has_evaluations(run: Run) -> bool:
+    try:
+        table = read_columns(run.folder / EVALUATIONS_NAME)
+    except (OSError, ValueError):
+        return False
+    return any(iteration < len(run.values) for iteration in table.get("iteration", ()))
 
 
 def _with_column(run: Run, column: str) -> Run:

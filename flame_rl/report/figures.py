@@ -34,6 +34,8 @@ _STYLES = (
     {"color": "#009E73", "marker": "P"},
     {"color": "#CC79A7", "marker": "X"},
 )
+# Environments below one another.
+_MOST_ROWS = 6
 # Markers on each line.
 _MARKERS = 8
 # Characters beside one another in the legend, for each inch of the picture.
@@ -97,6 +99,25 @@ def _draw_evaluations(axes: Axes, folder: Path) -> None:
     )
 
 
+def pages_of(settings: list[Setting]) -> list[list[Setting]]:
+    """The settings in parts that are legible in one picture each: so many environments, and so many
+    names."""
+    envs = list(dict.fromkeys(setting.env for setting in settings))
+    pages = []
+    for some in _in_parts(envs, _MOST_ROWS):
+        here = [setting for setting in settings if setting.env in some]
+        names = list(dict.fromkeys(setting.name for setting in here))
+        for part in _in_parts(names, len(_STYLES)):
+            pages.append([setting for setting in here if setting.name in part])
+    return pages
+
+
+def _in_parts(names: list[str], most: int) -> list[list[str]]:
+    """As few parts as can be, of about the same size."""
+    count = -(-len(names) // most)
+    return [list(part) for part in np.array_split(np.array(names, object), count)]
+
+
 def plot_settings(
     settings: list[Setting], path: Path, columns: tuple[str, ...] = ("reward_mean",)
 ) -> None:
@@ -109,7 +130,7 @@ def plot_settings(
         columns: the columns of metrics.csv that the curves show.
 
     Raises:
-        UsageError: more settings than can be told apart.
+        UsageError: more settings than can be told apart; `pages_of` prevents it.
     """
     _choose_output()
     # A name has the same style in every row.
@@ -136,7 +157,9 @@ def plot_settings(
                     _draw(axes, axis, setting, names.index(setting.name))
             _finish(axes, axis)
         returns = all(column.startswith(("reward_", EVALUATION)) for column in columns)
-        row[0].set_ylabel("return of an episode" if returns else "mean of an iteration")
+        of_env = {setting.column for setting in settings if setting.env == env}
+        label = "return of an episode" if returns else "mean of an iteration"
+        row[0].set_ylabel("return in evaluations" if of_env == {EVALUATION} else label)
         row[0].set_title(env, loc="left", fontweight="bold")
     entries = _legend(grid.ravel())
     # Long names need fewer columns to fit in the picture.

@@ -71,6 +71,34 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
         yield folder
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process is writing the run in this folder."""
+    try:
+        with (folder / LOCK_NAME).open("rb") as lock:
+            # Only for a moment; `hold_folder` asks for it exclusively.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        return False
+    return False
+
+
+def runs_below(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The run folders in a folder, at any depth, and the folders that hold none, in the order of
+    their names. A run folder holds itself alone. Raises OSError if the folder cannot be read."""
+    if (folder / CONFIG_NAME).exists():
+        return [folder], []
+    runs, others = [], []
+    for path in sorted(folder.iterdir()):
+        # A link may lead back up.
+        if path.is_dir() and (not path.is_symlink() or (path / CONFIG_NAME).exists()):
+            inside, foreign = runs_below(path)
+            runs += inside
+            others += foreign if inside else [path]
+    return runs, others
+
+
 def write_config(folder: Path, config: TrainConfig) -> None:
     """Write config.json. Raises UsageError if it cannot be written."""
     try:

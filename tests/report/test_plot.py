@@ -9,6 +9,7 @@ import pytest
 
 from flame_rl.commands.plot import plot
 from flame_rl.report import figures
+from flame_rl.report.comparison import student_quantile
 from flame_rl.report.curves import (
     columns_of,
     group_runs,
@@ -107,7 +108,7 @@ def test_the_same_seed_twice_counts_once(make_run, monkeypatch, capsys):
     assert "empty: no iteration was finished" in told and "it is left out" in told
     assert "a is left out: another of these runs has its configuration and seed" in told
     with pytest.raises(UsageError, match="none of these folders holds a run"):
-        plot([str(empty), str(empty.parent)])
+        plot([str(empty), str(empty.parent / "nowhere")])
 
 
 def test_a_short_name_is_the_same_environment_and_another_device_another_setting(make_run):
@@ -184,7 +185,7 @@ def test_the_command_draws_many_settings(make_run, tmp_path, capsys, suffix):
         for words in ("Hopper-v5", "ppo (2 seeds)", "environment steps", "mean of the seeds"):
             assert words in text
     done = capsys.readouterr()
-    assert done.out == f"Curves: {picture}\n" and done.err == ""
+    assert done.out.startswith(f"Curves: {picture}\n\nenv ") and done.err == ""
 
 
 @pytest.fixture
@@ -355,6 +356,82 @@ def test_a_column_that_cannot_be_drawn_is_named(make_run):
         plot([str(folder), "--columns", "los"])
     with pytest.raises(UsageError, match="the column loss has no values"):
         plot([str(folder), "--columns", "reward_mean", "loss"])
+
+
+def add_evaluations(folder, every: int, rewards) -> None:
+    rows = [f"{every * (i + 1) - 1},{reward}" for i, reward in enumerate(rewards)]
+    (folder / "evaluations.csv").write_text("\n".join(["iteration,reward_mean", *rows]) + "\n")
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that the command draws, by the names of their files."""
+    kept = {}
+    monkeypatch.setattr(
+        figures, "_save_and_show", lambda figure, path: kept.update({path.name: figure})
+    )
+    yield kept
+    figures.plt.close("all")
+
+
+def test_evaluations_are_drawn_where_all_runs_of_an_environment_have_some(
+    make_run, tmp_path, drawn, capsys
+):
+    for env in ("cartpole", "hopper"):
+        for seed in (0, 1):
+            folder = make_run(f"{env} {seed}", config_of(env=env, seed=seed), range(20))
+            if env == "cartpole" or seed == 0:
+                add_evaluations(folder, 5, [100 + seed, 200, 300, 400 + 2 * seed])
+    plot([str(tmp_path)])
+    (figure,) = drawn.values()
+    first, _, second, _ = figure.axes
+    assert first.get_title(loc="left") == "CartPole-v1"
+    assert first.get_ylabel() == "return in evaluations"
+    assert second.get_ylabel() == "return of an episode"
+    thick = max(first.get_lines(), key=lambda line: line.get_linewidth())
+    assert thick.get_xdata()[[0, -1]].tolist() == [500, 2000]
+    assert thick.get_ydata()[[0, -1]].tolist() == [100.5, 401]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[3:]]
+    # Of two values with a difference of 2, the interval reaches 12.7 on either side.
+    assert rows == [
+        ["CartPole-v1", "reinforce", "evaluation", "2", "401.0", "388.3", "to", "413.7"],
+        ["Hopper-v5", "reinforce", "training", "2", "18.5", "18.5", "to", "18.5"],
+    ]
+
+
+def test_a_folder_of_runs_stands_for_every_run_below_it(make_run, tmp_path, drawn, capsys):
+    (tmp_path / "all" / "deep").mkdir(parents=True)
+    for name, seed in (("all/a", 0), ("all/deep/b", 1), ("all/deep/c", 2)):
+        make_run(name, config_of(seed=seed), range(20))
+    (tmp_path / "all" / "notes").mkdir()
+    plot([str(tmp_path / "all"), str(tmp_path / "all" / "a")])
+    (figure,) = drawn.values()
+    (label,) = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert label == "reinforce (3 seeds)"
+    assert capsys.readouterr().err == ""
+
+
+def test_what_one_picture_cannot_show_goes_on_in_others(make_run, tmp_path, drawn, capsys):
+    for number in range(9):
+        config = config_of(learning_rate=0.1 / (number + 1))
+        make_run(f"rate {number}", config, range(20))
+    for number in range(7):
+        make_run(f"env {number}", config_of(env=f"Some-v{number}"), range(20))
+    plot([str(tmp_path), "--output", str(tmp_path / "all.svg")])
+    assert list(drawn) == ["all.svg", "all-2.svg", "all-3.svg"]
+    names = [text.get_text() for figure in drawn.values() for text in figure.legends[0].get_texts()]
+    assert len(names) == 9 + 1 + 1 and len(set(names)) == 10
+    titles = [axes.get_title(loc="left") for figure in drawn.values() for axes in figure.axes[::2]]
+    assert sorted({*titles}) == ["CartPole-v1", *(f"Some-v{n}" for n in range(7))]
+    assert capsys.readouterr().out.count("Curves: ") == 3
+
+
+def test_students_quantiles_are_those_of_the_tables():
+    """Of the usual printed table, for 95 %, 99 % and 60 % in the middle."""
+    table = {(0.975, 1): 12.706, (0.975, 2): 4.303, (0.975, 4): 2.776, (0.975, 9): 2.262}
+    table |= {(0.975, 120): 1.980, (0.995, 1): 63.657, (0.995, 3): 5.841, (0.8, 5): 0.920}
+    for (share, freedom), expected in table.items():
+        assert student_quantile(share, freedom) == pytest.approx(expected, abs=6e-4)
 
 
 def test_mistakes_in_the_command_are_named(make_run):
