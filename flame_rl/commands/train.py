@@ -48,6 +48,10 @@ def train(arguments: Sequence[str]) -> int:
         commands = ", ".join(f"main.py {name}" for name in COMMANDS)
         config, _ = parse(arguments, description=f"{DESCRIPTION}\n\nOther commands: {commands}.")
     with stop_on_signals() as stop:
+        if config.output.seeds:
+            from flame_rl.tools.seeds import train_seeds
+
+            return train_seeds(config, stop, arguments)
         _run(config, stop, arguments)
     return stop.exit_code
 

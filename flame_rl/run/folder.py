@@ -50,7 +50,7 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
         UsageError: another process holds the folder, another run is in it, or writing fails.
     """
     try:
-        folder = _make_folder(config).absolute()  # an environment may change the directory
+        folder = make_folder(config).absolute()  # an environment may change the directory
         lock = (folder / LOCK_NAME).open("ab")
     except OSError as error:
         raise UsageError(
@@ -152,7 +152,9 @@ def differences(saved: TrainConfig, given: TrainConfig) -> str:
     )
 
 
-def _make_folder(config: TrainConfig) -> Path:
+def make_folder(config: TrainConfig) -> Path:
+    """The folder that `output` or `resume` names, or a new one in runs/. Raises OSError if it
+    cannot be made."""
     chosen = config.output.output
     if config.output.resume is not None:
         chosen = run_of(config.output.resume)

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from flame_rl.settings.checks import Count, CountOrZero, Positive, Within, check_fields, refuse
+from flame_rl.settings.checks import (
+    Count,
+    CountOrZero,
+    Positive,
+    Seed,
+    Within,
+    check_fields,
+    refuse,
+)
+from flame_rl.wire.fields import RARE
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,10 @@ class Output:
     resume: Path | None = None
     """Go on with the run in this folder, or from this checkpoint in one. It needs no other flag."""
 
+    seeds: Annotated[tuple[Seed, ...], RARE] = ()
+    """A run for each of these seeds, side by side on the cores of this machine, in place of --seed;
+    the run folders are seed-0 and so on in --output."""
+
     verbose: bool = False
     """Print more about every iteration: the spread of its returns, all metrics of the update, speed
     and seconds by phase."""
@@ -108,3 +121,5 @@ class Output:
         check_fields(self)
         if self.reproduce is not None and self.resume is None:
             refuse("reproduce", "with --resume, an episode of an iteration", self.reproduce)
+        if len(set(self.seeds)) < len(self.seeds) or (self.seeds and self.resume is not None):
+            refuse("seeds", "each once, and for new runs alone", self.seeds)

@@ -156,7 +156,9 @@ def begin(cwd: Path, name: str, *more: str, flags: tuple[str, ...] = PPO) -> Pat
     return cwd / name
 
 
-@pytest.mark.parametrize(("algorithm", "flags"), [("ppo", PPO), ("dqn", DQN)])
+@pytest.mark.parametrize(
+    ("algorithm", "flags"), [("dqn", DQN), pytest.param("ppo", PPO, marks=pytest.mark.slow)]
+)
 def test_the_same_bytes_on_any_number_of_workers_and_without_the_old_run(
     old, tmp_path, algorithm, flags
 ):

@@ -1,0 +1,188 @@
+"""Several seeds side by side: a process of main.py for each, as if it had been typed alone."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import flame_rl
+from flame_rl.report.grid import grid
+from flame_rl.report.overview import RunRow, read_row
+from flame_rl.run.folder import check_output, make_folder, path_to_show
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from flame_rl.system.files import why_refused
+from flame_rl.system.machine import available_cores
+from flame_rl.system.output import say, warn
+from flame_rl.system.signals import StopSignal
+
+_MAIN = Path(flame_rl.__file__).parent.parent / "main.py"
+# Flags whose values each seed has of its own.
+_OWN = ("--seeds", "--output", "--workers")
+_POLL_SECONDS = 0.1
+# A line about all seeds this often.
+_LINE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """A seed's run.
+
+    Attributes:
+        seed: see `TrainConfig`.
+        folder: its run folder.
+    """
+
+    seed: int
+    folder: Path
+
+    @property
+    def prints(self) -> Path:
+        """The file with what its process prints."""
+        return self.folder.with_suffix(".txt")
+
+
+def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> int:
+    """Train `config.output.seeds`, as many at a time as there are cores, and print how it went.
+
+    Args:
+        config: of the command line.
+        stop: set when the user asks to stop; every run is then saved.
+        arguments: the words of the command line.
+
+    Returns:
+        The exit code: 0; that of a signal; 2 if no run got beyond a mistake in the command; 1 if
+        one failed. A run that fails does not end the others.
+
+    Raises:
+        UsageError: --seed is there, too, or a folder cannot be used.
+    """
+    if any(word.partition("=")[0] == "--seed" for word in arguments):
+        raise UsageError("--seed: --seeds takes its place; leave one of the two out")
+    try:
+        folder = make_folder(config)
+    except OSError as error:
+        raise UsageError(f"--output: {why_refused(error)}") from error
+    runs = [SeedRun(seed, folder / f"seed-{seed}") for seed in config.output.seeds]
+    for run in runs:
+        check_output(config.changed(seeds=(), output=run.folder))
+    at_once = min(len(runs), available_cores())
+    workers = share_of(config.execution.workers, at_once)
+    shown = path_to_show(folder.absolute(), Path.cwd())
+    say(
+        f"{len(runs)} seeds in {shown}, {at_once} at a time, --workers {workers} each; what each "
+        "prints is in seed-N.txt"
+    )
+    words = [*without(arguments, _OWN), "--workers", str(workers)]
+    codes = _supervise(runs, words, at_once, stop)
+    say(f"\n{_table(runs)}\n")
+    if any(codes.values()) and not stop.is_set():
+        failed = [run for run in runs if codes[run.seed]]
+        warn("error: " + "; ".join(f"seed {run.seed}: see {run.prints}" for run in failed))
+    quoted = shlex.quote(str(shown))
+    say(f"Compare and go on:\n  uv run main.py plot {quoted}\n  uv run main.py runs {quoted}")
+    return stop.exit_code if stop.is_set() else code_of(list(codes.values()))
+
+
+def code_of(codes: Sequence[int]) -> int:
+    """The exit code of several runs with these: that of a mistake only if all made it."""
+    if not any(codes):
+        return 0
+    return 2 if set(codes) == {2} else 1
+
+
+def share_of(workers: int | None, at_once: int) -> int:
+    """The worker processes of each of several runs side by side; 0 stays 0."""
+    wanted = available_cores() if workers is None else workers
+    return max(1, wanted // at_once) if wanted else 0
+
+
+def without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The words of a command line without these flags and their values."""
+    kept, leaving = [], False
+    for word in words:
+        if word.startswith("--"):
+            leaving = word.partition("=")[0].replace("_", "-") in flags
+        if not leaving:
+            kept.append(word)
+    return kept
+
+
+def _supervise(
+    runs: Sequence[SeedRun], words: Sequence[str], at_once: int, stop: StopSignal
+) -> dict[int, int]:
+    """Run all of them, or stop and save all; returns the exit codes of those that began, by
+    seed."""
+    waiting, codes = list(runs), {}
+    playing: dict[SeedRun, subprocess.Popen[bytes]] = {}
+    said_at, told = time.monotonic(), False
+    while playing or (waiting and not stop.is_set()):
+        while waiting and len(playing) < at_once and not stop.is_set():
+            run = waiting.pop(0)
+            playing[run] = _start(run, words)
+        if stop.is_set() and not told:
+            told = True
+            for process in playing.values():
+                process.terminate()
+        for run, process in list(playing.items()):
+            if process.poll() is not None:
+                del playing[run]
+                codes[run.seed] = process.returncode
+                say(f"seed {run.seed}: {_how_it_ended(run, process.returncode)}")
+        if time.monotonic() - said_at >= _LINE_SECONDS:
+            said_at = time.monotonic()
+            say("; ".join(f"seed {run.seed}: {_how_far(run)}" for run in playing))
+        # Not `stop.wait`, which returns at once when it is set.
+        time.sleep(_POLL_SECONDS)
+    return codes
+
+
+def _start(run: SeedRun, words: Sequence[str]) -> subprocess.Popen[bytes]:
+    own = ("--seed", str(run.seed), "--output", str(run.folder))
+    with run.prints.open("wb") as prints:
+        # Ctrl-C in the terminal reaches this process alone, which tells them once.
+        return subprocess.Popen(
+            [sys.executable, str(_MAIN), *words, *own],
+            stdin=subprocess.DEVNULL,
+            stdout=prints,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _row(run: SeedRun) -> RunRow | None:
+    try:
+        return read_row(run.folder)
+    except UsageError:  # not begun
+        return None
+
+
+def _how_far(run: SeedRun) -> str:
+    row = _row(run)
+    if row is None or row.last is None:
+        return "no iteration yet"
+    return f"mean return {row.last:.1f} after {row.env_steps:,} env steps"
+
+
+def _how_it_ended(run: SeedRun, code: int) -> str:
+    if code == 0:
+        return f"done; {_how_far(run)}"
+    lines = run.prints.read_text(errors="replace").split("\n")
+    errors = [line for line in lines if line.startswith("error: ")]
+    return "; ".join([f"ended with exit code {code}", _how_far(run), *errors[-1:]])
+
+
+def _table(runs: Sequence[SeedRun]) -> str:
+    rows = []
+    for run in runs:
+        row = _row(run)
+        if row is None:
+            rows.append((run.seed, 0, None, None, "not begun", run.folder))
+        else:
+            rows.append((run.seed, row.env_steps, row.last, row.best, row.state, run.folder))
+    return grid(("seed", "env steps", "last", "best", "state", "run"), rows)

@@ -1,0 +1,93 @@
+"""`main.py --seeds`: each seed's run is that of `--seed` alone; failures and Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from flame_rl.tools import seeds
+from flame_rl.tools.seeds import code_of, share_of, without
+from tests.helpers import SOON, environment_id, run_here, start_main
+from tests.runs import assert_same_run, assert_saved_weights, rows
+
+QUICK = ("--env", "cartpole", "--algorithm", "ppo", "--iterations", "2", "--steps-per-iter", "60")
+
+
+def test_each_seed_has_the_same_bytes_as_alone_and_one_that_fails_stops_no_other(tmp_path):
+    # Where weights.safetensors is to be written.
+    (tmp_path / "all" / "seed-4" / "weights.safetensors").mkdir(parents=True)
+    words = (*QUICK, "--seeds", "4", "3", "5", "--output", "all")
+    done = run_here(*words, cwd=tmp_path)
+    assert done.returncode == 1
+    alone = run_here(*QUICK, "--seed", "5", "--workers", "0", "--output", "alone", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    assert_same_run(tmp_path / "all" / "seed-5", tmp_path / "alone")
+    assert_saved_weights(tmp_path / "all" / "seed-3")
+    assert "Training Complete!" in (tmp_path / "all" / "seed-3.txt").read_text()
+    lines = done.stdout.splitlines()
+    assert any(re.fullmatch(r"seed 5: done; mean return \S+ after \d+ env steps", x) for x in lines)
+    assert any(x.startswith("seed 4: ended with exit code 1; mean return ") for x in lines)
+    assert re.fullmatch(r"error: seed 4: see .*all/seed-4\.txt\n", done.stderr)
+    again = run_here(*words, cwd=tmp_path)
+    assert again.returncode == 2 and "seed-4 holds another run" in again.stderr
+
+
+@pytest.mark.slow
+def test_one_signal_saves_every_seed(tmp_path):
+    process = start_main(
+        *("--env", environment_id("Slow"), "--workers", "0", "--output", "all", "--seeds", "1,2"),
+        *("--iterations", "1000", "--episodes-per-iter", "4"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    runs = [tmp_path / "all" / f"seed-{seed}" for seed in (1, 2)]
+    until = time.monotonic() + SOON
+    while not all(rows(run) >= 2 for run in runs):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == 130, errors
+    for run in runs:
+        assert_saved_weights(run)
+        assert list((run / "checkpoints").glob("0*.ckpt"))
+    assert output.count("interrupted") == 2 and "main.py runs all" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--seeds", "1", "--seed", "2"), "--seed: --seeds takes its place"),
+        (("--seeds", "1", "1"), "--seeds: each once"),
+        (("--seeds", "-1"), "--seeds"),
+    ],
+)
+def test_mistakes_are_named(words, message, tmp_path):
+    done = run_here(*words, cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_every_run_gets_its_share_of_the_workers(monkeypatch):
+    monkeypatch.setattr(seeds, "available_cores", lambda: 8)
+    assert [share_of(None, 4), share_of(6, 4), share_of(2, 4), share_of(0, 4)] == [2, 1, 1, 0]
+
+
+def test_flags_are_left_out_with_their_values():
+    words = ["--seeds", "1", "2", "--env", "a", "--output=x", "--workers", "3", "--plot"]
+    assert without(words, ("--seeds", "--output", "--workers")) == ["--env", "a", "--plot"]
+
+
+def test_the_exit_code_is_that_of_a_mistake_only_if_all_made_it():
+    assert [code_of(codes) for codes in ([0, 0], [0, 2], [2, 2], [1, 2], [0, -9])] == [
+        0,
+        1,
+        2,
+        1,
+        1,
+    ]
