@@ -1154,6 +1154,8 @@ def _register() -> None:
     gymnasium.register("OnlyOne-v0", entry_point=only_one)
     gymnasium.register("WithoutSpaces-v0", entry_point=WithoutSpaces)
     gymnasium.register("OfGym-v0", entry_point=OfGym)
+    pole = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+    gymnasium.register("ShortPole-v0", entry_point=pole, max_episode_steps=3)
     classes = {
         cls.__name__: cls
         for cls in globals().values()

@@ -43,6 +43,15 @@ class EvaluateCommand:
     seed: int = 0
     """Seed of the episodes, which are the same for every policy."""
 
+    env: str | None = None
+    """Another environment than the run's, named as for training, with the same spaces."""
+
+    env_kwargs: tuple[str, ...] = ()
+    """Other arguments of the environment's constructor, name=value."""
+
+    wrapper: tuple[str, ...] = ()
+    """Other wrappers around the environment, module:Class."""
+
     reward_weights: tuple[float, ...] | None = None
     """Other weights of the reward's parts than in training, for a run with successor features."""
 
@@ -73,7 +82,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 def _run(command: EvaluateCommand, stop: StopSignal) -> None:
     """Evaluate and print."""
     from flame_rl.backends.select import where_collected
-    from flame_rl.run.trainer import Trainer
+    from flame_rl.run.elsewhere import load_policy
 
     # Nothing is learned, so that no graphics card is needed.
     changes: dict[str, object] = {
@@ -83,7 +92,9 @@ def _run(command: EvaluateCommand, stop: StopSignal) -> None:
     }
     if command.reward_weights is not None:
         changes["reward_weights"] = command.reward_weights
-    with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:
+    names = ("env", "env_kwargs", "wrapper")
+    environment = {name: getattr(command, name) for name in names}
+    with load_policy(command.run, command.best, environment, stop, **changes) as trainer:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         if notice := where_collected(trainer.config):

@@ -48,13 +48,14 @@ class WatchCommand:
     """Seed of the episodes."""
 
     env: str | None = None
-    """With --untrained: the environment, named as for training."""
+    """With --untrained: the environment, named as for training; of a run: another one than its own,
+    with the same spaces."""
 
     env_kwargs: tuple[str, ...] = ()
-    """With --untrained: arguments of the environment's constructor, name=value."""
+    """Arguments of the environment's constructor, name=value, in place of the run's."""
 
     wrapper: tuple[str, ...] = ()
-    """With --untrained: wrappers around the environment, module:Class."""
+    """Wrappers around the environment, module:Class, in place of the run's."""
 
     untrained: bool = False
     """Instead of a run: the policy with which training in --env begins."""
@@ -64,11 +65,8 @@ class WatchCommand:
             raise UsageError(f"--episodes: at least 1, not {self.episodes}")
         if self.seed < 0:
             raise UsageError(f"--seed: 0 or more, not {self.seed}")
-        one = (self.run is not None, self.untrained, self.env is not None)
-        if one not in {(True, False, False), (False, True, True)}:
+        if self.untrained != (self.run is None) or (self.untrained and self.env is None):
             raise UsageError("watch: name a run folder, or --env NAME --untrained")
-        if self.run is not None and (self.env_kwargs or self.wrapper):
-            raise UsageError("--env-kwargs, --wrapper: a run has its own; leave them out")
 
 
 def watch(arguments: Sequence[str]) -> int:
@@ -117,10 +115,11 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
 
 def _load(command: WatchCommand, stop: StopSignal) -> Trainer:
     """Make the trainer whose policy is shown."""
+    from flame_rl.run.elsewhere import load_policy
     from flame_rl.run.trainer import Trainer
 
     here = {"local": True, "workers": 0, "device": "cpu"}
-    if command.env is not None:
-        given = {"env_kwargs": command.env_kwargs, "wrapper": command.wrapper}
-        return Trainer(TrainConfig(env=command.env, **given, **here), stop=stop)
-    return Trainer.load(command.run, command.best, stop=stop, **here)
+    given = {"env": command.env, "env_kwargs": command.env_kwargs, "wrapper": command.wrapper}
+    if command.untrained:
+        return Trainer(TrainConfig(**given, **here), stop=stop)
+    return load_policy(command.run, command.best, given, stop, **here)

@@ -210,7 +210,8 @@ class Trainer:
         # The run folder's own settings ask nothing of this Trainer.
         trainer = cls(config, callback, stop, reports=True)
         try:
-            trainer._take_up(checkpoint, path)
+            trainer._refuse_another_environment(checkpoint, path)
+            trainer.take_up(checkpoint, path)
         except BaseException:
             trainer.close()
             raise
@@ -244,19 +245,24 @@ class Trainer:
                 f"--resume: {run_of(path) / CONFIG_NAME} is not that of the run's checkpoint: "
                 f"{different}. Write the run's values back, or begin a new run"
             )
-        self.warnings += damaged + self._take_up(checkpoint, path)
+        self._refuse_another_environment(checkpoint, path)
+        self.take_up(checkpoint, path)
+        self.warnings += damaged + what_differs(checkpoint, self.config)
 
-    def _take_up(self, checkpoint: Checkpoint, path: Path) -> list[str]:
+    def _refuse_another_environment(self, checkpoint: Checkpoint, path: Path) -> None:
         # A name may differ, and a checkpoint need not say the time limit.
         left_out = {"env_id": "", "time_limit": None, "limited_by_default": False}
         then, now = (replace(spec, **left_out) for spec in (checkpoint.spec, self.spec))
         if then != now:
             raise UsageError(f"--env: the environment of {path} was another one: {then}, now {now}")
+
+    def take_up(self, checkpoint: Checkpoint, path: Path) -> None:
+        """Continue from a checkpoint that was found at this path. Raises UsageError if it does not
+        fit the networks."""
         if self.files is not None:
             self.files.read_from(files_of(path))
         load_state(self.learner, checkpoint, path)
         self.totals, self.tables = checkpoint.totals, checkpoint.tables
-        return what_differs(checkpoint, self.config)
 
     def train(self) -> IterationResult:
         """Do one iteration: collect, update, and evaluate where that is due.
