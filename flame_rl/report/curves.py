@@ -261,6 +261,8 @@ def _name(config: TrainConfig, all_configs: list[TrainConfig]) -> str:
         if (values["env"], values["algorithm"]) == (mine["env"], mine["algorithm"])
     ]
     differing = [name for name in mine if any(other[name] != mine[name] for other in rivals)]
-    return ", ".join(
-        [config.algorithm_name, *(f"{name.replace('_', ' ')} {mine[name]}" for name in differing)]
-    )
+    if "from_" in differing:
+        # The path says enough.
+        differing.remove("from_digest")
+    words = (f"{name.rstrip('_').replace('_', ' ')} {mine[name]}" for name in differing)
+    return ", ".join([config.algorithm_name, *words])

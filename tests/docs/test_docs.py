@@ -86,6 +86,7 @@ for words in json.loads(sys.argv[1]):
         pytest.param("memory", False, marks=pytest.mark.slow),
         ("action-masks", False),
         ("critic-observations", False),
+        pytest.param("runs", False, marks=pytest.mark.slow),
         pytest.param("memory", True, marks=pytest.mark.slow),
         pytest.param("add-an-environment", True, marks=pytest.mark.slow),
         pytest.param("add-an-algorithm", True, marks=pytest.mark.slow),

@@ -93,6 +93,16 @@ def test_seeds_of_one_setting_are_grouped_and_named_by_what_differs(make_run):
     ]
 
 
+def test_of_runs_that_begin_with_others_the_path_is_named_and_not_the_digest(make_run):
+    begun = {"from_": "runs/a", "from_digest": "0" * 64}
+    configs = {"anew": TINY, "begun": config_of(**begun), "again": config_of(**begun, seed=1)}
+    runs = [read_run(make_run(name, config, range(20))) for name, config in configs.items()]
+    assert [(setting.name, len(setting.runs)) for setting in group_runs(runs)] == [
+        ("reinforce, from None", 1),
+        ("reinforce, from runs/a", 2),
+    ]
+
+
 def test_the_same_seed_twice_counts_once(make_run, monkeypatch, capsys):
     """The run with more iterations; folders without a run do not keep the others from a curve."""
     folders = [make_run("a", TINY, range(5)), make_run("b", TINY, range(20))]
