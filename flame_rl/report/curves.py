@@ -264,5 +264,14 @@ def _name(config: TrainConfig, all_configs: list[TrainConfig]) -> str:
     if "from_" in differing:
         # The path says enough.
         differing.remove("from_digest")
-    words = (f"{name.rstrip('_').replace('_', ' ')} {mine[name]}" for name in differing)
+    # What is not there needs no words: the others have them.
+    words = [
+        f"{name.rstrip('_').replace('_', ' ')} {_shown(mine[name])}"
+        for name in differing
+        if mine[name] not in (None, ())
+    ]
     return ", ".join([config.algorithm_name, *words])
+
+
+def _shown(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

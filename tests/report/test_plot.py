@@ -98,7 +98,7 @@ def test_of_runs_that_begin_with_others_the_path_is_named_and_not_the_digest(mak
     configs = {"anew": TINY, "begun": config_of(**begun), "again": config_of(**begun, seed=1)}
     runs = [read_run(make_run(name, config, range(20))) for name, config in configs.items()]
     assert [(setting.name, len(setting.runs)) for setting in group_runs(runs)] == [
-        ("reinforce, from None", 1),
+        ("reinforce", 1),
         ("reinforce, from runs/a", 2),
     ]
 
