@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -19,12 +20,14 @@ from unittest.mock import Mock
 import flamepy.core.client
 import psutil
 import pytest
-from flamepy.core.types import ResourceRequirement, SessionAttributes
+from flamepy.core.types import FlameError, ResourceRequirement, SessionAttributes
 from flamepy.proto import types_pb2
+from flamepy.runner.runner import RunnerService
 
 from flame_rl.actor.remote import Collector
 from flame_rl.backends.flame import session
 from flame_rl.backends.flame.backend import FlameBackend
+from flame_rl.backends.flame.cleanup import Janitor
 from flame_rl.backends.flame.cluster import connect
 from flame_rl.backends.flame.executors import ASK_SECONDS
 from flame_rl.backends.flame.room import Room, Wish, memory_share
@@ -366,19 +369,18 @@ def test_the_session_is_asked_now_and_then_while_the_first_executor_starts() -> 
 def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(monkeypatch) -> None:
     """Otherwise a cluster that hangs would never be given up, or what it opens late would stay."""
     monkeypatch.setattr(session, "CALL_SECONDS", 0.1)
-    janitor, answered = Mock(), threading.Event()
+    janitor, answered, names = Mock(), threading.Event(), []
 
-    def service(_: type, **options: object) -> SimpleNamespace:
+    def service(kind: type, **options: object) -> None:
+        names.append(kind._session_context.session_id)
         answered.wait(100)
-        return SimpleNamespace(_session=SimpleNamespace(id="late"))
 
+    runner = SimpleNamespace(service=service, _name="ours")
     with pytest.raises(TimeoutError):
-        session.Session(SimpleNamespace(service=service), Room(1), janitor, session.Tally())
-    janitor.remember.assert_not_called()
+        session.Session(runner, Room(1), janitor, session.Tally())
     answered.set()
-    while not janitor.remember.called:
-        time.sleep(0.01)
-    janitor.remember.assert_called_once_with("session", "late")
+    assert names[0].startswith("ours-")
+    janitor.remember.assert_called_once_with("session", names[0])
 
 
 # Executors
@@ -417,11 +419,25 @@ def memory_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFlame]:
 def test_executors_are_asked_for_by_their_share_of_the_memory(memory_here: MemoryFlame) -> None:
     _, room = connect(threading.Event(), Wish(48))
     assert room == Room(48, ResourceRequirement(cpu=0, memory=256 << 20), 48)
-    asked = Mock(return_value=SimpleNamespace(_session=SimpleNamespace(id="name")))
-    session.Session(SimpleNamespace(service=asked), room, Mock(), session.Tally())
+    asked = Mock()
+    session.Session(SimpleNamespace(service=asked, _name="x"), room, Mock(), session.Tally())
     assert asked.call_args.kwargs == {"autoscale": False, "warmup": 48, "resreq": room.claim}
     with pytest.raises(UsageError, match=r"--executors: 100 would have 245 MB .* at most 96$"):
         connect(threading.Event(), Wish(100))
+
+
+def test_a_session_that_is_refused_leaves_no_object(memory_here: MemoryFlame) -> None:
+    """flamepy puts one into the cache before it asks for the session."""
+    janitor = Janitor()
+    janitor.remember("application", "gone")
+    runner = SimpleNamespace(service=partial(RunnerService, "gone"), _name="gone")
+    for _ in range(3):
+        with pytest.raises(FlameError, match="gone not found"):
+            session.Session(runner, Room(1), janitor, session.Tally())
+    assert len(memory_here.objects) == 3
+    assert janitor.clean_up(10.0)
+    assert memory_here.objects == {}
+    janitor.dismiss()
 
 
 def test_a_task_is_heard_of_while_many_others_still_run(memory_here: MemoryFlame) -> None:

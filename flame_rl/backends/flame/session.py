@@ -14,11 +14,12 @@ import flamepy.core.cache
 import flamepy.core.client
 import numpy as np
 import pyarrow
-from flamepy.core.types import FlameError, TaskState
+from flamepy.core.types import FlameError, TaskState, short_name
 from flamepy.proto.frontend_pb2 import GetSessionRequest
 from flamepy.proto.types_pb2 import ResourceRequirement
 from flamepy.runner import Runner
 from flamepy.runner.runner import ObjectFuture, RunnerService
+from flamepy.runner.types import SessionContext
 
 from flame_rl.actor.remote import ABOUT, Collector
 from flame_rl.backends.flame.cleanup import (
@@ -71,17 +72,18 @@ class Session:
         self._runner = runner
         self._janitor = janitor
 
+        # Remembered before it is opened: where that fails, an object of its name stays.
+        self.id = short_name(runner._name)
+        janitor.remember("session", self.id)
+        # flamepy takes the name from what executors make an object of.
+        named = type("Collector", (Collector,), {"_session_context": SessionContext(self.id)})
+
         def open_service() -> RunnerService:
             # A service that does not scale has exactly as many executors as are warmed up.
             wished = room.wished or 0
-            service = runner.service(
-                Collector, autoscale=not wished, warmup=wished, resreq=room.claim
-            )
-            janitor.remember("session", service._session.id)  # also after the timeout
-            return service
+            return runner.service(named, autoscale=not wished, warmup=wished, resreq=room.claim)
 
         self._service = call_with_timeout(CALL_SECONDS, open_service)
-        self.id = self._service._session.id
         self._weights: flamepy.core.cache.ObjectRef | None = None
         # The task of each future, by Flame's name of it.
         self._on_their_way: dict[Future, str] = {}
