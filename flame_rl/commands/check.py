@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.environments import environment_id
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.output import say
@@ -71,7 +71,6 @@ def check(arguments: Sequence[str]) -> int:
         max_episode_steps=command.max_episode_steps,
     )
     # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl.run.iteration import environment_of
     from flame_rl.tools.checking import examine
     from flame_rl.tools.findings import findings
 

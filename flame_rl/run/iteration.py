@@ -16,10 +16,10 @@ from flame_rl.backends import Backend
 from flame_rl.run.ahead import Ahead
 from flame_rl.run.evaluation import Evaluation, evaluate_policy
 from flame_rl.run.results import IterationResult, RunState, Timing, Totals, progress
-from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.system.signals import end_if_stopped, stoppable
-from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec
+from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
 from flame_rl.wire.steps import recorded_columns
 
 if TYPE_CHECKING:
@@ -158,22 +158,4 @@ def make_request(
         policy_version=version,
         columns=recorded_columns(spec, config.experiment.reward_parts, config.experiment.outcomes),
         agents=spec.agent_count,
-    )
-
-
-def environment_of(config: TrainConfig, env_id: str) -> Environment:
-    """The environment as it is configured."""
-    experiment = config.experiment
-    return Environment(
-        env_id,
-        max_episode_steps=experiment.max_episode_steps,
-        simulator=config.execution.simulator,
-        reward_parts=experiment.reward_parts,
-        agent_number=experiment.agent_number,
-        outcomes=experiment.outcomes,
-        slots=config.execution.slots,
-        action_mask=experiment.action_mask,
-        env_kwargs=experiment.env_kwargs,
-        wrapper=experiment.wrapper,
-        observe=experiment.observe,
     )

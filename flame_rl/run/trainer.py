@@ -34,12 +34,12 @@ from flame_rl.run.checks import (
 )
 from flame_rl.run.evaluation import Evaluation, evaluate_policy
 from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, files_of, run_of
-from flame_rl.run.iteration import environment_of, make_request, run_iteration
+from flame_rl.run.iteration import make_request, run_iteration
 from flame_rl.run.policy import Agent
 from flame_rl.run.results import IterationResult, RunState, Totals, ended, progress, reached
 from flame_rl.run.resume import checkpoints_of, find_checkpoint, load_state, what_differs
 from flame_rl.settings.checks import flag
-from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.environments import CALLABLE, environment_id
 from flame_rl.settings.execution import Output
 from flame_rl.settings.experiment import EnvironmentSource

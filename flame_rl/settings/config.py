@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
 from flame_rl.settings.checks import flag
@@ -18,6 +18,9 @@ from flame_rl.settings.experiment import EnvironmentSource, Experiment
 from flame_rl.settings.words import suggestion
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.fields import from_data, to_data
+
+if TYPE_CHECKING:
+    from flame_rl.wire.messages import Environment
 
 SECTIONS = ("experiment", "algorithm", "execution", "output")
 
@@ -147,6 +150,27 @@ class TrainConfig:
             return cls.from_data(json.loads(text))
         except (ValueError, RecursionError) as error:
             raise UsageError(f"config.json: not JSON: {error}") from error
+
+
+def environment_of(config: TrainConfig, env_id: str) -> Environment:
+    """The environment as it is configured."""
+    # Here and not above: it imports Gymnasium.
+    from flame_rl.wire.messages import Environment
+
+    experiment = config.experiment
+    return Environment(
+        env_id,
+        max_episode_steps=experiment.max_episode_steps,
+        simulator=config.execution.simulator,
+        reward_parts=experiment.reward_parts,
+        agent_number=experiment.agent_number,
+        outcomes=experiment.outcomes,
+        slots=config.execution.slots,
+        action_mask=experiment.action_mask,
+        env_kwargs=experiment.env_kwargs,
+        wrapper=experiment.wrapper,
+        observe=experiment.observe,
+    )
 
 
 def names_of(kind: type) -> list[str]:

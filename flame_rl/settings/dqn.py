@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from flame_rl.settings.checks import Count, Fraction, Number, refuse
-from flame_rl.settings.groups import WIDE_LAYERS, EpsilonGreedy, Prioritized, Replay
+from flame_rl.settings.groups import (
+    WIDE_LAYERS,
+    EpsilonGreedy,
+    Hindsight,
+    Prioritized,
+    Replay,
+)
 
 
 @dataclass(frozen=True)
-class DQNSettings(EpsilonGreedy, Prioritized, Replay):
+class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay):
     """Settings of deep Q-learning (Mnih et al. 2015), for discrete actions."""
 
     learner = "flame_rl.learner.algorithms.dqn:DQN"

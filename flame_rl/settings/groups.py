@@ -7,7 +7,7 @@ of a common base from the group that is named first, even where another one chan
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from flame_rl.settings.algorithms import AlgorithmSettings
 from flame_rl.settings.checks import (
@@ -180,6 +180,19 @@ class Prioritized:
 
 
 @dataclass(frozen=True)
+class Hindsight:
+    """Replayed steps with goals that were reached later (Andrychowicz et al. 2017, "Hindsight
+    Experience Replay"), in environments with goals."""
+
+    hindsight: Literal["none", "future", "final"] = "none"
+    """Learn as if a goal that the episode reached later had been the desired one: any later one
+    (future) or its last one (final). For environments with goals (GoalEnv)."""
+
+    hindsight_share: Fraction = 0.8
+    """With --hindsight, the share of replayed steps that get such a goal."""
+
+
+@dataclass(frozen=True)
 class EpsilonGreedy:
     """Values of discrete actions, with a target network: the best action is taken, or with
     probability epsilon a random one."""
@@ -201,7 +214,7 @@ class EpsilonGreedy:
 
 
 @dataclass(frozen=True)
-class Critics(Replay):
+class Critics(Hindsight, Replay):
     """Critics of continuous actions, with target networks, and the policy that they teach."""
 
     learning_rate: Positive = 3e-4

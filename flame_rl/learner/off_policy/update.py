@@ -19,7 +19,9 @@ from torch import nn
 
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.observations import NormalizedObservations
+from flame_rl.learner.off_policy.replay.hindsight import Hindsight, make_hindsight
 from flame_rl.learner.off_policy.replay.replay import PART, ReplayMemory, refuse_longer_episodes
+from flame_rl.learner.off_policy.replay.views import StoredSteps
 from flame_rl.learner.state import Part, count_in, learning_rate_factor, refuse_unless_finite
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import observations_of
@@ -64,6 +66,7 @@ class OffPolicy:
         observations: normalises them; None: `inner` gets them as they are.
         beta: exponent of the importance weights at the beginning of the run; it rises to 1 at the
             end. Without priorities it has no effect.
+        hindsight: gives drawn steps other goals; None: they keep theirs.
         steps: counts the gradient steps that were taken.
     """
 
@@ -74,6 +77,7 @@ class OffPolicy:
     replay: ReplayMemory
     observations: NormalizedObservations | None
     beta: float
+    hindsight: Hindsight | None = None
     steps: Counter = field(default_factory=Counter)
 
     @property
@@ -107,6 +111,8 @@ class OffPolicy:
     ) -> dict[str, float]:
         """Add the episodes, and take the gradient steps that are due; see `Algorithm.update`."""
         replay = self.replay
+        if self.hindsight is not None:
+            self.hindsight.functions.check(episodes)
         replay.add(self.inner.record(episodes))
         if self.observations is not None:
             self.observations.follow(observations_of(episodes.columns))
@@ -139,7 +145,10 @@ class OffPolicy:
         """
         batch_size = self.config.algorithm.batch_size
         positions, weights = self.replay.draw(batch_size, beta, generator)
-        samples = self.inner.view(self.replay.store, positions)
+        store: StoredSteps = self.replay.store
+        if self.hindsight is not None:
+            store = self.hindsight.relabelled(store, positions, generator)
+        samples = self.inner.view(store, positions)
         if self.observations is not None:
             samples = self.observations.normalize_samples(samples)
         if weights is not None:
@@ -164,9 +173,10 @@ def off_policy(
         make: makes the algorithm with new networks; see `GradientStep`.
 
     Raises:
-        UsageError: the algorithm is not for these actions, or not for networks with a memory; the
-            replay memory does not fit into this machine's, or an episode that reaches its time
-            limit does not fit into the replay memory.
+        UsageError: the algorithm is not for these actions, or not for networks with a memory;
+            hindsight is not for this environment; the replay memory does not fit into this
+            machine's, or an episode that reaches its time limit does not fit into the replay
+            memory.
     """
     inner = make(config, spec, partial(TrainedNetwork, choose=network_of))
     settings = config.algorithm
@@ -187,7 +197,10 @@ def off_policy(
     # Bytes are not normalised.
     if normalizes and any(each.space is None for each in observation_inputs(space)):
         observations = NormalizedObservations(space)
-    return OffPolicy(config, inner, replay, observations, beta)
+    hindsight = None
+    if isinstance(settings, groups.Hindsight):
+        hindsight = make_hindsight(config, spec)
+    return OffPolicy(config, inner, replay, observations, beta, hindsight)
 
 
 def gradient_steps_due(settings: groups.Replay, env_steps: int, taken: int) -> int:
