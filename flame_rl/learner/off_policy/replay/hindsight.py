@@ -85,8 +85,7 @@ class RelabelledSteps:
         rewards, ended = self._functions.outcomes(achieved, goals)
         read["rewards"][steps], read["continues"][steps] = rewards, ~ended
         seen = read[OBSERVATIONS]
-        new = self._goals[self._chosen]
-        new = new.reshape(len(new), *[1] * (seen.ndim - 2), -1)
+        new = np.expand_dims(self._goals[self._chosen], tuple(range(1, seen.ndim - 1)))
         seen[self._chosen, ..., self._functions.places.desired] = new
         if "missing" in read:
             seen[read["missing"]] = 0

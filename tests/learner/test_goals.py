@@ -1,0 +1,162 @@
+"""The environment's own functions of goals: what they give for many goals, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from flame_rl import Trainer
+from flame_rl.learner.off_policy.goals import GoalFunctions, find_goals
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import Environment, EnvironmentSpec
+from tests.goals import Bits, Maze, Old, Panda, Point
+from tests.helpers import described, episode_of, together
+from tests.learners import make_config
+
+
+def id_of(name: str) -> str:
+    return f"tests.goals:{name}-v0"
+
+
+def functions_of(name: str) -> GoalFunctions:
+    env_id = id_of(name)
+    return GoalFunctions(Environment(env_id), find_goals(described(env_id)))
+
+
+def played(name: str, episodes: int = 30):
+    """Random episodes by Gymnasium alone: what is achieved with each step, and the episodes as
+    actors record them."""
+    env = gymnasium.make(id_of(name))
+    achieved, recorded = [], []
+    for index in range(episodes):
+        seen, _ = env.reset(seed=index)
+        env.action_space.seed(index)
+        rows, rewards, over = [seen], [], False
+        while not over:
+            seen, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            rows.append(seen)
+            rewards.append(reward)
+            achieved.append(seen["achieved_goal"])
+            over = terminated or truncated
+        keys = env.observation_space.spaces
+        flat = np.array([np.concatenate([row[key] for key in keys]) for row in rows], np.float32)
+        recorded.append(
+            episode_of(
+                index=index,
+                observations=flat,
+                actions=np.zeros(len(rewards), np.int32),
+                rewards=np.array(rewards),
+                terminated=terminated,
+                truncated=truncated and not terminated,
+            )
+        )
+    return env.unwrapped, np.array(achieved), together(recorded)
+
+
+@pytest.mark.parametrize("kind", [Bits, Point, Maze, Panda, Old], ids=lambda kind: kind.__name__)
+def test_other_goals_have_the_rewards_and_ends_of_the_environment(kind):
+    env, achieved, episodes = played(kind.__name__)
+    functions = functions_of(kind.__name__)
+    functions.check(episodes)
+    # Each goal with one that was reached at some other time, and with itself.
+    others = np.random.default_rng(0).permutation(achieved)
+    for goals in (others, achieved):
+        rewards, ended = functions.outcomes(np.float32(achieved), np.float32(goals))
+        assert rewards.dtype == np.float32 and ended.dtype == bool
+        for i, pair in enumerate(zip(achieved, goals, strict=True)):
+            assert rewards[i] == env.compute_reward(*pair, {})
+            assert ended[i] == (kind.ends and bool(env.reached(*pair)))
+    assert ended.any() == kind.ends
+
+
+@pytest.mark.parametrize(("kind", "calls"), [(Maze, 3), (Panda, 1)])
+def test_a_function_of_one_goal_is_called_for_each(kind, calls, monkeypatch):
+    """The Maze's gives one answer for all goals together."""
+    _, _, episodes = played(kind.__name__, 2)
+    functions, counted = functions_of(kind.__name__), 0
+    functions.check(episodes)
+    ended = functions._ended
+
+    def counting(*goals):
+        nonlocal counted
+        counted += 1
+        return norm(*goals)
+
+    norm = np.linalg.norm
+    monkeypatch.setattr(
+        "numpy.linalg.norm", lambda *a, **k: counting(*a) if not k else norm(*a, **k)
+    )
+    goals = np.zeros((3, 2)), np.array([[0, 0], [1, 1], [0, 0]])
+    assert list(ended(*goals)) == [True, False, True]
+    assert (counted or 1) == calls
+
+
+# Refusals
+
+
+def train(name: str, **options) -> None:
+    given = {"iterations": 2, "episodes_per_iter": 4, "steps_per_iter": None, "hidden_sizes": (4,)}
+    given |= {"warm_up_steps": 8, "batch_size": 4, "updates_per_step": 0.1, "hindsight": "future"}
+    env = name if ":" in name or "-" in name else id_of(name)
+    algorithm = "dqn" if name in ("Bits", "Ending", "cartpole", "CartPole-v1") else "sac"
+    config = {"algorithm": algorithm, "workers": 0, "local": True}
+    with Trainer(make_config(env, **config | given | options)) as trainer:
+        for _ in trainer:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Mute", "terminated, and it has no compute_terminated"),
+        ("Paid", r"compute_reward .* gives -1.0 where a step gave -1.*wrapper that changes"),
+        ("Ending", r"compute_terminated .* gives False where a step gave True"),
+        ("Silent", "has no compute_reward.*add the method"),
+        ("Listing", r"returned float64 of shape \(2,\) for a goal"),
+        ("Dividing", "returned nan for the achieved goal"),
+        ("Informed", r"raised KeyError: 'paid'; it is called with goals and an empty info"),
+        ("CartPole-v1", "observations that are a Dict with achieved_goal and desired_goal"),
+    ],
+)
+def test_what_hindsight_cannot_know_is_refused_by_name(name, words):
+    with pytest.raises(UsageError, match=f"(?s)^--hindsight: .*{words}"):
+        train(name, max_episode_steps=8)
+
+
+def test_other_rewards_than_the_environments_own_are_refused():
+    with pytest.raises(UsageError, match=r"--hindsight: .* --reward makes others"):
+        train("Bits", reward="tests.goals:GoalEnv")
+    with pytest.raises(UsageError, match=r"--hindsight: .* --reward-weights makes others"):
+        train("Bits", reward_weights=(1.0,), reward_parts=("is_success",))
+
+
+def test_goals_that_are_not_observed_are_refused():
+    with pytest.raises(UsageError, match=r"--hindsight: .*let --observe keep both keys"):
+        train("Bits", observe=("observation", "desired_goal"))
+    train("Bits", observe=("achieved_goal", "desired_goal"))
+
+
+@pytest.mark.parametrize(
+    ("achieved", "desired"),
+    [
+        (spaces.Discrete(3), spaces.Discrete(3)),
+        (spaces.Box(0, 1, (2,)), spaces.Box(0, 1, (3,))),
+        (spaces.Box(0, 1, (2,)), spaces.MultiBinary(2)),
+        (spaces.Box(0, 255, (4, 4), np.uint8), spaces.Box(0, 255, (4, 4), np.uint8)),
+    ],
+)
+def test_goals_that_are_not_numbers_are_refused(achieved, desired):
+    space = spaces.Dict({"achieved_goal": achieved, "desired_goal": desired})
+    spec = EnvironmentSpec("Mine-v0", space, spaces.Discrete(2))
+    with pytest.raises(UsageError, match="--hindsight: achieved_goal and desired_goal must be"):
+        find_goals(spec)
+
+
+def test_several_agents_are_refused():
+    spec = described(id_of("Bits"))
+    with pytest.raises(UsageError, match=r"--hindsight: .*several agents"):
+        find_goals(replace(spec, agents=("a", "b")))
