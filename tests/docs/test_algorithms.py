@@ -40,6 +40,7 @@ KINDS = (
     "losses",
     "masks",
     "critics",
+    "goals",
 )
 CONVOLVED = ("pictures", "inputs")
 SPACES = {
@@ -60,6 +61,7 @@ FLAGS = {
     "frames": {"frame_stack": 2},
     "losses": {"shared_torso": True},
     "critics": {"policy_observations": ("place",)},
+    "goals": {"hindsight": "future"},
 }
 NEED = r"([\d,]+) steps of (\S+) need ([\d.]+) (MB|GB)"
 
@@ -130,6 +132,8 @@ def learns(algorithm: str, kind: str, **flags) -> bool:
     env = f"tests.agents.{'ragged' if continuous else 'relay'}_v0"
     if kind == "masks":  # it raises an exception at what is forbidden
         env = "tests.masked:MaskedChoice-v0"
+    elif kind == "goals":
+        env = f"tests.goals:{'Point' if continuous else 'Bits'}-v0"
     elif kind != "agents":
         seen = OBSERVED.get(kind, NUMBERS)
         taken = SPACES["Box" if continuous else "Discrete"]

@@ -22,6 +22,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import Experiment
+from tests.docs.test_packages import skip_without
 from tests.helpers import ROOT, clean_environment
 
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -87,6 +88,7 @@ for words in json.loads(sys.argv[1]):
         ("action-masks", False),
         ("critic-observations", False),
         pytest.param("runs", False, marks=pytest.mark.slow),
+        ("goals", False),
         pytest.param("memory", True, marks=pytest.mark.slow),
         pytest.param("add-an-environment", True, marks=pytest.mark.slow),
         pytest.param("add-an-algorithm", True, marks=pytest.mark.slow),
@@ -132,10 +134,18 @@ def test_a_worked_example_works(project, name, whole):
         assert last["loss"], f"{metrics.parent.name} ended before its first update"
 
 
-def test_the_page_of_several_inputs_works_with_minigrid(project):
-    pytest.importorskip("minigrid", reason="uv run --with minigrid pytest")
-    found = [text for _, text in blocks(ROOT / "docs" / "several-inputs.md") if WITH in text]
-    lines = "".join(found).replace(f"{WITH}minigrid ", "").splitlines()
+@pytest.mark.parametrize(
+    ("name", "packages"),
+    [
+        ("several-inputs", "--with minigrid "),
+        ("goals", '--with gymnasium-robotics --with "mujoco<3.10" '),
+    ],
+)
+def test_a_page_works_with_its_packages(project, name, packages):
+    for package in shlex.split(packages)[1::2]:
+        skip_without(package)
+    found = [text for _, text in blocks(ROOT / "docs" / f"{name}.md") if WITH in text]
+    lines = "".join(found).replace(packages, "").splitlines()
     assert lines
     run(project, "-c", COMMANDS, json.dumps([shortened(words_of(line)) for line in lines]))
 

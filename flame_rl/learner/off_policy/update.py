@@ -96,7 +96,8 @@ class OffPolicy:
     @property
     def notice(self) -> str:
         warm_up = self.config.algorithm.warm_up_steps
-        return f"Replay: {self.replay.needs}; learning begins after {warm_up:,} env steps"
+        replay = f"Replay: {self.replay.needs}; learning begins after {warm_up:,} env steps"
+        return replay if self.hindsight is None else f"{replay}\n{self.hindsight.notice}"
 
     def snapshot(self) -> PolicySnapshot:
         exploration = self.inner.exploration(self.replay.env_steps)

@@ -35,6 +35,12 @@ class Hindsight:
     strategy: Literal["future", "final"]
     share: float
 
+    @property
+    def notice(self) -> str:
+        """What a person should know of it when a run begins."""
+        which = {"future": "any goal that was reached later", "final": "the goal reached last"}
+        return f"Hindsight: {self.share:.0%} of drawn steps get {which[self.strategy]}"
+
     def relabelled(
         self, store: StoredSteps, positions: np.ndarray, generator: np.random.Generator
     ) -> RelabelledSteps:
