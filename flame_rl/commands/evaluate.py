@@ -61,6 +61,9 @@ class EvaluateCommand:
     workers: int | None = None
     """Local worker processes; none: one for each core; 0: collect in this process."""
 
+    record: Path | None = None
+    """Write the episodes to this .npz file, as demonstrations for other runs."""
+
     json: bool = False
     """Print one line of JSON."""
 
@@ -69,6 +72,8 @@ class EvaluateCommand:
             raise UsageError(f"--episodes: at least 1, not {self.episodes}")
         if self.seed < 0:
             raise UsageError(f"--seed: 0 or more, not {self.seed}")
+        if self.record is not None and self.record.suffix != ".npz":
+            raise UsageError(f"--record: a file whose name ends in .npz, not {self.record}")
 
 
 def evaluate(arguments: Sequence[str]) -> int:
@@ -99,7 +104,7 @@ def _run(command: EvaluateCommand, stop: StopSignal) -> None:
             warn(f"warning: {warning}")
         if notice := where_collected(trainer.config):
             warn(notice)
-        result = trainer.evaluate(command.episodes, command.explore, command.seed)
+        result = trainer.evaluate(command.episodes, command.explore, command.seed, command.record)
     info = {
         "env": trainer.spec.env_id,
         "algorithm": trainer.config.algorithm_name,

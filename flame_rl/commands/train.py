@@ -123,8 +123,8 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
                 own = trainer.learner.rewards.own_return(episode)
                 say(f"Return {own} in {episode.length} steps; nothing failed.")
             return
-        if trainer.learner.algorithm.notice:
-            say(f"{trainer.learner.algorithm.notice}\n")
+        for notice in trainer.learner.notices:
+            say(f"{notice}\n")
         if trainer.files is not None:
             trainer.files.recall()
         record_start(folder, arguments, done)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from gymnasium import spaces
 
+from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
 from flame_rl.learner.state import Part, count_in, refuse_unless_finite
 from flame_rl.learner.training.choose import computing_on
@@ -84,13 +85,27 @@ class Learner:
     Attributes:
         algorithm: see `Algorithm`.
         rewards: makes of collected episodes those that `update` learns from.
+        demonstrations: what else it learns from, if there are any.
     """
 
-    def __init__(self, config: TrainConfig, algorithm: Algorithm, rewards: Rewards = OWN) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        algorithm: Algorithm,
+        rewards: Rewards = OWN,
+        demonstrations: Demonstrations | None = None,
+    ) -> None:
         self.algorithm = algorithm
-        self.rewards = rewards
+        self.rewards, self.demonstrations = rewards, demonstrations
         self._seed, self._device = config.experiment.seed, config.execution.device
         self._updates = 0
+
+    @property
+    def notices(self) -> list[str]:
+        """What a person should know when a run begins. Raises UsageError where demonstrations
+        cannot be used."""
+        demonstrated = "" if self.demonstrations is None else self.demonstrations.notice
+        return [text for text in (self.algorithm.notice, demonstrated) if text]
 
     @property
     def parts(self) -> dict[str, Part | nn.Module]:
@@ -163,14 +178,17 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
         UsageError: the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
             card.
     """
-    rewards = make_rewards(config.experiment, spec)
+    rewards, demonstrations = make_rewards(config.experiment, spec), None
     _refuse_policy_observations(config, spec)
+    if config.experiment.demonstrations is not None:
+        demonstrations = Demonstrations(config.experiment, spec, rewards)
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
     frame, own = _named(config.algorithm.frame), _named(config.algorithm.learner)
     device = choose_device(config, spec)
     with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
-        learner = Learner(config, frame(config, spec, own), rewards)
+        algorithm = frame(config, spec, own, demonstrations)
+    learner = Learner(config, algorithm, rewards, demonstrations)
     refuse_common_parameters(modules_in(learner.parts))
     return learner
 

@@ -36,6 +36,23 @@ def count_in(state: dict[str, np.ndarray], name: str) -> int:
     return int(count)
 
 
+class Counter:
+    """A count; a `Part`.
+
+    Attributes:
+        count: so far.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return {"count": np.array(self.count)}
+
+    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
+        self.count = count_in(state, "count")
+
+
 def learning_rate_factor(decays: bool, progress: float) -> float:
     """What learning rates are multiplied with after this share of a run: 1, or, where they decay,
     the share that is left, 0 beyond its end."""

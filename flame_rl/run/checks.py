@@ -17,7 +17,7 @@ from flame_rl.backends.select import local_workers
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
-from flame_rl.settings.groups import OnPolicy, PolicyGradient, Replay
+from flame_rl.settings.groups import OnPolicy, Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.inputs import (
@@ -194,7 +194,7 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
     space = spec.action_space
     if isinstance(space, spaces.Box) and not has_bounds(space).all():
         effect = f"the actions of {config.algorithm.title} never leave -1 to 1"
-        if isinstance(config.algorithm, PolicyGradient):
+        if hasattr(config.algorithm, "initial_log_std"):
             effect = "exploration begins with a standard deviation of exp(--initial-log-std)"
         warnings.append(
             f"the action space of {spec.env_id}: {(~has_bounds(space)).sum()} of "

@@ -8,7 +8,7 @@ import numpy as np
 
 from flame_rl.backends import Backend
 from flame_rl.learner.rewards import Rewards
-from flame_rl.wire.messages import CollectRequest, PolicySnapshot
+from flame_rl.wire.messages import CollectRequest, Episodes, PolicySnapshot
 
 RESAMPLES = 10_000
 # Numbers that are resampled at a time.
@@ -57,11 +57,16 @@ def evaluate_policy(
 ) -> Evaluation:
     """Play the requested episodes and summarise the returns of the environment's own rewards.
     Raises as `Backend.collect` and `Rewards.own_of` do."""
-    collected = backend.collect(snapshot, request).episodes
+    return evaluation_of(backend.collect(snapshot, request).episodes, request.agents, rewards)
+
+
+def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluation:
+    """The summary of collected episodes, where `agents` play one together. Raises as
+    `Rewards.own_of` does."""
     episodes = rewards.own_of(collected)
     returns = np.array([episode.rewards.sum() for episode in episodes])
     # Agents that play together share their luck: their mean is one sample.
-    low, high = bootstrap_interval(returns.reshape(-1, request.agents).mean(axis=1))
+    low, high = bootstrap_interval(returns.reshape(-1, agents).mean(axis=1))
     return Evaluation(
         episodes=len(episodes),
         reward_mean=float(returns.mean()),

@@ -32,7 +32,7 @@ from flame_rl.run.checks import (
     refuse_many_episodes,
     what_says_more,
 )
-from flame_rl.run.evaluation import Evaluation, evaluate_policy
+from flame_rl.run.evaluation import Evaluation, evaluation_of
 from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, files_of, run_of
 from flame_rl.run.iteration import make_request, run_iteration
 from flame_rl.run.policy import Agent
@@ -163,6 +163,9 @@ class Trainer:
         device = choose_device(self.config, self.spec)
         self.config = self.config.changed(device=device, slots=spec.slots)
         self.learner = make_learner(self.config, self.spec)
+        if self.learner.demonstrations is not None:
+            digest = self.learner.demonstrations.digest
+            self.config = self.config.changed(demonstrations_digest=digest)
         self.totals, self.tables = Totals(), {}
         self.before: RunState | None = None
         # Samples the actions of `compute_action`; episodes have generators of their own.
@@ -300,7 +303,13 @@ class Trainer:
                 return
             yield self.train()
 
-    def evaluate(self, episodes: int = 100, explore: bool = False, seed: int = 0) -> Evaluation:
+    def evaluate(
+        self,
+        episodes: int = 100,
+        explore: bool = False,
+        seed: int = 0,
+        record: str | Path | None = None,
+    ) -> Evaluation:
         """Evaluate the policy in episodes that it does not learn from.
 
         Args:
@@ -309,15 +318,20 @@ class Trainer:
                 mean, or the choice that is likeliest or worth most.
             seed: decides the episodes, which are the same for every policy and differ from all
                 training episodes.
+            record: an .npz file that the episodes are written to, as demonstrations.
 
         Raises:
             UsageError, RunError, Interrupted: as in `train`; UsageError also for a number of
-                episodes that does not fit into memory.
+                episodes that does not fit into memory, and for a file that cannot be written.
             TypeError: `episodes` or `seed` is no integer.
         """
         request = self.evaluation_request(episodes, explore, seed)
-        snapshot, rewards = self.learner.snapshot(), self.learner.rewards
-        return evaluate_policy(self._backend, snapshot, request, rewards)
+        collected = self._backend.collect(self.learner.snapshot(), request).episodes
+        if record is not None:
+            from flame_rl.learner.demonstrations.demonstrations import write_demonstrations
+
+            write_demonstrations(Path(record), collected, self.spec)
+        return evaluation_of(collected, request.agents, self.learner.rewards)
 
     def evaluation_request(self, episodes: int, explore: bool, seed: int) -> CollectRequest:
         """The request for an evaluation's episodes; see `evaluate`."""

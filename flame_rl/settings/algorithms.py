@@ -21,6 +21,7 @@ ALGORITHMS = {
     "ddpg": "DDPGSettings",
     "td3": "TD3Settings",
     "sac": "SACSettings",
+    "bc": "BCSettings",
 }
 
 

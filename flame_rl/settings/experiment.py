@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,8 @@ class Experiment:
 
     memory: Literal["none", "gru", "lstm"] = "none"
     """Recurrent layer of every network, between the hidden layers and the output: what it should do
-    may then depend on all observations of the episode so far. For reinforce, a2c, ppo and r2d2."""
+    may then depend on all observations of the episode so far. For reinforce, a2c, ppo, r2d2
+    and bc."""
 
     memory_size: Count = 64
     """Width of the recurrent layer."""
@@ -144,6 +146,14 @@ class Experiment:
 
     evaluate_episodes: Count = 20
     """Number of episodes in an evaluation."""
+
+    demonstrations: str | None = None
+    """Learn from demonstrations, too: an .npz file, the folder of a run with a replay memory, or
+    the name of a Minari dataset on this machine."""
+
+    demonstrations_digest: str | None = None
+    """SHA-256 of the demonstrations, which config.json keeps: the run learns from no others; none:
+    that of those with which it begins."""
 
     def __post_init__(self) -> None:
         named = isinstance(self.env, str) and bool(self.env.strip())
@@ -167,6 +177,15 @@ class Experiment:
             refuse("from_digest", "with --from, what its digest must be", self.from_digest)
         if self.reward is not None and not all(self.reward.rpartition(":")[::2]):
             refuse("reward", "a module and a function, as in my_env:shaped", self.reward)
+        if self.demonstrations is not None and not self.demonstrations.strip():
+            refuse("demonstrations", "a file, a run folder or a dataset", self.demonstrations)
+        digest = self.demonstrations_digest
+        if digest is not None and not re.fullmatch("[0-9a-f]{64}", digest):
+            refuse("demonstrations_digest", "a SHA-256, 64 hexadecimal digits", digest)
+        if digest is not None and self.demonstrations is None:
+            raise UsageError(
+                "--demonstrations-digest: of what? Add --demonstrations, or leave it out"
+            )
         if self.reward is not None and self.reward_weights:
             raise UsageError("--reward-weights: --reward replaces them; leave one of the two out")
 

@@ -50,6 +50,18 @@ PENDULUM = {
 
 
 @dataclass(frozen=True)
+class Cloning:
+    """Behaviour cloning: supervised learning of demonstrations."""
+
+    clone_epochs: Count = 50
+    """Epochs over the demonstrations: with bc in every update; with the others in the first update,
+    which clones the demonstrations, before the policy learns from its own episodes."""
+
+    clone_batch_size: Count = 128
+    """About so many demonstrated steps make a minibatch; at least 64 do."""
+
+
+@dataclass(frozen=True)
 class PolicyGradient:
     """A stochastic policy that follows the policy gradient, and a network of state values."""
 
@@ -73,10 +85,10 @@ class PolicyGradient:
 
 
 @dataclass(frozen=True)
-class OnPolicy(PolicyGradient, AlgorithmSettings):
+class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
     """Updates from the episodes of one iteration, which the policy itself has played."""
 
-    frame: ClassVar[str] = "flame_rl.learner.on_policy.update:on_policy"
+    frame: ClassVar[str] = "flame_rl.learner.on_policy.cloned_first:cloned_first"
 
     value_learning_rate: Positive = 1e-3
     """Step size of the value network's Adam; not used with --shared-torso."""
@@ -151,6 +163,10 @@ class Replay(AlgorithmSettings):
     updates_per_step: UpdatesPerStep = 0.5
     """Gradient steps for each env step after the warm-up, whose last step has as many, but at least
     one."""
+
+    demonstration_share: Fraction = 0.5
+    """With --demonstrations, their share of each minibatch (Ball et al. 2023); at least one step of
+    it is the run's own."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from gymnasium import spaces
 from torch import nn
 
 from flame_rl import Trainer
-from flame_rl.learner.learner import Learner, make_learner
+from flame_rl.learner.imitation.update import Imitation
+from flame_rl.learner.learner import Learner
 from flame_rl.learner.off_policy.update import OffPolicy
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
@@ -20,7 +21,12 @@ from flame_rl.settings.groups import Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import ROOT, described
-from tests.learners import OF_CONTINUOUS_ACTIONS, make_config
+from tests.learners import (
+    OF_CONTINUOUS_ACTIONS,
+    demonstrations_for,
+    make_config,
+    make_learner,
+)
 
 PAGE = (ROOT / "docs" / "algorithms.md").read_text()
 REPLAY = (ROOT / "docs" / "replay.md").read_text()
@@ -41,6 +47,7 @@ KINDS = (
     "masks",
     "critics",
     "goals",
+    "demonstrations",
 )
 CONVOLVED = ("pictures", "inputs")
 SPACES = {
@@ -69,7 +76,7 @@ NEED = r"([\d,]+) steps of (\S+) need ([\d.]+) (MB|GB)"
 def learner(algorithm: str, action_space: spaces.Space) -> Learner:
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
     spec = EnvironmentSpec("Mine-v0", observation_space, action_space)
-    return make_learner(TrainConfig(env="Mine-v0", algorithm=algorithm), spec)
+    return make_learner(spec, algorithm=algorithm)
 
 
 def test_every_algorithm_has_one_row():
@@ -93,7 +100,8 @@ def test_actions_are_taken_or_refused_as_the_table_says(algorithm):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_it_learns_from_what_the_table_says(algorithm):
-    kind = {"on-policy": OnPolicyAlgorithm, "off-policy": OffPolicy}[TABLE[algorithm][1]]
+    kinds = {"on-policy": OnPolicyAlgorithm, "off-policy": OffPolicy, "demonstrations": Imitation}
+    kind = kinds[TABLE[algorithm][1]]
     (name, *_) = re.findall(r"`(\w+)`", TABLE[algorithm][0])
     assert type(learner(algorithm, SPACES[name]).algorithm) is kind
 
@@ -102,7 +110,8 @@ def test_it_learns_from_what_the_table_says(algorithm):
 def test_it_takes_the_memory_that_the_table_says(algorithm):
     settings = settings_class(algorithm)
     if not issubclass(settings, Replay):
-        assert TABLE[algorithm][2] == "one iteration"
+        demonstrated = TABLE[algorithm][1] == "demonstrations"
+        assert TABLE[algorithm][2] == ("the demonstrations" if demonstrated else "one iteration")
         return
     ((capacity, *_),) = re.findall(NEED, TABLE[algorithm][2])
     assert int(capacity.replace(",", "")) == settings.capacity
@@ -142,6 +151,7 @@ def learns(algorithm: str, kind: str, **flags) -> bool:
             return AnyObservation(seen, taken)
 
     options = {
+        "clone_epochs": 2,
         "iterations": 1,
         "steps_per_iter": None,
         "episodes_per_iter": 12,
@@ -152,6 +162,10 @@ def learns(algorithm: str, kind: str, **flags) -> bool:
         "workers": 0,
         "local": True,
     }
+    if "demonstrations" in (kind, "" if algorithm != "bc" else "demonstrations"):
+        with Trainer(make_config(env, **options)) as trainer:
+            found = trainer.spec.action_space, trainer.spec.observation_space
+        options["demonstrations"] = demonstrations_for(*found)
     try:
         # Not `make_config`, which leaves out what an algorithm lacks.
         TrainConfig(env=env, algorithm=algorithm, **flags)
@@ -181,7 +195,8 @@ def test_it_can_do_what_the_table_says(algorithm, column):
     words = dict(ABILITIES)[algorithm].split(" | ")
     assert len(words) == len(KINDS)
     if words[column] == "always":
-        assert not learns(algorithm, kind, memory="none")
+        without = {"demonstrations": None} if kind == "demonstrations" else {"memory": "none"}
+        assert not learns(algorithm, kind, **without)
     else:
         assert words[column] in ("yes", "no")
     assert learns(algorithm, kind, **FLAGS.get(kind, {})) == (words[column] != "no")
@@ -197,5 +212,5 @@ def test_a_store_has_the_size_that_a_page_says(need):
     assert float(number) == pytest.approx(size / {"MB": 1e6, "GB": 1e9}[unit], abs=0.05)
     algorithm = "sac" if spec.continuous else "dqn"
     settings = {"env": env_id, "algorithm": algorithm, "capacity": int(capacity.replace(",", ""))}
-    files = make_learner(TrainConfig(**settings), spec).algorithm.files
+    files = make_learner(spec, **{n: v for n, v in settings.items() if n != "env"}).algorithm.files
     assert files.needs == f"{capacity} steps of {env_id} need {number} {unit}"

@@ -12,8 +12,8 @@ import pytest
 from flame_rl import Policy, Trainer
 from flame_rl.settings.algorithms import ALGORITHMS
 from tests.flame_fixtures import run as run_on
-from tests.helpers import ROOT, run_here
-from tests.learners import OF_CONTINUOUS_ACTIONS, make_config
+from tests.helpers import ROOT, described, run_here
+from tests.learners import OF_CONTINUOUS_ACTIONS, demonstrations_for, make_config
 from tests.masked import STEPS
 
 ITERATIONS = 3
@@ -43,12 +43,17 @@ RUNS = [
     ("sarsa", "Choice", {"expected": False}),
     ("successor", "Choice", {}),
     ("r2d2", "Choice", {"memory": "gru", "frame_stack": 2}),
+    ("bc", "Choices", {"clone_epochs": 2}),
 ]
 NAMED = [pytest.param(*run, id=f"{run[0]} {run[1]} {' '.join(run[2])}".strip()) for run in RUNS]
 
 
 def config_of(algorithm: str, kind: str, **options):
     env = f"tests.masked:Masked{kind}-v0"
+    if algorithm == "bc":
+        spec = described(env)
+        name = demonstrations_for(spec.action_space, spec.observation_space)
+        options = {"demonstrations": name} | options
     return make_config(env, algorithm=algorithm, **OPTIONS | {"workers": 0} | options)
 
 

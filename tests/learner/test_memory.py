@@ -247,9 +247,9 @@ def test_an_update_from_the_policys_own_episodes_begins_without_divergence(algor
     np.testing.assert_allclose(after, before, atol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {*ON_POLICY, "r2d2"}))
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {*ON_POLICY, "r2d2", "bc"}))
 def test_learners_from_single_steps_refuse_a_memory(algorithm):
     name = "Recall" if algorithm in ("dqn", "sarsa", "successor", "impala") else "Wandering"
     spec = described(environment_id(name))
-    with pytest.raises(UsageError, match="--memory: lstm is for reinforce, a2c, ppo and r2d2"):
+    with pytest.raises(UsageError, match="--memory: lstm is for reinforce, a2c, ppo, r2d2 and bc"):
         make_learner(spec, algorithm=algorithm, memory="lstm")

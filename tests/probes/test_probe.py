@@ -89,6 +89,7 @@ OF_CONTINUOUS_ACTIONS = [
 ]
 
 
+CLONED = {"algorithm": "bc", "clone_epochs": 20, "iterations": 4}
 V_TRACE = {"algorithm": "impala", "sequence_length": 8, "entropy_coefficient": 0.0}
 
 
@@ -99,6 +100,7 @@ def test_every_algorithm_is_probed():
         *OF_CONTINUOUS_ACTIONS,
         pytest.param(V_TRACE),
         pytest.param(R2D2),
+        pytest.param(CLONED),
     ]
     assert {variant.values[0]["algorithm"] for variant in probed} == ALGORITHMS.keys()
 
@@ -188,6 +190,22 @@ def test_learns_the_known_answer(name, best, variant):
     results, _ = solve(name, **variant)
     assert results[0].reward_mean < 0.75 * best
     assert results[-1].reward_mean > 0.95 * best
+
+
+@pytest.mark.parametrize("variant", [CLONED, {"algorithm": "ppo", "iterations": 2}], ids=str)
+@pytest.mark.parametrize("name", ["ObservationAction", "LargeObservationAction"])
+def test_what_is_demonstrated_is_done(name, variant, tmp_path):
+    """By an update that has seen no reward: those of the demonstrations are all 0."""
+    rng, middle, size = np.random.default_rng(0), *((0, 1) if name[0] == "O" else (500, 1000))
+    signs = rng.choice([-1, 1], (20, 5))
+    observations = (middle + size * signs).astype(np.float32).reshape(-1, 1)
+    actions = (signs[:, :4] > 0).astype(int).ravel()
+    ends = np.tile(np.arange(4) == 3, 20)
+    arrays = {"observations": observations, "actions": actions, "rewards": np.zeros(80)}
+    np.savez(tmp_path / "a.npz", **arrays, terminations=ends, truncations=np.zeros(80))
+    results, _ = solve(name, demonstrations=str(tmp_path / "a.npz"), **variant)
+    assert results[0].reward_mean < 3
+    assert results[-1].reward_mean > 3.9
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

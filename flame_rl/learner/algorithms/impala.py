@@ -38,6 +38,7 @@ class Impala(GradientStep):
     """See `GradientStep`. B is the number of sequences, L their length."""
 
     metrics = ("loss", "value_loss", "policy_entropy", "td_error", "importance")
+    demonstrable = False
     columns = (_LOG_PROBS,)
 
     def __init__(self, config: TrainConfig, spec: EnvironmentSpec, train: Train) -> None:

@@ -19,12 +19,7 @@ from flame_rl.learner.on_policy.losses import (
     policy_gradient_loss,
     policy_metrics,
 )
-from flame_rl.learner.on_policy.returns import (
-    above_baseline,
-    constant_value,
-    leave_one_out,
-    standardize,
-)
+from flame_rl.learner.on_policy.returns import above_baseline, leave_one_out, standardize
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.reinforce import ReinforceSettings
 
@@ -46,9 +41,7 @@ def reinforce(
         explained = explained_variance(baseline, returns)
         networks.statistics.add_returns(returns)
     else:
-        # Without a value network, one constant is the value of every state at a time limit.
-        rest = constant_value(batch.rewards, batch.lengths, ~batch.terminated, gamma)
-        returns = batch.returns(gamma, np.full(len(batch.lengths), rest))
+        returns = batch.estimated_returns(gamma)
         leave_out = settings.baseline == "leave-one-out"
         baseline = leave_one_out(returns, batch.lengths) if leave_out else 0.0
 

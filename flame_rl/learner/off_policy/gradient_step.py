@@ -24,6 +24,7 @@ class GradientStep(Protocol):
         metrics: names of the numbers that `step` may return.
         actions: the kind of actions that the algorithm supports.
         remembers: whether its networks may have a memory.
+        demonstrable: whether it may learn from what an unknown policy has done.
         columns: the columns that `record` adds to episodes, stored for every step.
     """
 
@@ -32,6 +33,7 @@ class GradientStep(Protocol):
     metrics: tuple[str, ...]
     actions: Literal["any", "discrete", "continuous"] = "any"
     remembers: bool = False
+    demonstrable: bool = True
     columns: tuple[Column, ...] = ()
 
     def exploration(self, env_steps: int) -> dict[str, float]:

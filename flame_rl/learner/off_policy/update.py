@@ -17,12 +17,17 @@ import numpy as np
 from gymnasium import spaces
 from torch import nn
 
+from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.observations import NormalizedObservations
 from flame_rl.learner.off_policy.replay.hindsight import Hindsight, make_hindsight
+from flame_rl.learner.off_policy.replay.minibatches import (
+    Minibatches,
+    Replayed,
+    WithDemonstrations,
+)
 from flame_rl.learner.off_policy.replay.replay import PART, ReplayMemory, refuse_longer_episodes
-from flame_rl.learner.off_policy.replay.views import StoredSteps
-from flame_rl.learner.state import Part, count_in, learning_rate_factor, refuse_unless_finite
+from flame_rl.learner.state import Counter, Part, learning_rate_factor, refuse_unless_finite
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import observations_of
 from flame_rl.learner.training.trained import Train, TrainedNetwork
@@ -37,23 +42,6 @@ from flame_rl.wire.steps import step_columns
 REPLAYED = ("gradient_steps", "replay_steps")
 
 
-class Counter:
-    """A count; a `Part`.
-
-    Attributes:
-        count: so far.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return {"count": np.array(self.count)}
-
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        self.count = count_in(state, "count")
-
-
 @dataclass(frozen=True)
 class OffPolicy:
     """An algorithm that learns from replayed experience, as `flame_rl.learner.learner.Algorithm`
@@ -66,6 +54,7 @@ class OffPolicy:
         observations: normalises them; None: `inner` gets them as they are.
         beta: exponent of the importance weights at the beginning of the run; it rises to 1 at the
             end. Without priorities it has no effect.
+        minibatches: where the samples of gradient steps come from.
         hindsight: gives drawn steps other goals; None: they keep theirs.
         steps: counts the gradient steps that were taken.
     """
@@ -77,6 +66,7 @@ class OffPolicy:
     replay: ReplayMemory
     observations: NormalizedObservations | None
     beta: float
+    minibatches: Minibatches
     hindsight: Hindsight | None = None
     steps: Counter = field(default_factory=Counter)
 
@@ -145,11 +135,7 @@ class OffPolicy:
             decay: factor of the learning rates.
         """
         batch_size = self.config.algorithm.batch_size
-        positions, weights = self.replay.draw(batch_size, beta, generator)
-        store: StoredSteps = self.replay.store
-        if self.hindsight is not None:
-            store = self.hindsight.relabelled(store, positions, generator)
-        samples = self.inner.view(store, positions)
+        samples, positions, weights = self.minibatches.draw(batch_size, beta, generator)
         if self.observations is not None:
             samples = self.observations.normalize_samples(samples)
         if weights is not None:
@@ -157,7 +143,7 @@ class OffPolicy:
         numbers = self.inner.step(samples, generator, decay)
         # NaN is no priority, and further steps would be in vain.
         refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
-        self.replay.prioritize(positions, numbers["td_error"])
+        self.replay.prioritize(positions, numbers["td_error"][: len(positions)])
         return numbers
 
 
@@ -165,6 +151,7 @@ def off_policy(
     config: TrainConfig,
     spec: EnvironmentSpec,
     make: Callable[[TrainConfig, EnvironmentSpec, Train], GradientStep],
+    demonstrations: Demonstrations | None = None,
 ) -> OffPolicy:
     """An algorithm over a replay memory.
 
@@ -172,12 +159,13 @@ def off_policy(
         config: see `OffPolicy`.
         spec: of the environment.
         make: makes the algorithm with new networks; see `GradientStep`.
+        demonstrations: what a share of each minibatch is drawn from, if there are any.
 
     Raises:
-        UsageError: the algorithm is not for these actions, or not for networks with a memory;
-            hindsight is not for this environment; the replay memory does not fit into this
-            machine's, or an episode that reaches its time limit does not fit into the replay
-            memory.
+        UsageError: the algorithm is not for these actions, not for networks with a memory, or not
+            for demonstrations; hindsight is not for this environment; the replay memory does not
+            fit into this machine's, or an episode that reaches its time limit does not fit into the
+            replay memory.
     """
     inner = make(config, spec, partial(TrainedNetwork, choose=network_of))
     settings = config.algorithm
@@ -201,7 +189,18 @@ def off_policy(
     hindsight = None
     if isinstance(settings, groups.Hindsight):
         hindsight = make_hindsight(config, spec)
-    return OffPolicy(config, inner, replay, observations, beta, hindsight)
+    replayed = Replayed(replay, inner, hindsight)
+    minibatches: Minibatches = replayed
+    if demonstrations is not None:
+        if not inner.demonstrable:
+            raise UsageError(
+                f"--demonstrations: {config.algorithm_name} weights actions by the probability "
+                "with which they were taken, which demonstrations do not say; choose ppo, dqn or "
+                "sac"
+            )
+        share = settings.demonstration_share
+        minibatches = WithDemonstrations(replayed, demonstrations, share)
+    return OffPolicy(config, inner, replay, observations, beta, minibatches, hindsight)
 
 
 def gradient_steps_due(settings: groups.Replay, env_steps: int, taken: int) -> int:
@@ -254,6 +253,7 @@ def _refuse_memory(config: TrainConfig) -> None:
     kind = config.experiment.memory
     if kind != "none":
         raise UsageError(
-            f"--memory: {kind} is for reinforce, a2c, ppo and r2d2, which learn from sequences; "
-            f"{config.algorithm_name} does not remember. Leave the flag out, or choose one of these"
+            f"--memory: {kind} is for reinforce, a2c, ppo, r2d2 and bc, which learn from "
+            f"sequences; {config.algorithm_name} does not remember. Leave the flag out, or choose "
+            "one of these"
         )

@@ -344,14 +344,16 @@ def shuffle(
 
     Args:
         batch: N steps.
-        columns: what the losses need besides `Batch.for_policy` and "log_probs", [N, ...] by
-            name.
+        columns: what the losses need besides `Batch.for_policy` and, where they were computed,
+            "log_probs", [N, ...] by name.
         wanted: the number of minibatches; see `number_of_minibatches`.
         generator: draws the order.
     """
     count = number_of_minibatches(wanted, batch.steps)
     order = random_order(batch.steps, count, generator, batch.time)
-    columns = {**batch.for_policy, "log_probs": batch.log_probs, **columns}
+    columns = {**batch.for_policy, **columns}
+    if batch.log_probs is not None:
+        columns["log_probs"] = batch.log_probs
     if batch.time is not None:
         columns["time"] = batch.time
     if batch.weights is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flame_rl.learner.on_policy.returns import (
+    constant_value,
     discounted_returns,
     generalized_advantages,
     step_rows,
@@ -109,6 +110,12 @@ class Batch:
         after a truncated episode. See `discounted_returns`."""
         bootstrap = np.where(self.terminated, 0.0, last)
         return discounted_returns(self.rewards, self.lengths, discount, bootstrap)
+
+    def estimated_returns(self, discount: float) -> np.ndarray:
+        """G_t of each step, float64 [N], without a value network: one constant is the value of
+        every state at a time limit; see `constant_value`."""
+        rest = constant_value(self.rewards, self.lengths, ~self.terminated, discount)
+        return self.returns(discount, np.full(len(self.lengths), rest))
 
     def advantages(self, values: np.ndarray, discount: float, gae_lambda: float) -> np.ndarray:
         """A_t of each step, float64 [N], given the values of all observations, float64 [N + E]. See

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from flame_rl.learner.off_policy.replay.records import (
     NO_DIGEST,
+    Record,
     in_bytes,
     records,
     refuse_wrong_numbers,
@@ -157,6 +158,21 @@ class Journal:
                 path.unlink()
             elif segment == self._segment and path.stat().st_size > self._end:
                 os.truncate(path, self._end)
+
+    def every(self) -> Iterator[Record]:
+        """All records, the oldest first, up to one that is torn.
+
+        Raises:
+            JournalError: a segment does not go on where the one before it ends.
+            OSError, WireError: it cannot be read, or has another form.
+        """
+        digest = None
+        for segment in self._segments():
+            for record in records(self._path(segment)):
+                if digest not in (None, record.previous):
+                    raise JournalError(_FOREIGN.format(self._path(segment).name))
+                digest = record.digest
+                yield record
 
     def forget(self, oldest: int) -> None:
         """Delete the segments that no place needs.

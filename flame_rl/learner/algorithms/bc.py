@@ -1,0 +1,91 @@
+"""Behaviour cloning (Pomerleau 1991, "Efficient Training of Artificial Neural Networks for
+Autonomous Navigation"): supervised learning of what was demonstrated.
+
+    minimise  mean_t [ -log pi(a_t | s_t) ]              a policy with probabilities
+    minimise  mean_t [ |a_t - mu(s_t)|^2 / 2 ]           a deterministic policy mu
+
+An update makes several epochs over all demonstrations.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
+from flame_rl.learner.on_policy.batch import Batch
+from flame_rl.nets.continuous import LOG_STD_RANGE
+from flame_rl.nets.network import Loss, Samples, Slope
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.groups import Cloning
+
+# Actions nearer to a bound than this count as so near: at the bound, tanh has no inverse.
+_NEAREST = 1e-6
+
+
+def bc(
+    networks: ActorCritic,
+    batch: Batch,
+    config: TrainConfig,
+    decay: float,
+    generator: np.random.Generator,
+) -> dict[str, float]:
+    """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`; the batch
+    is of demonstrations."""
+    settings: Cloning = config.algorithm
+    loss = LOSSES[networks.policy.module.snapshot().head.kind]
+    targets = batch.estimated_returns(config.experiment.gamma)
+    count = max(1, batch.steps // settings.clone_batch_size)
+    steps: list[dict[str, float]] = []
+    for _ in range(settings.clone_epochs):
+        columns = networks.columns(batch, targets)
+        for minibatch in shuffle(batch, columns, count, generator):
+            numbers = networks.gradient(minibatch, loss)
+            norm = networks.adam.clip_gradient(settings.max_grad_norm)
+            networks.adam.step(settings.learning_rate * decay)
+            steps.append({"loss": numbers["loss"], "gradient_norm": norm})
+    means = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
+    return means | {"policy_steps": float(len(steps))}
+
+
+def minus_log_probs(
+    samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
+) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    """-log pi(a | s), of a policy that gives it."""
+    return {"loss": -log_probs}, (np.full_like(log_probs, -1.0), 0.0)
+
+
+def minus_squashed_log_probs(
+    samples: Samples, output: np.ndarray
+) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    """-log pi(a | s) of a = tanh(u), u Gaussian: -log N(u; mean, std) + sum log(1 - a^2) (Haarnoja
+    et al. 2018, eq. 26). With z = (u - mean) / std its slopes are -z / std for the mean, and
+    1 - z^2 for log std, 0 where that is clipped. The output is [B, 2A]: means, then log stds."""
+    width = output.shape[1] // 2
+    actions = samples["actions"].astype(np.float64).clip(_NEAREST - 1, 1 - _NEAREST)
+    raw = output[:, width:]
+    log_std = np.clip(raw, *LOG_STD_RANGE)
+    inverse = np.exp(-log_std)
+    z = (np.arctanh(actions) - output[:, :width]) * inverse
+    terms = 0.5 * z * z + log_std + 0.5 * math.log(2 * math.pi) + np.log1p(-actions * actions)
+    slope = np.concatenate([-z * inverse, (1 - z * z) * (raw == log_std)], axis=1)
+    return {"loss": terms.sum(axis=1).astype(output.dtype)}, (slope.astype(output.dtype),)
+
+
+def squared_errors(
+    samples: Samples, actions: np.ndarray
+) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    """|a - mu(s)|^2 / 2; the output is mu(s), [B, A]."""
+    errors = actions - samples["actions"]
+    return {"loss": 0.5 * np.square(errors).sum(axis=1)}, (errors,)
+
+
+# By the kind of the policy's head.
+LOSSES: dict[str, Loss] = {
+    "categorical": minus_log_probs,
+    "factored": minus_log_probs,
+    "gaussian": minus_log_probs,
+    "squashed_gaussian": minus_squashed_log_probs,
+    "noisy": squared_errors,
+}

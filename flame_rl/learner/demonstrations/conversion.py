@@ -1,0 +1,278 @@
+"""Demonstrations as a file has them, in the environment's terms, to episodes as actors record them,
+and back.
+
+A file has arrays by name, of N steps in E episodes, one after another:
+
+    observations    [N + E, ...]  an episode of T steps has T + 1, the one after its last step too;
+                                  of several inputs, an array of each under its column's name
+    actions         [N, ...]      as `env.step` takes them
+    rewards         [N]           or [N, K], where the environment's reward is a vector
+    terminations    [N]           whether the environment ended the episode with the step
+    truncations     [N]           whether a limit cut the episode after the step; or in its place
+    lengths         [E]           steps of each episode
+    action_masks    [N + E, A]    where the environment has masks: which choices are allowed
+    reward_parts    [N, P]        where --reward-parts names numbers of `info`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from flame_rl.actor.environments.actions import action_converter, has_bounds
+from flame_rl.actor.environments.observations import write_observation
+from flame_rl.learner.training.frames import step_rows
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.inputs import (
+    OBSERVATIONS,
+    is_channels_first,
+    observation_dtype,
+    observation_inputs,
+    observation_parts,
+)
+from flame_rl.wire.masks import ACTION_MASKS, pack_masks
+from flame_rl.wire.messages import EnvironmentSpec, Episodes
+from flame_rl.wire.steps import observation_columns
+
+REWARD_PARTS = "reward_parts"
+_ENDS = ("terminations", "truncations", "lengths")
+# Of bounds, relative to their distance: files may have rounded them.
+_ROUNDING = 1e-4
+_KINDS = {"biuf": "numbers", "biu": "integers"}
+
+
+def episodes_of(arrays: dict[str, np.ndarray], spec: EnvironmentSpec, parts: int = 0) -> Episodes:
+    """The episodes of a file's arrays; see above.
+
+    Args:
+        arrays: of whatever types and shapes; they are checked.
+        spec: of the environment.
+        parts: P.
+
+    Raises:
+        UsageError: an array is missing or wrong; the text begins with its name.
+    """
+    columns = observation_columns(spec.observation_space)
+    known = {c.name for c in columns} | {"actions", "rewards", ACTION_MASKS, REWARD_PARTS, *_ENDS}
+    if unknown := arrays.keys() - known:
+        raise UsageError(
+            f"{min(unknown):.40}: no array of demonstrations, which have "
+            f"{', '.join(sorted(known)):.200}; leave it out"
+        )
+    rewards = _numbers(arrays, "rewards")
+    if rewards.shape[1:] != spec.reward_shape or not len(rewards):
+        wanted = "one number for each step" if not spec.reward_shape else f"{spec.reward_shape}"
+        raise UsageError(f"rewards: shape {rewards.shape}, and {wanted} is expected")
+    lengths, terminated = _ends(arrays, len(rewards))
+    rows = len(rewards) + len(lengths)
+    found: dict[str, np.ndarray] = _observations(arrays, spec.observation_space, rows)
+    actions = _rows(_numbers(arrays, "actions"), "actions", len(rewards))
+    found["actions"] = actions_from_environment(spec.action_space, actions)
+    found["rewards"] = rewards.astype(np.float64)
+    if parts:
+        found[REWARD_PARTS] = _shaped(arrays, REWARD_PARTS, (len(rewards), parts)).astype(float)
+    if spec.masked and ACTION_MASKS in arrays:
+        allowed = _flags(_shaped(arrays, ACTION_MASKS, (rows, spec.action_dim)), ACTION_MASKS)
+        _refuse_forbidden(spec, found["actions"], allowed[step_rows(lengths)])
+        found[ACTION_MASKS] = pack_masks(allowed)
+    return Episodes(np.arange(len(lengths)), lengths, terminated, ~terminated, found)
+
+
+def arrays_of(episodes: Episodes, spec: EnvironmentSpec) -> dict[str, np.ndarray]:
+    """The inverse of `episodes_of`, for episodes as actors record them; outcomes are left out."""
+    last = np.cumsum(episodes.lengths) - 1
+    ends = {name: np.zeros(episodes.steps, bool) for name in ("terminations", "truncations")}
+    ends["terminations"][last] = episodes.terminated
+    # Both may hold of a last step.
+    ends["truncations"][last] = episodes.truncated & ~episodes.terminated
+    arrays = {n: a for n, a in episodes.columns.items() if n.startswith(OBSERVATIONS)}
+    taken = action_converter(spec.action_space)(episodes.actions)
+    arrays |= {"actions": np.stack(taken), "rewards": episodes.rewards, **ends}
+    if ACTION_MASKS in episodes.columns:
+        bits = np.unpackbits(episodes.columns[ACTION_MASKS], axis=-1, count=spec.action_dim)
+        arrays[ACTION_MASKS] = bits.astype(bool)
+    if REWARD_PARTS in episodes.columns:
+        arrays[REWARD_PARTS] = episodes.reward_parts
+    return arrays
+
+
+def flattened(space: gymnasium.Space, observations: Iterable[object]) -> dict[str, np.ndarray]:
+    """Observations as an environment returns them, as the columns that actors record. Raises
+    UsageError if one is not in the space."""
+    parts = observation_parts(space)
+    rows = []
+    for observation in observations:
+        rows.append(np.zeros(parts[-1].stop, observation_dtype(space)))
+        try:
+            write_observation(parts, observation, rows[-1])
+        except ValueError as error:
+            raise UsageError(f"observations: row {len(rows) - 1}: {error}") from error
+    beside = np.stack(rows)
+    return {
+        each.name: np.ascontiguousarray(beside[:, each.start : each.stop]).astype(each.dtype)
+        for each in observation_inputs(space)
+    }
+
+
+def actions_from_environment(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
+    """Actions of a space as actors record them: the inverse of
+    `flame_rl.actor.environments.actions.action_converter`.
+
+    Raises:
+        UsageError: they are not in the space.
+    """
+    if actions.shape[1:] != space.shape:
+        raise UsageError(
+            f"actions: shape {actions.shape}, and {('N', *space.shape)} is expected, as env.step "
+            f"takes them: {space!s:.100}"
+        )
+    if isinstance(space, spaces.Box):
+        return _scaled(space, actions.reshape(len(actions), -1).astype(np.float64))
+    if actions.dtype.kind == "f":
+        raise UsageError(f"actions: {actions.dtype}, and integers are expected: {space!s:.100}")
+    start = 0 if isinstance(space, spaces.MultiBinary) else space.start
+    counts = 2 if isinstance(space, spaces.MultiBinary) else getattr(space, "nvec", None)
+    counts = space.n if counts is None else counts
+    chosen = actions.astype(np.int64) - np.asarray(start, np.int64)
+    wrong = (chosen < 0) | (chosen >= counts)
+    if wrong.any():
+        step = int(np.argmax(wrong.reshape(len(actions), -1).any(axis=1)))
+        raise UsageError(f"actions: {actions[step]!s:.80} of step {step} is not in {space!s:.100}")
+    flat = chosen.astype(np.int32)
+    return flat if isinstance(space, spaces.Discrete) else flat.reshape(len(flat), -1)
+
+
+def _scaled(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
+    low, high = (each.ravel().astype(np.float64) for each in (space.low, space.high))
+    bounded = has_bounds(space)
+    room = _ROUNDING * np.where(bounded, high - low, 1.0)
+    outside = (actions < low - room) | (actions > high + room)
+    if outside.any():
+        step, number = (int(place[0]) for place in np.nonzero(outside))
+        raise UsageError(
+            f"actions: {actions[step, number]:.6g} of step {step} is outside of {low[number]:.6g} "
+            f"to {high[number]:.6g}; give them as env.step takes them, clipped to their bounds"
+        )
+    with np.errstate(over="ignore", invalid="ignore"):
+        middle, half = (low + high) / 2, (high - low) / 2
+        # A number whose bounds are the same has no other value.
+        own = (actions - middle) / np.where(half > 0, half, 1.0)
+    return np.where(bounded, np.clip(own, -1, 1), actions).astype(np.float32)
+
+
+def _observations(
+    arrays: dict[str, np.ndarray], space: gymnasium.Space, rows: int
+) -> dict[str, np.ndarray]:
+    found = {}
+    for column, each in zip(observation_columns(space), observation_inputs(space), strict=True):
+        array = _rows(_numbers(arrays, column.name), column.name, rows)
+        own = space if column.name == OBSERVATIONS else each.space
+        as_returned = own is not None and array.shape[1:] == (own.shape or ())
+        if as_returned and not isinstance(own, spaces.Dict | spaces.Tuple):
+            if not isinstance(own, spaces.Box) or is_channels_first(own):
+                # Of the space alone, whose only input it is.
+                (array,) = flattened(own, array).values()
+            array = array.reshape(rows, -1)
+        if array.shape != (rows, *column.shape):
+            raise UsageError(
+                f"{column.name}: shape {array.shape}, and {(rows, *column.shape)} is expected, of "
+                f"{space if own is None else own!s:.100}"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            taken = array.astype(column.dtype)
+        if column.dtype == "uint8" and (taken != array).any():
+            raise UsageError(f"{column.name}: not integers from 0 to 255, of {own!s:.100}")
+        if not np.isfinite(taken).all():
+            raise UsageError(f"{column.name}: a number is beyond float32")
+        found[column.name] = np.ascontiguousarray(taken)
+    return found
+
+
+def _ends(arrays: dict[str, np.ndarray], steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths, int64 [E], and which episodes terminated, bool [E]."""
+    terminations = _flags(_shaped(arrays, "terminations", (steps,)), "terminations")
+    ends = terminations
+    if "truncations" in arrays:
+        ends = ends | _flags(_shaped(arrays, "truncations", (steps,)), "truncations")
+    if "lengths" in arrays:
+        lengths = _numbers(arrays, "lengths")
+        counts = lengths.ndim == 1 and lengths.dtype.kind in "iu" and lengths.size > 0
+        # Each first, because a sum of large ones wraps around.
+        if not counts or lengths.min() < 1 or lengths.max() > steps or lengths.sum() != steps:
+            raise UsageError(
+                f"lengths: not the numbers of steps of the episodes, which add up to the {steps} "
+                "rewards; each is at least 1"
+            )
+        lengths = lengths.astype(np.int64)
+        last = np.zeros(steps, bool)
+        last[np.cumsum(lengths) - 1] = True
+        if (ends & ~last).any() or ("truncations" in arrays and (ends != last).any()):
+            raise UsageError(
+                "lengths: the episodes end elsewhere than by terminations and truncations; leave "
+                "out lengths, or correct them"
+            )
+        return lengths, terminations[last]
+    if "truncations" not in arrays:
+        raise UsageError(
+            "truncations: missing; say by it which steps a limit cut off, or give the episodes' "
+            "lengths in its place"
+        )
+    if not ends[-1]:
+        raise UsageError(
+            "truncations: the last step ends no episode; mark it as truncated, if more steps would "
+            "have followed"
+        )
+    last = np.flatnonzero(ends)
+    return np.diff(last, prepend=-1), terminations[last]
+
+
+def _refuse_forbidden(spec: EnvironmentSpec, actions: np.ndarray, allowed: np.ndarray) -> None:
+    """Raise UsageError if a mask forbids the action that was taken, or all actions."""
+    choices = np.array(spec.choices)
+    taken = actions.reshape(len(actions), -1) + np.cumsum(choices) - choices
+    wrong = ~np.take_along_axis(allowed, taken, axis=1).all(axis=1)
+    if wrong.any():
+        raise UsageError(
+            f"{ACTION_MASKS}: the action of step {int(np.argmax(wrong))} is one that its mask "
+            "forbids; a mask belongs to the observation before the action"
+        )
+
+
+def _numbers(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """The array of that name, of finite numbers, with at least one dimension."""
+    if name not in arrays:
+        raise UsageError(f"{name}: missing; docs/demonstrations.md says what a file has")
+    array = np.asarray(arrays[name])
+    if array.dtype.kind not in "biuf" or array.ndim == 0:
+        raise UsageError(
+            f"{name}: {array.dtype} {array.shape}, and an array of numbers is expected"
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        row = int(np.argmin(np.isfinite(array.reshape(len(array), -1)).all(axis=1)))
+        raise UsageError(f"{name}: NaN or infinity in row {row}; leave its episode out")
+    if array.dtype.kind == "f" and np.abs(array).max(initial=0) > np.finfo(np.float32).max:
+        raise UsageError(f"{name}: a number is beyond float32; choose other units")
+    return array
+
+
+def _rows(array: np.ndarray, name: str, rows: int) -> np.ndarray:
+    if len(array) != rows:
+        more = "; an episode of T steps has T + 1" if name.startswith(OBSERVATIONS) else ""
+        raise UsageError(f"{name}: {len(array)} rows, and {rows} are expected{more}")
+    return array
+
+
+def _shaped(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    array = _numbers(arrays, name)
+    if array.shape != shape:
+        raise UsageError(f"{name}: shape {array.shape}, and {shape} is expected")
+    return array
+
+
+def _flags(array: np.ndarray, name: str) -> np.ndarray:
+    if not ((array == 0) | (array == 1)).all():
+        raise UsageError(f"{name}: numbers other than 0 and 1, where yes or no is expected")
+    return array.astype(bool)

@@ -1,0 +1,222 @@
+"""Runs with demonstrations: the same bytes wherever they collect, however often they stop, and
+from whatever kind of file; and no others once they have begun."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flame_rl import Trainer
+from flame_rl.learner.training.adam import Adam
+from flame_rl.run.checkpoint import read_checkpoint
+from flame_rl.run.retention import list_checkpoints
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from tests.helpers import environment_id, run_here
+from tests.runs import assert_same_run, rows
+
+pytestmark = pytest.mark.faults
+
+SMALL = {
+    "seed": 7,
+    "iterations": 5,
+    "episodes_per_iter": 6,
+    "hidden_sizes": (8,),
+    "checkpoint_every": 2,
+    "learning_rate_decay": False,
+    "workers": 0,
+    "local": True,
+}
+REPLAY = {"warm_up_steps": 60, "capacity": 160, "batch_size": 8, "updates_per_step": 0.2}
+POLE = {"env": "CartPole-v1", "max_episode_steps": 20}
+TARGET = {"env": environment_id("Target"), "max_episode_steps": 2}
+RUNS = {
+    "bc": POLE | {"clone_epochs": 2},
+    "bc, squashed": TARGET | {"clone_epochs": 3, "policy": "squashed", "algorithm": "bc"},
+    "ppo": POLE | {"clone_epochs": 3, "minibatches": 2, "epochs": 2},
+    "dqn": POLE | REPLAY | {"prioritized": True, "n_step": 2},
+    "sac": TARGET | REPLAY | {"warm_up_steps": 12, "normalize_observations": True},
+}
+FILES = {POLE["env"]: "pole.npz", TARGET["env"]: "target.npz"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> Path:
+    """A folder with the demonstrations of each environment, which evaluations have recorded."""
+    folder = tmp_path_factory.mktemp("files")
+    for env, name in FILES.items():
+        limit = {"max_episode_steps": 20} if env == POLE["env"] else {"max_episode_steps": 2}
+        with Trainer(TrainConfig(env=env, hidden_sizes=(4,), workers=0, local=True, **limit)) as t:
+            t.evaluate(6, explore=True, record=folder / name)
+    return folder
+
+
+def options_of(run: str, files: Path, **more) -> dict:
+    chosen = {"algorithm": run} | SMALL | RUNS[run]
+    return chosen | {"demonstrations": str(files / FILES[chosen["env"]])} | more
+
+
+def flags_of(run: str, files: Path, **more) -> list[str]:
+    flags = []
+    for name, value in options_of(run, files, **more).items():
+        words = value if isinstance(value, tuple) else (value,)
+        flags += [f"--{name.replace('_', '-')}", *([] if name == "local" else map(str, words))]
+    return flags
+
+
+def train(folder: Path, run: str, files: Path, **more) -> Path:
+    folder.mkdir(exist_ok=True)
+    done = run_here(*flags_of(run, files, **more), "--output", "run", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "Demonstrations: 6 episodes of " in done.stdout
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def wholes(files, tmp_path_factory):
+    """`wholes(run)` is the folder of the run that nothing interrupts."""
+    runs: dict[str, Path] = {}
+
+    def whole(run: str) -> Path:
+        if run not in runs:
+            runs[run] = train(tmp_path_factory.mktemp("whole"), run, files)
+        return runs[run]
+
+    return whole
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    "run",
+    [
+        *(pytest.param(r, marks=pytest.mark.slow) for r in ("bc, squashed", "dqn")),
+        "bc",
+        "ppo",
+        "sac",
+    ],
+)
+def test_the_number_of_workers_changes_no_byte(run, workers, files, wholes, tmp_path):
+    assert_same_run(train(tmp_path, run, files, workers=workers), wholes(run))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_an_interrupted_run_goes_on(run, files, wholes, tmp_path, monkeypatch):
+    """By SIGINT in the middle of the first and of a later update, and by a kill, which leaves an
+    earlier checkpoint."""
+    step = Adam.step
+    for at in (2, 7):
+        count = 0
+
+        def counted(*arguments, at=at):
+            nonlocal count
+            count += 1
+            if count == at:
+                os.kill(os.getpid(), signal.SIGINT)
+            return step(*arguments)
+
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(Adam, "step", counted)
+            done = run_here(*flags_of(run, files), "--output", "run", cwd=folder)
+        assert done.returncode == 128 + signal.SIGINT, done.stderr
+        assert rows(folder / "run") < 1 + SMALL["iterations"]
+        done = run_here("--resume", "run", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        assert_same_run(folder / "run", wholes(run))
+    killed = Path(shutil.copytree(wholes(run), tmp_path / "killed"))
+    newest, *_ = list_checkpoints(killed / "checkpoints")
+    newest.unlink()
+    (killed / "checkpoints" / "best.ckpt").unlink()
+    done = run_here("--resume", "killed", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(killed, wholes(run))
+
+
+@pytest.mark.parametrize("run", ["bc", "ppo", "sac"])
+def test_a_run_learns_from_no_other_demonstrations(run, files, wholes, tmp_path):
+    """config.json keeps path and digest, and no checkpoint holds an episode."""
+    config = json.loads((wholes(run) / "config.json").read_text())["experiment"]
+    assert config["demonstrations"] == options_of(run, files)["demonstrations"]
+    assert len(config["demonstrations_digest"]) == 64
+    own = Path(shutil.copytree(files, tmp_path / "own"))
+    train(tmp_path, run, own, iterations=3)
+    newest, *_ = list_checkpoints(tmp_path / "run" / "checkpoints")
+    name = Path(config["demonstrations"]).name
+    with np.load(own / name) as file:
+        arrays = dict(file)
+    saved = read_checkpoint(newest).learner.values()
+    assert not any(array.shape == arrays["observations"].shape for array in saved)
+
+    arrays["rewards"] = arrays["rewards"] + 1e-3
+    np.savez(own / name, **arrays)
+    done = run_here("--resume", "run", "--iterations", "5", cwd=tmp_path)
+    assert done.returncode == 2
+    words = f"error: --demonstrations: {own / name}: not what the run began with: the digest is "
+    assert done.stderr.startswith(words) and done.stderr.count("\n") == 1
+    (own / name).unlink()
+    done = run_here("--resume", "run", "--iterations", "5", cwd=tmp_path)
+    assert done.returncode == 2 and "cannot be read" in done.stderr
+    # Whoever only looks at the policy needs none.
+    done = run_here("evaluate", "run", "--local", "--workers", "0", "--episodes", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shutil.copy(files / name, own / name)
+    done = run_here("--resume", "run", "--iterations", "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(tmp_path / "run", wholes(run))
+    other = files / FILES[POLE["env"] if run == "sac" else TARGET["env"]]
+    done = run_here("--resume", "run", "--demonstrations", str(other), cwd=tmp_path)
+    assert done.returncode == 2 and "would make it another run: --demonstrations" in done.stderr
+
+
+def test_a_dataset_of_minari_gives_the_bytes_of_a_file(files, wholes, tmp_path, monkeypatch):
+    minari = pytest.importorskip("minari", reason="uv run --group demonstrations pytest")
+    pytest.importorskip("h5py", reason="uv run --group demonstrations pytest")
+    from minari.data_collector import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    with np.load(files / "pole.npz") as file:
+        arrays = dict(file)
+    ends = np.flatnonzero(arrays["terminations"] | arrays["truncations"]) + 1
+    names, buffers, first = ("actions", "rewards", "terminations", "truncations"), [], 0
+    for number, end in enumerate(ends):
+        steps = [list(arrays[name][first:end]) for name in names]
+        seen = list(arrays["observations"][first + number : end + number + 1])
+        buffers.append(EpisodeBuffer(number, None, None, seen, *steps))
+        first = end
+    with pytest.warns(UserWarning):
+        minari.create_dataset_from_buffers("mine/pole-v0", buffers, env="CartPole-v1")
+    other = train(tmp_path, "bc", files, demonstrations="mine/pole-v0")
+    assert_same_run(other, wholes("bc"))
+
+
+@pytest.mark.parametrize("run", ["bc", "dqn"])
+def test_a_run_with_a_replay_memory_is_demonstrations(run, files, wholes, tmp_path):
+    """All of its episodes, as its journal has them."""
+    source = wholes("dqn")
+    with Trainer(TrainConfig(**options_of(run, files, demonstrations=str(source)))) as trainer:
+        episodes = trainer.learner.demonstrations.episodes
+        assert len(episodes) == 30
+        for _ in trainer:
+            pass
+    shutil.rmtree(shutil.copytree(source, tmp_path / "run") / "replay")
+    with pytest.raises(UsageError, match=r"no run with a replay memory.*evaluate RUN --record FIL"):
+        Trainer(TrainConfig(**options_of(run, files, demonstrations=str(tmp_path / "run"))))
+    target = options_of("sac", files, demonstrations=str(source))
+    with pytest.raises(UsageError, match="replay: observations: missing or of another shape than"):
+        Trainer(TrainConfig(**target))
+
+
+def test_a_listed_run_without_demonstrations_has_the_bytes_that_it_had(files, tmp_path):
+    """Share 0 draws no random number, and neither does a run without."""
+    digests = []
+    for more in ({"demonstration_share": 0.0}, {"demonstrations": None}):
+        with Trainer(TrainConfig(**options_of("dqn", files, **more))) as trainer:
+            digests.append([result.weights_digest for result in trainer])
+    assert digests[0] == digests[1]
