@@ -89,6 +89,7 @@ for words in json.loads(sys.argv[1]):
         ("critic-observations", False),
         pytest.param("runs", False, marks=pytest.mark.slow),
         ("goals", False),
+        ("demonstrations", False),
         pytest.param("memory", True, marks=pytest.mark.slow),
         pytest.param("add-an-environment", True, marks=pytest.mark.slow),
         pytest.param("add-an-algorithm", True, marks=pytest.mark.slow),
