@@ -263,7 +263,7 @@ def test_every_algorithm_learns_from_all_inputs(algorithm):
     assert not any(np.array_equal(before[name], weights[name]) for name in convolutions)
     first = [name for name, array in weights.items() if array.shape[:1] == (8,)]
     dense = [name for name in first if weights[name].ndim == 2 and weights[name].shape[1] >= 261]
-    assert len(dense) >= 2
+    assert len(dense) >= (1 if algorithm == "bc" else 2)
     for name in dense:  # 2 numbers, 4 x 3 x 16 features, 3 numbers, 2 x 2 x 16 features
         changed = (before[name] != weights[name]).any(axis=0)
         assert changed[:2].all() and changed[194:197].all()
