@@ -220,28 +220,23 @@ def action_values(
     return ActionValueNetwork(preprocessing(spec, config), layers, returns)
 
 
-def deterministic_policy(
-    spec: EnvironmentSpec, config: TrainConfig, normalize: bool = False
-) -> PolicyNetwork:
+def deterministic_policy(spec: EnvironmentSpec, config: TrainConfig) -> PolicyNetwork:
     """The policy of ddpg and td3: one action for each observation, within the bounds -1 and 1.
     Noise is added where it acts."""
     keys = config.experiment.policy_observations
     layers = [*all_layers(spec, config, spec.action_dim, keys=keys), Activation("tanh")]
     noise = {"std": np.zeros(spec.action_dim, np.float32), "theta": np.ones(1, np.float32)}
-    return PolicyNetwork(preprocessing(spec, config, normalize), layers, Layer("noisy", noise))
+    return PolicyNetwork(preprocessing(spec, config), layers, Layer("noisy", noise))
 
 
-def squashed_policy(
-    spec: EnvironmentSpec, config: TrainConfig, normalize: bool = False
-) -> PolicyNetwork:
+def squashed_policy(spec: EnvironmentSpec, config: TrainConfig) -> PolicyNetwork:
     """The policy of sac: the output is a Gaussian's means, then the logarithms of its standard
     deviations, at first about --initial-std; tanh brings actions within the bounds -1 and 1."""
     keys = config.experiment.policy_observations
     layers = all_layers(spec, config, 2 * spec.action_dim, keys=keys)
     with torch.no_grad():
         layers[-1].bias[spec.action_dim :] += math.log(config.algorithm.initial_std)
-    first = preprocessing(spec, config, normalize)
-    return PolicyNetwork(first, layers, Layer("squashed_gaussian", {}))
+    return PolicyNetwork(preprocessing(spec, config), layers, Layer("squashed_gaussian", {}))
 
 
 def critic(spec: EnvironmentSpec, config: TrainConfig) -> CriticNetwork:

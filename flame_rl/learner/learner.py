@@ -201,8 +201,8 @@ def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> N
     name = "--policy-observations"
     if not isinstance(settings, PolicyGradient | Critics):
         raise UsageError(
-            f"{name}: the policy of {config.algorithm_name} is its action values, which observe "
-            "the same; choose reinforce, a2c, ppo, impala, ddpg, td3 or sac, or leave the flag out"
+            f"{name}: {config.algorithm_name} has no critic beside its policy, which would observe "
+            "more; choose reinforce, a2c, ppo, impala, ddpg, td3 or sac, or leave the flag out"
         )
     if settings.shared_torso:
         raise UsageError(

@@ -93,7 +93,7 @@ def imitation(
 def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
     """A new policy of the kind that --policy names; for choices there is only one."""
     settings: BCSettings = config.algorithm
-    kinds: dict[str, Callable[..., PolicyNetwork]] = {
+    kinds: dict[str, Callable[[EnvironmentSpec, TrainConfig], PolicyNetwork]] = {
         "squashed": model.squashed_policy,
         "deterministic": model.deterministic_policy,
     }
@@ -104,4 +104,7 @@ def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
             f"--policy: {settings.policy} is for real-valued actions, a Box, and {spec.env_id} has "
             f"{spec.action_space}; leave the flag out"
         )
-    return kinds[settings.policy](spec, config, settings.normalize_observations)
+    policy = kinds[settings.policy](spec, config)
+    # Those of sac, ddpg and td3 are normalised elsewhere.
+    _, policy.normalizer = model.preprocessing(spec, config, settings.normalize_observations)
+    return policy
