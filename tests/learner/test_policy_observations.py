@@ -186,7 +186,7 @@ def test_it_is_exported():
 @pytest.mark.parametrize(
     ("options", "observed", "text"),
     [
-        ({"algorithm": "dqn"}, NUMBERS, "--policy-observations: the policy of dqn is its action v"),
+        ({"algorithm": "dqn"}, NUMBERS, "--policy-observations: dqn has no critic beside its"),
         ({"shared_torso": True}, NUMBERS, "with --shared-torso policy and values are one network"),
         ({}, None, "is no Dict"),
         (
