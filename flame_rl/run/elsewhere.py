@@ -8,7 +8,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from flame_rl.run.resume import find_checkpoint
+from flame_rl.run.saved.resume import find_checkpoint
 from flame_rl.run.trainer import Trainer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError

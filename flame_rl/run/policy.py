@@ -15,8 +15,8 @@ from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK, SelectLayer
 from flame_rl.nets.network import Samples
 from flame_rl.run.checks import own_networks
-from flame_rl.run.folder import files_of
-from flame_rl.run.resume import find_checkpoint, load_state
+from flame_rl.run.saved.folder import files_of
+from flame_rl.run.saved.resume import find_checkpoint, load_state
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.inputs import ObservationPart, observation_dtype, observation_parts
 from flame_rl.wire.masks import ACTION_MASKS, pack_masks

@@ -22,8 +22,6 @@ from gymnasium.envs.registration import EnvSpec
 from flame_rl.backends import Listener
 from flame_rl.backends.select import collects_elsewhere, is_distributed, make_backend
 from flame_rl.run.ahead import Ahead, EitherEvent
-from flame_rl.run.begin_from import begin_from
-from flame_rl.run.checkpoint import Checkpoint, encode_checkpoint, refused_by_the_disk
 from flame_rl.run.checks import (
     environment_warnings,
     own_networks,
@@ -33,11 +31,13 @@ from flame_rl.run.checks import (
     what_says_more,
 )
 from flame_rl.run.evaluation import Evaluation, evaluation_of
-from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, files_of, run_of
 from flame_rl.run.iteration import make_request, run_iteration
 from flame_rl.run.policy import Agent
 from flame_rl.run.results import IterationResult, RunState, Totals, ended, progress, reached
-from flame_rl.run.resume import checkpoints_of, find_checkpoint, load_state, what_differs
+from flame_rl.run.saved.begin_from import begin_from
+from flame_rl.run.saved.checkpoint import Checkpoint, encode_checkpoint, refused_by_the_disk
+from flame_rl.run.saved.folder import CONFIG_NAME, differences, files_beside, files_of, run_of
+from flame_rl.run.saved.resume import checkpoints_of, find_checkpoint, load_state, what_differs
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.environments import CALLABLE, environment_id

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from statistics import mean
 
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
-from flame_rl.run.checkpoint import Checkpoint
 from flame_rl.run.iteration import run_iteration
+from flame_rl.run.saved.checkpoint import Checkpoint
 from flame_rl.run.trainer import Trainer
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.environments import environment_id

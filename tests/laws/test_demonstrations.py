@@ -14,8 +14,8 @@ import pytest
 
 from flame_rl import Trainer
 from flame_rl.learner.training.adam import Adam
-from flame_rl.run.checkpoint import read_checkpoint
-from flame_rl.run.retention import list_checkpoints
+from flame_rl.run.saved.checkpoint import read_checkpoint
+from flame_rl.run.saved.retention import list_checkpoints
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from tests.helpers import environment_id, run_here

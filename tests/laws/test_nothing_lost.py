@@ -22,8 +22,8 @@ from flame_rl.learner.learner import Learner
 from flame_rl.learner.training.adam import Adam
 from flame_rl.report import Reporters
 from flame_rl.report.tables import TableReporter, metrics_row
-from flame_rl.run import checkpoint, retention
 from flame_rl.run.iteration import run_iteration, undone_if_it_fails
+from flame_rl.run.saved import checkpoint, retention
 from tests.helpers import ROOT, clean_environment, run_here, start_main
 from tests.runs import RUN, assert_same_run
 

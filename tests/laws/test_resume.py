@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from flame_rl.learner.learner import Learner
-from flame_rl.run import checkpoint, resume, retention
-from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
+from flame_rl.run.saved import checkpoint, resume, retention
+from flame_rl.run.saved.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import packing

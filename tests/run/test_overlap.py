@@ -14,9 +14,9 @@ from flame_rl.backends.dispatch import Collected
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.run.ahead import Ahead, EitherEvent
-from flame_rl.run.folder import CHECKPOINTS_NAME
 from flame_rl.run.iteration import make_request
-from flame_rl.run.retention import BEST_NAME, Checkpointer
+from flame_rl.run.saved.folder import CHECKPOINTS_NAME
+from flame_rl.run.saved.retention import BEST_NAME, Checkpointer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from tests.learners import make_config

@@ -12,7 +12,7 @@ import pytest
 from flame_rl import TrainConfig
 from flame_rl.commands import profile as command
 from flame_rl.commands.profile import as_text, conclusions
-from flame_rl.run import resume
+from flame_rl.run.saved import resume
 from flame_rl.tools import profiling
 from flame_rl.tools.profiling import Measured, Profile, measure_profile
 from tests.flame_fixtures import Flame, run

@@ -11,7 +11,7 @@ import numpy as np
 from flame_rl.learner.demonstrations.conversion import arrays_of, episodes_of
 from flame_rl.learner.demonstrations.minari_dataset import read_minari
 from flame_rl.learner.demonstrations.npz import read_npz, write_npz
-from flame_rl.learner.demonstrations.replayed import read_run
+from flame_rl.learner.demonstrations.replayed import episodes_of_run
 from flame_rl.learner.rewards import Rewards
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
@@ -76,7 +76,7 @@ class Demonstrations:
     def _read(self, source: str) -> Episodes:
         path = Path(source)
         if path.is_dir():
-            return read_run(path, self._spec)
+            return episodes_of_run(path, self._spec)
         if path.suffix == _SUFFIX or path.exists():
             arrays = read_npz(path)
         else:

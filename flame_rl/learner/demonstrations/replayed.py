@@ -22,7 +22,7 @@ from flame_rl.wire.steps import step_columns
 _JOURNAL = "replay"
 
 
-def read_run(folder: Path, spec: EnvironmentSpec) -> Episodes:
+def episodes_of_run(folder: Path, spec: EnvironmentSpec) -> Episodes:
     """All episodes that the journal in a run folder has, with the rewards that its run learned
     from.
 

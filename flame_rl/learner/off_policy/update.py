@@ -20,7 +20,7 @@ from torch import nn
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.observations import NormalizedObservations
-from flame_rl.learner.off_policy.replay.hindsight import Hindsight, make_hindsight
+from flame_rl.learner.off_policy.replay.hindsight import Relabelling, make_hindsight
 from flame_rl.learner.off_policy.replay.minibatches import (
     Minibatches,
     Replayed,
@@ -67,7 +67,7 @@ class OffPolicy:
     observations: NormalizedObservations | None
     beta: float
     minibatches: Minibatches
-    hindsight: Hindsight | None = None
+    hindsight: Relabelling | None = None
     steps: Counter = field(default_factory=Counter)
 
     @property

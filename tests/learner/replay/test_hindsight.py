@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_rl.learner.off_policy.goals import GoalPlaces
-from flame_rl.learner.off_policy.replay.hindsight import Hindsight
+from flame_rl.learner.off_policy.replay.hindsight import Relabelling
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.wire.messages import Column, Episodes
@@ -123,7 +123,7 @@ def test_a_minibatch_is_that_of_loops_over_episodes(lengths, seed, strategy, sha
     positions = rng.integers(store.first, store.steps, 12)
 
     generator = np.random.default_rng(seed)
-    hindsight = Hindsight(FUNCTIONS, strategy, share)
+    hindsight = Relabelling(FUNCTIONS, strategy, share)
     batch = n_step(hindsight.relabelled(store, positions, generator), positions, n, 0.5)
 
     # The same draws: who gets a goal, then how many steps ahead it lies.
@@ -155,7 +155,9 @@ def test_the_store_stays_as_it_was():
     positions = np.arange(10)
     before = n_step(store, positions, 2, 0.9)
     n_step(
-        Hindsight(FUNCTIONS, "future", 1.0).relabelled(store, positions, np.random.default_rng(0)),
+        Relabelling(FUNCTIONS, "future", 1.0).relabelled(
+            store, positions, np.random.default_rng(0)
+        ),
         positions,
         2,
         0.9,
@@ -172,7 +174,7 @@ def test_the_share_and_the_future_are_those_of_the_generator():
     episode.columns["observations"][:, 3] = np.arange(7)
     store.add(episode)
     positions = np.full(40_000, 1)
-    steps = Hindsight(FUNCTIONS, "future", 0.8).relabelled(
+    steps = Relabelling(FUNCTIONS, "future", 0.8).relabelled(
         store, positions, np.random.default_rng(1)
     )
     goals = n_step(steps, positions, 1, 0.9)["observations"][:, DESIRED.start]

@@ -21,7 +21,7 @@ from flame_rl.wire.messages import EnvironmentSpec
 
 
 @dataclass(frozen=True)
-class Hindsight:
+class Relabelling:
     """Which steps get another goal, and which (section 3.3 and 4.5).
 
     Attributes:
@@ -98,7 +98,7 @@ class RelabelledSteps:
         return read
 
 
-def make_hindsight(config: TrainConfig, spec: EnvironmentSpec) -> Hindsight | None:
+def make_hindsight(config: TrainConfig, spec: EnvironmentSpec) -> Relabelling | None:
     """What `config.algorithm`, which has `Hindsight` settings, asks for; None: nothing.
 
     Raises:
@@ -117,4 +117,4 @@ def make_hindsight(config: TrainConfig, spec: EnvironmentSpec) -> Hindsight | No
                 "others of them; leave one of the two out"
             )
     functions = GoalFunctions(environment_of(config, spec.env_id), find_goals(spec))
-    return Hindsight(functions, settings.hindsight, settings.hindsight_share)
+    return Relabelling(functions, settings.hindsight, settings.hindsight_share)

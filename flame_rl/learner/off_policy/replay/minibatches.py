@@ -11,7 +11,7 @@ import numpy as np
 
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.off_policy.gradient_step import GradientStep
-from flame_rl.learner.off_policy.replay.hindsight import Hindsight
+from flame_rl.learner.off_policy.replay.hindsight import Relabelling
 from flame_rl.learner.off_policy.replay.replay import ReplayMemory
 from flame_rl.learner.off_policy.replay.samplers import uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore
@@ -52,7 +52,7 @@ class Replayed:
 
     replay: ReplayMemory
     inner: GradientStep
-    hindsight: Hindsight | None = None
+    hindsight: Relabelling | None = None
 
     def draw(
         self, count: int, beta: float, generator: np.random.Generator

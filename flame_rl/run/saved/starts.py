@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import flame_rl
-from flame_rl.run.checkpoint import library_versions
+from flame_rl.run.saved.checkpoint import library_versions
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import why_refused
 

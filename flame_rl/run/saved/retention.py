@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flame_rl.run.checkpoint import (
+from flame_rl.run.results import IterationResult, RunState
+from flame_rl.run.saved.checkpoint import (
     CheckpointError,
     encode_checkpoint,
     read_checkpoint,
     refused_by_the_disk,
 )
-from flame_rl.run.folder import CHECKPOINTS_NAME, EVALUATIONS_NAME, METRICS_NAME
-from flame_rl.run.results import IterationResult, RunState
+from flame_rl.run.saved.folder import CHECKPOINTS_NAME, EVALUATIONS_NAME, METRICS_NAME
 from flame_rl.system.files import write_atomically
 
 if TYPE_CHECKING:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flame_rl.run.checkpoint import Checkpoint, CheckpointError, library_versions, read_checkpoint
-from flame_rl.run.folder import CHECKPOINTS_NAME
-from flame_rl.run.retention import BEST_NAME, list_checkpoints
-from flame_rl.run.starts import STARTS_NAME
+from flame_rl.run.saved.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    library_versions,
+    read_checkpoint,
+)
+from flame_rl.run.saved.folder import CHECKPOINTS_NAME
+from flame_rl.run.saved.retention import BEST_NAME, list_checkpoints
+from flame_rl.run.saved.starts import STARTS_NAME
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import Prioritized
 from flame_rl.system.errors import UsageError

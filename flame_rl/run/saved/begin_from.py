@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flame_rl.run.checkpoint import Checkpoint
-from flame_rl.run.folder import files_of
-from flame_rl.run.resume import find_checkpoint
+from flame_rl.run.saved.checkpoint import Checkpoint
+from flame_rl.run.saved.folder import files_of
+from flame_rl.run.saved.resume import find_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import Replay
 from flame_rl.system.errors import UsageError
