@@ -167,10 +167,10 @@ class Journal:
             OSError, WireError: it cannot be read, or has another form.
         """
         digest = None
-        for segment in self._segments():
-            for record in records(self._path(segment)):
+        for segment in self.segments():
+            for record in records(self.path(segment)):
                 if digest not in (None, record.previous):
-                    raise JournalError(_FOREIGN.format(self._path(segment).name))
+                    raise JournalError(_FOREIGN.format(self.path(segment).name))
                 digest = record.digest
                 yield record
 
