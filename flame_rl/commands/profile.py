@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from flame_rl.run.saved.folder import refuse_another_run, saved_config
 from flame_rl.settings.parse import parse, resumed_folder
+from flame_rl.system.errors import UsageError
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import stop_on_signals
 
@@ -21,8 +22,8 @@ are worth it.
 
 Takes the flags of training, runs a few iterations where training would, and writes nothing.
 --workers N, or --executors N on a cluster, compares one with N; otherwise N is the number of cores.
-With --resume RUN the policy of that run plays; otherwise an untrained one, whose episodes may
-be shorter than those to come."""
+With --resume RUN or --from RUN the policy of that run plays; otherwise an untrained one, whose
+episodes may be shorter than those to come."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,14 @@ class ProfileFlags:
 
 def profile(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it. Raises
-    UsageError if the run to resume has no policy."""
+    UsageError for --seeds, and if the run to resume has no policy."""
     folder = resumed_folder(arguments)
     default = None if folder is None else saved_config(folder)
     config, command = parse(
         arguments, default, prog="main.py profile", description=DESCRIPTION, extra=ProfileFlags
     )
+    if config.output.seeds:
+        raise UsageError("--seeds: a profile is of one run; leave the flag out")
     if default is not None:
         refuse_another_run(default, config)
     with stop_on_signals() as stop:

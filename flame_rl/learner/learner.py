@@ -18,7 +18,7 @@ from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import choose_device, device_of, reproducible
 from flame_rl.learner.training.flat import modules_in, refuse_common_parameters, state_of
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import Critics, PolicyGradient
+from flame_rl.settings.groups import Critics, PolicyGradient, Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
@@ -181,7 +181,8 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     rewards, demonstrations = make_rewards(config.experiment, spec), None
     _refuse_policy_observations(config, spec)
     if config.experiment.demonstrations is not None:
-        demonstrations = Demonstrations(config.experiment, spec, rewards)
+        replays = isinstance(config.algorithm, Replay)
+        demonstrations = Demonstrations(config.experiment, spec, rewards, replays)
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
     frame, own = _named(config.algorithm.frame), _named(config.algorithm.learner)

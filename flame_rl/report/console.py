@@ -7,7 +7,14 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from flame_rl.run.checks import acted, environments, few_updates, most_env_steps, observed
+from flame_rl.run.checks import (
+    about_goals,
+    acted,
+    environments,
+    few_updates,
+    most_env_steps,
+    observed,
+)
 from flame_rl.run.evaluation import Evaluation
 from flame_rl.run.results import IterationResult, Totals, ended, progress, reached
 from flame_rl.settings.config import TrainConfig
@@ -71,7 +78,7 @@ class ConsoleReporter:
             f"  Action dim: {spec.action_dim}\n"
             f"  Continuous actions: {spec.continuous}\n"
             f"  Actions: {acted(spec)}\n"
-            f"{_masks(config, spec)}{_device(config)}{_agents(spec)}{_stops(config)}"
+            f"{_masks(config, spec)}{_goals(config, spec)}{_device(config)}{_agents(spec)}{_stops(config)}"
             f"{_limits(config, spec, distributed)}{_amounts(config, spec)}"
             "\n"
             f"{self._start(mode)}"
@@ -386,6 +393,11 @@ def _masks(config: TrainConfig, spec: EnvironmentSpec) -> str:
             "(--no-action-mask ignores them)\n"
         )
     return "" if config.experiment.action_mask else "  Action masks: ignored\n"
+
+
+def _goals(config: TrainConfig, spec: EnvironmentSpec) -> str:
+    told = getattr(config.algorithm, "hindsight", "none") != "none" or not about_goals(spec)
+    return "" if told else f"  Goals: {about_goals(spec)}\n"
 
 
 def _stops(config: TrainConfig) -> str:

@@ -54,6 +54,19 @@ _SHOWN = 6
 _MANY = 1000
 
 
+def about_goals(spec: EnvironmentSpec) -> str:
+    """What to know of an environment with goals; "" of others."""
+    space = spec.observation_space
+    if spec.agents or not isinstance(space, spaces.Dict):
+        return ""
+    if not {"achieved_goal", "desired_goal"} <= space.spaces.keys():
+        return ""
+    return (
+        "dqn, ddpg, td3 and sac learn from those that are reached by chance, too, with "
+        "--hindsight future"
+    )
+
+
 def refuse_impossible_sizes(config: TrainConfig) -> None:
     """Raise UsageError for more layers than actors take, and for a setting that alone would need
     more memory than this machine has."""

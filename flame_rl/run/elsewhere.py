@@ -77,7 +77,8 @@ def _form(space: spaces.Space) -> object:
     """All of a space but its bounds, to be compared."""
     match space:
         case spaces.Dict():
-            return {name: _form(each) for name, each in space.items()}
+            # In their order, which is that of the network's inputs.
+            return [(name, _form(each)) for name, each in space.items()]
         case spaces.Tuple():
             return [_form(each) for each in space]
         case spaces.Discrete():

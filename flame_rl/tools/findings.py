@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flame_rl.run.checks import environment_warnings
+from flame_rl.run.checks import about_goals, environment_warnings
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig, names_of
 from flame_rl.tools.checking import Examined
@@ -55,6 +55,8 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
         advice += [("spaces", text) for text in environment_warnings(config, spec)]
         if spec.time_limit is None or spec.limited_by_default:
             advice.append(("time limit", _without_limit(spec, played)))
+        if text := about_goals(spec):
+            advice.append(("goals", text))
         if spec.reward_shape:
             advice.append(
                 (

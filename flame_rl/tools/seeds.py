@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +23,9 @@ from flame_rl.system.machine import available_cores
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal
 
+# To Linux's prctl: the signal that comes once the parent is gone.
+_PR_SET_PDEATHSIG = 1
+_C = ctypes.CDLL(None)
 _MAIN = Path(flame_rl.__file__).parent.parent / "main.py"
 # Flags whose values each seed has of its own.
 _OWN = ("--seeds", "--output", "--workers")
@@ -152,7 +157,13 @@ def _start(run: SeedRun, words: Sequence[str]) -> subprocess.Popen[bytes]:
             stdout=prints,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
+
+
+def _end_with_parent() -> None:
+    """However this process ends, every run is saved and ends, too."""
+    _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _row(run: SeedRun) -> RunRow | None:

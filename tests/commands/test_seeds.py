@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from flame_rl.run.saved.folder import is_held
 from flame_rl.tools import seeds
 from flame_rl.tools.seeds import code_of, share_of, without
 from tests.helpers import SOON, environment_id, run_here, start_main
@@ -37,7 +38,8 @@ def test_each_seed_has_the_same_bytes_as_alone_and_one_that_fails_stops_no_other
 
 
 @pytest.mark.slow
-def test_one_signal_saves_every_seed(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_however_it_is_ended_every_seed_is_saved(how, tmp_path):
     process = start_main(
         *("--env", environment_id("Slow"), "--workers", "0", "--output", "all", "--seeds", "1,2"),
         *("--iterations", "1000", "--episodes-per-iter", "4"),
@@ -50,13 +52,17 @@ def test_one_signal_saves_every_seed(tmp_path):
     while not all(rows(run) >= 2 for run in runs):
         assert time.monotonic() < until and process.poll() is None
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     output, errors = process.communicate(timeout=600)
-    assert process.returncode == 130, errors
+    while any(is_held(run) for run in runs):
+        assert time.monotonic() < until + SOON
+        time.sleep(0.05)
     for run in runs:
         assert_saved_weights(run)
         assert list((run / "checkpoints").glob("0*.ckpt"))
-    assert output.count("interrupted") == 2 and "main.py runs all" in output
+    if how == signal.SIGINT:
+        assert process.returncode == 130, errors
+        assert output.count("interrupted") == 2 and "main.py runs all" in output
 
 
 @pytest.mark.parametrize(

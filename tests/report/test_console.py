@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from gymnasium import spaces
 
 from flame_rl import TrainConfig
 from flame_rl.report import console as console_module
@@ -152,6 +153,23 @@ def test_a_run_of_few_updates_says_so(settings, words, capsys):
 def test_how_many_environments_there_are_is_said_at_once(settings, distributed, words, capsys):
     ConsoleReporter(TrainConfig(**settings), spec_of(1, 2, False), distributed, Totals())
     assert f"  Environments: {words}" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"algorithm": "ppo"}, True),
+        ({"algorithm": "dqn"}, True),
+        ({"algorithm": "dqn", "hindsight": "final"}, False),
+    ],
+)
+def test_an_environment_with_goals_is_told_of_hindsight(settings, told, capsys):
+    box = spaces.Box(-1, 1, (2,))
+    goals = dict.fromkeys(("observation", "achieved_goal", "desired_goal"), box)
+    for observed, expected in ((goals, told), ({"observation": box}, False)):
+        spec = replace(spec_of(1, 2, False), observation_space=spaces.Dict(observed))
+        ConsoleReporter(TrainConfig(**settings), spec, False, Totals())
+        assert ("--hindsight future" in capsys.readouterr().out) == expected
 
 
 def test_evaluations_are_in_the_lines_and_in_the_summary(console, capsys):

@@ -213,6 +213,13 @@ def test_without_the_flag_nothing_is_different(old):
     assert not (old / "ppo" / "checkpoints" / "00000000.ckpt").exists()
 
 
+def test_a_refused_run_leaves_no_folder(old, tmp_path):
+    for words in (("--from", "nowhere"), ("--from", str(old / "ppo"), "--hidden-sizes", "5")):
+        done = run_here(*PPO, "--workers", "0", "--output", "new", *words, cwd=tmp_path)
+        assert done.returncode == 2 and "--from: no" in done.stderr
+        assert not (tmp_path / "new").exists()
+
+
 # The replay memory
 
 

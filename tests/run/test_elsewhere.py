@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def test_other_spaces_are_a_clear_mistake_and_the_run_stays_as_it_was(run):
         done = run_here("evaluate", "run", *HERE, "--env", env, cwd=run.parent)
         assert done.returncode == 2 and words in done.stderr, done.stderr
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def test_the_order_of_several_inputs_is_part_of_them():
+    """A network takes them in that order."""
+    one, another = spaces.Discrete(2), spaces.Discrete(3)
+    here, there = (
+        spaces.Dict(OrderedDict(pairs))
+        for pairs in ([("a", one), ("b", another)], [("b", another), ("a", one)])
+    )
+    assert _form(here) != _form(there)
 
 
 def test_a_film_shows_the_other_environment(run):

@@ -241,6 +241,10 @@ def test_a_vector_of_rewards_asks_for_weights():
     )
 
 
+def test_goals_are_found():
+    assert "with --hindsight future" in texts(found("tests.goals:Bits-v0"), problem=False)
+
+
 def played(**changes) -> Played:
     rewards = Amounts(5000, 0.5, 0.5, 0, 1)
     values = {

@@ -16,6 +16,7 @@ from flame_rl.learner.rewards import Rewards
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import why_refused
+from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
 
 _SUFFIX = ".npz"
@@ -28,14 +29,22 @@ class Demonstrations:
     nothing of them; config.json has the digest of their content, whatever kind of file it is in.
     """
 
-    def __init__(self, experiment: Experiment, spec: EnvironmentSpec, rewards: Rewards) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        spec: EnvironmentSpec,
+        rewards: Rewards,
+        needs_masks: bool = False,
+    ) -> None:
         """
         Args:
             experiment: names them in `demonstrations`; with the digest, if the run has begun.
             spec: of the environment.
             rewards: makes of the rewards those that are learned from.
+            needs_masks: whether the environment's masks must be there, too.
         """
         self._experiment, self._spec, self._rewards = experiment, spec, rewards
+        self._needs_masks = needs_masks and spec.masked
 
     @cached_property
     def episodes(self) -> Episodes:
@@ -48,6 +57,11 @@ class Demonstrations:
         source, expected = self._experiment.demonstrations, self._experiment.demonstrations_digest
         try:
             episodes = self._read(source)
+            if self._needs_masks and ACTION_MASKS not in episodes.columns:
+                raise UsageError(
+                    f"{ACTION_MASKS}: missing; targets need what is allowed after a step. Record "
+                    "the episodes with them, or train with --no-action-mask"
+                )
         except UsageError as error:
             raise UsageError(f"--demonstrations: {source}: {error}") from error
         if expected is not None and (found := digest_of(episodes)) != expected:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,9 +39,10 @@ def check_output(config: TrainConfig) -> None:
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def hold_folder(config: TrainConfig) -> Iterator[Path]:
-    """The run's folder, made if it is not there; within the block no other process gets it.
+    """The run's folder, made if it is not there; within the block no other process gets it. It is
+    removed if nothing was written to it.
 
     Args:
         config: names the folder by `resume` or `output`, or by default by `env` and `algorithm`.
@@ -68,7 +69,18 @@ def hold_folder(config: TrainConfig) -> Iterator[Path]:
         except OSError:
             pass  # a file system without locks
         check_output(config)  # again: another process may have held it until now
-        yield folder
+        try:
+            yield folder
+        finally:
+            _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """A run that was refused before it began leaves nothing."""
+    with contextlib.suppress(OSError):
+        if all(path.name == LOCK_NAME for path in folder.iterdir()):
+            (folder / LOCK_NAME).unlink()
+            folder.rmdir()
 
 
 def is_held(folder: Path) -> bool:

@@ -119,8 +119,9 @@ def test_masks_are_asked_for_where_targets_need_them():
     spec = EnvironmentSpec("X-v0", OBSERVED, spaces.Discrete(2), action_mask="info")
     name = demonstrations_for(spec.action_space, OBSERVED)
     learner = make_learner(spec, algorithm="dqn", demonstrations=name, **OPTIONS)
-    with pytest.raises(UsageError, match="--demonstrations: action_masks: missing, where the"):
-        learner.update(random_episodes(continuous=False, masked=True))
+    # As soon as they are read, which is before the first episode.
+    with pytest.raises(UsageError, match="--demonstrations: .*: action_masks: missing; targets"):
+        _ = learner.demonstrations.digest
     # What is cloned needs none.
     learner = make_learner(spec, algorithm="bc", hidden_sizes=(8,), clone_epochs=1)
     assert np.isfinite(learner.update(random_episodes(continuous=False, masked=True))["loss"])

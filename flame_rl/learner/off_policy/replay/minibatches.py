@@ -100,8 +100,11 @@ class WithDemonstrations:
 
     @cached_property
     def store(self) -> ReplayStore:
-        """The demonstrations. Raises UsageError where they lack a column."""
-        like = self.replayed.replay.store
+        """The demonstrations. Raises UsageError where they lack a column, or where their rewards
+        or ends are not those that hindsight computes."""
+        like, hindsight = self.replayed.replay.store, self.replayed.hindsight
+        if hindsight is not None:
+            hindsight.functions.check(self.demonstrations.episodes)
         episodes = self.replayed.inner.record(self.demonstrations.episodes)
         store = ReplayStore(like.columns, episodes.steps + len(episodes), like.frames)
         try:
