@@ -74,6 +74,8 @@ class EvaluateCommand:
             raise UsageError(f"--seed: 0 or more, not {self.seed}")
         if self.record is not None and self.record.suffix != ".npz":
             raise UsageError(f"--record: a file whose name ends in .npz, not {self.record}")
+        if self.record is not None and not self.record.absolute().parent.is_dir():
+            raise UsageError(f"--record: there is no folder {self.record.parent}; make it first")
 
 
 def evaluate(arguments: Sequence[str]) -> int:

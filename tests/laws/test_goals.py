@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from flame_rl import Trainer
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.groups import Hindsight
+from flame_rl.system.errors import UsageError
 from tests.helpers import clean_environment, run_here
 from tests.learners import make_config
 from tests.runs import assert_same_run, rows
@@ -34,10 +36,19 @@ OPTIONS = {
 }
 RUNS = [
     ("dqn", "Bits", {"prioritized": True, "n_step": 3, "distribution": "quantiles", "atoms": 5}),
-    ("dqn", "Bits", {"hindsight": "final", "frame_stack": 3}),
+    ("dqn", "Bits", {"hindsight": "final", "frame_stack": 3, "demonstrations": "bits.npz"}),
     ("dqn", "MaskedBits", {"n_step": 2, "dueling": True}),
     ("ddpg", "Point", {"n_step": 2}),
-    ("td3", "Maze", {"normalize_observations": True, "n_step": 3, "reward_scale": 0.1}),
+    (
+        "td3",
+        "Maze",
+        {
+            "normalize_observations": True,
+            "n_step": 3,
+            "reward_scale": 0.1,
+            "policy_observations": ("observation", "desired_goal"),
+        },
+    ),
     ("sac", "Panda", {"n_step": 3}),
 ]
 NAMED = [pytest.param(*run, id=f"{run[0]} {run[1]} {' '.join(run[2])}") for run in RUNS]
@@ -47,6 +58,14 @@ def config_of(algorithm: str, kind: str, **options):
     return make_config(f"tests.goals:{kind}-v0", algorithm=algorithm, **OPTIONS | options)
 
 
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """Episodes in Bits, in a file that a run names as if it were there."""
+    monkeypatch.chdir(tmp_path)
+    with Trainer(config_of("ppo", "Bits")) as trainer:
+        trainer.evaluate(6, explore=True, record="bits.npz")
+
+
 def test_every_algorithm_that_has_hindsight_is_here():
     assert {name for name, *_ in RUNS} == {
         name for name in ALGORITHMS if issubclass(settings_class(name), Hindsight)
@@ -54,6 +73,7 @@ def test_every_algorithm_that_has_hindsight_is_here():
 
 
 @pytest.mark.parametrize(("algorithm", "kind", "options"), NAMED)
+@pytest.mark.usefixtures("recorded")
 def test_a_saved_run_goes_on(algorithm, kind, options, tmp_path):
     with Trainer(config_of(algorithm, kind, **options)) as trainer:
         expected = [result.weights_digest for result in trainer]
@@ -116,8 +136,22 @@ main.main()
 """
 
 
-def test_workers_one_that_dies_and_a_kill_change_no_byte(tmp_path):
-    for workers in (0, 1, 2):
+@pytest.mark.usefixtures("recorded")
+def test_demonstrations_of_other_rewards_are_refused(tmp_path):
+    with np.load("bits.npz") as file:
+        arrays = dict(file)
+    np.savez("others.npz", **arrays | {"rewards": arrays["rewards"] + 0.5})
+    with (
+        Trainer(config_of("dqn", "Bits", demonstrations="others.npz")) as trainer,
+        pytest.raises(UsageError, match=r"compute_reward of .* gives -1.0 where a step gave -0.5"),
+    ):
+        for _ in trainer:
+            pass
+
+
+@pytest.mark.parametrize("numbers", [(0, 2), pytest.param((0, 1), marks=pytest.mark.slow)])
+def test_workers_one_that_dies_and_a_kill_change_no_byte(numbers, tmp_path):
+    for workers in numbers:
         died = tmp_path / f"died{workers}"
         environment = {"GOALS_DIES": str(died)} if workers == 2 else {}
         words = (*FLAGS, "--workers", str(workers), "--output", f"run{workers}")

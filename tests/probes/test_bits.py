@@ -26,7 +26,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(("hindsight", "least", "most"), [("future", 0.9, 1), ("none", 0, 0.1)])
+@pytest.mark.parametrize(
+    ("hindsight", "least", "most"),
+    [("future", 0.9, 1), pytest.param("none", 0, 0.1, marks=pytest.mark.slow)],
+)
 def test_wishes_are_fulfilled_with_hindsight(hindsight, least, most):
     with Trainer(make_config("tests.goals:Bits-v0", hindsight=hindsight, **OPTIONS)) as trainer:
         for _ in trainer:

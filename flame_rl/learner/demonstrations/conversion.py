@@ -63,7 +63,9 @@ def episodes_of(arrays: dict[str, np.ndarray], spec: EnvironmentSpec, parts: int
             f"{', '.join(sorted(known)):.200}; leave it out"
         )
     rewards = _numbers(arrays, "rewards")
-    if rewards.shape[1:] != spec.reward_shape or not len(rewards):
+    if not len(rewards):
+        raise UsageError("rewards: no step; record at least one episode")
+    if rewards.shape[1:] != spec.reward_shape:
         wanted = "one number for each step" if not spec.reward_shape else f"{spec.reward_shape}"
         raise UsageError(f"rewards: shape {rewards.shape}, and {wanted} is expected")
     lengths, terminated = _ends(arrays, len(rewards))

@@ -23,7 +23,10 @@ def read_minari(name: str, spec: EnvironmentSpec) -> dict[str, np.ndarray]:
     Raises:
         UsageError: minari is not installed, there is no such dataset here, or it has another form.
     """
-    minari = require("minari", "minari", "demonstrations")
+    try:
+        minari = require("minari", "minari", "demonstrations")
+    except UsageError as error:
+        raise UsageError(f"no file and no run folder; of a Minari dataset, {error}") from error
     try:
         dataset = minari.load_dataset(name, download=False)
         arrays = [_arrays_of(episode, spec) for episode in dataset.iterate_episodes()]

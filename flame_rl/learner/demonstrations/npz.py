@@ -46,22 +46,22 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
             size = sum(entry.file_size for entry in entries)
             if size > physical_bytes():
                 raise UsageError(
-                    f"{path}: arrays of {size / 1e9:.1f} GB, and this machine has "
+                    f"arrays of {size / 1e9:.1f} GB, and this machine has "
                     f"{physical_bytes() / 1e9:.1f} GB; write fewer episodes"
                 )
             arrays = {}
             for entry in entries:
                 name = entry.filename.removesuffix(_ENTRY)
                 with archive.open(entry) as stream:
-                    arrays[name] = _array(f"{path}: {name[:40]!r}", stream, entry.file_size)
+                    arrays[name] = _array(f"{name[:40]!r}", stream, entry.file_size)
             return arrays
+    except FileNotFoundError as error:
+        raise UsageError("there is no such file") from error
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {why_refused(error)}") from error
+        raise UsageError(f"cannot be read: {why_refused(error)}") from error
     except _DAMAGED as error:
         reason = " ".join(str(error).split())
-        raise UsageError(
-            f"{path}: no sound .npz file: {reason:.200}; write it anew by np.savez"
-        ) from error
+        raise UsageError(f"no sound .npz file: {reason:.200}; write it anew by np.savez") from error
 
 
 def _array(where: str, stream: BinaryIO, size: int) -> np.ndarray:

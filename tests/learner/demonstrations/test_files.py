@@ -185,6 +185,7 @@ WRONG = [
     (DISCRETE, "actions", put(2, 3), "actions: 3 of step 2 is not in Discrete(4, start=-1)"),
     (DISCRETE, "actions", lambda a: a * 1.0, "actions: float64, and integers are expected"),
     (DISCRETE, "rewards", lambda a: a[:, None], "rewards: shape (6, 1), and one number for each"),
+    (DISCRETE, "rewards", lambda a: a[:0], "rewards: no step; record at least one episode"),
     (DISCRETE, "rewards", put(0, np.inf), "rewards: NaN or infinity in row 0"),
     (DISCRETE, "terminations", None, "terminations: missing"),
     (DISCRETE, "terminations", np.full(6, 2), "terminations: numbers other than 0 and 1"),
@@ -206,6 +207,15 @@ def test_what_is_wrong_is_told_with_its_name(spec, name, value, words, tmp_path)
         _ = demonstrations(source, spec).episodes
     text = str(caught.value)
     assert text.startswith(f"--demonstrations: {source}: ") and words in text and "\n" not in text
+    assert text.count(source) == 1
+
+
+@pytest.mark.parametrize("name", ["no.npz", "no/where.npz"])
+def test_a_file_that_is_not_there_is_named_once(name, tmp_path):
+    source = str(tmp_path / name)
+    with pytest.raises(UsageError) as caught:
+        _ = demonstrations(source, DISCRETE).episodes
+    assert str(caught.value) == f"--demonstrations: {source}: there is no such file"
 
 
 class Evil:
@@ -233,7 +243,7 @@ def test_a_header_that_promises_more_than_there_is_costs_no_memory(tmp_path):
         read_npz(tmp_path / "a.npz")
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_damage_is_told_in_one_line_or_changes_nothing(data, tmp_path_factory):
     """Bytes of the file that are changed, cut off or doubled."""
@@ -262,7 +272,7 @@ def test_damage_is_told_in_one_line_or_changes_nothing(data, tmp_path_factory):
 KINDS = st.sampled_from(["<f4", "<f8", "<i8", "<u8", "|b1", "<f2", "|u1"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_field_of_any_form_is_taken_or_told_in_one_line(data):
     """Of any type and shape, with any numbers; what is taken is sound."""

@@ -120,7 +120,7 @@ def test_masks_are_asked_for_where_targets_need_them():
     name = demonstrations_for(spec.action_space, OBSERVED)
     learner = make_learner(spec, algorithm="dqn", demonstrations=name, **OPTIONS)
     # As soon as they are read, which is before the first episode.
-    with pytest.raises(UsageError, match="--demonstrations: .*: action_masks: missing; targets"):
+    with pytest.raises(UsageError, match=r"--demonstrations: .*: action_masks: missing; targets"):
         _ = learner.demonstrations.digest
     # What is cloned needs none.
     learner = make_learner(spec, algorithm="bc", hidden_sizes=(8,), clone_epochs=1)
