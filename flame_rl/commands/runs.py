@@ -74,7 +74,8 @@ def runs(arguments: Sequence[str]) -> None:
             say(json.dumps(asdict(row) | {"run": str(row.run)}))
         return
     if not rows:
-        say(f"{command.folder}: no runs")
+        asked = " that was asked for" * any((command.env, command.algorithm))
+        say(f"{command.folder}: no run{asked}")
         return
     names = [field.name for field in fields(RunRow)]
     # The folder last: it may be long.

@@ -69,6 +69,7 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
     """
     if any(word.partition("=")[0] == "--seed" for word in arguments):
         raise UsageError("--seed: --seeds takes its place; leave one of the two out")
+    check_output(config)
     try:
         folder = make_folder(config)
     except OSError as error:
@@ -89,8 +90,9 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
     if any(codes.values()) and not stop.is_set():
         failed = [run for run in runs if codes[run.seed]]
         warn("error: " + "; ".join(f"seed {run.seed}: see {run.prints}" for run in failed))
-    quoted = shlex.quote(str(shown))
-    say(f"Compare and go on:\n  uv run main.py plot {quoted}\n  uv run main.py runs {quoted}")
+    if any(map(_row, runs)):
+        quoted = shlex.quote(str(shown))
+        say(f"Compare and go on:\n  uv run main.py plot {quoted}\n  uv run main.py runs {quoted}")
     return stop.exit_code if stop.is_set() else code_of(list(codes.values()))
 
 

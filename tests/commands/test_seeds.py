@@ -37,6 +37,9 @@ def test_each_seed_has_the_same_bytes_as_alone_and_one_that_fails_stops_no_other
     assert re.fullmatch(r"error: seed 4: see .*all/seed-4\.txt\n", done.stderr)
     again = run_here(*words, cwd=tmp_path)
     assert again.returncode == 2 and "seed-4 holds another run" in again.stderr
+    # Nobody would find seeds within a run.
+    within = run_here(*QUICK, "--seeds", "1", "--output", "alone", cwd=tmp_path)
+    assert within.returncode == 2 and "alone holds another run" in within.stderr
 
 
 @pytest.mark.slow

@@ -107,6 +107,11 @@ def test_another_kind_of_algorithm_normalises_by_the_same_statistics(old):
     )
 
 
+def test_networks_that_lose_their_normalisation_are_warned_of(old):
+    _, trainer = state_of(env="CartPole-v1", algorithm="dqn", from_=old / "ppo", **LIKE)
+    assert any("normalises observations, and this run does not" in w for w in trainer.warnings)
+
+
 def test_target_networks_begin_as_copies(old):
     state, _ = state_of(env="CartPole-v1", algorithm="dqn", from_=old / "dqn", **LIKE)
     taken = weights(old / "dqn")

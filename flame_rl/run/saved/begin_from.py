@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from flame_rl.run.saved.checkpoint import Checkpoint
 from flame_rl.run.saved.folder import files_of
 from flame_rl.run.saved.resume import find_checkpoint
@@ -67,12 +69,19 @@ def begin_from(learner: Learner, config: TrainConfig) -> Begun | None:
     if not taken.parts:
         raise UsageError(
             f"--from: nothing of {path}, {whose}, fits these networks: {'; '.join(taken.left)}. "
-            "Give the sizes that it has, or leave the flag out"
+            "Give the networks that it has (--hidden-sizes, --memory, --shared-torso), or leave "
+            "the flag out"
         )
     if with_replay:
         _take_replay(learner, config, checkpoint, files_of(run))
     names = ", ".join([*taken.parts, *["replay"] * with_replay])
     anew = [f"--from: {reason}; it begins anew" for reason in taken.left]
+    if _normalizes(checkpoint.learner) and not _normalizes(learner.state_dict()):
+        anew.append(
+            f"--from: {path} normalises observations, and this run does not, so that its networks "
+            "see other numbers than they know; --normalize-observations True, where "
+            f"{config.algorithm_name} has it"
+        )
     return Begun(digest, f"Begun with {path}, {whose}: {names}", damaged + anew)
 
 
@@ -81,6 +90,10 @@ def _takes_replay(config: TrainConfig) -> bool:
     if taken and config.experiment.from_ is None:
         raise UsageError("--with-replay: of which run? --from RUN names it")
     return taken
+
+
+def _normalizes(state: dict[str, np.ndarray]) -> bool:
+    return any("normalizer" in name.split(".") for name in state)
 
 
 def _whose(checkpoint: Checkpoint) -> str:
