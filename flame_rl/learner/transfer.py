@@ -81,12 +81,13 @@ def _same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> bool:
 def _fitting(
     new: dict[str, np.ndarray], old: dict[str, np.ndarray], parts: tuple[str, ...]
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """The old arrays of these parts that fit, layer by layer, and reasons why others do not."""
+    """The old arrays of these parts that fit, layer by layer, and reasons why others do not, a
+    single one for a part that is not there at all."""
     layers: dict[str, list[str]] = {}
     for name in new:
         if name.partition(".")[0] in parts:
             layers.setdefault(name.rpartition(".")[0], []).append(name)
-    taken, left = {}, []
+    taken, left, there = {}, [], {name.partition(".")[0] for name in old}
     for layer, names in layers.items():
         unlike = [n for n in names if n in old and _form(old[n]) != _form(new[n])]
         if unlike:
@@ -95,8 +96,9 @@ def _fitting(
         elif all(name in old for name in names):
             taken |= {name: old[name] for name in names}
         else:
-            left.append(f"{layer} is not there")
-    return taken, tuple(left)
+            part = layer.partition(".")[0]
+            left.append(f"{layer if part in there else part} is not there")
+    return taken, tuple(dict.fromkeys(left))
 
 
 def _form(array: np.ndarray) -> str:

@@ -62,7 +62,7 @@ def about_goals(spec: EnvironmentSpec) -> str:
     if not {"achieved_goal", "desired_goal"} <= space.spaces.keys():
         return ""
     return (
-        "dqn, ddpg, td3 and sac learn from those that are reached by chance, too, with "
+        "dqn, ddpg, td3 and sac learn from goals that are reached by chance, too, with "
         "--hindsight future"
     )
 

@@ -141,7 +141,7 @@ def _supervise(
                 del playing[run]
                 codes[run.seed] = process.returncode
                 say(f"seed {run.seed}: {_how_it_ended(run, process.returncode)}")
-        if time.monotonic() - said_at >= _LINE_SECONDS:
+        if playing and time.monotonic() - said_at >= _LINE_SECONDS:
             said_at = time.monotonic()
             say("; ".join(f"seed {run.seed}: {_how_far(run)}" for run in playing))
         # Not `stop.wait`, which returns at once when it is set.

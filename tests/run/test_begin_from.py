@@ -129,7 +129,7 @@ def test_target_networks_begin_as_copies(old):
     ("settings", "message"),
     [
         ({"hidden_sizes": (5,)}, r"nothing of .*ppo on CartPole-v1.*policy\.network\.0\.weight is"),
-        ({"shared_torso": True, **LIKE}, "nothing of .*shared.* is not there"),
+        ({"shared_torso": True, **LIKE}, r"nothing of .*: shared is not there\. Give"),
         ({"from_": "nowhere", **LIKE}, "--from: nowhere"),
         ({"from_digest": "0" * 64, **LIKE}, "has gone on or was replaced"),
     ],
