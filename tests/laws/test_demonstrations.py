@@ -94,7 +94,7 @@ def wholes(files, tmp_path_factory):
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     "run",
-    [r if r in ("ppo", "sac") else pytest.param(r, marks=pytest.mark.slow) for r in RUNS],
+    [r if r == "sac" else pytest.param(r, marks=pytest.mark.slow) for r in RUNS],
 )
 def test_the_number_of_workers_changes_no_byte(run, workers, files, wholes, tmp_path):
     assert_same_run(train(tmp_path, run, files, workers=workers), wholes(run))
@@ -102,7 +102,7 @@ def test_the_number_of_workers_changes_no_byte(run, workers, files, wholes, tmp_
 
 @pytest.mark.parametrize(
     "run",
-    [r if r in ("bc", "ppo", "dqn") else pytest.param(r, marks=pytest.mark.slow) for r in RUNS],
+    [r if r in ("ppo", "dqn") else pytest.param(r, marks=pytest.mark.slow) for r in RUNS],
 )
 def test_an_interrupted_run_goes_on(run, files, wholes, tmp_path, monkeypatch):
     """By SIGINT in the middle of the first and of a later update, and by a kill, which leaves an

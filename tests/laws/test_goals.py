@@ -51,7 +51,16 @@ RUNS = [
     ),
     ("sac", "Panda", {"n_step": 3}),
 ]
-NAMED = [pytest.param(*run, id=f"{run[0]} {run[1]} {' '.join(run[2])}") for run in RUNS]
+# The others draw and read as these do.
+ORDINARY = (RUNS[0], RUNS[1], RUNS[4])
+NAMED = [
+    pytest.param(
+        *run,
+        id=f"{run[0]} {run[1]} {' '.join(run[2])}",
+        marks=() if run in ORDINARY else pytest.mark.slow,
+    )
+    for run in RUNS
+]
 
 
 def config_of(algorithm: str, kind: str, **options):
@@ -150,7 +159,7 @@ def test_demonstrations_of_other_rewards_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("numbers", [(0, 2), pytest.param((0, 1), marks=pytest.mark.slow)])
-def test_workers_one_that_dies_and_a_kill_change_no_byte(numbers, tmp_path):
+def test_workers_and_one_that_dies_change_no_byte(numbers, tmp_path):
     for workers in numbers:
         died = tmp_path / f"died{workers}"
         environment = {"GOALS_DIES": str(died)} if workers == 2 else {}
@@ -162,6 +171,11 @@ def test_workers_one_that_dies_and_a_kill_change_no_byte(numbers, tmp_path):
     header = (tmp_path / "run0" / "metrics.csv").read_text().splitlines()[0]
     assert "is_success" in header.split(",")
 
+
+@pytest.mark.slow
+def test_a_kill_changes_no_byte(tmp_path):
+    done = run_here(*FLAGS, "--workers", "0", "--output", "run0", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     words = (*FLAGS, "--workers", "0", "--output", "killed")
     environment = clean_environment(tmp_path)
     command = [sys.executable, "-c", KILLED, *words]
