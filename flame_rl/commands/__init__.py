@@ -12,4 +12,5 @@ COMMANDS = {
     "export": "flame_rl.commands.export:export",
     "check": "flame_rl.commands.check:check",
     "profile": "flame_rl.commands.profile:profile",
+    "tune": "flame_rl.commands.tune:tune",
 }

@@ -55,7 +55,7 @@ def plot_curve(folder: Path, title: str) -> Path | None:
     Returns:
         The path of the picture; None if there is nothing to draw.
     """
-    _choose_output()
+    choose_output()
     metrics = {
         name: np.array(values) for name, values in read_columns(folder / METRICS_NAME).items()
     }
@@ -76,7 +76,7 @@ def plot_curve(folder: Path, title: str) -> Path | None:
     axes.set(ylabel="return of an episode", title=title)
     axes.legend(loc="best", framealpha=0.9)
     path = folder / "curves.png"
-    _save_and_show(figure, path)
+    save_and_show(figure, path)
     return path
 
 
@@ -132,7 +132,7 @@ def plot_settings(
     Raises:
         UsageError: more settings than can be told apart; `pages_of` prevents it.
     """
-    _choose_output()
+    choose_output()
     # A name has the same style in every row.
     names = list(dict.fromkeys(setting.name for setting in settings))
     if len(names) > len(_STYLES):
@@ -174,7 +174,7 @@ def plot_settings(
         title_fontsize="medium",
     )
     legend.get_title().set_multialignment("center")
-    _save_and_show(figure, path)
+    save_and_show(figure, path)
 
 
 def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
@@ -227,12 +227,14 @@ def _finish(axes: Axes, axis: Axis) -> None:
     axes.grid(alpha=0.3)
 
 
-def _choose_output() -> None:
+def choose_output() -> None:
+    """Draw files only, where there is no display."""
     if not has_display():
         matplotlib.use("Agg")
 
 
-def _save_and_show(figure: Figure, path: Path) -> None:
+def save_and_show(figure: Figure, path: Path) -> None:
+    """Write the picture, and show it where there is a display."""
     figure.savefig(path, dpi=150)
     # Without a window toolkit, matplotlib falls back to drawing files only.
     if matplotlib.get_backend().lower() != "agg":

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from flame_rl.settings.checks import Count
+from flame_rl.settings.checks import Count, Span
 from flame_rl.settings.groups import (
     MILLION,
     MILLION_IN_LARGE_PARTS,
@@ -38,6 +38,6 @@ class A2CSettings(GeneralizedAdvantages):
         "Ant-v5": MILLION_IN_LARGE_PARTS | SMALL_ACTIONS,
     }
 
-    value_epochs: Count = 5
+    value_epochs: Annotated[Count, Span(1, 10, log=True)] = 5
     """Epochs of the value network over each batch; the policy makes one, and so do both with
     --shared-torso."""

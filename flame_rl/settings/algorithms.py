@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from flame_rl.settings.checks import Positive, check_fields, refuse
+from flame_rl.settings.checks import LearningRate, check_fields, refuse
 
 # Each algorithm's name, which is also its module in this folder, and its settings' class there.
 ALGORITHMS = {
@@ -49,7 +49,7 @@ class AlgorithmSettings:
     overlap: ClassVar[bool] = False
     shared_torso: ClassVar[bool] = False
 
-    learning_rate: Positive = 1e-3
+    learning_rate: LearningRate = 1e-3
     """Step size of Adam."""
 
     learning_rate_decay: bool = False

@@ -3,10 +3,33 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.fields import Whole, WireError, Within, hints_of, value_from_data
+
+
+@dataclass(frozen=True)
+class Span:
+    """Marks a setting that `main.py tune` searches, from `low` to `high`: of an integer the whole
+    numbers. With `log`, by its logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
+
+
+@dataclass(frozen=True, init=False)
+class Among:
+    """Marks a setting that `main.py tune` searches among these values, in words of the command
+    line."""
+
+    words: tuple[str, ...]
+
+    def __init__(self, *words: str) -> None:
+        object.__setattr__(self, "words", words)
+
 
 Count = Annotated[int, Within(1, 1 << 40, "at least 1, at most 2**40")]
 CountOrZero = Annotated[int, Within(0, 1 << 40, "0 or more, at most 2**40")]
@@ -14,11 +37,24 @@ Positive = Annotated[float, Within(sys.float_info.min, sys.float_info.max, "abov
 NonNegative = Annotated[float, Within(0, sys.float_info.max, "0 or more, and finite")]
 Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
 Fraction = Annotated[float, Within(0, 1, "from 0 to 1")]
-UpdatesPerStep = Annotated[float, Within(0.001, 1000, "from 0.001 to 1000")]
+UpdatesPerStep = Annotated[
+    float, Within(0.001, 1000, "from 0.001 to 1000"), Span(0.05, 1.0, log=True)
+]
 Seed = Whole
 LogStd = Annotated[float, Within(-20, 5, "from -20 to 5")]
 # A squashed Gaussian policy clips the logarithm at 2.
 SquashedStd = Annotated[float, Within(1e-6, 7, "from 0.000001 to 7")]
+# Settings that several classes have, with the range in which they are searched.
+LearningRate = Annotated[Positive, Span(1e-5, 1e-2, log=True)]
+EntropyCoefficient = Annotated[NonNegative, Among("0.0", "0.001", "0.003", "0.01", "0.03")]
+Minibatches = Annotated[Count, Among("4", "8", "16", "32", "64")]
+MaxKL = Annotated[Positive, Span(0.01, 0.5, log=True)]
+BatchSize = Annotated[Count, Among("32", "64", "128", "256", "512")]
+Tau = Annotated[Fraction, Span(0.001, 0.1, log=True)]
+Lambda = Annotated[Fraction, Among("0.8", "0.9", "0.95", "0.98", "1.0")]
+NStep = Annotated[Count, Span(1, 5)]
+EpsilonEnd = Annotated[Fraction, Span(0.01, 0.2, log=True)]
+Noise = Annotated[NonNegative, Span(0.05, 0.5)]
 
 
 def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from flame_rl.settings.checks import Fraction, NonNegative
+from flame_rl.settings.checks import Fraction, Noise
 from flame_rl.settings.groups import PENDULUM, WIDE_LAYERS, ActionNoise
 
 
@@ -20,7 +20,7 @@ class DDPGSettings(ActionNoise):
         | {"learning_rate": 1e-3, "batch_size": 128, "updates_per_step": 4.0, "layer_norm": True},
     }
 
-    noise: NonNegative = 0.1
+    noise: Noise = 0.1
     """Standard deviation of the noise that is added to actions, whose bounds are -1 and 1; of
     Ornstein-Uhlenbeck noise, of what each step adds to it."""
 

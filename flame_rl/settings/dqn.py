@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from flame_rl.settings.checks import Count, Fraction, Number, refuse
+from flame_rl.settings.checks import Count, Fraction, NStep, Number, Tau, refuse
 from flame_rl.settings.groups import (
     WIDE_LAYERS,
     EpsilonGreedy,
@@ -54,7 +54,7 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay):
         },
     }
 
-    tau: Fraction = 0.005
+    tau: Tau = 0.005
     """Share by which the target network moves towards the trained one each time; 1 copies it."""
 
     target_period: Count = 1
@@ -64,7 +64,7 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay):
     """Probability that a step keeps the choice of the step before: its random action, or to act
     greedily. Where single actions undo each other, it leads further (Dabney et al. 2021)."""
 
-    n_step: Count = 1
+    n_step: NStep = 1
     """The n of n-step returns: the number of rewards in a target before the bootstrapped value."""
 
     double: bool = True

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from flame_rl.settings.checks import (
+    Among,
     Count,
     CountOrZero,
     Fraction,
@@ -72,7 +73,7 @@ class Experiment:
     episodes_per_iter: Count = 100
     """Complete episodes collected in each iteration; what several agents play together is one."""
 
-    steps_per_iter: Count | None = None
+    steps_per_iter: Annotated[Count | None, Among("512", "1024", "2048", "4096")] = None
     """Approximate steps in each iteration, in place of a fixed number of episodes: the number of
     whole episodes follows from their mean length in the previous iteration."""
 
@@ -101,7 +102,7 @@ class Experiment:
     """Read the masks of allowed actions that an environment gives, in `info["action_mask"]` or
     beside its observations; what a mask forbids is never chosen."""
 
-    gamma: Fraction = 0.99
+    gamma: Annotated[Fraction, Among("0.95", "0.98", "0.99", "0.995", "0.999")] = 0.99
     """Discount of future rewards per step, 0 to 1. At 1 a return is the plain sum to the episode's
     end, and, without a value network, a time limit counts as that end."""
 
@@ -122,10 +123,13 @@ class Experiment:
     """Learn from what your function makes of an episode's rewards, module:function. Evaluations
     report the return of the environment's own rewards."""
 
-    hidden_sizes: tuple[Annotated[int, Within(1, 1 << 40, "from 1 to 2**40")], ...] = (64, 64)
+    hidden_sizes: Annotated[
+        tuple[Annotated[int, Within(1, 1 << 40, "from 1 to 2**40")], ...],
+        Among("32 32", "64 64", "128 128", "256 256"),
+    ] = (64, 64)
     """Widths of the hidden layers of every network."""
 
-    activation: Literal["tanh", "relu", "silu"] = "tanh"
+    activation: Annotated[Literal["tanh", "relu", "silu"], Among("tanh", "relu")] = "tanh"
     """Nonlinearity between the layers."""
 
     frame_stack: Annotated[int, Within(1, 1000, "from 1 to 1000")] = 1

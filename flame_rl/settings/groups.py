@@ -11,12 +11,23 @@ from typing import Annotated, ClassVar, Literal
 
 from flame_rl.settings.algorithms import AlgorithmSettings
 from flame_rl.settings.checks import (
+    BatchSize,
     Count,
     CountOrZero,
+    EntropyCoefficient,
+    EpsilonEnd,
     Fraction,
+    Lambda,
+    LearningRate,
     LogStd,
+    MaxKL,
+    Minibatches,
+    Noise,
     NonNegative,
+    NStep,
     Positive,
+    Span,
+    Tau,
     UpdatesPerStep,
 )
 from flame_rl.settings.losses import check_losses
@@ -65,13 +76,13 @@ class Cloning:
 class PolicyGradient:
     """A stochastic policy that follows the policy gradient, and a network of state values."""
 
-    learning_rate: Positive = 7e-4
+    learning_rate: LearningRate = 7e-4
     """Step size of the policy's Adam."""
 
-    value_learning_rate: Positive = 1e-3
+    value_learning_rate: LearningRate = 1e-3
     """Step size of the value network's Adam."""
 
-    entropy_coefficient: NonNegative = 0.0
+    entropy_coefficient: EntropyCoefficient = 0.0
     """Weight of the policy's entropy in the objective; above 0 the policy explores for longer."""
 
     max_grad_norm: Positive = 0.5
@@ -80,7 +91,7 @@ class PolicyGradient:
     normalize_observations: bool = True
     """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
 
-    initial_log_std: LogStd = -0.5
+    initial_log_std: Annotated[LogStd, Span(-2.0, 0.0)] = -0.5
     """Logarithm of the initial standard deviation of continuous actions."""
 
 
@@ -90,16 +101,16 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
 
     frame: ClassVar[str] = "flame_rl.learner.on_policy.cloned_first:cloned_first"
 
-    value_learning_rate: Positive = 1e-3
+    value_learning_rate: LearningRate = 1e-3
     """Step size of the value network's Adam; not used with --shared-torso."""
 
     learning_rate_decay: bool = True
 
-    minibatches: Count = 32
+    minibatches: Minibatches = 32
     """Minibatches in each epoch; fewer where they would have fewer than 64 steps. 1: the whole
     batch at once."""
 
-    max_kl: Positive = 0.05
+    max_kl: MaxKL = 0.05
     """Greatest KL divergence, in nats, between the policy before an update and after it. The
     epoch ends there, and a step beyond it is undone."""
 
@@ -132,7 +143,7 @@ class GeneralizedAdvantages(OnPolicy):
     """Advantages by generalised advantage estimation (Schulman et al. 2016), which V-trace corrects
     where another policy has played."""
 
-    gae_lambda: Fraction = 0.95
+    gae_lambda: Lambda = 0.95
     """Lambda of generalised advantages, from 0 (one step and the value after it) to 1 (the whole
     episode)."""
 
@@ -157,7 +168,7 @@ class Replay(AlgorithmSettings):
     warm_up_steps: CountOrZero = 1_000
     """Env steps before the first gradient step."""
 
-    batch_size: Count = 128
+    batch_size: BatchSize = 128
     """Steps drawn for each gradient step."""
 
     updates_per_step: UpdatesPerStep = 0.5
@@ -173,7 +184,7 @@ class Replay(AlgorithmSettings):
 class Sequences(Replay):
     """Replay of sequences of steps."""
 
-    batch_size: Count = 32
+    batch_size: BatchSize = 32
     """Sequences drawn for each gradient step."""
 
     sequence_length: Count = 20
@@ -216,13 +227,13 @@ class EpsilonGreedy:
     epsilon_start: Fraction = 1.0
     """Probability of a random action at the beginning of the run."""
 
-    epsilon_end: Fraction = 0.05
+    epsilon_end: EpsilonEnd = 0.05
     """Probability of a random action after `epsilon_steps`."""
 
-    epsilon_steps: CountOrZero = 10_000
+    epsilon_steps: Annotated[CountOrZero, Span(1_000, 50_000, log=True)] = 10_000
     """Env steps in which epsilon falls linearly from its start to its end."""
 
-    tau: Fraction = 0.005
+    tau: Tau = 0.005
     """Share by which the target network moves towards the trained one in each gradient step."""
 
     max_grad_norm: Positive = 10.0
@@ -233,21 +244,21 @@ class EpsilonGreedy:
 class Critics(Hindsight, Replay):
     """Critics of continuous actions, with target networks, and the policy that they teach."""
 
-    learning_rate: Positive = 3e-4
+    learning_rate: LearningRate = 3e-4
     """Step size of the policy's Adam."""
 
-    value_learning_rate: Positive = 3e-4
+    value_learning_rate: LearningRate = 3e-4
     """Step size of the critics' Adam."""
 
     capacity: Count = 1_000_000
     warm_up_steps: CountOrZero = 5_000
-    batch_size: Count = 256
+    batch_size: BatchSize = 256
     updates_per_step: UpdatesPerStep = 1.0
 
-    tau: Fraction = 0.005
+    tau: Tau = 0.005
     """Share by which the target networks move towards the trained ones in each gradient step."""
 
-    n_step: Count = 1
+    n_step: NStep = 1
     """The n of n-step returns: the number of rewards in a target before the bootstrapped value."""
 
     reward_scale: Positive = 1.0
@@ -269,5 +280,5 @@ class ActionNoise(Critics):
     warm_up_steps: CountOrZero = 5_000
     """Env steps before the first gradient step; until then the noise has standard deviation 1."""
 
-    noise: NonNegative = 0.1
+    noise: Noise = 0.1
     """Standard deviation of the noise that is added to actions, whose bounds are -1 and 1."""

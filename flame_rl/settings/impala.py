@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flame_rl.settings.checks import Count, Fraction, NonNegative, Positive, UpdatesPerStep
+from flame_rl.settings.checks import Count, EntropyCoefficient, Lambda, LearningRate, UpdatesPerStep
 from flame_rl.settings.groups import PolicyGradient, Sequences
 
 
@@ -20,13 +20,13 @@ class ImpalaSettings(PolicyGradient, Sequences):
         "CartPole-v1": {"iterations": 60, "first_episodes": 8},
     }
 
-    learning_rate: Positive = 2e-4
-    entropy_coefficient: NonNegative = 0.003
+    learning_rate: LearningRate = 2e-4
+    entropy_coefficient: EntropyCoefficient = 0.003
     updates_per_step: UpdatesPerStep = 0.05
 
     capacity: Count = 20_000
     """Steps of replayed experience; the oldest episodes make way for new ones. V-trace gives little
     weight to what the policy would no longer do, so that much more is of little use."""
 
-    trace_lambda: Fraction = 0.95
+    trace_lambda: Lambda = 0.95
     """Lambda of V-trace, from 0 (one step and the value after it) to 1 (the whole sequence)."""

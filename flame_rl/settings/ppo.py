@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from flame_rl.settings.checks import Count, Positive
+from flame_rl.settings.checks import Count, MaxKL, Minibatches, Positive, Span
 from flame_rl.settings.groups import (
     MILLION,
     MILLION_IN_LARGE_PARTS,
@@ -45,13 +45,13 @@ class PPOSettings(GeneralizedAdvantages):
     # In an unknown environment runs are short, and smaller steps cost more than they gain.
     learning_rate_decay: bool = False
 
-    minibatches: Count = 16
-    max_kl: Positive = 0.1
+    minibatches: Minibatches = 16
+    max_kl: MaxKL = 0.1
 
-    epochs: Count = 10
+    epochs: Annotated[Count, Span(1, 20, log=True)] = 10
     """Epochs over each batch."""
 
-    clip_range: Positive = 0.2
+    clip_range: Annotated[Positive, Span(0.1, 0.4)] = 0.2
     """Epsilon of the clipped objective: how far from 1 the probability ratio may go."""
 
     recompute_advantages: bool = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flame_rl.settings.checks import CountOrZero, Fraction, UpdatesPerStep
+from flame_rl.settings.checks import CountOrZero, Tau, UpdatesPerStep
 from flame_rl.settings.groups import EpsilonGreedy, Sequences
 
 
@@ -20,7 +20,7 @@ class R2D2Settings(EpsilonGreedy, Sequences):
     }
 
     updates_per_step: UpdatesPerStep = 0.1
-    tau: Fraction = 0.02
+    tau: Tau = 0.02
 
     burn_in: CountOrZero = 20
     """Steps before these that only bring the memory up to date, from an empty one; a sequence from

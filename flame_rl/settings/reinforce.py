@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from flame_rl.settings.checks import Count, Positive
+from flame_rl.settings.checks import Count, MaxKL, Span
 from flame_rl.settings.groups import SMALL_ACTIONS, OnPolicy
 from flame_rl.system.errors import UsageError
 
@@ -26,13 +26,13 @@ class ReinforceSettings(OnPolicy):
 
     # Without PPO's ratio, a policy that moves far in one epoch collapses; this limit stops few
     # good updates.
-    max_kl: Positive = 0.1
+    max_kl: MaxKL = 0.1
 
     baseline: Literal["none", "leave-one-out", "value"] = "value"
     """Baseline subtracted from the returns: nothing, the mean return of the other episodes at the
     same time step, or a value network."""
 
-    value_epochs: Count = 5
+    value_epochs: Annotated[Count, Span(1, 10, log=True)] = 5
     """Epochs of the value network over each batch; the policy makes one, and so do both with
     --shared-torso."""
 

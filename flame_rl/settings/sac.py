@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from flame_rl.settings.checks import Count, Number, Positive, SquashedStd
+from flame_rl.settings.checks import NStep, Number, Positive, Span, SquashedStd
 from flame_rl.settings.groups import PENDULUM, WIDE_LAYERS, Critics
 
 # Two robots that fall in their first episodes. With n_step 1 and learning rates of 7e-4 the return
@@ -62,7 +62,7 @@ class SACSettings(Critics):
         | {"learning_rate": 1e-3, "updates_per_step": 2.0, "target_entropy": -2.0},
     }
 
-    n_step: Count = 1
+    n_step: NStep = 1
     """The n of n-step returns: the number of rewards in a target before the bootstrapped value. All
     but the first, and the value, come with an entropy."""
 
@@ -73,7 +73,7 @@ class SACSettings(Critics):
     target_entropy: Number = -1.0
     """Entropy in nats, for each action dimension, at which the temperature keeps the policy."""
 
-    initial_temperature: Positive = 1.0
+    initial_temperature: Annotated[Positive, Span(0.05, 1.0, log=True)] = 1.0
     """The first weight of the entropy."""
 
     initial_std: SquashedStd = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flame_rl.settings.checks import Count, Fraction
+from flame_rl.settings.checks import Count, EpsilonEnd
 from flame_rl.settings.groups import WIDE_LAYERS, EpsilonGreedy, Replay
 
 
@@ -23,7 +23,7 @@ class SarsaSettings(EpsilonGreedy, Replay):
     """Steps of replayed experience; the oldest episodes make way for new ones. Without `expected`,
     targets take the next actions of the policies that played; few steps keep them recent."""
 
-    epsilon_end: Fraction = 0.02
+    epsilon_end: EpsilonEnd = 0.02
 
     expected: bool = True
     """Bootstrap the expectation over the next action of the latest policy; if False, the value of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flame_rl.settings.checks import Count, NonNegative
+from flame_rl.settings.checks import Count, Noise, NonNegative
 from flame_rl.settings.groups import PENDULUM, WIDE_LAYERS, ActionNoise
 
 
@@ -30,7 +30,7 @@ class TD3Settings(ActionNoise):
     policy_delay: Count = 2
     """Gradient steps of the critics for each one of the policy and the target networks."""
 
-    target_noise: NonNegative = 0.2
+    target_noise: Noise = 0.2
     """Standard deviation of the noise that smooths the target policy."""
 
     target_noise_clip: NonNegative = 0.5

@@ -120,6 +120,31 @@ def without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
     return kept
 
 
+def start_run(words: Sequence[str], prints: Path) -> subprocess.Popen[bytes]:
+    """A process of main.py with these words, which prints into a file."""
+    with prints.open("wb") as file:
+        # Ctrl-C in the terminal reaches this process alone, which tells the others once.
+        return subprocess.Popen(
+            [sys.executable, str(_MAIN), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+
+
+def _end_with_parent() -> None:
+    """However this process ends, every run is saved and ends, too."""
+    _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def errors_in(prints: Path) -> list[str]:
+    """The lines with errors that a run printed."""
+    lines = prints.read_text(errors="replace").split("\n")
+    return [line for line in lines if line.startswith("error: ")]
+
+
 def _supervise(
     runs: Sequence[SeedRun], words: Sequence[str], at_once: int, stop: StopSignal
 ) -> dict[int, int]:
@@ -131,7 +156,8 @@ def _supervise(
     while playing or (waiting and not stop.is_set()):
         while waiting and len(playing) < at_once and not stop.is_set():
             run = waiting.pop(0)
-            playing[run] = _start(run, words)
+            own = ("--seed", str(run.seed), "--output", str(run.folder))
+            playing[run] = start_run([*words, *own], run.prints)
         if stop.is_set() and not told:
             told = True
             for process in playing.values():
@@ -147,25 +173,6 @@ def _supervise(
         # Not `stop.wait`, which returns at once when it is set.
         time.sleep(_POLL_SECONDS)
     return codes
-
-
-def _start(run: SeedRun, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    own = ("--seed", str(run.seed), "--output", str(run.folder))
-    with run.prints.open("wb") as prints:
-        # Ctrl-C in the terminal reaches this process alone, which tells them once.
-        return subprocess.Popen(
-            [sys.executable, str(_MAIN), *words, *own],
-            stdin=subprocess.DEVNULL,
-            stdout=prints,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_end_with_parent,
-        )
-
-
-def _end_with_parent() -> None:
-    """However this process ends, every run is saved and ends, too."""
-    _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _row(run: SeedRun) -> RunRow | None:
@@ -185,9 +192,7 @@ def _how_far(run: SeedRun) -> str:
 def _how_it_ended(run: SeedRun, code: int) -> str:
     if code == 0:
         return f"done; {_how_far(run)}"
-    lines = run.prints.read_text(errors="replace").split("\n")
-    errors = [line for line in lines if line.startswith("error: ")]
-    return "; ".join([f"ended with exit code {code}", _how_far(run), *errors[-1:]])
+    return "; ".join([f"ended with exit code {code}", _how_far(run), *errors_in(run.prints)[-1:]])
 
 
 def _table(runs: Sequence[SeedRun]) -> str:

@@ -202,7 +202,7 @@ def test_the_command_draws_many_settings(make_run, tmp_path, capsys, suffix):
 def figure_of(monkeypatch):
     """Draws settings and returns the figure instead of writing it."""
     kept = []
-    monkeypatch.setattr(figures, "_save_and_show", lambda figure, path: kept.append(figure))
+    monkeypatch.setattr(figures, "save_and_show", lambda figure, path: kept.append(figure))
 
     def draw(*folders):
         figures.plot_settings(group_runs([read_run(folder) for folder in folders]), "curves.png")
@@ -309,7 +309,7 @@ def test_columns_are_curves_of_their_own(make_run, tmp_path, monkeypatch):
     assert columns_of(settings, ("reward_mean",))[0].name == settings[0].name
 
     kept = []
-    monkeypatch.setattr(figures, "_save_and_show", lambda figure, path: kept.append(figure))
+    monkeypatch.setattr(figures, "save_and_show", lambda figure, path: kept.append(figure))
     names = ("reward_mean", "reward_forward")
     plot([*map(str, runs), "--columns", *names, "--output", str(tmp_path / "parts.png")])
     (figure,) = kept
@@ -378,7 +378,7 @@ def drawn(monkeypatch):
     """The figures that the command draws, by the names of their files."""
     kept = {}
     monkeypatch.setattr(
-        figures, "_save_and_show", lambda figure, path: kept.update({path.name: figure})
+        figures, "save_and_show", lambda figure, path: kept.update({path.name: figure})
     )
     yield kept
     figures.plt.close("all")

@@ -1,0 +1,165 @@
+"""`main.py tune --env Acrobot-v1 --algorithm ppo --env-steps 100000`: search settings."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flame_rl.run.folder import hold_folder, path_to_show
+from flame_rl.settings.checks import Count
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.parse import parse, resumed_folder
+from flame_rl.settings.ranges import ranges_of
+from flame_rl.system.errors import UsageError
+from flame_rl.system.machine import available_cores
+from flame_rl.system.optional import require
+from flame_rl.system.output import say
+from flame_rl.system.signals import stop_on_signals
+from flame_rl.tools.pruning import Pruner
+
+if TYPE_CHECKING:
+    from flame_rl.tools.trials import Trial
+    from flame_rl.tools.tuning import Search
+
+DESCRIPTION = """Search the settings with which an algorithm learns best in an environment.
+
+Takes the flags of training, of which --env-steps is needed: how long each trial trains. Flags that
+are given are fixed; those with a range are searched (docs/tuning.md). With --resume STUDY a study
+goes on, and --trials may be given again."""
+
+# Flags that are the study's own.
+_OWN = ("--trials", "--parallel", "--pruner", "--search", "--output", "--resume")
+_SHOWN = 10
+_OTHER_SEEDS = (101, 102, 103)
+
+
+@dataclass(frozen=True)
+class TuneFlags:
+    """The flags of `tune` besides those of training."""
+
+    trials: Count = 50
+    """Number of trials. A resumed study may be given more."""
+
+    parallel: Count | None = None
+    """Trials side by side; none: one for each core. It changes which trials a trial learns from."""
+
+    pruner: Pruner = "median"
+    """Which trials end early. median: worse than half of the finished ones at the same number of
+    env steps; halving: in the worse half after an eighth, a quarter and a half of them."""
+
+    search: tuple[str, ...] = ()
+    """Names of flags to search, such as learning-rate; none: all that have a range and are not
+    given. What is given, too, is the first trial's."""
+
+
+def tune(arguments: Sequence[str]) -> int:
+    """Run the command. Returns 0, or 128 plus the number of the signal that ended it.
+
+    Raises:
+        UsageError: a flag is wrong, or the folder holds no study.
+        RunError: the first trials fail.
+    """
+    resumed = resumed_folder(arguments)
+    config, given = parse(arguments, prog="main.py tune", description=DESCRIPTION, extra=TuneFlags)
+    require("optuna", "optuna", "tune")
+    # Here and not above, so that --help and mistakes are answered at once.
+    from flame_rl.tools.seeds import without
+    from flame_rl.tools.tuning import STUDY_NAME, Study, read_study, run_trials, write_study
+
+    if resumed is None:
+        study = Study(
+            words=tuple(without(arguments, _OWN)),
+            search=given.search,
+            trials=given.trials,
+            parallel=given.parallel or available_cores(),
+            pruner=given.pruner,
+        )
+    else:
+        if more := [name for name in _flags(arguments) if name not in ("--resume", "--trials")]:
+            raise UsageError(f"{more[0]}: a resumed study has its own; only --trials may change")
+        study = read_study(resumed)
+        if "--trials" in _flags(arguments):
+            study = replace(study, trials=given.trials)
+        config, _ = parse(study.words)
+        config = config.changed(output=resumed)
+    searched = _search(study, config)
+    with stop_on_signals() as stop, hold_folder(config) as folder:
+        searched = replace(searched, folder=path_to_show(folder, Path.cwd()))
+        if resumed is None and (folder / STUDY_NAME).exists():
+            raise UsageError(
+                f"--output: {searched.folder} holds another study; name a new folder, or go on "
+                f"with --resume {searched.folder}"
+            )
+        write_study(folder, study)
+        names = ", ".join(name.replace("_", " ") for name in searched.ranges)
+        say(
+            f"Study {searched.folder}: {study.trials} trials of {searched.env_steps:,} env steps, "
+            f"{study.parallel} side by side\nSearched: {names}\n"
+        )
+        trials = run_trials(searched, stop)
+        _conclude(searched, trials)
+    return stop.exit_code
+
+
+def _search(study, config: TrainConfig) -> Search:
+    """What follows from a study and the configuration of its words. Raises UsageError."""
+    from flame_rl.tools.seeds import without
+    from flame_rl.tools.tuning import Search
+
+    if config.experiment.env_steps is None:
+        raise UsageError("--env-steps: the env steps of each trial, such as 100000")
+    if config.output.seeds:
+        raise UsageError("--seeds: all trials have the one --seed; train the best with others")
+    ranges = ranges_of(config, _flags(study.words), study.search)
+    words = without(study.words, [f"--{name.replace('_', '-')}" for name in ranges])
+    plain, _ = parse(words)
+    return Search(Path(), study, config, ranges, tuple(words), plain)
+
+
+def _flags(words: Sequence[str]) -> list[str]:
+    """The names of the flags on a command line, with hyphens."""
+    return [w.partition("=")[0].replace("_", "-") for w in words if w.startswith("--")]
+
+
+def _conclude(search: Search, trials: Sequence[Trial]) -> None:
+    """Print the best trials and how to go on, and draw the study."""
+    from flame_rl.report.grid import grid
+    from flame_rl.report.study import draw_best_so_far, draw_importances
+    from flame_rl.tools.trials import importances
+
+    done = [trial for trial in trials if trial.state == "done"]
+    if len(trials) < search.study.trials:
+        say(
+            f"\nSaved after {len(trials)} trials; go on with:\n"
+            f"  uv run --group tune main.py tune --resume {shlex.quote(str(search.folder))}"
+        )
+    if not done:
+        return
+    # Of equal scores the first.
+    best = sorted(done, key=lambda trial: trial.score, reverse=True)[:_SHOWN]
+    header = ("trial", "score", *(name.replace("_", " ") for name in search.ranges))
+    rows = [
+        (str(each.number), each.score, *(str(each.settings[name]) for name in search.ranges))
+        for each in best
+    ]
+    of = "evaluations" if search.config.experiment.evaluate_every else "training"
+    ends = {state: sum(trial.state == state for trial in trials) for state in ("pruned", "failed")}
+    say(
+        f"\nBest of {len(trials)} trials, {ends['pruned']} of them pruned and {ends['failed']} "
+        f"failed; the score is the mean return of {of} over the last tenth of the env steps:\n\n"
+        f"{grid(header, rows)}\n"
+    )
+    scores = [(trial.score, trial.state == "done") for trial in trials if not trial.failed]
+    title = f"{search.config.algorithm.title} on {search.config.experiment.env_name}"
+    drawn = [draw_best_so_far(search.folder / "best.png", scores, title)]
+    if shares := importances(search.ranges, trials):
+        drawn.append(draw_importances(search.folder / "importance.png", shares, title))
+    say(f"Pictures: {', '.join(map(str, drawn))}")
+    command = shlex.join(search.command(best[0].settings))
+    say(
+        "Train with the best settings and other seeds:\n"
+        f"  uv run main.py {command} --seeds {' '.join(map(str, _OTHER_SEEDS))}"
+    )

@@ -1,0 +1,127 @@
+"""`main.py tune`: whole studies, with trials that train."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import time
+
+import pytest
+
+pytest.importorskip("optuna", reason="uv run --group tune pytest")
+
+from flame_rl.run.folder import read_config
+from tests.helpers import SOON, run_here, start_main
+from tests.runs import assert_same_run, rows
+
+QUICK = ("--env", "cartpole", "--algorithm", "ppo", "--env-steps", "240", "--local")
+SEARCH = ("--search", "learning-rate", "epochs")
+FIRST = ("--steps-per-iter", "60", "--learning-rate", "1e-6")
+
+
+def trials_of(study) -> list[tuple]:
+    """Settings, values and end of each trial, as the file has them."""
+    lines = [json.loads(line) for line in (study / "trials.log").read_text().splitlines()]
+    return [
+        (trial["params"], trial["intermediate_values"], trial["state"])
+        for trial in lines
+        if "params" in trial
+    ]
+
+
+def test_a_study_ends_with_a_command_that_repeats_its_best_run(tmp_path):
+    words = ("tune", *QUICK, *FIRST, *SEARCH, "--trials", "2", "--output", "study")
+    done = run_here(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    study = tmp_path / "study"
+    first, second = (read_config(study / f"trial-00{number}") for number in (0, 1))
+    assert first.algorithm.learning_rate == 1e-6 and first.algorithm.epochs == 10
+    assert second.algorithm.learning_rate > 1e-6
+    assert (
+        second.changed(learning_rate=1e-6, epochs=10).to_data()["algorithm"]
+        == (first.to_data()["algorithm"])
+    )
+    assert {"best.png", "importance.png"} <= {path.name for path in study.iterdir()}
+    score, best = max(
+        (float(score), int(number))
+        for number, score in re.findall(r"^(\d)\s+([\d.]+) ", done.stdout, re.MULTILINE)
+    )
+    (command,) = re.findall(r"^  uv run main\.py (.*) --seeds 101 102 103$", done.stdout, re.M)
+    again = run_here(*shlex.split(command), "--workers", "0", "--output", "again", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert_same_run(tmp_path / "again", study / f"trial-00{best}")
+    assert trials_of(study)[best][1]["8"] == pytest.approx(score, abs=0.05)
+
+    more = run_here("tune", "--resume", "study", cwd=tmp_path)
+    assert more.returncode == 0 and command in more.stdout
+    assert "Best of 2 trials" in more.stdout
+    other = run_here(*words, cwd=tmp_path)
+    assert other.returncode == 2 and "study holds another study" in other.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["1", "2"])
+def test_a_killed_study_goes_on_as_if_it_had_never_died(tmp_path, parallel):
+    words = ("tune", *QUICK, *SEARCH, "--steps-per-iter", "30", "--trials", "7")
+    words += ("--parallel", parallel, "--pruner", "halving")
+    whole = run_here(*words, "--output", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    study = tmp_path / "killed"
+    resume = (*words, "--output", "killed")
+    # Killed when so many rows of the run of that trial are there.
+    for trial, row in ((0, 3), (2, 0), (4, 5)):
+        process = start_main(*resume, cwd=tmp_path, stdout=subprocess.DEVNULL)
+        until = time.monotonic() + SOON
+        run = study / f"trial-00{trial}"
+        while not run.exists() or rows(run) < row:
+            assert time.monotonic() < until and process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        resume = ("tune", "--resume", "killed")
+    done = run_here(*resume, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert trials_of(study) == trials_of(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_the_trials(tmp_path):
+    words = ("tune", *QUICK[:4], "--env-steps", "1000000", "--local", "--output", "study")
+    process = start_main(*words, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    until = time.monotonic() + SOON
+    while not all(rows(tmp_path / "study" / f"trial-00{number}") > 2 for number in (0, 1)):
+        assert time.monotonic() < until and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 130 and "tune --resume study" in output
+    assert (tmp_path / "study" / "trial-001" / "weights.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "--env-steps: the env steps of each trial"),
+        (("--env-steps", "9", "--seeds", "1", "2"), "--seeds: all trials have the one --seed"),
+        (("--env-steps", "9", "--search", "learning-rat"), "did you mean learning_rate"),
+        (("--env-steps", "9", "--search", "plot"), "--search: 'plot' has no range"),
+        (("--resume", "nowhere"), "nowhere holds no study"),
+        (("--resume", ".", "--pruner", "none"), "--pruner: a resumed study has its own"),
+        (("--env-steps", "9", "--tau", "0.1"), "--tau: a setting of"),
+    ],
+)
+def test_mistakes_are_named(words, message, tmp_path):
+    done = run_here("tune", *words, cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_damaged_study_is_named(tmp_path):
+    (tmp_path / "study").mkdir()
+    for text in ("{", "[]", '{"words": "x"}', "[" * 100_000):
+        (tmp_path / "study" / "study.json").write_text(text)
+        done = run_here("tune", "--resume", "study", cwd=tmp_path)
+        assert done.returncode == 2 and "study.json is no study" in done.stderr
