@@ -100,6 +100,8 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
     check_output(config)
     if config.output.tensorboard:
         require("flame_rl.report.tensorboard", "tensorboard", "tensorboard")
+    if (tracker := config.output.track) is not None:
+        require(tracker, tracker, tracker)
     if notice := where_collected(config):
         say(f"{notice}\n")
     with contextlib.ExitStack() as ending:
@@ -167,6 +169,7 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
     """Do and report the remaining iterations; save what was learned, whatever ends them."""
     from flame_rl.report import Reporters
     from flame_rl.report.console import ConsoleReporter
+    from flame_rl.report.scalars import settings_of
     from flame_rl.report.tables import (
         TIMING_NAME,
         TableReporter,
@@ -199,7 +202,11 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
     if config.output.tensorboard:
         from flame_rl.report.tensorboard import TensorBoardReporter
 
-        consumers.append(TensorBoardReporter(folder, done))
+        consumers.append(TensorBoardReporter(folder, done, settings_of(config)))
+    if config.output.track is not None:
+        from flame_rl.report.trackers import TrackReporter
+
+        consumers.append(TrackReporter(folder, config))
     reporters = Reporters(consumers)
     checkpoints = Checkpointer(folder, trainer, {t.path.name: t.text for t in tables})
 

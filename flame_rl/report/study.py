@@ -41,7 +41,7 @@ def draw_best_so_far(path: Path, trials: Sequence[tuple[float, bool]], title: st
     axes.set(xlabel="trial", ylabel="mean return", title=title)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
-    axes.legend(loc="best", framealpha=0.9)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     save_and_show(figure, path)
     return path
 
@@ -55,6 +55,8 @@ def draw_importances(path: Path, shares: Mapping[str, float], title: str) -> Pat
     axes.bar_label(bars, fmt="%.2f", padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.12)
-    axes.set(xlabel="importance for being among the best trials (shares of 1)", title=title)
+    axes.set(
+        xlabel="importance for being in the better half of the trials (shares of 1)", title=title
+    )
     save_and_show(figure, path)
     return path

@@ -8,8 +8,15 @@ from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.metadata import (
+    NULL_TENSOR,
+    SESSION_START_INFO_TAG,
+    create_summary_metadata,
+)
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from flame_rl.report.scalars import Settings, scalars_of
 from flame_rl.run.results import IterationResult, Totals
 
 FOLDER_NAME = "tensorboard"
@@ -18,46 +25,32 @@ FOLDER_NAME = "tensorboard"
 class TensorBoardReporter:
     """Writes scalars over env steps, on disk before the next iteration begins."""
 
-    def __init__(self, folder: Path, done: Totals) -> None:
+    def __init__(self, folder: Path, done: Totals, settings: Settings | None = None) -> None:
         """Begin a file of events. From its first step on, it replaces what is in earlier files of a
         run that was resumed or begins again.
 
         Args:
             folder: the run folder.
             done: totals of a resumed run when it starts again.
+            settings: by name, for the page of hyperparameters; the folder's name is the run's.
         """
+        name = folder.name
         folder = folder / FOLDER_NAME
         folder.mkdir(exist_ok=True)
-        name = f"events.out.tfevents.{time.time_ns() // 1000}.{os.getpid()}"
-        self._file = (folder / name).open("wb")
+        file = f"events.out.tfevents.{time.time_ns() // 1000}.{os.getpid()}"
+        self._file = (folder / file).open("wb")
         self._records = RecordWriter(self._file)
         self._write(Event(file_version="brain.Event:2"))
         log = SessionLog(status=SessionLog.START)
         first = done.env_steps + 1 if done.iterations else 0
         self._write(Event(session_log=log, step=first))
+        if settings:
+            self._write(Event(summary=Summary(value=[_hyperparameters(name, settings)])))
 
     def report(self, result: IterationResult) -> None:
-        timing = result.timing
-        scalars = {
-            "reward/mean": result.reward_mean,
-            "reward/std": result.reward_std,
-            "reward/min": result.reward_min,
-            "reward/max": result.reward_max,
-            **{f"reward/{name}": value for name, value in result.reward_parts.items()},
-            **{f"outcome/{name}": value for name, value in result.outcomes.items()},
-            "episodes/length_mean": result.length_mean,
-            "episodes/total": result.episodes,
-            **{f"update/{name}": value for name, value in result.losses.items()},
-            "speed/env_steps_per_second": timing.env_steps_per_second,
-            "seconds/collecting": timing.collecting,
-            "seconds/updating": timing.updating,
-            "seconds/waiting": timing.waiting,
-        }
-        if result.evaluation is not None:
-            scalars["seconds/evaluating"] = timing.evaluating
-            evaluation = result.evaluation.numbers()
-            scalars |= {f"evaluation/{name}": value for name, value in evaluation.items()}
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        values = [
+            Summary.Value(tag=tag, simple_value=value) for tag, value in scalars_of(result).items()
+        ]
         self._write(Event(summary=Summary(value=values), step=result.env_steps))
 
     def close(self) -> None:
@@ -67,3 +60,16 @@ class TensorBoardReporter:
         event.wall_time = time.time()
         self._records.write(event.SerializeToString())
         self._file.flush()
+
+
+def _hyperparameters(name: str, settings: Settings) -> Summary.Value:
+    start = SessionStartInfo(group_name=name, start_time_secs=time.time())
+    for key, value in settings.items():
+        if isinstance(value, bool):
+            start.hparams[key].bool_value = value
+        elif isinstance(value, str):
+            start.hparams[key].string_value = value
+        else:
+            start.hparams[key].number_value = value
+    data = create_summary_metadata(HParamsPluginData(session_start_info=start))
+    return Summary.Value(tag=SESSION_START_INFO_TAG, metadata=data, tensor=NULL_TENSOR)

@@ -105,6 +105,10 @@ class Output:
     tensorboard: bool = False
     """Write returns, metrics and timings for TensorBoard into the run folder."""
 
+    track: Annotated[Literal["wandb", "mlflow", "trackio"] | None, RARE] = None
+    """Report settings and every iteration to an experiment tracker. Variables of its own say where,
+    or that it stays offline."""
+
     plot: bool = False
     """Draw curves.png at the end, and show it where there is a display."""
 

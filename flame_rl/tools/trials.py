@@ -11,7 +11,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -126,16 +126,17 @@ def suggest(ranges: Ranges, seed: int, number: int, seen: Sequence[Trial]) -> di
 
 
 def importances(ranges: Ranges, trials: Sequence[Trial]) -> dict[str, float]:
-    """How much each setting has to do with being among the best tenth of the finished trials, as
-    shares of 1, the greatest first (PED-ANOVA, Watanabe et al. 2023). Empty where too few are
-    finished, or all are equal."""
-    done = [trial for trial in trials if trial.state == "done"]
-    if len({trial.score for trial in done}) < 2:
+    """How much each setting has to do with being in the better half of the trials, as shares of 1,
+    the greatest first (PED-ANOVA, Watanabe et al. 2023). A trial that was pruned counts by its last
+    value. Empty where there are too few trials, or all are equal."""
+    # As if each had kept its last value to its end.
+    ended = [replace(each, values=(each.score,) * RUNGS) for each in trials if not each.failed]
+    if len({trial.score for trial in ended}) < 2:
         return {}
     with _quiet():
-        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.5)
         found = optuna.importance.get_param_importances(
-            _in_memory(ranges, done), evaluator=evaluator, params=list(ranges)
+            _in_memory(ranges, ended), evaluator=evaluator, params=list(ranges)
         )
     return {name: share for name, share in found.items() if math.isfinite(share)}
 

@@ -65,7 +65,8 @@ def test_a_study_ends_with_a_command_that_repeats_its_best_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["1", "2"])
 def test_a_killed_study_goes_on_as_if_it_had_never_died(tmp_path, parallel):
-    words = ("tune", *QUICK, *SEARCH, "--steps-per-iter", "30", "--trials", "7")
+    words = ("tune", *QUICK[:4], "--env-steps", "1500", "--local", *SEARCH, "--trials", "7")
+    words += ("--steps-per-iter", "30", "--first-episodes", "1")
     words += ("--parallel", parallel, "--pruner", "halving")
     whole = run_here(*words, "--output", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -45,6 +46,25 @@ def scalars(run: Path) -> dict[str, dict[int, float]]:
     for events in curves.values():
         assert all(a.step < b.step for a, b in pairwise(events))
     return {tag: {event.step: event.value for event in curves[tag]} for tag in curves}
+
+
+def test_tensorboard_shows_the_settings_and_the_name_of_the_run(reported):
+    _, run = reported
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    metadata = pytest.importorskip("tensorboard.plugins.hparams.metadata")
+    found = accumulators.EventAccumulator(str(run / "tensorboard")).Reload()
+    content = found.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    start = metadata.parse_session_start_info_plugin_data(content)
+    assert start.group_name == "run"
+    saved = json.loads((run / "config.json").read_text())
+    shown = {
+        name: getattr(value, value.WhichOneof("kind")) for name, value in start.hparams.items()
+    }
+    assert shown["algorithm"] == saved["algorithm"]["name"]
+    assert shown["learning_rate"] == saved["algorithm"]["learning_rate"]
+    assert shown["gamma"] == saved["experiment"]["gamma"]
+    assert shown["hidden_sizes"].split() == list(map(str, saved["experiment"]["hidden_sizes"]))
+    assert shown["env_steps"] == "none"
 
 
 def table(run: Path, name: str) -> list[dict[str, float]]:

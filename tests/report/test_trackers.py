@@ -1,0 +1,145 @@
+"""--track: what trackers get, with each of them where it is installed, and with a stand-in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import run_here, run_main
+
+RUN = (
+    *("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "60", "--iterations", "3"),
+    *("--evaluate-every", "2", "--evaluate-episodes", "2", "--max-episode-steps", "30"),
+    *("--learning-rate-decay", "False", "--workers", "0", "--local", "--output", "run"),
+)
+
+# Writes down all that it gets; `wandb` as far as it is used.
+STAND_IN = """
+import json, os
+from pathlib import Path
+log = Path(os.environ["TOLD"])
+def tell(*what):
+    with log.open("a") as file:
+        print(json.dumps(what, default=str), file=file)
+class Settings:
+    def __init__(self, **_): pass
+class Run:
+    def define_metric(self, *names, **how): tell("metric", names, how)
+    def log(self, numbers):
+        if os.environ.get("FAILS"): raise RuntimeError("no route to the tracker")
+        tell("log", numbers)
+    def finish(self): tell("finish")
+def init(**options):
+    tell("init", options)
+    return Run()
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    (tmp_path / "wandb.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    yield tmp_path / "told.txt"
+    sys.modules.pop("wandb", None)
+
+
+def metrics(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_tracker_gets_settings_metrics_and_evaluations_and_the_same_run_again(stand_in, tmp_path):
+    environment = {"TOLD": str(stand_in)}
+    done = run_here(*RUN, "--track", "wandb", cwd=tmp_path, environment=environment)
+    assert done.returncode == 0 and not done.stderr
+    told = [json.loads(line) for line in stand_in.read_text().splitlines()]
+    (_, options), *_ = told
+    assert options["config"]["algorithm"] == "ppo" and options["config"]["hidden_sizes"] == "64 64"
+    assert options["name"] == "run" and options["project"] == "flame-rl"
+    logs = [what[1] for what in told if what[0] == "log"]
+    rows = metrics(tmp_path / "run")
+    assert [log["reward/mean"] for log in logs] == [float(row["reward_mean"]) for row in rows]
+    assert [log["env_steps"] for log in logs] == [int(row["env_steps"]) for row in rows]
+    assert ["evaluation/reward_mean" in log for log in logs] == [False, True, True]
+    assert told[-1] == ["finish"]
+    more = run_here(
+        *("--resume", "run", "--iterations", "4"), cwd=tmp_path, environment=environment
+    )
+    assert more.returncode == 0
+    told = [json.loads(line) for line in stand_in.read_text().splitlines()]
+    again = [what[1]["id"] for what in told if what[0] == "init"]
+    assert len(again) == 2 and again[0] == again[1]
+
+
+def test_a_tracker_that_fails_costs_no_run(stand_in, tmp_path):
+    plain = run_here(*RUN[:-1], "plain", cwd=tmp_path)
+    assert plain.returncode == 0
+    done = run_here(
+        *(*RUN, "--track", "wandb"),
+        cwd=tmp_path,
+        environment={"TOLD": str(stand_in), "FAILS": "1"},
+    )
+    assert done.returncode == 0
+    assert done.stderr == "warning: TrackReporter stops reporting: no route to the tracker\n"
+    for name in ("metrics.csv", "evaluations.csv"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+    assert '"track"' not in (tmp_path / "plain" / "config.json").read_text()
+
+
+def test_a_tracker_that_is_not_there_is_named_at_once(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    done = run_here(*RUN, "--track", "mlflow", cwd=tmp_path)
+    assert done.returncode == 2 and "uv run --group mlflow main.py" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+def test_each_tracker_offline(name, tmp_path):
+    pytest.importorskip(name, reason=f"uv run --group {name} pytest")
+    variables = {
+        "WANDB_MODE": "offline",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+    }
+    done = run_main(*RUN, "--track", name, cwd=tmp_path, environment=variables)
+    assert done.returncode == 0 and "TrackReporter" not in done.stderr, done.stderr
+    more = run_main(*("--resume", "run", "--iterations", "4"), cwd=tmp_path, environment=variables)
+    assert more.returncode == 0 and "TrackReporter" not in more.stderr, more.stderr
+    last = float(metrics(tmp_path / "run")[-1]["reward_mean"])
+    assert READ[name](tmp_path) == pytest.approx(last)
+
+
+def _in_wandb(folder: Path) -> float:
+    """The last row's, if it is somewhere in the file, which has a form of its own."""
+    files = sorted(folder.glob("run/wandb/offline-run-*/*.wandb"))
+    assert len({file.name for file in files}) == 1 and len(files) == 2
+    last = metrics(folder / "run")[-1]["reward_mean"]
+    assert b"reward/mean" in files[-1].read_bytes()
+    return float(last) if last.encode() in files[-1].read_bytes() else float("nan")
+
+
+def _in_mlflow(folder: Path) -> float:
+    rows = _rows(folder / "mlflow.db", "select value from latest_metrics where key='reward/mean'")
+    assert len(_rows(folder / "mlflow.db", "select run_uuid from runs")) == 1
+    return rows[-1][0]
+
+
+def _in_trackio(folder: Path) -> float:
+    (file,) = folder.glob("trackio/*.db")
+    rows = _rows(file, "select metrics from metrics order by id")
+    return json.loads(rows[-1][0])["reward/mean"]
+
+
+def _rows(path: Path, query: str) -> list[tuple]:
+    with sqlite3.connect(path) as connection:
+        return connection.execute(query).fetchall()
+
+
+READ = {"wandb": _in_wandb, "mlflow": _in_mlflow, "trackio": _in_trackio}
