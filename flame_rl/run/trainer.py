@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 Callback = Callable[[IterationResult], Literal["stop"] | None]
 
 # Settings that the command line carries out, and not the Trainer.
-REPORTS = ("output", "seeds", "tensorboard", "plot", "verbose")
+REPORTS = ("output", "seeds", "tensorboard", "track", "plot", "verbose")
 
 
 class Trainer:

@@ -56,7 +56,7 @@ def project(tmp_path):
 
 
 # What the dependency groups of the pages' commands bring.
-GROUPS = {"agents": ("mpe2", "Box2D")}
+GROUPS = {"tune": ("optuna",), "agents": ("mpe2", "Box2D")}
 
 # Begins the name of a package that `uv run` brings along for a command.
 WITH = "--with "
@@ -88,6 +88,7 @@ for words in json.loads(sys.argv[1]):
         ("action-masks", False),
         ("critic-observations", False),
         pytest.param("runs", False, marks=pytest.mark.slow),
+        pytest.param("tuning", False, marks=pytest.mark.slow),
         ("goals", False),
         ("demonstrations", False),
         pytest.param("memory", True, marks=pytest.mark.slow),
@@ -212,7 +213,12 @@ def with_values(words: list[str]) -> list[str]:
 def shortened(words: list[str]) -> list[str]:
     """The same command with four iterations, which is more than a replay learner's warm-up, of at
     most a thousand steps in short episodes, and without workers."""
-    limits = (("--iterations", 4), ("--env-steps", 1000), ("--steps-per-iter", 1000))
+    limits = (
+        ("--iterations", 4),
+        ("--trials", 2),
+        ("--env-steps", 1000),
+        ("--steps-per-iter", 1000),
+    )
     for flag_name, most in limits:
         if flag_name in words:
             place = words.index(flag_name) + 1

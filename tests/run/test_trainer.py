@@ -524,9 +524,9 @@ def test_an_environment_alone_is_a_configuration():
         assert trainer.config == TrainConfig("cartpole", device="cpu")
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "plot", "verbose", "output"])
+@pytest.mark.parametrize("name", ["tensorboard", "track", "plot", "verbose", "output"])
 def test_settings_that_a_trainer_would_ignore_are_refused(name, tmp_path):
-    value = tmp_path if name == "output" else True
+    value = {"output": tmp_path, "track": "wandb"}.get(name, True)
     with pytest.raises(UsageError, match=f"^{name}: a Trainer prints nothing.* --{name}$"):
         make(**{name: value})
     with make() as trainer:
