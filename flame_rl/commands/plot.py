@@ -31,7 +31,7 @@ class PlotCommand:
     """Run folders, or folders of them; of one environment or of several."""
 
     columns: tuple[str, ...] = ()
-    """Columns of metrics.csv, a curve for each; evaluation: the mean return of evaluations. None:
+    """Columns of metrics.csv, a curve for each; evaluation: the mean return of evaluations. By default
     evaluations in environments where all runs have some, elsewhere reward_mean."""
 
     output: Path = Path("curves.png")

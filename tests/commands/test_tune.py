@@ -32,6 +32,7 @@ def trials_of(study) -> list[tuple]:
     ]
 
 
+@pytest.mark.slow
 def test_a_study_ends_with_a_command_that_repeats_its_best_run(tmp_path):
     words = ("tune", *QUICK, *FIRST, *SEARCH, "--trials", "2", "--output", "study")
     done = run_here(*words, cwd=tmp_path)
