@@ -31,8 +31,8 @@ class PlotCommand:
     """Run folders, or folders of them; of one environment or of several."""
 
     columns: tuple[str, ...] = ()
-    """Columns of metrics.csv, a curve for each; evaluation: the mean return of evaluations. By default
-    evaluations in environments where all runs have some, elsewhere reward_mean."""
+    """Columns of metrics.csv, a curve for each; evaluation: the mean return of evaluations. By
+    default evaluations in environments where all runs have some, elsewhere reward_mean."""
 
     output: Path = Path("curves.png")
     """The picture, .png or .svg; what is not legible in one goes on in others, as curves-2.png."""
