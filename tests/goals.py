@@ -76,7 +76,7 @@ class Bits(GoalEnv):
         return self.reached(achieved_goal, desired_goal)
 
 
-class MaskedBits(Bits):
+class MaskedGoals(Bits):
     """The bit that was flipped last stays as it is."""
 
     def reset(self, **options):
@@ -194,7 +194,7 @@ class Informed(Free):
         return info["paid"]
 
 
-for kind in (Bits, MaskedBits, Ending):
+for kind in (Bits, MaskedGoals, Ending):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=BITS)
 for kind in (Point, Maze, Panda, Old, Mute, Paid, Free, Silent, Listing, Dividing, Informed):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=8)

@@ -45,7 +45,8 @@ def collect(team: Team, request: CollectRequest, workers: int, withdrawn=lambda:
 
 
 def test_it_gives_what_one_worker_does_whatever_their_number(team: Team) -> None:
-    for workers, episodes in ((1, 5), (2, 23), (3, 4)):
+    # Enough that each of them takes some before the others have played all.
+    for workers, episodes in ((1, 5), (2, 23), (3, 200)):
         request = request_for("CartPole-v1", range(3, 3 + episodes))
         expected = collect_episodes(SNAPSHOT, request, plain("CartPole-v1"))
         assert_same_episodes(collect(team, request, workers), expected)

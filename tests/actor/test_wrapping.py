@@ -223,10 +223,6 @@ def test_an_untrained_policy_is_watched_with_them(tmp_path):
     flags = ("watch", *FLAGS[:2], *GIVEN, "--video", "film.gif")
     watched = run_here(*flags, "--untrained", cwd=tmp_path)
     assert "Episode 0: return 18.0 in 3 steps" in watched.stdout, watched.stderr
-    refused = run_here("watch", "run", *GIVEN, "--video", "film.gif", cwd=tmp_path)
-    assert (
-        refused.returncode == 2 and "--env-kwargs, --wrapper: a run has its own" in refused.stderr
-    )
 
 
 def test_a_function_that_makes_environments_gets_the_arguments():

@@ -37,7 +37,7 @@ OPTIONS = {
 RUNS = [
     ("dqn", "Bits", {"prioritized": True, "n_step": 3, "distribution": "quantiles", "atoms": 5}),
     ("dqn", "Bits", {"hindsight": "final", "frame_stack": 3, "demonstrations": "bits.npz"}),
-    ("dqn", "MaskedBits", {"n_step": 2, "dueling": True}),
+    ("dqn", "MaskedGoals", {"n_step": 2, "dueling": True}),
     ("ddpg", "Point", {"n_step": 2}),
     (
         "td3",

@@ -17,6 +17,7 @@ import pytest
 from flame_rl.learner.learner import Learner
 from flame_rl.run.saved import checkpoint, resume, retention
 from flame_rl.run.saved.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
+from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire import packing
@@ -172,7 +173,7 @@ def test_flags_that_would_make_it_another_run_are_refused(flags, difference, kil
 
 def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
     """What decides the result, but the number of iterations or env steps."""
-    free = ("iterations", "env_steps")
+    free = ("iterations", "env_steps", "stop_at")
     saved = TrainConfig(algorithm="ppo")
     others = {
         "max_grad_norm": 0.25,
@@ -188,17 +189,23 @@ def test_every_field_is_either_checked_or_allowed_to_change(killed, tmp_path):
         "env_kwargs": ("size=3",),
         "wrapper": ("my_env:Wrapped",),
         "observe": ("camera",),
+        "policy_observations": ("camera",),
+        "from_": Path("runs/another"),
+        "demonstrations": "some.npz",
     }
     # These are refused alone.
     auxiliary = {"shared_torso": True, "auxiliary": ("mine:Loss",), "auxiliary_weights": (2.0,)}
+    begun = {"from_": Path("runs/another"), "from_digest": "0" * 64}
+    shown = {"demonstrations": "some.npz", "demonstrations_digest": "0" * 64}
+    together = dict.fromkeys(auxiliary, auxiliary)
+    together |= {"from_digest": begun, "demonstrations_digest": shown}
     for part in ("experiment", "algorithm"):
         for name, value in vars(getattr(saved, part)).items():
             usual = {bool: not value, float: 0.5}.get(type(value), 7)
             other = others.get(name, usual)
-            changed = saved.changed(**(auxiliary if name in auxiliary else {name: other}))
-            found = differences(saved, changed)
+            found = differences(saved, saved.changed(**together.get(name, {name: other})))
             assert bool(found) == (name not in free), name
-            assert name in free or "--" + name.replace("_", "-") in found
+            assert name in free or flag(name) in found
     more = {"workers": 1, "local": True, "simulator": "plain", "plot": True, "checkpoint_every": 3}
     assert not differences(saved, saved.changed(**more))
 

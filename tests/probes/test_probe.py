@@ -43,7 +43,7 @@ VARIANTS = [
     pytest.param({"algorithm": "reinforce", "baseline": "leave-one-out"}, id="leave-one-out"),
     pytest.param({"algorithm": "reinforce", "baseline": "value"}, id="reinforce with values"),
     pytest.param({"algorithm": "a2c"}, id="a2c"),
-    pytest.param({"algorithm": "ppo", "epochs": 3}, id="ppo"),
+    pytest.param({"algorithm": "ppo", "epochs": 3, "learning_rate_decay": True}, id="ppo"),
 ]
 
 
