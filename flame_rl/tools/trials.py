@@ -74,7 +74,7 @@ class Trial:
         return self.values[-1] if self.values else None
 
 
-class Journal:
+class TrialsFile:
     """The file of a study's trials. The caller sees to it that one process has it at a time.
 
     Attributes:

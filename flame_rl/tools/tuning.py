@@ -34,7 +34,7 @@ from flame_rl.system.output import say
 from flame_rl.system.signals import StopSignal
 from flame_rl.tools.pruning import RUNGS, Pruner, goes_on, mean_return, score_at
 from flame_rl.tools.seeds import errors_in, share_of, start_run
-from flame_rl.tools.trials import Journal, Trial, suggest
+from flame_rl.tools.trials import Trial, TrialsFile, suggest
 from flame_rl.wire.fields import Length, WireError, from_data, to_data
 
 STUDY_NAME = "study.json"
@@ -166,7 +166,7 @@ def run_trials(search: Search, stop: StopSignal) -> list[Trial]:
         UsageError: a file of the study is damaged, or was made by other versions.
     """
     study = search.study
-    journal = Journal(search.folder / TRIALS_NAME, search.ranges)
+    journal = TrialsFile(search.folder / TRIALS_NAME, search.ranges)
     done, finished, playing = journal.trials, {}, {}
     following = len(done)
     while len(done) < study.trials and not stop.is_set():

@@ -19,7 +19,7 @@ from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.signals import StopSignal
 from flame_rl.tools import tuning
 from flame_rl.tools.pruning import RUNGS
-from flame_rl.tools.trials import Journal, Trial, importances, suggest
+from flame_rl.tools.trials import Trial, TrialsFile, importances, suggest
 from flame_rl.tools.tuning import Study, run_trials
 
 WORDS = ("--env", "cartpole", "--algorithm", "ppo", "--env-steps", "800")
@@ -98,7 +98,7 @@ def test_a_study_is_the_same_whatever_dies(runs, tmp_path, monkeypatch, capsys):
     assert again == whole
 
     # It dies before a trial is written, and when a run has just begun, of several trials.
-    moments = {(Journal, "add"): (2, 3, 3), (tuning, "start_run"): (2, 3, 1)}
+    moments = {(TrialsFile, "add"): (2, 3, 3), (tuning, "start_run"): (2, 3, 1)}
     search = search_in(tmp_path / "killed")
     for (place, name), counts in moments.items():
         for count in counts:
@@ -107,7 +107,7 @@ def test_a_study_is_the_same_whatever_dies(runs, tmp_path, monkeypatch, capsys):
             def dying(*arguments, function=function, left=left):
                 left[0] -= 1
                 if not left[0]:
-                    if function is not Journal.add:
+                    if function is not TrialsFile.add:
                         function(*arguments)
                     raise DiedError
                 return function(*arguments)
@@ -180,14 +180,14 @@ def test_settings_that_another_version_chose_are_refused(runs, tmp_path):
 )
 def test_a_damaged_file_is_refused(tmp_path, damage):
     path = tmp_path / "trials.log"
-    journal = Journal(path, RANGES)
+    journal = TrialsFile(path, RANGES)
     for number in range(2):
         journal.add(Trial(number, {"learning_rate": 1e-3, "gamma": "0.99"}, (1.0, 2.0)))
     text = path.read_text()
     assert damage(text) != text
     path.write_text(damage(text))
     with pytest.raises(UsageError, match=r"trials\.log: no trials of this study"):
-        Journal(path, RANGES)
+        TrialsFile(path, RANGES)
 
 
 def test_half_a_line_is_dropped_and_written_again(tmp_path):
@@ -197,16 +197,16 @@ def test_half_a_line_is_dropped_and_written_again(tmp_path):
         Trial(1, {"learning_rate": 1e-3, "gamma": "0.9"}, (), failed=True),
         Trial(2, {"learning_rate": 2e-3, "gamma": "0.9"}, (1.0, 2.0)),
     ]
-    journal = Journal(path, RANGES)
+    journal = TrialsFile(path, RANGES)
     for trial in trials:
         journal.add(trial)
-    assert Journal(path, RANGES).trials == trials
+    assert TrialsFile(path, RANGES).trials == trials
     data = path.read_bytes()
     path.write_bytes(data[:-20])
-    journal = Journal(path, RANGES)
+    journal = TrialsFile(path, RANGES)
     assert journal.trials == trials[:2]
     journal.add(trials[2])
-    assert Journal(path, RANGES).trials == trials
+    assert TrialsFile(path, RANGES).trials == trials
 
 
 def test_what_is_suggested_is_in_its_range_and_nearer_to_what_was_good():
@@ -240,5 +240,5 @@ def test_no_pickle_is_read(tmp_path, monkeypatch):
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, refuse)
     path = tmp_path / "trials.log"
-    Journal(path, RANGES).add(Trial(0, {"learning_rate": 1e-3, "gamma": "0.9"}, (1.0,) * RUNGS))
-    assert suggest(RANGES, 0, 1, Journal(path, RANGES).trials)
+    TrialsFile(path, RANGES).add(Trial(0, {"learning_rate": 1e-3, "gamma": "0.9"}, (1.0,) * RUNGS))
+    assert suggest(RANGES, 0, 1, TrialsFile(path, RANGES).trials)
