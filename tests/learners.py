@@ -16,6 +16,7 @@ import model
 from flame_rl.learner.demonstrations.conversion import flattened
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.learner import make_learner as learner_of_config
+from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.slices import accumulate
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Loss, Network, Samples, differentiate
@@ -88,6 +89,22 @@ def gradient_of(
 ) -> dict[str, float]:
     """Write the gradient of a mean loss to `gradient`, as an update does; returns its numbers."""
     return accumulate(partial(differentiate, network, loss), network, samples, gradient)
+
+
+def by_hand_and_by_autograd(
+    network: TrainedNetwork, columns: Samples, observations: np.ndarray
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Each output, and then the gradient, of a network by hand and of the same one by autograd, for
+    random slopes of the outputs."""
+    results = []
+    for way in (network.network, AutogradNetwork(network.module)):
+        forward = way.forward(columns | {"inputs": way.prepare(observations)})
+        slopes = np.random.default_rng(3)
+        of_outputs = [slopes.standard_normal(o.shape).astype(np.float32) for o in forward.outputs]
+        gradient = np.full_like(network.adam.gradient, np.nan)
+        forward.to_parameters(tuple(of_outputs), gradient)
+        results.append((*forward.outputs, gradient))
+    return list(zip(*results, strict=True))
 
 
 def step_down(trained: TrainedNetwork, samples: Samples, loss: Loss, rate: float) -> dict:

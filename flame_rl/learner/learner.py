@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from gymnasium import spaces
 
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
@@ -20,6 +19,7 @@ from flame_rl.learner.training.flat import modules_in, refuse_common_parameters,
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import Critics, PolicyGradient, Replay
 from flame_rl.system.errors import UsageError
+from flame_rl.wire.inputs import why_no_keys
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
 
 def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> None:
     """Raise UsageError for keys that the policy alone cannot observe."""
-    keys, settings, space = config.experiment.policy_observations, config.algorithm, None
+    keys, settings = config.experiment.policy_observations, config.algorithm
     if not keys:
         return
     name = "--policy-observations"
@@ -210,16 +210,8 @@ def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> N
             f"{name}: with --shared-torso policy and values are one network, which observes the "
             "same; leave one of the two out"
         )
-    space = spec.observation_space
-    if not isinstance(space, spaces.Dict):
-        raise UsageError(
-            f"{name}: {' '.join(keys)}, and the observation space of {spec.env_id} is no Dict, "
-            f"whose keys it names: {str(space)[:200]}; leave the flag out"
-        )
-    for key in keys:
-        if key not in space.spaces:
-            there = ", ".join(space.spaces)[:200]
-            raise UsageError(f"{name}: {spec.env_id} observes no {key!r}; it has {there}")
+    if why := why_no_keys(spec.env_id, spec.observation_space, keys):
+        raise UsageError(f"{name}: {why}")
 
 
 def _named(name: str) -> Any:

@@ -133,6 +133,19 @@ def keys_alone(space: spaces.Dict, keys: Sequence[str]) -> tuple[spaces.Dict, li
     return own, [place for part in parts for place in range(part.start, part.stop)]
 
 
+def why_no_keys(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> str:
+    """Why these keys do not name parts of an environment's observations; "" where they do."""
+    if not isinstance(space, spaces.Dict):
+        return (
+            f"{' '.join(keys)}, and the observation space of {env_id} is no Dict, whose keys it "
+            f"names: {str(space)[:200]}; leave the flag out"
+        )
+    for key in keys:
+        if key not in space.spaces:
+            return f"{env_id} observes no {key!r}; it has {', '.join(space.spaces)[:200]}"
+    return ""
+
+
 def observation_dtype(space: gymnasium.Space) -> str:
     """The type of a flattened observation with all its inputs side by side: "uint8" of a single
     input of one byte, such as a picture; of all others "float32"."""

@@ -11,7 +11,6 @@ from gymnasium import spaces
 
 import model
 from flame_rl.learner.learner import make_learner
-from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of
@@ -24,7 +23,7 @@ from flame_rl.tools.onnx_file import check_onnx, to_onnx
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
-from tests.learners import make_config
+from tests.learners import by_hand_and_by_autograd, make_config
 
 NUMBERS = {
     "arm": spaces.Box(-1, 1, (3,), np.float32),
@@ -135,15 +134,7 @@ def test_it_learns_by_hand_as_by_autograd(algorithm):
     assert type(network.network) is NetworkByHand
     _, flat = observations(NUMBERS, 64)
     columns = {"actions": np.random.default_rng(2).integers(0, 3, 64, np.int32)}
-    results = []
-    for way in (network.network, AutogradNetwork(network.module)):
-        forward = way.forward(columns | {"inputs": way.prepare(flat[:, 0])})
-        slopes = np.random.default_rng(3)
-        of_outputs = [slopes.standard_normal(o.shape).astype(np.float32) for o in forward.outputs]
-        gradient = np.full_like(network.adam.gradient, np.nan)
-        forward.to_parameters(tuple(of_outputs), gradient)
-        results.append((*forward.outputs, gradient))
-    for ours, theirs in zip(*results, strict=True):
+    for ours, theirs in by_hand_and_by_autograd(network, columns, flat[:, 0]):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 * np.abs(theirs).max())
 
 

@@ -26,7 +26,7 @@ from flame_rl.nets.onnx_graph import Graph
 from flame_rl.tools.onnx_file import check_onnx, to_onnx
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
 from flame_rl.wire.messages import EnvironmentSpec
-from tests.learners import make_config
+from tests.learners import by_hand_and_by_autograd, make_config
 
 
 class GainLayer(LayerByHand):
@@ -116,15 +116,7 @@ def test_it_learns_by_hand_as_by_autograd(make):
     assert type(trained(make, OtherGain).network) is AutogradNetwork
     rng = np.random.default_rng(2)
     columns = {"actions": rng.integers(0, 3, 64, np.int32)}
-    results = []
-    for way in (network.network, AutogradNetwork(network.module)):
-        forward = way.forward(columns | {"inputs": way.prepare(observations())})
-        slopes = np.random.default_rng(3)
-        of_outputs = [slopes.standard_normal(o.shape).astype(np.float32) for o in forward.outputs]
-        gradient = np.full_like(network.adam.gradient, np.nan)
-        forward.to_parameters(tuple(of_outputs), gradient)
-        results.append((*forward.outputs, gradient))
-    for ours, theirs in zip(*results, strict=True):
+    for ours, theirs in by_hand_and_by_autograd(network, columns, observations()):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())
 
 

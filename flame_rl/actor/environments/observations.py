@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.failure import unusable
-from flame_rl.wire.inputs import ObservationPart, keys_alone
+from flame_rl.wire.inputs import ObservationPart, keys_alone, why_no_keys
 
 
 def observed_space(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> gymnasium.Space:
@@ -22,16 +22,8 @@ def observed_space(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> 
     SimulatorError of kind "environment" if it has no such keys."""
     if not keys:
         return space
-    if not isinstance(space, spaces.Dict):
-        raise unusable(
-            f"--observe: {' '.join(keys)}, and the observation space of {env_id} is no Dict, whose "
-            f"keys it names: {str(space)[:200]}; leave the flag out"
-        )
-    for key in keys:
-        if key not in space.spaces:
-            raise unusable(
-                f"--observe: {env_id} observes no {key!r}; it has {', '.join(space.spaces)[:200]}"
-            )
+    if why := why_no_keys(env_id, space, keys):
+        raise unusable(f"--observe: {why}")
     return keys_alone(space, keys)[0]
 
 
