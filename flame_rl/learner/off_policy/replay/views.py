@@ -56,20 +56,23 @@ def n_step(
     Raises:
         ValueError: a position that the store does not keep.
     """
-    rows, left = store.rows(positions), np.minimum(store.left(positions), n)
+    rows, count = store.rows(positions), np.minimum(store.left(positions), n)
     # An episode that ends before is followed by its last row, whose reward is 0.
-    steps = np.minimum(np.arange(n + 1), left[:, None])
+    steps = np.minimum(np.arange(n + 1), count[:, None])
     read = store.read(rows[:, None] + steps, store.times(positions)[:, None] + steps)
-    # With another goal an episode may end before its last step.
-    going_on = np.cumprod(read["continues"][:, : n - 1], axis=1).sum(axis=1)
-    count = np.minimum(left, 1 + going_on.astype(np.int64))
+    each = np.arange(len(rows))
+    if not read["continues"][:, : n - 1].all():
+        # With another goal an episode may end before its last step.
+        going_on = np.cumprod(read["continues"][:, : n - 1], axis=1).sum(axis=1)
+        count = np.minimum(count, 1 + going_on.astype(np.int64))
+        read["rewards"][:, :n] *= np.arange(n) < count[:, None]
+        for name in _OBSERVED & read.keys():
+            read[name][:, n] = read[name][each, count]
     powers = np.power(float(discount), np.arange(n + 1))
     columns = {name: column[:, 0] for name, column in read.items()}
-    taken = read["rewards"][:, :n] * (np.arange(n) < count[:, None])
-    columns["rewards"] = (taken @ powers[:n]).astype(np.float32)
-    each = np.arange(len(rows))
+    columns["rewards"] = (read["rewards"][:, :n] @ powers[:n]).astype(np.float32)
     for name in _OBSERVED & read.keys():
-        columns[f"next_{name}"] = read[name][each, count]
+        columns[f"next_{name}"] = read[name][:, n]
     continues = read["continues"][each, count - 1]
     columns["discounts"] = (continues * powers[count]).astype(np.float32)
     del columns["continues"]
