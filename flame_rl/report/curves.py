@@ -261,9 +261,10 @@ def _name(config: TrainConfig, all_configs: list[TrainConfig]) -> str:
         if (values["env"], values["algorithm"]) == (mine["env"], mine["algorithm"])
     ]
     differing = [name for name in mine if any(other[name] != mine[name] for other in rivals)]
-    if "from_" in differing:
-        # The path says enough.
-        differing.remove("from_digest")
+    # The path says enough.
+    for path, digest in (("from_", "from_digest"), ("demonstrations", "demonstrations_digest")):
+        if path in differing:
+            differing.remove(digest)
     # What is not there needs no words: the others have them.
     words = [
         f"{name.rstrip('_').replace('_', ' ')} {_shown(mine[name])}"

@@ -93,13 +93,15 @@ def test_seeds_of_one_setting_are_grouped_and_named_by_what_differs(make_run):
     ]
 
 
-def test_of_runs_that_begin_with_others_the_path_is_named_and_not_the_digest(make_run):
-    begun = {"from_": "runs/a", "from_digest": "0" * 64}
+@pytest.mark.parametrize("name", ["from", "demonstrations"])
+def test_what_runs_begin_with_is_named_by_its_path_and_not_its_digest(name, make_run):
+    field = "from_" if name == "from" else name
+    begun = {field: "runs/a", f"{name}_digest": "0" * 64}
     configs = {"anew": TINY, "begun": config_of(**begun), "again": config_of(**begun, seed=1)}
-    runs = [read_run(make_run(name, config, range(20))) for name, config in configs.items()]
+    runs = [read_run(make_run(run, config, range(20))) for run, config in configs.items()]
     assert [(setting.name, len(setting.runs)) for setting in group_runs(runs)] == [
         ("reinforce", 1),
-        ("reinforce, from runs/a", 2),
+        (f"reinforce, {name} runs/a", 2),
     ]
 
 
