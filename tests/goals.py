@@ -178,6 +178,9 @@ class Free(Point):
 class Silent(Free):
     compute_reward = property()
 
+    def move(self, action):
+        raise AssertionError("an episode is played")
+
 
 class Listing(Free):
     def compute_reward(self, achieved_goal, desired_goal, info):
@@ -189,6 +192,20 @@ class Dividing(Free):
         return np.nan
 
 
+class Counted(Point):
+    """It counts the objects that are open, and may not want to be closed."""
+
+    open, sound = 0, True
+
+    def __init__(self):
+        Counted.open += 1
+
+    def close(self):
+        Counted.open -= 1
+        if not self.sound:
+            raise RuntimeError("no such window")
+
+
 class Informed(Free):
     def compute_reward(self, achieved_goal, desired_goal, info):
         return info["paid"]
@@ -198,3 +215,4 @@ for kind in (Bits, MaskedGoals, Ending):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=BITS)
 for kind in (Point, Maze, Panda, Old, Mute, Paid, Free, Silent, Listing, Dividing, Informed):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=8)
+gymnasium.register("Counted-v0", Counted, max_episode_steps=8)

@@ -13,10 +13,9 @@ from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.actor.worker.frames import CLOSE_SECONDS
 from flame_rl.backends.dispatch import Collected, Transport, explain, gather, tell
 from flame_rl.backends.shares import Shares
+from flame_rl.system.closing import close_within
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import ONE_BLAS_THREAD
-from flame_rl.system.output import warn
-from flame_rl.system.signals import call_with_timeout
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
     CollectFailure,
@@ -64,9 +63,4 @@ class InlineBackend:
         if self._simulator is None:
             return
         simulator, self._simulator = self._simulator, None
-        try:
-            call_with_timeout(CLOSE_SECONDS, simulator.close)
-        except TimeoutError:
-            warn(f"the environments did not close within {CLOSE_SECONDS:.0f} s and are left open")
-        except SimulatorError as error:
-            warn(str(error))
+        close_within(CLOSE_SECONDS, simulator.close)

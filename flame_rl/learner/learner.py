@@ -78,6 +78,10 @@ class Algorithm(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Close what is open besides files, such as an environment. May be called twice."""
+        ...
+
 
 class Learner:
     """Updates a policy by an algorithm; everything the next update depends on is in `state_dict`.
@@ -146,6 +150,10 @@ class Learner:
         refuse_unless_finite(metrics, self.state_dict())
         self._updates += 1
         return metrics
+
+    def close(self) -> None:
+        """Close what the algorithm holds open. May be called twice."""
+        self.algorithm.close()
 
     def weights(self) -> dict[str, np.ndarray]:
         """The weights of all networks by name; the next update changes them."""

@@ -5,6 +5,7 @@ Imports nothing heavy: torch is loaded when a `Trainer` is made.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import operator
@@ -114,7 +115,7 @@ class Trainer:
         self._callback = callback
         self.stop = EitherEvent(threading.Event() if stop is None else stop)
         self._ended = self._closed = False
-        self._registered: str | None = None
+        self._closing = contextlib.ExitStack()
         self._agent: Agent | None = None
         self.distributed = is_distributed(config)
         env, name = config.experiment.env, config.experiment.env_name
@@ -148,7 +149,8 @@ class Trainer:
             env_id = environment_id(experiment.env)
         else:
             name = experiment.env_name.removeprefix(CALLABLE)
-            env_id = self._registered = _register(experiment.env, name)
+            env_id = _register(experiment.env, name)
+            self._closing.callback(gymnasium.registry.pop, env_id, None)
         spec = self._backend.describe(environment_of(self.config, env_id))
         # What is said of the environment must not make a checkpoint's differ.
         self.spec, self.note = replace(spec, note="", differs="", slots=None), spec.note
@@ -163,6 +165,7 @@ class Trainer:
         device = choose_device(self.config, self.spec)
         self.config = self.config.changed(device=device, slots=spec.slots)
         self.learner = make_learner(self.config, self.spec)
+        self._closing.callback(self.learner.close)
         if self.learner.demonstrations is not None:
             digest = self.learner.demonstrations.digest
             self.config = self.config.changed(demonstrations_digest=digest)
@@ -418,11 +421,10 @@ class Trainer:
         self._backend.listener = listener
 
     def close(self) -> None:
-        """Stop all workers and threads. May be called twice."""
+        """Stop all workers and threads, and close the learner. May be called twice."""
         self._closed = True
         self._backend.close()
-        if self._registered is not None:
-            gymnasium.registry.pop(self._registered, None)
+        self._closing.close()
 
     def _refuse_if_closed(self) -> None:
         if self._closed:

@@ -13,7 +13,7 @@ from flame_rl import Trainer
 from flame_rl.learner.off_policy.goals import GoalFunctions, find_goals
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Environment, EnvironmentSpec
-from tests.goals import Bits, Maze, Old, Panda, Point
+from tests.goals import Bits, Counted, Maze, Old, Panda, Point
 from tests.helpers import described, episode_of, together
 from tests.learners import make_config
 
@@ -95,16 +95,39 @@ def test_a_function_of_one_goal_is_called_for_each(kind, calls, monkeypatch):
     assert (counted or 1) == calls
 
 
+@pytest.mark.parametrize("sound", [True, False])
+def test_the_learners_environment_is_closed(sound, monkeypatch, capsys):
+    monkeypatch.setattr(Counted, "sound", sound)
+    train("Counted")
+    assert Counted.open == 0
+    # Those of the learner and of the worker, which is this process.
+    words = "Counted-v0: close raised RuntimeError: no such window"
+    assert capsys.readouterr().err.count(words) == (0 if sound else 2)
+
+
+def test_an_environment_is_not_made_for_an_evaluation():
+    with trainer_of("Counted", slots=1) as trainer:
+        before = Counted.open
+        trainer.evaluate(2)
+        assert Counted.open == before
+        trainer.train()
+        assert Counted.open == before + 1
+
+
 # Refusals
 
 
-def train(name: str, **options) -> None:
+def trainer_of(name: str, **options) -> Trainer:
     given = {"iterations": 2, "episodes_per_iter": 4, "steps_per_iter": None, "hidden_sizes": (4,)}
     given |= {"warm_up_steps": 8, "batch_size": 4, "updates_per_step": 0.1, "hindsight": "future"}
     env = name if ":" in name or "-" in name else id_of(name)
     algorithm = "dqn" if name in ("Bits", "Ending", "cartpole", "CartPole-v1") else "sac"
     config = {"algorithm": algorithm, "workers": 0, "local": True}
-    with Trainer(make_config(env, **config | given | options)) as trainer:
+    return Trainer(make_config(env, **config | given | options))
+
+
+def train(name: str, **options) -> None:
+    with trainer_of(name, **options) as trainer:
         for _ in trainer:
             pass
 

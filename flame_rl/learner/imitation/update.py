@@ -58,6 +58,9 @@ class Imitation:
     def collector_snapshot(self) -> PolicySnapshot:
         return self.snapshot()
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.actor.environments.making import make_environment
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
+from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.actor.worker.frames import CLOSE_SECONDS
 from flame_rl.learner.training.frames import observations_of, step_rows
+from flame_rl.system.closing import close_within
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import Environment, EnvironmentSpec, Episodes
@@ -85,8 +87,7 @@ def find_goals(spec: EnvironmentSpec) -> GoalPlaces:
 
 
 class GoalFunctions:
-    """The environment's own functions of goals; the object that has them is made when one of them
-    is called for the first time.
+    """The environment's own functions of goals, and the object that has them.
 
     Which goals end an episode says its `compute_terminated` or, as in panda-gym, whose episodes
     terminate with a success, its `task.is_success`. Where it has neither, no goal ends one, and
@@ -99,10 +100,39 @@ class GoalFunctions:
     def __init__(self, environment: Environment, places: GoalPlaces) -> None:
         self.places = places
         self._environment = environment
+        self._simulator: PlainSimulator | None = None
         self._reward: _Function | None = None
         self._ended: _Function | None = None
         # How often each function gave what the environment did not.
         self._steps, self._differing = 0, {"compute_reward": 0, "compute_terminated": 0}
+
+    def open(self) -> gymnasium.Env:
+        """The object of the environment, which is made unless there is one.
+
+        Raises:
+            UsageError: it cannot be made, or has no `compute_reward`.
+        """
+        if self._simulator is None:
+            try:
+                self._simulator = PlainSimulator(replace(self._environment, slots=1))
+            except SimulatorError as error:
+                raise UsageError(
+                    f"--hindsight: the learner makes an environment of its own, and {error}"
+                ) from error
+        env = self._simulator.first
+        if _attribute(env, "compute_reward") is None:
+            raise UsageError(
+                f"--hindsight: {self._environment.env_id} has no compute_reward(achieved_goal, "
+                "desired_goal, info), which would give the reward of another goal; add the method "
+                "to the environment, or by a wrapper"
+            )
+        return env
+
+    def close(self) -> None:
+        """Close the object of the environment, if there is one."""
+        simulator, self._simulator = self._simulator, None
+        if simulator is not None:
+            close_within(CLOSE_SECONDS, simulator.close)
 
     def check(self, episodes: Episodes) -> None:
         """Compute the rewards and ends of collected episodes again.
@@ -159,19 +189,8 @@ class GoalFunctions:
         return goals.reshape(-1, *space.shape).astype(space.dtype)
 
     def _find(self, achieved: np.ndarray, desired: np.ndarray) -> None:
-        try:
-            env = make_environment(self._environment)
-        except SimulatorError as error:
-            raise UsageError(
-                f"--hindsight: the learner makes an environment of its own, and {error}"
-            ) from error
+        env = self.open()
         compute = _attribute(env, "compute_reward")
-        if compute is None:
-            raise UsageError(
-                f"--hindsight: {self._environment.env_id} has no compute_reward(achieved_goal, "
-                "desired_goal, info), which would give the reward of another goal; add the method "
-                "to the environment, or by a wrapper"
-            )
         # Steps that reach their goal are among them, and steps that do not.
         desired = np.concatenate([desired, achieved, np.roll(achieved, 1, axis=0)])
         achieved = np.concatenate([achieved] * 3)

@@ -95,7 +95,14 @@ class OffPolicy:
         return snapshot if self.observations is None else self.observations.add_layer(snapshot)
 
     def collector_snapshot(self) -> PolicySnapshot:
+        if self.hindsight is not None:
+            # Refused before an episode is played for nothing.
+            self.hindsight.functions.open()
         return self.snapshot()
+
+    def close(self) -> None:
+        if self.hindsight is not None:
+            self.hindsight.functions.close()
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float

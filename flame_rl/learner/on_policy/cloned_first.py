@@ -51,6 +51,9 @@ class ClonedFirst:
     def collector_snapshot(self) -> PolicySnapshot:
         return self.inner.collector_snapshot()
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:

@@ -92,6 +92,9 @@ class OnPolicyAlgorithm:
     def collector_snapshot(self) -> PolicySnapshot:
         return self.snapshot() if self.collector is None else self.collector.module.snapshot()
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
     ) -> dict[str, float]:
