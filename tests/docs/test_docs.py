@@ -60,6 +60,8 @@ GROUPS = {"tune": ("optuna",), "agents": ("mpe2", "Box2D")}
 
 # Begins the name of a package that `uv run` brings along for a command.
 WITH = "--with "
+# Begins a command that runs a file of the page.
+SCRIPT = "uv run python "
 
 # What a page's comparison of returns names; short runs have nothing to compare.
 COMPARED = ("returns[0]", "untrained.reward_mean")
@@ -112,8 +114,7 @@ def test_a_worked_example_works(project, name, whole):
             catch_up()
         match language:
             case "python" if writes:
-                first, _, rest = text.partition("\n")
-                (project / first.removeprefix("# ")).write_text(rest)
+                write(project, text)
             case "python" if whole or not any(name in text for name in COMPARED):
                 run(project, "-c", text)
             case "python":
@@ -146,10 +147,22 @@ def test_a_worked_example_works(project, name, whole):
 def test_a_page_works_with_its_packages(project, name, packages):
     for package in shlex.split(packages)[1::2]:
         skip_without(package)
-    found = [text for _, text in blocks(ROOT / "docs" / f"{name}.md") if WITH in text]
-    lines = "".join(found).replace(packages, "").splitlines()
-    assert lines
-    run(project, "-c", COMMANDS, json.dumps([shortened(words_of(line)) for line in lines]))
+    found = blocks(ROOT / "docs" / f"{name}.md")
+    for text in (text for language, text in found if language == "python"):
+        write(project, text)
+    lines = "".join(text for _, text in found if WITH in text).replace(packages, "").splitlines()
+    scripts = [line.removeprefix(SCRIPT) for line in lines if line.startswith(SCRIPT)]
+    for script in scripts:
+        run(project, script)
+    commands = [words_of(line) for line in lines if not line.startswith(SCRIPT)]
+    assert commands
+    run(project, "-c", COMMANDS, json.dumps([shortened(words) for words in commands]))
+
+
+def write(project: Path, text: str) -> None:
+    """Write a block that begins with the name of its file."""
+    first, _, rest = text.partition("\n")
+    (project / first.removeprefix("# ")).write_text(rest)
 
 
 def words_of(line: str) -> list[str]:
