@@ -110,7 +110,27 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
                     bar.shorten((limit or 0) - max(lengths))
                     lengths.clear()
     if command.video is not None:
-        say(f"Film: {command.video}")
+        say(f"Film: {command.video}{_tracked(command)}")
+
+
+def _tracked(command: WatchCommand) -> str:
+    """Send the film to the run's tracker, where it has one; what to say of it."""
+    from flame_rl.run.saved.folder import CONFIG_NAME, read_config, run_of
+
+    folder = None if command.run is None else run_of(command.run).absolute()
+    if folder is None or not (folder / CONFIG_NAME).is_file():
+        return ""
+    config = read_config(folder)
+    if (tracker := config.output.track) is None:
+        return ""
+    from flame_rl.report.trackers import send_film
+
+    try:
+        send_film(folder, config, command.video.absolute())
+    except Exception as error:  # of any kind: it is not this package's
+        warn(f"warning: {tracker} has not got the film: {error}")
+        return ""
+    return f", which {tracker} has, too"
 
 
 def _load(command: WatchCommand, stop: StopSignal) -> Trainer:

@@ -25,10 +25,12 @@ class TrackedRun:
 
     Attributes:
         log: takes an iteration's numbers by name, and the env steps so far.
+        film: takes the file of a film.
         close: ends the run.
     """
 
     log: Callable[[dict[str, float], int], None]
+    film: Callable[[Path], None]
     close: Callable[[], None]
 
 
@@ -47,14 +49,31 @@ class TrackReporter:
 
     def report(self, result: IterationResult) -> None:
         if self._run is None:
-            start = {"wandb": wandb_run, "mlflow": mlflow_run, "trackio": trackio_run}
-            settings = settings_of(self._config)
-            self._run = start[self._config.output.track](self._folder, settings)
+            self._run = _run_at_tracker(self._folder, self._config)
         self._run.log(scalars_of(result), result.env_steps)
 
     def close(self) -> None:
         if self._run is not None:
             self._run.close()
+
+
+def send_film(folder: Path, config: TrainConfig, film: Path) -> None:
+    """Add a film to the run at its tracker. Raises whatever the tracker does.
+
+    Args:
+        folder, config: see `TrackReporter`.
+        film: its file.
+    """
+    run = _run_at_tracker(folder, config)
+    try:
+        run.film(film)
+    finally:
+        run.close()
+
+
+def _run_at_tracker(folder: Path, config: TrainConfig) -> TrackedRun:
+    start = {"wandb": wandb_run, "mlflow": mlflow_run, "trackio": trackio_run}
+    return start[config.output.track](folder, settings_of(config))
 
 
 def identity(folder: Path) -> str:
@@ -79,7 +98,11 @@ def wandb_run(folder: Path, settings: Settings) -> TrackedRun:
     )
     # Not its own count, which a run that goes on from an earlier checkpoint cannot step back.
     run.define_metric("*", step_metric="env_steps")
-    return TrackedRun(lambda numbers, steps: run.log({"env_steps": steps} | numbers), run.finish)
+    return TrackedRun(
+        log=lambda numbers, steps: run.log({"env_steps": steps} | numbers),
+        film=lambda path: run.log({"film": wandb.Video(str(path))}),
+        close=run.finish,
+    )
 
 
 def mlflow_run(folder: Path, settings: Settings) -> TrackedRun:
@@ -102,7 +125,11 @@ def mlflow_run(folder: Path, settings: Settings) -> TrackedRun:
         for name, value in numbers.items():
             client.log_metric(run, name, value, step=steps)
 
-    return TrackedRun(log, lambda: client.set_terminated(run))
+    return TrackedRun(
+        log=log,
+        film=lambda path: client.log_artifact(run, str(path), "films"),
+        close=lambda: client.set_terminated(run),
+    )
 
 
 def trackio_run(folder: Path, settings: Settings) -> TrackedRun:
@@ -118,4 +145,8 @@ def trackio_run(folder: Path, settings: Settings) -> TrackedRun:
         auto_log_cpu=False,
         auto_log_gpu=False,
     )
-    return TrackedRun(lambda numbers, steps: run.log(numbers, step=steps), run.finish)
+    return TrackedRun(
+        log=lambda numbers, steps: run.log(numbers, step=steps),
+        film=lambda path: run.log({"film": trackio.Video(str(path))}),
+        close=run.finish,
+    )

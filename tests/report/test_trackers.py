@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import run_here, run_main
+from tests.helpers import environment_id, run_here, run_main
 
 RUN = (
     *("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "60", "--iterations", "3"),
     *("--evaluate-every", "2", "--evaluate-episodes", "2", "--max-episode-steps", "30"),
     *("--learning-rate-decay", "False", "--workers", "0", "--local", "--output", "run"),
+)
+# An environment that can be drawn without a further package.
+DRAWN = (
+    *("--env", environment_id("Drawn"), "--iterations", "1", "--episodes-per-iter", "2"),
+    *("--workers", "0", "--local", "--output", "run"),
 )
 
 # Writes down all that it gets; `wandb` as far as it is used.
@@ -28,6 +33,9 @@ def tell(*what):
         print(json.dumps(what, default=str), file=file)
 class Settings:
     def __init__(self, **_): pass
+class Video:
+    def __init__(self, path): self.path = path
+    def __str__(self): return "video " + self.path
 class Run:
     def define_metric(self, *names, **how): tell("metric", names, how)
     def log(self, numbers):
@@ -92,6 +100,23 @@ def test_a_tracker_that_fails_costs_no_run(stand_in, tmp_path):
     assert '"track"' not in (tmp_path / "plain" / "config.json").read_text()
 
 
+def test_a_tracker_gets_the_films_of_its_run(stand_in, tmp_path):
+    environment = {"TOLD": str(stand_in)}
+    assert run_here(*DRAWN, "--track", "wandb", cwd=tmp_path, environment=environment).stderr == ""
+    film = ("watch", "run", "--video", "film.gif")
+    watched = run_here(*film, cwd=tmp_path, environment=environment)
+    assert watched.returncode == 0 and watched.stderr == ""
+    assert watched.stdout.splitlines()[-1] == "Film: film.gif, which wandb has, too"
+    told = [json.loads(line) for line in stand_in.read_text().splitlines()]
+    first, again = (what[1] for what in told if what[0] == "init")
+    assert first["id"] == again["id"] and first["name"] == again["name"] == "run"
+    assert told[-2] == ["log", {"film": f"video {tmp_path / 'film.gif'}"}]
+    assert told[-1] == ["finish"]
+    failed = run_here(*film, cwd=tmp_path, environment=environment | {"FAILS": "1"})
+    assert failed.returncode == 0 and (tmp_path / "film.gif").exists()
+    assert failed.stderr == "warning: wandb has not got the film: no route to the tracker\n"
+
+
 def test_a_tracker_that_is_not_there_is_named_at_once(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
     done = run_here(*RUN, "--track", "mlflow", cwd=tmp_path)
@@ -102,18 +127,39 @@ def test_a_tracker_that_is_not_there_is_named_at_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
 def test_each_tracker_offline(name, tmp_path):
     pytest.importorskip(name, reason=f"uv run --group {name} pytest")
-    variables = {
-        "WANDB_MODE": "offline",
-        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
-    }
+    variables = offline(tmp_path)
     done = run_main(*RUN, "--track", name, cwd=tmp_path, environment=variables)
     assert done.returncode == 0 and "TrackReporter" not in done.stderr, done.stderr
     more = run_main(*("--resume", "run", "--iterations", "4"), cwd=tmp_path, environment=variables)
     assert more.returncode == 0 and "TrackReporter" not in more.stderr, more.stderr
     last = float(metrics(tmp_path / "run")[-1]["reward_mean"])
     assert READ[name](tmp_path) == pytest.approx(last)
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+def test_each_tracker_has_the_film(name, tmp_path):
+    pytest.importorskip(name, reason=f"uv run --group {name} pytest")
+    done = run_main(*DRAWN, "--track", name, cwd=tmp_path, environment=offline(tmp_path))
+    assert done.returncode == 0 and "TrackReporter" not in done.stderr, done.stderr
+    film = ("watch", "run", "--video", "film.gif")
+    watched = run_main(*film, cwd=tmp_path, environment=offline(tmp_path))
+    assert watched.returncode == 0 and "warning" not in watched.stderr, watched.stderr
+    copies = [
+        path
+        for path in tmp_path.rglob("*.gif")
+        if path.parent != tmp_path and path.read_bytes() == (tmp_path / "film.gif").read_bytes()
+    ]
+    assert len(copies) == 1, list(tmp_path.rglob("*"))
+
+
+def offline(folder: Path) -> dict[str, str]:
+    """Variables with which trackers write into this folder alone."""
+    return {
+        "WANDB_MODE": "offline",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "TRACKIO_DIR": str(folder / "trackio"),
+    }
 
 
 def _in_wandb(folder: Path) -> float:
