@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +16,8 @@ from flame_rl.modules.observations import normalizers_of
 # The running moments of a learner; see `Statistics` and `NormalizedObservations`.
 _OBSERVATIONS = "observations"
 _MOMENTS = (_OBSERVATIONS, "returns")
+# A layer's array, such as policy.network.2.weight: the network's name and the layer's place in it.
+_PLACED = re.compile(r"(.*\bnetwork\.)(\d+)(\..*)")
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,17 @@ def take(learner: Learner, state: dict[str, np.ndarray]) -> Taken:
     """Give a new learner what fits of a state that another one's `state_dict` returned.
 
     A layer is taken where all its arrays have the names and shapes of the other's, and moments
-    where they have the shapes. A network that begins as a copy of another, such as a target
-    network, is a copy again. Optimisers, counts and the replay memory are as they were.
+    where they have the shapes. In these names, layers of a network are counted from the first that
+    has arrays: the one that selects --policy-observations has none. A network that begins as a copy
+    of another, such as a target network, is a copy again. Optimisers, counts and the replay memory
+    are as they were.
 
     Returns:
         Without parts if no weights fit; the learner is then unchanged.
     """
     modules = modules_in(learner.parts)
     new = {name: array.copy() for name, array in learner.state_dict().items()}
+    state = _named_as_in(new, state)
     copies = _copies(modules, new)
     sources = [name for name in modules if name not in copies]
     taken, left = _fitting(new, state, (*sources, *_MOMENTS))
@@ -53,6 +60,26 @@ def take(learner: Learner, state: dict[str, np.ndarray]) -> Taken:
     learner.load_state_dict(merged)
     _set_normalizers(learner, modules, taken)
     return Taken(tuple(dict.fromkeys(name.partition(".")[0] for name in taken)), left)
+
+
+def _named_as_in(new: dict[str, np.ndarray], old: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The old arrays, with the first layer of each network at the place that it has in the new."""
+    there, here = _first_places(old), _first_places(new)
+    named = {}
+    for name, array in old.items():
+        if (found := _PLACED.fullmatch(name)) and found[1] in here:
+            place = int(found[2]) - there[found[1]] + here[found[1]]
+            name = f"{found[1]}{place}{found[3]}"
+        named[name] = array
+    return named
+
+
+def _first_places(names: Iterable[str]) -> dict[str, int]:
+    """By network, the place of its first layer with arrays."""
+    first: dict[str, int] = {}
+    for found in filter(None, map(_PLACED.fullmatch, names)):
+        first[found[1]] = min(int(found[2]), first.get(found[1], int(found[2])))
+    return first
 
 
 def of_part(part: str, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

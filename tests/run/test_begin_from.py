@@ -93,6 +93,33 @@ def test_a_bias_does_not_go_without_its_weight(old):
     assert weights(old / "ppo")["policy.network.0.bias"].any()
 
 
+def test_a_policy_that_observes_less_than_its_critic_takes_the_layers_that_fit(tmp_path):
+    """And gives them to one that observes all: the layer that chooses what it observes has no
+    arrays, and only counts the others on by one."""
+    settings = {"env": environment_id("HiddenReward"), "algorithm": "ppo", **LIKE}
+    # Of each, the settings, the place of the first layer, and how many numbers there are.
+    alone = ({"observe": ("seen",)}, 0, 1)
+    less = ({"policy_observations": ("seen",)}, 1, 2)
+    for old, new in ((alone, less), (less, alone)):
+        with Trainer(TrainConfig(**settings, **old[0], seed=1)) as trainer:
+            trainer.save(tmp_path / "old.ckpt")
+            there = trainer.learner.state_dict()
+        here, trainer = state_of(**settings, **new[0], from_=tmp_path / "old.ckpt")
+        for place in (0, 2, 4):
+            np.testing.assert_array_equal(
+                here[f"policy.network.{place + new[1]}.weight"],
+                there[f"policy.network.{place + old[1]}.weight"],
+            )
+        # What sees all the numbers there are.
+        for name, form in (
+            ("policy.normalizer.mean", "[{}]"),
+            ("value.network.0.weight", "[8, {}]"),
+        ):
+            said = f"{form.format(old[2])} there and float32 {form.format(new[2])} here"
+            assert f"--from: {name} is float32 {said}; it begins anew" in trainer.warnings
+        assert not any("policy.network" in warning for warning in trainer.warnings)
+
+
 def test_another_kind_of_algorithm_normalises_by_the_same_statistics(old):
     """In ppo the policy has them, in sac a module of its own."""
     settings = {"env": "Pendulum-v1", **LIKE}
