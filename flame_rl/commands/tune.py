@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flame_rl.run.saved.folder import hold_folder, path_to_show
-from flame_rl.settings.checks import Count
+from flame_rl.settings.checks import Count, check_fields
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.settings.ranges import ranges_of
@@ -54,6 +54,9 @@ class TuneFlags:
     """Names of flags to search, such as learning-rate; none: all that have a range and are not
     given. What is given, too, is the first trial's."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 def tune(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it.
@@ -88,7 +91,8 @@ def tune(arguments: Sequence[str]) -> int:
     searched = _search(study, config)
     with stop_on_signals() as stop, hold_folder(config) as folder:
         searched = replace(searched, folder=path_to_show(folder, Path.cwd()))
-        if resumed is None and (folder / STUDY_NAME).exists():
+        # A command that was refused has left no trials.
+        if resumed is None and (folder / STUDY_NAME).exists() and any(folder.glob("trial-*/")):
             raise UsageError(
                 f"--output: {searched.folder} holds another study; name a new folder, or go on "
                 f"with --resume {searched.folder}"

@@ -42,6 +42,8 @@ TRIALS_NAME = "trials.log"
 _POLL_SECONDS = 0.2
 # Trials that fail from the first on, after which the study does not go on.
 _MOST_FAILURES = 3
+# Exit code of a mistake in the command, which all trials have in common.
+_MISTAKE = 2
 # Exit codes of a process that a signal ended: no doing of its trial.
 _KILLED = (*range(-64, 0), 129, 130, 143)
 _MOST_BEGUN = 3
@@ -139,6 +141,8 @@ def read_study(folder: Path) -> Study:
     try:
         with open_regular(path) as file:
             return from_data(Study, json.loads(file.read()))
+    except FileNotFoundError as error:
+        raise UsageError(f"--resume: {folder} holds no study: there is no {STUDY_NAME}") from error
     except OSError as error:
         raise UsageError(f"--resume: {folder} holds no study: {error}") from error
     except (WireError, ValueError, RecursionError) as error:
@@ -163,7 +167,8 @@ def run_trials(search: Search, stop: StopSignal) -> list[Trial]:
 
     Raises:
         RunError: trials fail from the first on.
-        UsageError: a file of the study is damaged, or was made by other versions.
+        UsageError: the command has a mistake, which the first trial found; or a file of the study
+            is damaged, or was made by other versions.
     """
     study = search.study
     journal = TrialsFile(search.folder / TRIALS_NAME, search.ranges)
@@ -184,6 +189,10 @@ def run_trials(search: Search, stop: StopSignal) -> list[Trial]:
                 playing[number] = replace(trial, process=process, begun=trial.begun + 1)
                 continue
             found = _judge(search, number, trial)
+            if found is not None and number == 0 and trial.process.returncode == _MISTAKE:
+                _end(playing)
+                said = errors_in(search.prints_of(0)) or [f"error: {search.prints_of(0)} says why"]
+                raise UsageError(said[-1].removeprefix("error: "))
             if found is not None:
                 finished[number] = found
                 del playing[number]

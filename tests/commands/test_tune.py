@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("optuna", reason="uv run --group tune pytest")
 
 from flame_rl.run.saved.folder import read_config
+from flame_rl.tools import tuning
 from tests.helpers import SOON, run_here, start_main
 from tests.runs import assert_same_run, rows
 
@@ -110,7 +112,9 @@ def test_ctrl_c_saves_the_trials(tmp_path):
         (("--env-steps", "9", "--seeds", "1", "2"), "--seeds: all trials have the one --seed"),
         (("--env-steps", "9", "--search", "learning-rat"), "did you mean learning_rate"),
         (("--env-steps", "9", "--search", "plot"), "--search: 'plot' has no range"),
-        (("--resume", "nowhere"), "nowhere holds no study"),
+        (("--env-steps", "9", "--trials", "0"), "--trials: at least 1"),
+        (("--env-steps", "9", "--parallel", "-1"), "--parallel: at least 1"),
+        (("--resume", "nowhere"), "nowhere holds no study: there is no study.json"),
         (("--resume", ".", "--pruner", "none"), "--pruner: a resumed study has its own"),
         (("--env-steps", "9", "--tau", "0.1"), "--tau: a setting of"),
     ],
@@ -119,6 +123,20 @@ def test_mistakes_are_named(words, message, tmp_path):
     done = run_here("tune", *words, cwd=tmp_path)
     assert done.returncode == 2 and message in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_command_with_a_mistake_can_be_corrected_in_the_same_folder(tmp_path, monkeypatch):
+    def refused(words, prints):
+        prints.write_text("error: unknown environment\n")
+        return subprocess.Popen([sys.executable, "-IS", "-c", "raise SystemExit(2)"])
+
+    monkeypatch.setattr(tuning, "start_run", refused)
+    for seed in ("1", "2"):
+        done = run_here("tune", *QUICK, "--seed", seed, "--output", "study", cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr == "error: unknown environment\n"
+    (tmp_path / "study" / "trial-003").mkdir()
+    done = run_here("tune", *QUICK, "--output", "study", cwd=tmp_path)
+    assert done.returncode == 2 and "study holds another study" in done.stderr
 
 
 def test_a_damaged_study_is_named(tmp_path):

@@ -147,13 +147,23 @@ def test_a_run_that_a_signal_ended_goes_on_and_one_that_fails_is_a_failed_trial(
     assert trials[0].settings["learning_rate"] == 1e-7
 
 
-def test_a_mistake_ends_the_study(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "kind", "message"),
+    [
+        (1, RunError, r"first 3 trials failed; .*trial-000.txt"),
+        # A mistake in the command, which is every trial's.
+        (2, UsageError, r"^no such environment$"),
+    ],
+)
+def test_trials_that_fail_from_the_first_on_end_the_study(
+    tmp_path, monkeypatch, code, kind, message
+):
     def fails(words, prints):
-        prints.write_text("error: no such environment\n")
-        return subprocess.Popen([sys.executable, "-IS", "-c", "raise SystemExit(2)"])
+        prints.write_text("Trying\nerror: no such environment\n")
+        return subprocess.Popen([sys.executable, "-IS", "-c", f"raise SystemExit({code})"])
 
     monkeypatch.setattr(tuning, "start_run", fails)
-    with pytest.raises(RunError, match=r"first 3 trials failed; .*trial-000.txt"):
+    with pytest.raises(kind, match=message):
         run_trials(search_in(tmp_path / "study", 1, 5), StopSignal())
 
 
