@@ -35,9 +35,9 @@ def draw_best_so_far(path: Path, trials: Sequence[tuple[float, bool]], title: st
             *(numbers[~done], scores[~done], "x"), color="0.55", label="pruned: when it ended"
         )
     there = np.isfinite(best)
-    axes.step(
-        *(numbers[there], best[there]), where="post", color="#D55E00", lw=2, label="best so far"
-    )
+    # In numbers, too: beside trials that failed to learn, the good ones look alike.
+    label = f"best so far: {best[-1]:.1f} in trial {np.where(done, scores, -np.inf).argmax()}"
+    axes.step(*(numbers[there], best[there]), where="post", color="#D55E00", lw=2, label=label)
     axes.set(xlabel="trial", ylabel="mean return", title=title)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
