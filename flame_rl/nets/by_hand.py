@@ -6,15 +6,13 @@ by hand, the same gradient takes a fraction.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from flame_rl.nets.heads import RawOutput
-from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import DenseLayer, LayerByHand, NormalizeLayer
 from flame_rl.nets.network import Samples, Slope
 
@@ -50,24 +48,54 @@ class PlacedLayer:
     layer: LayerByHand
     places: tuple[ArrayPlace, ...]
 
-    def describe(self) -> list[Any]:
-        """The layer without its parameters, for JSON."""
-        others = [name for name in self.layer.arrays if name not in self.layer.learned]
-        constants = {name: vars(self.layer)[name].tolist() for name in others}
-        return [self.layer.kind, self.places, constants]
+
+# What layers keep from the forward pass for the backward pass.
+Kept = tuple[Any, ...]
 
 
-def placed_layers(descriptions: Sequence[list[Any]], flat: np.ndarray) -> list[PlacedLayer]:
-    """The inverse of `PlacedLayer.describe`, on flat parameters, float32 [P]."""
-    layers = []
-    for kind, places, constants in descriptions:
-        made = tuple(
-            ArrayPlace(start, tuple(shape), tuple(strides)) for start, shape, strides in places
-        )
-        arrays = {name: np.array(array, np.float32) for name, array in constants.items()}
-        views = dict(zip(LAYERS[kind].learned, (place.of(flat) for place in made), strict=True))
-        layers.append(PlacedLayer(LAYERS[kind](**views, **arrays), made))
-    return layers
+class Layers(Protocol):
+    """The layers of a network from the inputs to the output, [B, inputs] -> [B, outputs]."""
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        """The output, float32, and what the backward pass needs."""
+        ...
+
+    def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
+        """Write the gradients of the layers' parameters to their places in the flat gradient,
+        float32 [P], given the slope for the output, which may be overwritten."""
+        ...
+
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        """The slope for the inputs, given that for the output, which may be overwritten."""
+        ...
+
+
+class PlainLayers:
+    """See `Layers`. One layer after another, in NumPy."""
+
+    def __init__(self, layers: Sequence[PlacedLayer]) -> None:
+        self._placed = layers
+        self._layers = [each.layer for each in layers]
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        kept = []
+        for layer in self._layers:
+            x, own = layer.forward(x)
+            kept.append(own)
+        return x, tuple(kept)
+
+    def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
+        for number in reversed(range(len(self._layers))):
+            layer, places = self._layers[number], self._placed[number].places
+            if places:
+                layer.to_parameters(kept[number], slope, *(place.of(gradient) for place in places))
+            if number:
+                slope = layer.to_inputs(kept[number], slope)
+
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        for layer, own in zip(reversed(self._layers), reversed(kept), strict=True):
+            slope = layer.to_inputs(own, slope)
+        return slope
 
 
 class NetworkByHand:
@@ -76,7 +104,6 @@ class NetworkByHand:
     Attributes:
         layers: from the inputs to the output.
         output: what a loss sees.
-        parameters: P, the length of the flat gradient.
     """
 
     remembers = False
@@ -85,31 +112,22 @@ class NetworkByHand:
 
     def __init__(
         self,
-        layers: Sequence[PlacedLayer],
+        layers: Layers,
+        slice_rows: int,
         output: RawOutput,
         places: tuple[ArrayPlace, ...] = (),
         normalizer: NormalizeLayer | None = None,
     ) -> None:
         """
         Args:
-            layers: the first one is a `DenseLayer`.
+            layers: computes the output.
+            slice_rows: see `Network`.
             output: the head.
             places: the places of the arrays of `output.learned`.
             normalizer: normalises observations before the layers.
         """
-        self._placed, self._normalizer = layers, normalizer
-        self.layers = [each.layer for each in layers]
-        self.output = output
-        self._places = [*(each.places for each in layers), places]
-        self._gradients: tuple[np.ndarray | None, list[list[np.ndarray]]] = (None, [])
-        self.parameters = sum(math.prod(p.shape) for each in self._places for p in each)
-        shapes = [layer.weight.shape for layer in self.layers if isinstance(layer, DenseLayer)]
-        widest = max(map(max, shapes))
-        self.slice_rows = max(_LEAST_ROWS, _SLICE_BYTES // (4 * widest))
-
-    def describe(self) -> list[list[Any]]:
-        """The layers as `placed_layers` takes them."""
-        return [each.describe() for each in self._placed]
+        self.layers, self.slice_rows, self.output = layers, slice_rows, output
+        self._places, self._normalizer = places, normalizer
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         observations = np.asarray(observations)
@@ -118,22 +136,15 @@ class NetworkByHand:
         return self._normalizer.normalize(observations)
 
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
-        x = samples["inputs"]
-        for layer in self.layers:
-            x, _ = layer.forward(x)
-        return self.output.forward(x, samples)[0]
+        output, _ = self.layers.forward(samples["inputs"])
+        return self.output.forward(output, samples)[0]
 
     def forward(self, samples: Samples) -> PassByHand:
         return PassByHand(self, samples)
 
-    def gradients_in(self, gradient: np.ndarray) -> list[list[np.ndarray]]:
-        """The arrays of each layer in a flat gradient, and after them those of the output."""
-        # It is nearly always the same one, that of Adam. Read once, because of other threads.
-        known, views = self._gradients
-        if known is not gradient:
-            views = [[place.of(gradient) for place in each] for each in self._places]
-            self._gradients = gradient, views
-        return views
+    def gradients_in(self, gradient: np.ndarray) -> list[np.ndarray]:
+        """The arrays of the head in a flat gradient."""
+        return [place.of(gradient) for place in self._places]
 
 
 class PassByHand:
@@ -141,26 +152,18 @@ class PassByHand:
 
     def __init__(self, network: NetworkByHand, samples: Samples) -> None:
         self._network = network
-        # What each layer keeps for the backward pass.
-        self._kept = []
-        x = samples["inputs"]
-        for layer in network.layers:
-            x, kept = layer.forward(x)
-            self._kept.append(kept)
-        self.outputs, self._back = network.output.forward(x, samples)
+        output, self._kept = network.layers.forward(samples["inputs"])
+        self.outputs, self._back = network.output.forward(output, samples)
 
     def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
-        layers, gradients = self._network.layers, self._network.gradients_in(gradient)
-        slope = self._back(slopes, *gradients[-1])
-        for number in reversed(range(len(layers))):
-            layer, kept, own = layers[number], self._kept[number], gradients[number]
-            if own:
-                layer.to_parameters(kept, slope, *own)
-            if number:
-                slope = layer.to_inputs(kept, slope)
+        slope = self._back(slopes, *self._network.gradients_in(gradient))
+        self._network.layers.to_parameters(self._kept, slope, gradient)
 
     def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
-        slope = self._back(slopes)
-        for layer, kept in zip(reversed(self._network.layers), reversed(self._kept), strict=True):
-            slope = layer.to_inputs(kept, slope)
-        return slope
+        return self._network.layers.to_inputs(self._kept, self._back(slopes))
+
+
+def rows_in_cache(layers: Sequence[PlacedLayer]) -> int:
+    """The rows of a slice for best speed."""
+    shapes = [each.layer.weight.shape for each in layers if isinstance(each.layer, DenseLayer)]
+    return max(_LEAST_ROWS, _SLICE_BYTES // (4 * max(map(max, shapes))))

@@ -97,7 +97,8 @@ def compare(module, columns, loss, rows):
         trained = TrainedNetwork(module(), network_of)
         assert type(trained.network) is NetworkByHand
         network = trained.network if by_hand else AutogradNetwork(trained.module)
-        if "log_probs" in columns:  # of a policy near this one, as they are in training
+        # Of a policy near this one, as they are in training.
+        if by_hand and "log_probs" in columns:
             now = log_probs_of(network, columns | {"inputs": observations})
             noise = np.random.default_rng(5).normal(0, 0.3, rows).astype(np.float32)
             columns = columns | {"log_probs": now.round(2) + noise}

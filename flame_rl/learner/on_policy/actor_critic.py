@@ -156,8 +156,7 @@ class TwoNetworks:
         }
 
     def prepare(self, batch: Batch) -> Batch:
-        # An update that raised may have left epochs behind.
-        self.training.discard()
+        self.training.reset()
         inputs = batch.network_inputs
         networks = self.policy.network, self.value.network
         of_policy, of_value = at_once([partial(each.prepare, inputs) for each in networks])

@@ -27,14 +27,12 @@ from flame_rl.learner.on_policy.kl_limit import (
     shrink_until_close,
 )
 from flame_rl.learner.on_policy.value_epochs import ValueTraining
-from flame_rl.learner.on_policy.value_process import ValueProcess
 from flame_rl.learner.state import Part, learning_rate_factor
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.flat import state_of
 from flame_rl.learner.training.trained import Train, TrainedNetwork
 from flame_rl.modules.networks import SharedNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
-from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import OnPolicy
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
@@ -113,7 +111,11 @@ class OnPolicyAlgorithm:
         networks.statistics.add_observations(batch.observations)
         batch = networks.prepare(batch)
         decay = learning_rate_factor(settings.learning_rate_decay, progress)
-        metrics = self.algorithm(networks, batch, self.config, decay, generator)
+        try:
+            metrics = self.algorithm(networks, batch, self.config, decay, generator)
+        finally:
+            # Whoever undoes an update that raised must not do it while the values still learn.
+            networks.finish()
         return metrics | shrink_until_close(networks.policy, before, batch, settings.max_kl)
 
 
@@ -143,9 +145,7 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) 
         return OneNetwork(network, policy, values, statistics, settings)
     modules = model.policy(spec, config), model.value(spec, config)
     policy, value = map(train, modules)
-    by_hand = isinstance(value.network, NetworkByHand)
-    elsewhere = ValueProcess(value.network) if by_hand else None
-    training = ValueTraining(value.network, value.adam, elsewhere)
+    training = ValueTraining(value.network, value.adam)
     scale = partial(rescale, value.module)
     statistics = Statistics(normalizers_of(*modules), spec.observation_dim, scale)
     return TwoNetworks(policy, value, training, statistics, settings)

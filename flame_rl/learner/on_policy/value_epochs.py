@@ -1,19 +1,23 @@
-"""Epochs of the value network on one batch, here or on another core. Without torch: they may run in
-a process of their own (value_process.py)."""
+"""Epochs of the value network on one batch, beside the policy's where there is a second core."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
+from functools import cache, partial
 
 import numpy as np
 
+from flame_rl.learner.kernels.layers import CompiledLayers
+from flame_rl.learner.kernels.values import CompiledEpochs
 from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.minibatches import minibatches_of
 from flame_rl.learner.training.slices import accumulate
+from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.network import Network, Samples, differentiate
+from flame_rl.system.machine import available_cores
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class ValueEpochs:
     max_grad_norm: float
     time: np.ndarray | None = None
 
+    @property
+    def largest(self) -> int:
+        """The steps of the largest minibatch."""
+        return -(-len(self.rows) // self.minibatches)
+
 
 def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
     """Train the network; returns the mean loss of the last epoch."""
@@ -68,40 +77,44 @@ def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
     return sum(losses) / len(losses)
 
 
-class Elsewhere(Protocol):
-    """Another core that can train the value network; see `value_process.ValueProcess`."""
-
-    def begin(self, adam: Adam, epochs: ValueEpochs) -> bool: ...
-
-    def finish(self, adam: Adam) -> float | None: ...
-
-
 class ValueTraining:
     """The epochs of the value network in one update, which may run while the policy trains."""
 
-    def __init__(self, network: Network, adam: Adam, elsewhere: Elsewhere | None = None) -> None:
-        """`elsewhere` is None where the value network trains in this process."""
-        self.network, self.adam, self.elsewhere = network, adam, elsewhere
-        self._begun: ValueEpochs | None = None
-        self._is_elsewhere = False
+    def __init__(self, network: Network, adam: Adam) -> None:
+        self._network, self._adam = network, adam
+        self._compiled = None
+        if isinstance(network, NetworkByHand) and isinstance(network.layers, CompiledLayers):
+            self._compiled = CompiledEpochs(network.layers, value_loss)
+        self._running: Future[float] | None = None
         self._loss: float | None = None
 
     def begin(self, epochs: ValueEpochs) -> None:
         """Begin epochs; the network must not be used before `finish`."""
         self.finish()
-        self._begun = epochs
-        other = self.elsewhere
-        self._is_elsewhere = other is not None and other.begin(self.adam, epochs)
+        compiled = self._compiled
+        # What is computed by Python trains here: two threads would wait for its lock.
+        if compiled is None or epochs.largest > self._network.slice_rows:
+            self._loss = fit(self._network, self._adam, epochs)
+        elif available_cores() == 1:
+            self._loss = compiled.fit(self._adam, epochs)
+        else:
+            # The context has NumPy's settings, and the user's wish to stop.
+            context = copy_context()
+            self._running = _thread().submit(context.run, compiled.fit, self._adam, epochs)
 
     def finish(self) -> float | None:
         """Wait for the epochs that `begin` began; returns the mean loss of this update's last
-        epoch, None where there was none."""
-        if self._begun is not None:
-            epochs, self._begun = self._begun, None
-            loss = self.elsewhere.finish(self.adam) if self._is_elsewhere else None
-            self._loss = fit(self.network, self.adam, epochs) if loss is None else loss
+        epoch, None where there was none. Raises Interrupted if the user asks to stop."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._loss = running.result()
         return self._loss
 
-    def discard(self) -> None:
-        """Forget the epochs of an update that an exception ended."""
-        self._begun = self._loss = None
+    def reset(self) -> None:
+        """Begin an update, which has no epochs yet."""
+        self._loss = None
+
+
+@cache
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="values")

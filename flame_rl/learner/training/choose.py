@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flame_rl.learner.kernels.layers import compiled_layers
 from flame_rl.learner.training.autograd import (
     Apply,
     AutogradNetwork,
@@ -34,7 +35,7 @@ from flame_rl.modules.networks import (
     ValueNetwork,
 )
 from flame_rl.modules.observations import ObservationNormalizer
-from flame_rl.nets.by_hand import ArrayPlace, NetworkByHand, PlacedLayer
+from flame_rl.nets.by_hand import ArrayPlace, NetworkByHand, PlacedLayer, PlainLayers, rows_in_cache
 from flame_rl.nets.continuous import GaussianHead
 from flame_rl.nets.discrete import CategoricalHead, FactoredHead
 from flame_rl.nets.heads import RawOutput, ValueOutput
@@ -134,7 +135,8 @@ def network_by_hand(module: nn.Module) -> NetworkByHand | None:
     normalize = None
     if type(normalizer) is ObservationNormalizer:
         normalize = NormalizeLayer(**normalizer.views())
-    return NetworkByHand(placed, output, of_output, normalize)
+    computed = compiled_layers(placed) or PlainLayers(placed)
+    return NetworkByHand(computed, rows_in_cache(placed), output, of_output, normalize)
 
 
 def _is_unchanged(module: nn.Module) -> bool:

@@ -1,0 +1,137 @@
+"""Activations with their derivatives, norms, and Adam's step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from flame_rl.learner.kernels.emit import LANES, Array, Function, Vector
+
+# tanh(x) / x as a quotient of polynomials in x^2, lowest power first: the best ones of these
+# degrees up to |x| = 8, where tanh is 1 in float32, by their relative error, 6e-9.
+_TANH_END = 8.0
+_TANH_ABOVE = 0.9999999936, 0.1344450755, 0.003571609398, 2.189485053e-05, 1.523068405e-08
+_TANH_BELOW = 1.0, 0.4677783487, 0.02616448616, 0.0003411310666, 8.52255442e-07
+# Of Adam (Kingma and Ba 2015, algorithm 1).
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+# Sums of gradients, and of their squares, below these change no parameter, and become 0: those of a
+# unit that never fires would decay to subnormal numbers, which some processors take long for.
+_VANISHED = 1e-20, 1e-36
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function y = f(x).
+
+    Attributes:
+        value: y, given x.
+        slope: dL/dx, given dL/dy and what is kept: y, or x with `keeps_input`.
+    """
+
+    value: Callable[[Vector], Vector]
+    slope: Callable[[Vector, Vector], Vector]
+    keeps_input: bool = False
+
+
+def tanh(x: Vector) -> Vector:
+    """Within 4e-7."""
+    x = x.within(-_TANH_END, _TANH_END)
+    square = x * x
+    above, below = (_polynomial(square, c) for c in (_TANH_ABOVE, _TANH_BELOW))
+    return (x * above / below).within(-1.0, 1.0)
+
+
+def _polynomial(x: Vector, coefficients: tuple[float, ...]) -> Vector:
+    value = x.function.vector(coefficients[-1])
+    for coefficient in coefficients[-2::-1]:
+        value = value.times_plus(x, coefficient)
+    return value
+
+
+def _sigmoid(x: Vector) -> Vector:
+    return tanh(0.5 * x) * 0.5 + 0.5
+
+
+def _silu_slope(slope: Vector, x: Vector) -> Vector:
+    sigmoid = _sigmoid(x)
+    return slope * sigmoid * (1.0 + x * (1.0 - sigmoid))
+
+
+# By the names of the layers' kinds.
+ACTIVATIONS = {
+    "tanh": Activation(tanh, lambda slope, y: slope * (1.0 - y * y)),
+    # NaN stays NaN.
+    "relu": Activation(
+        lambda x: x.unless(x < 0.0, 0.0), lambda slope, y: slope.unless(y <= 0.0, 0.0)
+    ),
+    "silu": Activation(lambda x: x * _sigmoid(x), _silu_slope, keeps_input=True),
+}
+
+
+def write_activation(module: ir.Module, name: str) -> tuple[ir.Function, ir.Function]:
+    """y = f(x), and in place slope = dL/dx, given what is kept; all of whole vectors."""
+    activation = ACTIVATIONS[name]
+    f = Function(module, f"{name}_value", y="array", x="array", count="integer")
+    y, x, count = f.arguments
+    with f.loop(count, step=LANES) as i:
+        (y + i).store(activation.value((x + i).load()))
+    value = f.end()
+    f = Function(module, f"{name}_slope", slope="array", kept="array", count="integer")
+    slope, kept, count = f.arguments
+    with f.loop(count, step=LANES) as i:
+        (slope + i).store(activation.slope((slope + i).load(), (kept + i).load()))
+    return value, f.end()
+
+
+def write_squared_norm(module: ir.Module) -> ir.Function:
+    """The sum of the squares, in LANES shares: [count] -> [LANES]."""
+    f = Function(module, "squared_norm", result="array", x="array", count="integer")
+    result, x, count = f.arguments
+    several = 8
+    with f.loop_with(count, [f.vector(0.0)] * several, step=several * LANES) as (i, sums, results):
+        for number, total in enumerate(sums):
+            vector = (x + (i + number * LANES)).load()
+            results.append(vector.times_plus(vector, total))
+    done = count // (several * LANES) * (several * LANES)
+    while len(sums) > 1:
+        sums = [one + other for one, other in zip(sums[::2], sums[1::2], strict=True)]
+    with f.loop_with(count, sums, LANES, done, whole=False) as (i, (total,), results):
+        vector = (x + i).load(f.first_lanes(count - i))
+        results.append(vector.times_plus(vector, total))
+    result.store(total)
+    return f.end()
+
+
+def write_adam(module: ir.Module) -> ir.Function:
+    """One step of Adam with the gradient times `scale`: first = beta1 first + g, second = beta2
+    second + g^2, parameters -= rate first / (sqrt(second) + epsilon)."""
+    f = Function(
+        module,
+        "adam",
+        **dict.fromkeys(("parameters", "gradient", "first", "second"), "array"),
+        **dict.fromkeys(("scale", "epsilon", "rate"), "number"),
+        count="integer",
+    )
+    *arrays, scale, epsilon, rate, count = f.arguments
+
+    def step(places: list[Array], mask: ir.Value | None = None) -> None:
+        parameters, gradient, first, second = places
+        g = gradient.load(mask) * scale
+        first_sum = _vanish(first.load(mask) * BETA1 + g, _VANISHED[0])
+        second_sum = _vanish(second.load(mask) * BETA2 + g * g, _VANISHED[1])
+        change = first_sum / (second_sum.sqrt() + epsilon) * rate
+        first.store(first_sum, mask)
+        second.store(second_sum, mask)
+        parameters.store(parameters.load(mask) - change, mask)
+
+    with f.loop(count, step=LANES) as i:
+        step([array + i for array in arrays])
+    done = count // LANES * LANES
+    step([array + done for array in arrays], f.first_lanes(count - done))
+    return f.end()
+
+
+def _vanish(sums: Vector, least: float) -> Vector:
+    return sums.unless(sums.absolute() < least, 0.0)

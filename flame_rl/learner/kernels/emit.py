@@ -1,0 +1,349 @@
+"""Write functions over arrays of float32 in LLVM's intermediate representation.
+
+Python runs once, when a function is written: a Python loop is unrolled, `Function.loop` is a loop of
+the machine. Numbers are `Vector`s of `LANES` float32, whatever width the processor has; LLVM maps
+them to its registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from llvmlite import ir
+
+LANES = 16
+
+_INTEGER, _FLOAT, _LANE = ir.IntType(64), ir.FloatType(), ir.IntType(32)
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+_MASK = ir.VectorType(ir.IntType(1), LANES)
+_POINTER = _FLOAT.as_pointer()
+_TYPES = {"array": _POINTER, "integer": _INTEGER, "number": _FLOAT}
+_FIRST_LANE = ir.Constant(ir.VectorType(_LANE, LANES), [0] * LANES)
+
+
+class Index:
+    """An integer of 64 bits."""
+
+    def __init__(self, function: Function, value: ir.Value) -> None:
+        self.function, self.value = function, value
+
+    def __add__(self, other: Index | int) -> Index:
+        return self._of(self.function.builder.add, other)
+
+    def __sub__(self, other: Index | int) -> Index:
+        return self._of(self.function.builder.sub, other)
+
+    def __mul__(self, other: Index | int) -> Index:
+        return self._of(self.function.builder.mul, other)
+
+    def __floordiv__(self, other: int) -> Index:
+        return self._of(self.function.builder.udiv, other)
+
+    def divided(self, other: Index) -> Index:
+        return self._of(self.function.builder.udiv, other)
+
+    def number(self) -> Vector:
+        return self.function.broadcast(self.function.builder.sitofp(self.value, _FLOAT))
+
+    def _of(self, operation: Callable[..., ir.Value], other: Index | int) -> Index:
+        return Index(self.function, operation(self.value, self.function.integer(other).value))
+
+
+class Vector:
+    """`LANES` numbers."""
+
+    def __init__(self, function: Function, value: ir.Value) -> None:
+        self.function, self.value = function, value
+
+    def __add__(self, other: Vector | float) -> Vector:
+        return self._of(self.function.builder.fadd, other)
+
+    def __sub__(self, other: Vector | float) -> Vector:
+        return self._of(self.function.builder.fsub, other)
+
+    def __mul__(self, other: Vector | float) -> Vector:
+        return self._of(self.function.builder.fmul, other)
+
+    def __truediv__(self, other: Vector | float) -> Vector:
+        return self._of(self.function.builder.fdiv, other)
+
+    def __rsub__(self, other: float) -> Vector:
+        return self.function.vector(other) - self
+
+    def __rtruediv__(self, other: float) -> Vector:
+        return self.function.vector(other) / self
+
+    def __neg__(self) -> Vector:
+        return Vector(self.function, self.function.builder.fneg(self.value))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def times_plus(self, factor: Vector | float, other: Vector | float) -> Vector:
+        """self * factor + other, rounded once."""
+        return self.function.intrinsic("fma", self, factor, other)
+
+    def sqrt(self) -> Vector:
+        return self.function.intrinsic("sqrt", self)
+
+    def absolute(self) -> Vector:
+        return self.function.intrinsic("fabs", self)
+
+    def __lt__(self, bound: Vector | float) -> ir.Value:
+        """The mask of lanes below the bound; NaN is not."""
+        return self._compare("<", bound)
+
+    def __le__(self, bound: Vector | float) -> ir.Value:
+        return self._compare("<=", bound)
+
+    def __gt__(self, bound: Vector | float) -> ir.Value:
+        return self._compare(">", bound)
+
+    def unless(self, mask: ir.Value, other: Vector | float) -> Vector:
+        """self, but in the mask's lanes the other."""
+        other = self.function.vector(other)
+        return Vector(self.function, self.function.builder.select(mask, other.value, self.value))
+
+    def only(self, mask: ir.Value) -> Vector:
+        """self in the mask's lanes, 0 in the others."""
+        value = self.function.builder.select(mask, self.value, self.function.vector(0.0).value)
+        return Vector(self.function, value)
+
+    def within(self, low: float, high: float) -> Vector:
+        """Clipped to these; NaN stays NaN."""
+        above = self.unless(self < low, low)
+        return above.unless(above > high, high)
+
+    def sum(self) -> Vector:
+        """The sum of all lanes, in all lanes."""
+        total, width = self, LANES // 2
+        while width:
+            total = total + total.shuffle(total, [lane ^ width for lane in range(LANES)])
+            width //= 2
+        return total
+
+    def shuffle(self, other: Vector, lanes: Sequence[int]) -> Vector:
+        """Lanes of both vectors, numbered one after the other."""
+        order = ir.Constant(ir.VectorType(_LANE, LANES), list(lanes))
+        value = self.function.builder.shuffle_vector(self.value, other.value, order)
+        return Vector(self.function, value)
+
+    def _compare(self, sign: str, bound: Vector | float) -> ir.Value:
+        other = self.function.vector(bound)
+        return self.function.builder.fcmp_ordered(sign, self.value, other.value)
+
+    def _of(self, operation: Callable[..., ir.Value], other: Vector | float) -> Vector:
+        return Vector(self.function, operation(self.value, self.function.vector(other).value))
+
+
+class Array:
+    """Where numbers of float32 begin in memory."""
+
+    def __init__(self, function: Function, pointer: ir.Value) -> None:
+        self.function, self.pointer = function, pointer
+
+    def __add__(self, index: Index | int) -> Array:
+        place = self.function.integer(index).value
+        return Array(self.function, self.function.builder.gep(self.pointer, [place]))
+
+    def address(self, place: int) -> Array:
+        """The address at a place of a table of addresses."""
+        builder = self.function.builder
+        table = builder.bitcast(self.pointer, _POINTER.as_pointer())
+        return Array(self.function, builder.load(builder.gep(table, [ir.Constant(_INTEGER, place)])))
+
+    def integer(self, place: Index) -> Index:
+        """The integer of 64 bits at a place of an array of such."""
+        builder = self.function.builder
+        table = builder.bitcast(self.pointer, _INTEGER.as_pointer())
+        return Index(self.function, builder.load(builder.gep(table, [place.value])))
+
+    def number(self) -> Vector:
+        """The first number, in all lanes."""
+        return self.function.broadcast(self.function.builder.load(self.pointer, align=4))
+
+    def load(self, mask: ir.Value | None = None) -> Vector:
+        """The first `LANES` numbers; with a mask only its lanes are read, and others are 0."""
+        function, builder = self.function, self.function.builder
+        if mask is None:
+            pointer = builder.bitcast(self.pointer, _VECTOR.as_pointer())
+            return Vector(function, builder.load(pointer, align=4))
+        load = function.declared("masked.load", _VECTOR, [_POINTER, _LANE, _MASK, _VECTOR], ".p0")
+        zeros = function.vector(0.0).value
+        return Vector(
+            function, builder.call(load, [self.pointer, ir.Constant(_LANE, 4), mask, zeros])
+        )
+
+    def store(self, vector: Vector, mask: ir.Value | None = None) -> None:
+        """Write the vector, or the mask's lanes of it."""
+        function, builder = self.function, self.function.builder
+        if mask is None:
+            pointer = builder.bitcast(self.pointer, _VECTOR.as_pointer())
+            builder.store(vector.value, pointer, align=4)
+            return
+        types = [_VECTOR, _POINTER, _LANE, _MASK]
+        store = function.declared("masked.store", ir.VoidType(), types, ".p0")
+        builder.call(store, [vector.value, self.pointer, ir.Constant(_LANE, 4), mask])
+
+
+class Function:
+    """A function without a result, in the order in which its statements are written."""
+
+    def __init__(self, module: ir.Module, name: str, **arguments: str) -> None:
+        """
+        Args:
+            module: where it is defined.
+            name: its name there.
+            arguments: "array", "integer" or "number" by name. No array overlaps another one.
+        """
+        self.module = module
+        types = [_TYPES[kind] for kind in arguments.values()]
+        self.function = ir.Function(module, ir.FunctionType(ir.VoidType(), types), name)
+        self.builder = ir.IRBuilder(self.function.append_basic_block())
+        self.arguments: list[Any] = []
+        for argument, (own, kind) in zip(self.function.args, arguments.items(), strict=True):
+            argument.name = own
+            if kind == "array":
+                argument.add_attribute("noalias")
+                self.arguments.append(Array(self, argument))
+            elif kind == "integer":
+                self.arguments.append(Index(self, argument))
+            else:
+                self.arguments.append(self.broadcast(argument))
+
+    def end(self) -> ir.Function:
+        self.builder.ret_void()
+        return self.function
+
+    def call(
+        self, function: ir.Function | str, *arguments: Array | Vector | Index | int
+    ) -> None:
+        """Call a function, by its name where another module has it. Of a vector, it gets the first
+        number."""
+        values = [self._argument(argument) for argument in arguments]
+        if isinstance(function, str):
+            function = self.module.globals.get(function) or ir.Function(
+                self.module,
+                ir.FunctionType(ir.VoidType(), [value.type for value in values]),
+                function,
+            )
+        self.builder.call(function, values)
+
+    def _argument(self, argument: Array | Vector | Index | int) -> ir.Value:
+        if isinstance(argument, Array):
+            return argument.pointer
+        if isinstance(argument, Vector):
+            return self.builder.extract_element(argument.value, ir.Constant(_LANE, 0))
+        return self.integer(argument).value
+
+    def constants(self, number: float) -> Array:
+        """`LANES` times the same number, in memory."""
+        name = f"constant_{number}"
+        known = self.module.globals.get(name)
+        if known is None:
+            known = ir.GlobalVariable(self.module, _VECTOR, name)
+            known.initializer, known.global_constant = self.vector(number).value, True
+            known.linkage = "internal"
+        return Array(self, self.builder.bitcast(known, _POINTER))
+
+    @contextmanager
+    def loop(
+        self, count: Index | int, step: int = 1, first: Index | int = 0, whole: bool = True
+    ) -> Iterator[Index]:
+        """Indices from `first` to below `count`; with `whole`, only those of whole steps."""
+        with self.loop_with(count, [], step, first, whole) as (index, _, _):
+            yield index
+
+    @contextmanager
+    def loop_with(
+        self,
+        count: Index | int,
+        initial: Sequence[Vector],
+        step: int = 1,
+        first: Index | int = 0,
+        whole: bool = True,
+    ) -> Iterator[tuple[Index, list[Vector], list[Vector]]]:
+        """A loop that carries vectors from one step to the next.
+
+        Yields:
+            The index; the vectors at the beginning of a step; and a list to be filled with those at
+            its end. After the loop, the first two are those after the last step.
+        """
+        builder = self.builder
+        count, first = self.integer(count), self.integer(first)
+        before = builder.block
+        test, body, after = (self.function.append_basic_block() for _ in range(3))
+        builder.branch(test)
+        builder.position_at_end(test)
+        index = builder.phi(_INTEGER)
+        index.add_incoming(first.value, before)
+        carried = [builder.phi(_VECTOR) for _ in initial]
+        for phi, vector in zip(carried, initial, strict=True):
+            phi.add_incoming(vector.value, before)
+        following = builder.add(index, ir.Constant(_INTEGER, step))
+        last = following if whole else builder.add(index, ir.Constant(_INTEGER, 1))
+        builder.cbranch(builder.icmp_signed("<=", last, count.value), body, after)
+        builder.position_at_end(body)
+        results: list[Vector] = []
+        yield Index(self, index), [Vector(self, phi) for phi in carried], results
+        index.add_incoming(following, builder.block)
+        for phi, vector in zip(carried, results, strict=True):
+            phi.add_incoming(vector.value, builder.block)
+        builder.branch(test)
+        builder.position_at_end(after)
+
+    @contextmanager
+    def when_equal(self, index: Index, value: int) -> Iterator[None]:
+        """Statements for one value of an index."""
+        condition = self.builder.icmp_signed("==", index.value, ir.Constant(_INTEGER, value))
+        with self.builder.if_then(condition):
+            yield
+
+    def padded(self, width: Index) -> Index:
+        """The numbers in a row of whole vectors."""
+        return (width + (LANES - 1)) // LANES * LANES
+
+    def integer(self, value: Index | int) -> Index:
+        if isinstance(value, Index):
+            return value
+        return Index(self, ir.Constant(_INTEGER, value))
+
+    def vector(self, value: Vector | float) -> Vector:
+        """The same number in all lanes."""
+        if isinstance(value, Vector):
+            return value
+        return Vector(self, ir.Constant(_VECTOR, [ir.Constant(_FLOAT, float(value))] * LANES))
+
+    def broadcast(self, number: ir.Value) -> Vector:
+        empty = ir.Constant(_VECTOR, ir.Undefined)
+        one = self.builder.insert_element(empty, number, ir.Constant(_LANE, 0))
+        return Vector(self, self.builder.shuffle_vector(one, one, _FIRST_LANE))
+
+    def first_lanes(self, count: Index) -> ir.Value:
+        """The mask of the first lanes; of all where the count is greater."""
+        integers = ir.VectorType(_INTEGER, LANES)
+        numbers = ir.Constant(integers, list(range(LANES)))
+        empty = ir.Constant(integers, ir.Undefined)
+        one = self.builder.insert_element(empty, count.value, ir.Constant(_LANE, 0))
+        counts = self.builder.shuffle_vector(one, one, _FIRST_LANE)
+        return self.builder.icmp_signed("<", numbers, counts)
+
+    def only_if_below(self, mask: ir.Value, index: Index | int, count: Index) -> ir.Value:
+        """The mask, or an empty one unless the index is below the count."""
+        below = self.builder.icmp_signed("<", self.integer(index).value, count.value)
+        empty = ir.Constant(_MASK, [ir.Constant(ir.IntType(1), 0)] * LANES)
+        return self.builder.select(below, mask, empty)
+
+    def intrinsic(self, name: str, *vectors: Vector | float) -> Vector:
+        values = [self.vector(vector).value for vector in vectors]
+        function = self.declared(name, _VECTOR, [_VECTOR] * len(values))
+        return Vector(self, self.builder.call(function, values))
+
+    def declared(
+        self, name: str, result: ir.Type, types: Sequence[ir.Type], suffix: str = ""
+    ) -> ir.Function:
+        """An intrinsic function of LLVM on vectors."""
+        full = f"llvm.{name}.v{LANES}f32{suffix}"
+        known = self.module.globals.get(full)
+        return known or ir.Function(self.module, ir.FunctionType(result, types), full)

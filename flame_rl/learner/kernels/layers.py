@@ -1,0 +1,106 @@
+"""Layers of a network by hand as machine code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flame_rl.learner.kernels.elementwise import ACTIVATIONS
+from flame_rl.learner.kernels.library import address
+from flame_rl.learner.kernels.network import ARRAYS, Stage, passes_of
+from flame_rl.nets.by_hand import Kept, PlacedLayer
+from flame_rl.nets.layers import DenseLayer, LayerByHand, LayerNormLayer, SelectLayer
+
+
+class CompiledLayers:
+    """See `flame_rl.nets.by_hand.Layers`. Dense layers, each perhaps with a normalisation and an
+    activation after it; the last one has neither.
+
+    Attributes:
+        stages: see `Stage`.
+        select: what comes before the first stage, if anything does.
+        weights: the address of the table that `Passes` describes.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], arrays: Sequence[Sequence[np.ndarray]], select: SelectLayer | None
+    ) -> None:
+        """
+        Args:
+            stages: see `Stage`.
+            arrays: of each stage; they may change, but stay where they are.
+            select: what comes before the first stage.
+        """
+        self.stages = tuple(stages)
+        self._passes = passes_of(self.stages)
+        self._inputs, self._outputs = stages[0].inputs, stages[-1].outputs
+        self.select, self._arrays = select, arrays
+        self._addresses = np.zeros((len(stages), ARRAYS), np.int64)
+        for row, own in zip(self._addresses, arrays, strict=True):
+            row[: len(own)] = [address(array) for array in own]
+        self.weights = address(self._addresses)
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        if self.select is not None:
+            x, _ = self.select.forward(x)
+        x = np.ascontiguousarray(x, np.float32)
+        rows = len(x)
+        workspace = self.workspace(rows)
+        output = np.empty((rows, self._outputs), np.float32)
+        self._passes.forward(address(workspace), self.weights, address(output), address(x), rows)
+        return output, (x, workspace)
+
+    def workspace(self, rows: int) -> np.ndarray:
+        """Memory for passes; see `Passes`."""
+        return np.empty(self._passes.fixed + rows * self._passes.per_row, np.float32)
+
+    def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
+        x, workspace = kept
+        slope = np.ascontiguousarray(slope, np.float32)
+        self._passes.to_parameters(
+            address(workspace),
+            self.weights,
+            *(address(x), address(slope), address(gradient), len(x)),
+        )
+
+    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+        x, workspace = kept
+        slope = np.ascontiguousarray(slope, np.float32)
+        result = np.empty((len(x), self._inputs), np.float32)
+        self._passes.to_inputs(
+            address(workspace), self.weights, address(result), address(slope), len(x)
+        )
+        return result if self.select is None else self.select.to_inputs((), result)
+
+
+def compiled_layers(layers: Sequence[PlacedLayer]) -> CompiledLayers | None:
+    """The layers as machine code; None where there is none for their kinds or their order."""
+    layers = list(layers)
+    select = None
+    if type(layers[0].layer) is SelectLayer:
+        select = layers.pop(0).layer
+    stages, arrays = [], []
+    while layers:
+        dense = layers.pop(0)
+        if type(dense.layer) is not DenseLayer:
+            return None
+        weight, bias = dense.layer.weight, dense.layer.bias
+        if weight.strides != (4, 4 * len(weight)):  # not as torch keeps it
+            return None
+        places = [place.start // 4 for place in dense.places]
+        own = [weight, bias]
+        if layers and type(layers[0].layer) is LayerNormLayer:
+            norm = layers.pop(0)
+            places += [place.start // 4 for place in norm.places]
+            own += [norm.layer.weight, norm.layer.bias, norm.layer.epsilon]
+        activation = ""
+        if layers and layers[0].layer.kind in ACTIVATIONS:
+            activation = layers.pop(0).layer.kind
+        inputs, outputs = weight.shape
+        stages.append(Stage(inputs, outputs, tuple(places), activation))
+        arrays.append(own)
+    if stages[-1].activation or stages[-1].normalized:
+        return None
+    return CompiledLayers(stages, arrays, select)
+

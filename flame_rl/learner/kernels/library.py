@@ -1,0 +1,41 @@
+"""The functions that all networks share, compiled once in a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from flame_rl.learner.kernels import elementwise, engine, normalization, products
+from flame_rl.learner.kernels.emit import LANES
+
+_ARRAY, _INTEGER, _NUMBER = "array", "integer", "number"
+
+
+@cache
+def library() -> dict[str, Callable[..., None]]:
+    """Compile them; returns those that Python calls, too. Their arguments are addresses, integers
+    and numbers; see where they are written."""
+    module = ir.Module()
+    products.write_product(module)
+    products.write_transpose(module)
+    normalization.write_norm_value(module)
+    normalization.write_norm_gradient(module)
+    normalization.write_norm_slope(module)
+    for name in elementwise.ACTIVATIONS:
+        elementwise.write_activation(module, name)
+    elementwise.write_squared_norm(module)
+    elementwise.write_adam(module)
+    engine.load(module)
+    return {
+        "squared_norm": engine.function("squared_norm", [_ARRAY, _ARRAY, _INTEGER]),
+        "adam": engine.function("adam", [_ARRAY] * 4 + [_NUMBER] * 3 + [_INTEGER]),
+    }
+
+
+def address(array: np.ndarray) -> int:
+    """Where the array's numbers begin."""
+    return array.__array_interface__["data"][0]

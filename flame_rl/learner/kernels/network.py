@@ -1,0 +1,254 @@
+"""Passes through stacks of dense layers, with their normalisations and activations.
+
+A pass works in a piece of memory, its workspace: first the transposed weights, then what each stage
+keeps for the backward pass, and two slopes. All rows in it are padded to whole vectors with zeros.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from llvmlite import ir
+
+from flame_rl.learner.kernels import engine
+from flame_rl.learner.kernels.elementwise import ACTIVATIONS
+from flame_rl.learner.kernels.emit import LANES, Array, Function, Index
+from flame_rl.learner.kernels.library import library
+
+# The arrays of a stage: weight and bias of the dense layer, then those of the normalisation.
+_WEIGHT, _BIAS, _NORM_WEIGHT, _NORM_BIAS, _EPSILON = range(5)
+ARRAYS = 5
+_NETWORKS = itertools.count()
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A dense layer and what follows it.
+
+    Attributes:
+        inputs, outputs: its width.
+        places: where the gradients of its weight and bias begin in the flat gradient, in numbers,
+            and those of a normalisation that follows, if one does.
+        activation: a key of `ACTIVATIONS`, or empty.
+    """
+
+    inputs: int
+    outputs: int
+    places: tuple[int, ...]
+    activation: str = ""
+
+    @property
+    def normalized(self) -> bool:
+        return len(self.places) > 2
+
+    @property
+    def keeps_input(self) -> bool:
+        """Whether the derivative of the activation needs its input."""
+        return bool(self.activation) and ACTIVATIONS[self.activation].keeps_input
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Machine code for stages; the last one is a dense layer alone. Arguments are addresses of
+    float32; that of `weights` is of a table of addresses, `ARRAYS` for each stage: weight [outputs,
+    inputs] and bias; weight, bias and epsilon of the normalisation.
+
+    Attributes:
+        name: what the names of its functions begin with.
+        fixed: the numbers in a workspace that do not depend on the rows.
+        per_row: those of each row.
+        forward: (workspace, output [rows, outputs], x [rows, inputs], weights, rows).
+        to_parameters: (workspace, x, slope [rows, outputs], weights, gradient, rows): writes the
+            gradients of all parameters to their places.
+        to_inputs: (workspace, result [rows, inputs], slope [rows, outputs], weights, rows).
+    """
+
+    name: str
+    fixed: int
+    per_row: int
+    forward: Callable[..., None]
+    to_parameters: Callable[..., None]
+    to_inputs: Callable[..., None]
+
+
+@cache
+def passes_of(stages: tuple[Stage, ...]) -> Passes:
+    """Compile the passes."""
+    library()
+    module = ir.Module()
+    name = f"network{next(_NETWORKS)}"
+    writers = {
+        "forward": (_write_forward, ("output", "x")),
+        "to_parameters": (_write_to_parameters, ("x", "slope", "gradient")),
+        "to_inputs": (_write_to_inputs, ("result", "slope")),
+    }
+    kinds = {}
+    for own, (write, arrays) in writers.items():
+        kinds[own] = dict.fromkeys(("workspace", "weights", *arrays), "array") | {"rows": "integer"}
+        f = Function(module, f"{name}_{own}", **kinds[own])
+        workspace, weights, *arguments = f.arguments
+        write(_Pass(f, stages, workspace, weights, f.arguments[-1]), *arguments[:-1])
+        f.end()
+    engine.load(module)
+    places = _Places(stages)
+    return Passes(
+        name,
+        places.fixed,
+        places.per_row,
+        **{own: engine.function(f"{name}_{own}", [*kinds[own].values()]) for own in writers},
+    )
+
+
+def _padded(width: int) -> int:
+    return -(-width // LANES) * LANES
+
+
+class _Places:
+    """Where the arrays of a workspace begin, in numbers: those of the whole, and those of each row,
+    which are to be multiplied by the number of rows."""
+
+    def __init__(self, stages: tuple[Stage, ...]) -> None:
+        """
+        Attributes:
+            transposed: the weights [inputs, outputs] of each stage.
+            z: per row, what each dense layer gives; the normalisation works in place.
+            inverse: per row, the factors of a normalisation, if there is one.
+            x: per row, what each activation gets.
+            y: per row, what each stage gives.
+            slopes: per row, two slopes that take turns.
+        """
+        sizes = [stage.inputs * _padded(stage.outputs) for stage in stages]
+        *self.transposed, self.fixed = itertools.accumulate(sizes, initial=0)
+        self.z, self.inverse, self.x, self.y = [], [], [], []
+        end = 0
+        for stage in stages[:-1]:
+            width = _padded(stage.outputs)
+            self.z.append(end)
+            end += width
+            self.inverse.append(end)
+            if stage.normalized:
+                end += LANES + width
+            self.x.append(end - width)
+            if stage.keeps_input:
+                end += width
+            self.y.append(end - width)
+        widest = max(_padded(stage.inputs) for stage in stages)
+        self.slopes = end, end + widest
+        self.per_row = end + 2 * widest
+
+
+class _Pass:
+    """A pass that is being written.
+
+    Attributes:
+        f: the function.
+        stages: of the network.
+        rows: their number.
+    """
+
+    def __init__(
+        self, f: Function, stages: tuple[Stage, ...], workspace: Array, weights: Array, rows: Index
+    ) -> None:
+        self.f, self.stages, self.rows = f, stages, rows
+        self._workspace, self._weights, self._places = workspace, weights, _Places(stages)
+
+    def weight(self, number: int, which: int) -> Array:
+        """One of a stage's arrays."""
+        return self._weights.address(ARRAYS * number + which)
+
+    def transposed(self, number: int) -> Array:
+        return self._workspace + self._places.transposed[number]
+
+    def kept(self, name: str, number: int) -> Array:
+        """An array with a row for each sample; see `_Places`."""
+        start = getattr(self._places, name)[number]
+        return self._workspace + (self.rows * start + self._places.fixed)
+
+    def back(self, number: int, slope: Array, slope_row: int) -> tuple[Array, int]:
+        """The slope for the dense layer before a stage's, and the length of its rows, given those
+        of the stage's."""
+        f, rows = self.f, self.rows
+        stage, before = self.stages[number], self.stages[number - 1]
+        result, width = self.kept("slopes", number % 2), _padded(stage.inputs)
+        self.to_inputs(number, result, width, slope, slope_row)
+        if before.activation:
+            kept = self.kept("x" if before.keeps_input else "y", number - 1)
+            f.call(f"{before.activation}_slope", result, kept, rows * width)
+        return result, width
+
+    def normalization_back(self, number: int, slope: Array) -> None:
+        """In place, the slope before a stage's normalisation, given the one after it."""
+        stage = self.stages[number]
+        kept = self.kept("z", number), self.kept("inverse", number)
+        weight = self.weight(number, _NORM_WEIGHT)
+        self.f.call("norm_slope", slope, *kept, weight, self.rows, stage.outputs)
+
+    def to_inputs(
+        self, number: int, result: Array, result_row: int, slope: Array, slope_row: int
+    ) -> None:
+        """The slope for what a stage's dense layer gets, given that for what it gives."""
+        stage = self.stages[number]
+        arrays = result, slope, self.weight(number, _WEIGHT), self.f.constants(0.0)
+        strides = result_row, slope_row, 1, stage.inputs, 0
+        self.f.call("product", *arrays, *strides, self.rows, stage.outputs, stage.inputs)
+
+    def sum_rows(self, result: Array, rows: Array, row: int, width: int) -> None:
+        arrays = result, self.f.constants(1.0), rows, self.f.constants(0.0)
+        self.f.call("product", *arrays, width, 0, 0, row, 0, 1, self.rows, width)
+
+
+def _write_forward(p: _Pass, output: Array, x: Array) -> None:
+    f, rows = p.f, p.rows
+    x_row = p.stages[0].inputs
+    for number, stage in enumerate(p.stages):
+        weight, bias = p.weight(number, _WEIGHT), p.weight(number, _BIAS)
+        last, across = number == len(p.stages) - 1, _padded(stage.outputs)
+        transposed = p.transposed(number)
+        f.call("transpose", transposed, weight, across, stage.outputs, stage.inputs)
+        z, z_row = (output, stage.outputs) if last else (p.kept("z", number), across)
+        strides = z_row, x_row, 1, across, 1
+        sizes = rows, stage.inputs, stage.outputs
+        f.call("product", z, x, transposed, bias, *strides, *sizes)
+        x, x_row = z, z_row
+        if stage.normalized:
+            x, inverse = p.kept("x", number), p.kept("inverse", number)
+            own = [p.weight(number, which) for which in (_NORM_WEIGHT, _NORM_BIAS, _EPSILON)]
+            f.call("norm_value", x, z, inverse, *own, rows, stage.outputs)
+        if stage.activation:
+            y = p.kept("y", number)
+            f.call(f"{stage.activation}_value", y, x, rows * across)
+            x = y
+
+
+def _write_to_parameters(p: _Pass, x: Array, slope: Array, gradient: Array) -> None:
+    f, rows = p.f, p.rows
+    slope_row = p.stages[-1].outputs
+    for number in reversed(range(len(p.stages))):
+        stage = p.stages[number]
+        weight, bias, *of_norm = (gradient + place for place in stage.places)
+        if of_norm:
+            f.call("norm_gradient", of_norm[0], slope, p.kept("z", number), rows, stage.outputs)
+            p.sum_rows(of_norm[1], slope, slope_row, stage.outputs)
+            p.normalization_back(number, slope)
+        before, before_row = x, stage.inputs
+        if number:
+            before, before_row = p.kept("y", number - 1), _padded(stage.inputs)
+        strides = stage.inputs, 1, slope_row, before_row, 0
+        sizes = stage.outputs, rows, stage.inputs
+        f.call("product", weight, slope, before, f.constants(0.0), *strides, *sizes)
+        p.sum_rows(bias, slope, slope_row, stage.outputs)
+        if number:
+            slope, slope_row = p.back(number, slope, slope_row)
+
+
+def _write_to_inputs(p: _Pass, result: Array, slope: Array) -> None:
+    slope_row = p.stages[-1].outputs
+    for number in reversed(range(len(p.stages))):
+        if p.stages[number].normalized:
+            p.normalization_back(number, slope)
+        if number:
+            slope, slope_row = p.back(number, slope, slope_row)
+    p.to_inputs(0, result, p.stages[0].inputs, slope, slope_row)

@@ -1,0 +1,131 @@
+"""Products and transposes of matrices."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from flame_rl.learner.kernels.emit import LANES, Array, Function, Index, Vector
+
+# Rows and vectors of a result that are summed in registers at once: as many sums as hide the time
+# that a multiplication takes, with few loads for each.
+_ROWS = {4: (6, 4, 1), 3: (8, 4, 1), 2: (8, 4, 1), 1: (12, 4, 1)}
+_WIDEST = max(_ROWS)
+
+
+def write_product(module: ir.Module) -> ir.Function:
+    """c = start + a b, for a [m, k], b [k, n] and c [m, n], all with any strides between rows, and
+    a with any between columns. The row `start` is added to each row of c; with a `start_step` of 0
+    instead of 1 it has only `LANES` numbers, the same for all columns. Rows of c that are padded to
+    whole vectors are padded with zeros."""
+    blocks = {
+        (rows, vectors): _write_block(module, rows, vectors)
+        for vectors, several in _ROWS.items()
+        for rows in several
+    }
+    f = Function(
+        module,
+        "product",
+        **dict.fromkeys(("c", "a", "b", "start"), "array"),
+        **dict.fromkeys(("c_row", "a_row", "a_column", "b_row", "start_step"), "integer"),
+        **dict.fromkeys(("m", "k", "n"), "integer"),
+    )
+    c, a, b, start, c_row, a_row, a_column, b_row, start_step, m, k, n = f.arguments
+
+    def columns(first: Index, vectors: int, last: Index) -> None:
+        """The columns from the first one on; the last vector has `last` of them."""
+
+        def call(count: int, row: Index) -> None:
+            f.call(
+                blocks[count, vectors],
+                *(c + (row * c_row + first), a + row * a_row, b + first),
+                start + first * start_step,
+                *(c_row, a_row, a_column, b_row, start_step, k, last),
+                c_row - first - (vectors - 1) * LANES,
+            )
+
+        done = f.integer(0)
+        for rows in _ROWS[vectors]:
+            with f.loop(m, step=rows, first=done) as row:
+                call(rows, row)
+            done = row
+
+    widest = _WIDEST * LANES
+    whole = (n - 1) // widest * widest
+    with f.loop(whole, step=widest) as first:
+        columns(first, _WIDEST, f.integer(LANES))
+    rest = n - whole
+    vectors = (rest + (LANES - 1)) // LANES
+    for count in _ROWS:
+        with f.when_equal(vectors, count):
+            columns(whole, count, rest - (count - 1) * LANES)
+    return f.end()
+
+
+def _write_block(module: ir.Module, rows: int, vectors: int) -> ir.Function:
+    """A few rows and vectors of c; see `write_product`. The last vector has `last` columns, and its
+    row in c has room for `room` numbers."""
+    f = Function(
+        module,
+        f"block_{rows}_{vectors}",
+        **dict.fromkeys(("c", "a", "b", "start"), "array"),
+        **dict.fromkeys(("c_row", "a_row", "a_column", "b_row", "start_step"), "integer"),
+        **dict.fromkeys(("k", "last", "room"), "integer"),
+    )
+    c, a, b, start, c_row, a_row, a_column, b_row, start_step, k, last, room = f.arguments
+    masks = [None] * (vectors - 1) + [f.first_lanes(last)]
+
+    def row_of(array: Array, step: Index | int = 1) -> list[Vector]:
+        return [
+            (array + f.integer(LANES * place) * step).load(mask) for place, mask in enumerate(masks)
+        ]
+
+    with f.loop_with(k, row_of(start, start_step) * rows) as (index, sums, results):
+        right = row_of(b + index * b_row)
+        for row in range(rows):
+            left = (a + (a_row * row + index * a_column)).number()
+            for place in range(vectors):
+                results.append(left.times_plus(right[place], sums[row * vectors + place]))
+    masks[-1] = f.first_lanes(room)
+    for row in range(rows):
+        for place, mask in enumerate(masks):
+            (c + (c_row * row + LANES * place)).store(sums[row * vectors + place], mask)
+    return f.end()
+
+
+def write_transpose(module: ir.Module) -> ir.Function:
+    """t = a^T, for a [m, n] without gaps, and t [n, m] with a stride between rows."""
+    f = Function(
+        module, "transpose", t="array", a="array", t_row="integer", m="integer", n="integer"
+    )
+    t, a, t_row, m, n = f.arguments
+    up = LANES - 1
+    with f.loop((m + up) // LANES) as block:
+        first_row = block * LANES
+        rows = m - first_row
+        with f.loop((n + up) // LANES) as column_block:
+            first = column_block * LANES
+            columns = n - first
+            row_mask, mask = f.first_lanes(rows), f.first_lanes(columns)
+            tile = [
+                (a + ((first_row + row) * n + first)).load(f.only_if_below(mask, row, rows))
+                for row in range(LANES)
+            ]
+            for row, vector in enumerate(_transposed(tile)):
+                place = t + ((first + row) * t_row + first_row)
+                place.store(vector, f.only_if_below(row_mask, row, columns))
+    return f.end()
+
+
+def _transposed(tile: list[Vector]) -> list[Vector]:
+    """Rows as columns: pairs of vectors exchange halves, then quarters, and so on."""
+    width = LANES // 2
+    while width:
+        low = [lane + LANES * (lane // width % 2) - width * (lane // width % 2) for lane in range(LANES)]
+        high = [lane + width for lane in low]
+        for row in range(LANES):
+            if row // width % 2 == 0:
+                first, second = tile[row], tile[row + width]
+                tile[row] = first.shuffle(second, low)
+                tile[row + width] = first.shuffle(second, high)
+        width //= 2
+    return tile
