@@ -19,7 +19,7 @@ from flame_rl.learner.learner import make_learner as learner_of_config
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.slices import accumulate
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.nets.network import Loss, Network, Samples, differentiate
+from flame_rl.nets.network import Loss, Network, Samples
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig, names_of
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
@@ -88,7 +88,7 @@ def gradient_of(
     network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
 ) -> dict[str, float]:
     """Write the gradient of a mean loss to `gradient`, as an update does; returns its numbers."""
-    return accumulate(partial(differentiate, network, loss), network, samples, gradient)
+    return accumulate(partial(network.differentiate, loss), network, samples, gradient)
 
 
 def by_hand_and_by_autograd(

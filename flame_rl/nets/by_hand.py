@@ -14,7 +14,7 @@ import numpy as np
 
 from flame_rl.nets.heads import RawOutput
 from flame_rl.nets.layers import DenseLayer, LayerByHand, NormalizeLayer
-from flame_rl.nets.network import Samples, Slope
+from flame_rl.nets.network import Network, Samples, Slope
 
 # The C library keeps the memory of arrays up to about this size for the next ones; memory for
 # larger ones comes from the kernel each time, which takes longer than the arithmetic.
@@ -98,12 +98,13 @@ class PlainLayers:
         return slope
 
 
-class NetworkByHand:
+class NetworkByHand(Network):
     """See `Network`. Layers that know their derivatives, and a head after them.
 
     Attributes:
         layers: from the inputs to the output.
         output: what a loss sees.
+        places: where the gradients of its arrays lie.
     """
 
     remembers = False
@@ -127,7 +128,7 @@ class NetworkByHand:
             normalizer: normalises observations before the layers.
         """
         self.layers, self.slice_rows, self.output = layers, slice_rows, output
-        self._places, self._normalizer = places, normalizer
+        self.places, self._normalizer = places, normalizer
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         observations = np.asarray(observations)
@@ -144,7 +145,7 @@ class NetworkByHand:
 
     def gradients_in(self, gradient: np.ndarray) -> list[np.ndarray]:
         """The arrays of the head in a flat gradient."""
-        return [place.of(gradient) for place in self._places]
+        return [place.of(gradient) for place in self.places]
 
 
 class PassByHand:

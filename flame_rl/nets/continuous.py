@@ -37,7 +37,7 @@ class GaussianHead(HeadKind):
     def __init__(self, width: int, log_std: np.ndarray) -> None:
         self.noise_width = width
         self.shape = (width,)
-        self._log_std = log_std
+        self.log_std = log_std
         self._std = np.exp(log_std.astype(np.float64))
 
     def sample(
@@ -52,9 +52,9 @@ class GaussianHead(HeadKind):
         self, output: np.ndarray, samples: Samples
     ) -> tuple[tuple[np.ndarray, ...], Backward]:
         (width,) = self.shape
-        inverse = np.exp(-self._log_std)
+        inverse = np.exp(-self.log_std)
         z = (samples["actions"] - output) * inverse
-        constant = float(np.add.reduce(self._log_std)) + 0.5 * math.log(2 * math.pi) * width
+        constant = float(np.add.reduce(self.log_std)) + 0.5 * math.log(2 * math.pi) * width
         log_probs = -0.5 * np.einsum("ba,ba->b", z, z) - constant
         entropies = np.full(len(z), constant + 0.5 * width, np.float32)
 

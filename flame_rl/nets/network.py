@@ -8,6 +8,7 @@ back to its parameters, by torch's autograd (autograd.py) or by hand (by_hand.py
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +40,25 @@ class Loss(Protocol):
             Numbers by name, float32 [B] each, and the slope of "loss" for each output.
         """
         ...
+
+
+@dataclass(frozen=True)
+class ElementwiseLoss:
+    """A loss that sees each sample alone, and is written in NumPy's elementwise functions of
+    numbers, so that it may be compiled together with its network.
+
+    Attributes:
+        function: the loss, whose outputs and columns are [B] each.
+        columns: those of the samples that it uses, where they are there.
+    """
+
+    function: Loss
+    columns: tuple[str, ...]
+
+    def __call__(
+        self, samples: Samples, *outputs: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        return self.function(samples, *outputs)
 
 
 class Pass(Protocol):
@@ -92,16 +112,15 @@ class Network(Protocol):
         """The network's outputs, for a backward pass."""
         ...
 
-
-def differentiate(
-    network: Network, loss: Loss, samples: Samples, gradient: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Write the gradient of the loss, summed over the samples, to `gradient`; returns the loss's
-    numbers, float32 [B] each. See `Pass.to_parameters`."""
-    forward = network.forward(samples)
-    numbers, slopes = loss(samples, *forward.outputs)
-    forward.to_parameters(slopes, gradient)
-    return numbers
+    def differentiate(
+        self, loss: Loss, samples: Samples, gradient: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Write the gradient of the loss, summed over the samples, to `gradient`; returns the
+        loss's numbers, float32 [B] each. See `Pass.to_parameters`."""
+        forward = self.forward(samples)
+        numbers, slopes = loss(samples, *forward.outputs)
+        forward.to_parameters(slopes, gradient)
+        return numbers
 
 
 def split(samples: Samples, count: int) -> list[Samples]:

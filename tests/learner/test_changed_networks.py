@@ -121,7 +121,7 @@ CHANGES = {
 def test_a_changed_network_goes_through_autograd(change):
     config = make_config("X-v0", hidden_sizes=(3,), activation="tanh", normalize_observations=True)
     policy = model.policy(SPEC, config)
-    assert type(network_of(policy)) is NetworkByHand
+    assert isinstance(network_of(policy), NetworkByHand)
     CHANGES[change](policy)
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     assert type(network_of(policy)) is AutogradNetwork
@@ -137,7 +137,7 @@ def test_a_changed_critic_goes_through_autograd():
         lambda critic: setattr(critic, "features", nn.Identity()),
     ):
         critic = model.critic(SPEC, config)
-        assert type(network_of(critic)) is NetworkByHand
+        assert isinstance(network_of(critic), NetworkByHand)
         change(critic)
         assert type(network_of(critic)) is AutogradNetwork
 

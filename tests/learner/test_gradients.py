@@ -24,7 +24,6 @@ from flame_rl.modules.networks import (
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerByHand
-from flame_rl.nets.network import differentiate
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.learners import (
     ON_POLICY,
@@ -95,7 +94,7 @@ def compare(module, columns, loss, rows):
     results = []
     for by_hand in (True, False):
         trained = TrainedNetwork(module(), network_of)
-        assert type(trained.network) is NetworkByHand
+        assert isinstance(trained.network, NetworkByHand)
         network = trained.network if by_hand else AutogradNetwork(trained.module)
         # Of a policy near this one, as they are in training.
         if by_hand and "log_probs" in columns:
@@ -110,7 +109,7 @@ def compare(module, columns, loss, rows):
     network = AutogradNetwork(module().double())
     samples = columns | {"inputs": observations}
     doubled = {n: c.astype(float) if c.dtype == np.float32 else c for n, c in samples.items()}
-    differentiate(network, loss, doubled, exact)
+    network.differentiate(loss, doubled, exact)
     exact /= rows
     scale = np.abs(exact).max()
     assert scale > 1e-4
@@ -233,7 +232,7 @@ def test_networks_of_learners_with_replay(kind, activation):
             parameter.add_(0.3 * torch.randn_like(parameter))
     critic = "critic" in kind
     trained = TrainedNetwork(module, network_of)
-    assert type(trained.network) is NetworkByHand
+    assert isinstance(trained.network, NetworkByHand)
     rng = np.random.default_rng(0)
     inputs = rng.normal(0, 2, (50, 4 + 3 * critic)).astype(np.float32)
     exact = copy.deepcopy(module).double()
@@ -268,7 +267,7 @@ def test_slopes_of_several_outputs_for_the_inputs(actions):
     taken = taken.double() if taken.is_floating_point() else taken.long()
     for module in (policy, value):
         network = network_of(module)
-        assert type(network) is NetworkByHand
+        assert isinstance(network, NetworkByHand)
         forward = network.forward(samples)
         slopes = tuple(rng.standard_normal(o.shape).astype(np.float32) for o in forward.outputs)
         leaf = torch.from_numpy(inputs).double().requires_grad_()
@@ -291,7 +290,7 @@ def test_whole_updates_agree(algorithm, continuous, monkeypatch):
             monkeypatch.setattr(choose, "network_by_hand", lambda module: None)
         learner = learner_of(continuous, **options, minibatches=3)
         kind = type(learner.algorithm.networks.policy.network)
-        assert kind is (NetworkByHand if by_hand else AutogradNetwork)
+        assert issubclass(kind, NetworkByHand) is by_hand
         metrics = [learner.update(random_episodes(continuous)) for _ in range(3)]
         weights = np.concatenate(
             [learner.parts[f"{name}_adam"].parameters.copy() for name in ("policy", "value")]
@@ -310,7 +309,7 @@ def test_new_networks_are_by_hand(actions, sizes, activation):
     spec = EnvironmentSpec("X-v0", spaces.Box(-10, 10, (4,)), ACTIONS[actions])
     config = make_config("X-v0", hidden_sizes=sizes, activation=activation)
     for module in policy_and_value(spec, config):
-        assert type(network_of(module)) is NetworkByHand
+        assert isinstance(network_of(module), NetworkByHand)
 
 
 def test_by_hand_reads_the_module_itself():

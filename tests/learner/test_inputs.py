@@ -203,7 +203,7 @@ def test_a_network_of_dense_layers_may_take_all_inputs_as_numbers():
     value.scale.fill_(2.0)
     whole = SideBySide(tuple(columns_of(9).values()))
     network = network_of(value)
-    assert type(network) is NetworkByHand
+    assert isinstance(network, NetworkByHand)
     (got,) = network.outputs({"inputs": network.prepare(whole)})
     with torch.no_grad():
         expected = value(torch.from_numpy(np.asarray(whole))).numpy()

@@ -192,7 +192,7 @@ def test_networks_by_hand_are_for_the_cpu():
             chosen = list(map(network_of, made))
         assert [type(network) is AutogradNetwork for network in chosen] == [place is CPU] * 3
         assert all(network.parallel is (place is None) for network in chosen)
-    assert type(network_of(made[0])) is NetworkByHand
+    assert isinstance(network_of(made[0]), NetworkByHand)
 
 
 def test_a_card_computes_larger_slices_one_after_another(monkeypatch):

@@ -131,7 +131,7 @@ def test_statistics_are_those_of_its_own_numbers():
 @pytest.mark.parametrize("algorithm", MAKERS)
 def test_it_learns_by_hand_as_by_autograd(algorithm):
     network = TrainedNetwork(policy_of(NUMBERS, ("arm", "goal"), algorithm), network_of)
-    assert type(network.network) is NetworkByHand
+    assert isinstance(network.network, NetworkByHand)
     _, flat = observations(NUMBERS, 64)
     columns = {"actions": np.random.default_rng(2).integers(0, 3, 64, np.int32)}
     for ours, theirs in by_hand_and_by_autograd(network, columns, flat[:, 0]):

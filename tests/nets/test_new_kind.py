@@ -112,7 +112,7 @@ def test_it_learns_by_hand_as_by_autograd(make):
     network = trained(make)
     if make is model.value:
         network.module.scale.fill_(3.0)
-    assert type(network.network) is NetworkByHand
+    assert isinstance(network.network, NetworkByHand)
     assert type(trained(make, OtherGain).network) is AutogradNetwork
     rng = np.random.default_rng(2)
     columns = {"actions": rng.integers(0, 3, 64, np.int32)}

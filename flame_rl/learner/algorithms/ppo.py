@@ -11,13 +11,20 @@ al. 2021, "What Matters in On-Policy Reinforcement Learning?", section 3.5).
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
 from flame_rl.learner.on_policy.batch import Batch
-from flame_rl.learner.on_policy.losses import explained_variance, kl_terms, policy_metrics
+from flame_rl.learner.on_policy.losses import (
+    OF_POLICY,
+    explained_variance,
+    kl_terms,
+    policy_metrics,
+)
 from flame_rl.learner.on_policy.returns import standardize
-from flame_rl.nets.network import Loss, Samples, Slope
+from flame_rl.nets.network import ElementwiseLoss, Loss, Samples, Slope
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.ppo import PPOSettings
 
@@ -65,6 +72,7 @@ def ppo(
     return policy_metrics(steps, len(steps) - too_far) | networks.finish() | explained
 
 
+@cache
 def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
     """Minus the clipped objective (Schulman et al. 2017, eq. 7) and the entropy bonus. Samples have
     "advantages" and "log_probs", by the policy before the update."""
@@ -88,4 +96,4 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
         slope = np.where(plain <= clipped, -plain, 0.0)
         return numbers, (slope, -c)
 
-    return loss
+    return ElementwiseLoss(loss, OF_POLICY)

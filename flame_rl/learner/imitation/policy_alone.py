@@ -14,7 +14,7 @@ from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import accumulate
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of
-from flame_rl.nets.network import Loss, Samples, differentiate
+from flame_rl.nets.network import Loss, Samples
 
 
 class PolicyAlone:
@@ -48,5 +48,5 @@ class PolicyAlone:
         """See `ActorCritic`."""
         network = self.policy.network
         return accumulate(
-            partial(differentiate, network, loss), network, minibatch, self.adam.gradient
+            partial(network.differentiate, loss), network, minibatch, self.adam.gradient
         )

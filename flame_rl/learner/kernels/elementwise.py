@@ -39,15 +39,8 @@ def tanh(x: Vector) -> Vector:
     """Within 4e-7."""
     x = x.within(-_TANH_END, _TANH_END)
     square = x * x
-    above, below = (_polynomial(square, c) for c in (_TANH_ABOVE, _TANH_BELOW))
-    return (x * above / below).within(-1.0, 1.0)
-
-
-def _polynomial(x: Vector, coefficients: tuple[float, ...]) -> Vector:
-    value = x.function.vector(coefficients[-1])
-    for coefficient in coefficients[-2::-1]:
-        value = value.times_plus(x, coefficient)
-    return value
+    quotient = x * square.polynomial(_TANH_ABOVE) / square.polynomial(_TANH_BELOW)
+    return quotient.within(-1.0, 1.0)
 
 
 def _sigmoid(x: Vector) -> Vector:
@@ -101,7 +94,7 @@ def write_squared_norm(module: ir.Module) -> ir.Function:
         vector = (x + i).load(f.first_lanes(count - i))
         results.append(vector.times_plus(vector, total))
     result.store(total)
-    return f.end()
+    return f.end(for_python=True)
 
 
 def write_adam(module: ir.Module) -> ir.Function:
@@ -130,7 +123,7 @@ def write_adam(module: ir.Module) -> ir.Function:
         step([array + i for array in arrays])
     done = count // LANES * LANES
     step([array + done for array in arrays], f.first_lanes(count - done))
-    return f.end()
+    return f.end(for_python=True)
 
 
 def _vanish(sums: Vector, least: float) -> Vector:

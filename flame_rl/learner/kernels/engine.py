@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from llvmlite import binding, ir
 
-_CTYPES = {"array": ctypes.c_void_p, "integer": ctypes.c_int64, "number": ctypes.c_float}
+from flame_rl.learner.kernels.emit import python_name
+
+_CTYPES = {"array": ctypes.py_object, "integer": ctypes.c_int64, "number": ctypes.c_float}
 
 
 @cache
@@ -32,8 +34,8 @@ def load(module: ir.Module) -> None:
     engine.finalize_object()
 
 
-def function(name: str, kinds: Sequence[str]) -> ctypes._CFuncPtr:
-    """A compiled function, which lets other threads run meanwhile. Its arguments are addresses,
-    integers and numbers; see `emit.Function`."""
+def function(name: str, kinds: Sequence[str]) -> Callable[..., None]:
+    """A compiled function, which lets other threads run meanwhile. Arrays are NumPy's, of the type
+    and without the gaps that the function expects: nothing is checked."""
     prototype = ctypes.CFUNCTYPE(None, *(_CTYPES[kind] for kind in kinds))
-    return prototype(_engine().get_function_address(name))
+    return prototype(_engine().get_function_address(python_name(name)))

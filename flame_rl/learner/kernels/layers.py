@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
-from flame_rl.learner.kernels.library import address
 from flame_rl.learner.kernels.network import ARRAYS, Stage, passes_of
 from flame_rl.nets.by_hand import Kept, PlacedLayer
 from flame_rl.nets.layers import DenseLayer, LayerByHand, LayerNormLayer, SelectLayer
@@ -20,7 +19,7 @@ class CompiledLayers:
     Attributes:
         stages: see `Stage`.
         select: what comes before the first stage, if anything does.
-        weights: the address of the table that `Passes` describes.
+        weights: the table of addresses that `Passes` describes.
     """
 
     def __init__(
@@ -36,19 +35,22 @@ class CompiledLayers:
         self._passes = passes_of(self.stages)
         self._inputs, self._outputs = stages[0].inputs, stages[-1].outputs
         self.select, self._arrays = select, arrays
-        self._addresses = np.zeros((len(stages), ARRAYS), np.int64)
-        for row, own in zip(self._addresses, arrays, strict=True):
-            row[: len(own)] = [address(array) for array in own]
-        self.weights = address(self._addresses)
+        self.weights = np.zeros((len(stages), ARRAYS), np.int64)
+        for row, own in zip(self.weights, arrays, strict=True):
+            row[: len(own)] = [array.ctypes.data for array in own]
 
-    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+    def inputs_of(self, x: np.ndarray) -> np.ndarray:
+        """What the first stage gets, float32 [rows, inputs]."""
         if self.select is not None:
             x, _ = self.select.forward(x)
-        x = np.ascontiguousarray(x, np.float32)
+        return np.ascontiguousarray(x, np.float32)
+
+    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
+        x = self.inputs_of(x)
         rows = len(x)
         workspace = self.workspace(rows)
         output = np.empty((rows, self._outputs), np.float32)
-        self._passes.forward(address(workspace), self.weights, address(output), address(x), rows)
+        self._passes.forward(workspace, self.weights, output, x, rows)
         return output, (x, workspace)
 
     def workspace(self, rows: int) -> np.ndarray:
@@ -58,19 +60,13 @@ class CompiledLayers:
     def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
         x, workspace = kept
         slope = np.ascontiguousarray(slope, np.float32)
-        self._passes.to_parameters(
-            address(workspace),
-            self.weights,
-            *(address(x), address(slope), address(gradient), len(x)),
-        )
+        self._passes.to_parameters(workspace, self.weights, x, slope, gradient, len(x))
 
     def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
         x, workspace = kept
         slope = np.ascontiguousarray(slope, np.float32)
         result = np.empty((len(x), self._inputs), np.float32)
-        self._passes.to_inputs(
-            address(workspace), self.weights, address(result), address(slope), len(x)
-        )
+        self._passes.to_inputs(workspace, self.weights, result, slope, len(x))
         return result if self.select is None else self.select.to_inputs((), result)
 
 

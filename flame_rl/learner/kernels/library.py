@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
 from flame_rl.learner.kernels import elementwise, engine, normalization, products
-from flame_rl.learner.kernels.emit import LANES
 
 _ARRAY, _INTEGER, _NUMBER = "array", "integer", "number"
 
 
 @cache
 def library() -> dict[str, Callable[..., None]]:
-    """Compile them; returns those that Python calls, too. Their arguments are addresses, integers
-    and numbers; see where they are written."""
+    """Compile them; returns those that Python calls. For their arguments see where they are
+    written."""
     module = ir.Module()
     products.write_product(module)
     products.write_transpose(module)
@@ -35,7 +32,3 @@ def library() -> dict[str, Callable[..., None]]:
         "adam": engine.function("adam", [_ARRAY] * 4 + [_NUMBER] * 3 + [_INTEGER]),
     }
 
-
-def address(array: np.ndarray) -> int:
-    """Where the array's numbers begin."""
-    return array.__array_interface__["data"][0]

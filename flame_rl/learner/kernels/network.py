@@ -52,18 +52,18 @@ class Stage:
 
 @dataclass(frozen=True)
 class Passes:
-    """Machine code for stages; the last one is a dense layer alone. Arguments are addresses of
-    float32; that of `weights` is of a table of addresses, `ARRAYS` for each stage: weight [outputs,
-    inputs] and bias; weight, bias and epsilon of the normalisation.
+    """Machine code for stages; the last one is a dense layer alone. Arrays are float32; `weights`
+    is a table of addresses, int64 [stages, ARRAYS]: of each stage's weight [outputs, inputs] and
+    bias, and of weight, bias and epsilon of its normalisation.
 
     Attributes:
         name: what the names of its functions begin with.
         fixed: the numbers in a workspace that do not depend on the rows.
         per_row: those of each row.
-        forward: (workspace, output [rows, outputs], x [rows, inputs], weights, rows).
-        to_parameters: (workspace, x, slope [rows, outputs], weights, gradient, rows): writes the
+        forward: (workspace, weights, output [rows, outputs], x [rows, inputs], rows).
+        to_parameters: (workspace, weights, x, slope [rows, outputs], gradient, rows): writes the
             gradients of all parameters to their places.
-        to_inputs: (workspace, result [rows, inputs], slope [rows, outputs], weights, rows).
+        to_inputs: (workspace, weights, result [rows, inputs], slope [rows, outputs], rows).
     """
 
     name: str
@@ -91,7 +91,7 @@ def passes_of(stages: tuple[Stage, ...]) -> Passes:
         f = Function(module, f"{name}_{own}", **kinds[own])
         workspace, weights, *arguments = f.arguments
         write(_Pass(f, stages, workspace, weights, f.arguments[-1]), *arguments[:-1])
-        f.end()
+        f.end(for_python=True)
     engine.load(module)
     places = _Places(stages)
     return Passes(

@@ -14,7 +14,6 @@ from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.emit import LANES, Function
 from flame_rl.learner.kernels.network import Stage, passes_of
 from flame_rl.learner.kernels.layers import CompiledLayers
-from flame_rl.learner.kernels.library import address
 from flame_rl.nets.network import Loss
 from flame_rl.system.signals import end_if_stopped
 
@@ -39,23 +38,18 @@ class CompiledEpochs:
     def fit(self, adam: Adam, epochs: ValueEpochs) -> float:
         """See `flame_rl.learner.on_policy.value_epochs.fit`."""
         layers, count, steps = self._layers, epochs.minibatches, len(epochs.rows)
-        inputs = epochs.inputs
-        if layers.select is not None:
-            inputs, _ = layers.select.forward(inputs)
-        inputs = np.ascontiguousarray(inputs, np.float32)
+        inputs = layers.inputs_of(epochs.inputs)
         workspace = layers.workspace(epochs.largest)
         minibatch = np.empty(epochs.largest * (inputs.shape[1] + 3) + LANES, np.float32)
         losses = np.empty((count, LANES), np.float32)
-        parameters, *others = adam.addresses
+        first, second = adam.sums
         for order in epochs.orders:
             end_if_stopped()
             factors = np.array(adam.factors(count, epochs.learning_rate), np.float32)
-            arrays = inputs, epochs.rows, epochs.targets, order, minibatch, factors, losses
             self._epoch(
-                address(workspace),
-                layers.weights,
-                *(others[0], parameters, *others[1:]),
-                *map(address, arrays),
+                *(workspace, layers.weights),
+                *(adam.gradient, adam.parameters, first, second),
+                *(inputs, epochs.rows, epochs.targets, order, minibatch, factors, losses),
                 *(steps, count, epochs.largest, adam.parameters.size),
                 *(epochs.scale, epochs.max_grad_norm),
             )
@@ -73,7 +67,7 @@ def _epoch(stages: tuple[Stage, ...], loss: Callable[..., Loss]) -> Callable[...
         loss: see `CompiledEpochs`.
 
     Returns:
-        A function of addresses, integers and numbers:
+        A function of arrays, integers and numbers:
             workspace, weights: see `Passes`.
             gradient, parameters, first, second: of the network and of Adam, float32 [P].
             inputs: float32 [..., D].
@@ -128,6 +122,6 @@ def _epoch(stages: tuple[Stage, ...], loss: Callable[..., Loss]) -> Callable[...
         factor = mean.unless(norm > max_norm, mean * max_norm / norm)
         epsilon, rate = ((factors + (number * 2 + of)).number() for of in (0, 1))
         f.call("adam", adam[0], gradient, *adam[1:], factor, epsilon, rate, size)
-    f.end()
+    f.end(for_python=True)
     engine.load(module)
     return engine.function(name, [*kinds.values()])

@@ -25,7 +25,7 @@ from flame_rl.learner.training.minibatches import (
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import accumulate, at_once, outputs
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.nets.network import Loss, Network, Samples, differentiate
+from flame_rl.nets.network import Loss, Network, Samples
 from flame_rl.settings.groups import OnPolicy
 from flame_rl.settings.losses import OWN, loss_name
 
@@ -175,7 +175,7 @@ class TwoNetworks:
     def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
         network = self.policy.network
         return accumulate(
-            partial(differentiate, network, loss), network, minibatch, self.adam.gradient
+            partial(network.differentiate, loss), network, minibatch, self.adam.gradient
         )
 
     def fit_values(

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
-from flame_rl.nets.network import Loss, Samples, Slope
+from flame_rl.nets.network import ElementwiseLoss, Loss, Samples, Slope
 
 
+# The columns that losses of a policy use, besides its inputs and outputs.
+OF_POLICY = ("advantages", "log_probs", "shares")
+
+
+@cache
 def policy_gradient_loss(entropy_coefficient: float) -> Loss:
     """-log pi(a_t | s_t) A_t - c H(pi(. | s_t)): the policy gradient theorem's objective (Sutton
     and Barto 2018, eq. 13.11) with an entropy bonus.
@@ -29,7 +35,7 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
         }
         return numbers, (-advantages, -c)
 
-    return loss
+    return ElementwiseLoss(loss, OF_POLICY)
 
 
 def value_loss(scale: float) -> Loss:

@@ -16,7 +16,7 @@ from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.minibatches import minibatches_of
 from flame_rl.learner.training.slices import accumulate
 from flame_rl.nets.by_hand import NetworkByHand
-from flame_rl.nets.network import Network, Samples, differentiate
+from flame_rl.nets.network import Network, Samples
 from flame_rl.system.machine import available_cores
 
 
@@ -55,7 +55,7 @@ class ValueEpochs:
 
 def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
     """Train the network; returns the mean loss of the last epoch."""
-    gradient_of = partial(differentiate, network, value_loss(epochs.scale))
+    gradient_of = partial(network.differentiate, value_loss(epochs.scale))
     columns = {"targets": epochs.targets}
     if epochs.time is not None:
         columns["time"] = epochs.time

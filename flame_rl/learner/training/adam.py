@@ -13,7 +13,7 @@ import numpy as np
 
 from flame_rl.learner.kernels.elementwise import BETA1, BETA2, EPSILON
 from flame_rl.learner.kernels.emit import LANES
-from flame_rl.learner.kernels.library import address, library
+from flame_rl.learner.kernels.library import library
 from flame_rl.learner.state import count_in
 from flame_rl.system.signals import end_if_stopped
 
@@ -25,25 +25,20 @@ class Adam:
         parameters: float32 [P]; those of a module, see `flame_rl.learner.training.flat`.
         steps: steps so far.
         gradient: float32 [P], what the next step descends.
-        addresses: of the parameters, the gradient, and both sums.
+        sums: of gradients and of their squares, with weights that fall by beta at each step: the
+            paper's moments m and v, but for the factor 1 - beta.
     """
 
     def __init__(self, parameters: np.ndarray) -> None:
         self.parameters = parameters
         self.gradient = np.zeros_like(self.parameters)
-        # Sums of gradients and of their squares, with weights that fall by beta at each step: the
-        # paper's moments m and v, but for the factor 1 - beta.
-        self._first_sum = np.zeros_like(self.parameters)
-        self._second_sum = np.zeros_like(self.parameters)
+        self.sums = np.zeros_like(self.parameters), np.zeros_like(self.parameters)
         self._squares = np.zeros(LANES, np.float32)
-        arrays = self.parameters, self.gradient, self._first_sum, self._second_sum
-        self.addresses = tuple(map(address, arrays))
         self.steps = 0
 
     def clip_gradient(self, max_norm: float) -> float:
         """Scale the gradient down to `max_norm` if it is longer; returns its norm before that."""
-        gradient = self.gradient
-        library()["squared_norm"](address(self._squares), address(gradient), gradient.size)
+        library()["squared_norm"](self._squares, self.gradient, self.gradient.size)
         norm = math.sqrt(np.add.reduce(self._squares))
         if norm > max_norm:
             self.gradient *= max_norm / norm
@@ -53,7 +48,8 @@ class Adam:
         """One step down the gradient. Raises Interrupted if the user asks to stop."""
         end_if_stopped()
         ((epsilon, rate),) = self.factors(1, learning_rate)
-        library()["adam"](*self.addresses, 1.0, epsilon, rate, self.parameters.size)
+        arrays = self.parameters, self.gradient, *self.sums
+        library()["adam"](*arrays, 1.0, epsilon, rate, self.parameters.size)
         self.steps += 1
 
     def factors(self, count: int, learning_rate: float) -> list[tuple[float, float]]:
@@ -70,12 +66,13 @@ class Adam:
     def state_dict(self) -> dict[str, np.ndarray]:
         """Both sums and the number of steps; see `Part`."""
         steps = np.array(self.steps)
-        return {"first": self._first_sum, "second": self._second_sum, "steps": steps}
+        return {"first": self.sums[0], "second": self.sums[1], "steps": steps}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """See `Part`. Raises KeyError or ValueError if it does not fit."""
         for name in ("first", "second"):
             if (state[name].shape, state[name].dtype) != (self.parameters.shape, np.float32):
                 raise ValueError(f"{name}: {state[name].shape} of {state[name].dtype}")
-        self._first_sum[:], self._second_sum[:] = state["first"], state["second"]
+        for sums, name in zip(self.sums, ("first", "second"), strict=True):
+            sums[:] = state[name]
         self.steps = count_in(state, "steps")

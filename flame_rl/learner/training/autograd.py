@@ -19,7 +19,7 @@ from flame_rl.modules.layers import LayerModule
 from flame_rl.modules.recurrent import burning_in
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerKind
-from flame_rl.nets.network import Samples, Slope
+from flame_rl.nets.network import Network, Samples, Slope
 
 # Computes a module's outputs, [B, ...] each, from the samples as tensors.
 Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
@@ -33,7 +33,7 @@ _SLICE_BYTES_ELSEWHERE = 1 << 30
 _CONSTANTS = ("mean", "std", "factor", "scale")
 
 
-class AutogradNetwork:
+class AutogradNetwork(Network):
     """See `Network`. The module itself normalises observations."""
 
     remembers = False

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.learner.kernels.layers import compiled_layers
+from flame_rl.learner.kernels.policies import CompiledGaussian
 from flame_rl.learner.training.autograd import (
     Apply,
     AutogradNetwork,
@@ -135,8 +136,12 @@ def network_by_hand(module: nn.Module) -> NetworkByHand | None:
     normalize = None
     if type(normalizer) is ObservationNormalizer:
         normalize = NormalizeLayer(**normalizer.views())
-    computed = compiled_layers(placed) or PlainLayers(placed)
-    return NetworkByHand(computed, rows_in_cache(placed), output, of_output, normalize)
+    compiled = compiled_layers(placed)
+    kind = NetworkByHand
+    if compiled is not None and type(output) is GaussianHead:
+        kind = CompiledGaussian
+    computed = compiled or PlainLayers(placed)
+    return kind(computed, rows_in_cache(placed), output, of_output, normalize)
 
 
 def _is_unchanged(module: nn.Module) -> bool:

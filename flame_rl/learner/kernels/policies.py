@@ -1,0 +1,146 @@
+"""The gradient of a Gaussian policy's loss as machine code: layers, head and loss in one call."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from llvmlite import ir
+
+from flame_rl.learner.kernels import engine
+from flame_rl.learner.kernels.emit import LANES, Function
+from flame_rl.learner.kernels.layers import CompiledLayers
+from flame_rl.learner.kernels.network import Stage, passes_of
+from flame_rl.nets.by_hand import NetworkByHand
+from flame_rl.nets.network import ElementwiseLoss, Loss, Samples
+
+_ARRAYS = "workspace", "weights", "x", "actions", "log_std", "gradient", "room", "numbers"
+
+_COUNT = itertools.count()
+
+
+class CompiledGaussian(NetworkByHand):
+    """See `Network`. Compiled layers and a Gaussian head, with which elementwise losses are
+    compiled."""
+
+    layers: CompiledLayers
+
+    def differentiate(
+        self, loss: Loss, samples: Samples, gradient: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        if not isinstance(loss, ElementwiseLoss):
+            return super().differentiate(loss, samples, gradient)
+        names = tuple(name for name in loss.columns if name in samples)
+        layers, (place,) = self.layers, self.places
+        results, function = _gradient(layers.stages, loss, names, place.start // 4)
+        x = layers.inputs_of(samples["inputs"])
+        rows, width = len(x), layers.stages[-1].outputs
+        padded = -(-rows // LANES) * LANES
+        numbers = np.empty((len(results), padded), np.float32)
+        room = np.empty(2 * (padded + rows * width), np.float32)
+        function(
+            *(layers.workspace(rows), layers.weights, x, _numbers(samples["actions"])),
+            *(self.output.log_std, gradient, room, numbers),
+            *(_numbers(samples[name]) for name in names),
+            *(rows, padded),
+        )
+        return dict(zip(results, numbers[:, :rows], strict=True))
+
+
+def _numbers(column: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(column, np.float32)
+
+
+@cache
+def _gradient(
+    stages: tuple[Stage, ...], loss: ElementwiseLoss, columns: tuple[str, ...], place: int
+) -> tuple[tuple[str, ...], Callable[..., None]]:
+    """Compile the gradient of a loss, summed over the samples.
+
+    Args:
+        stages: of the network.
+        loss: of log-probabilities and entropies.
+        columns: those that the samples have of the loss's.
+        place: where the gradient of the logarithms of the standard deviations begins.
+
+    Returns:
+        The names of the loss's numbers, and a function of arrays and integers:
+            workspace, weights: see `Passes`.
+            x: float32 [rows, D].
+            actions: float32 [rows, A].
+            log_std: float32 [A].
+            gradient: float32 [P], overwritten.
+            room: for 2 A numbers of each row, and two columns.
+            numbers: those of the loss, float32 [numbers, padded].
+            the columns: float32 [rows] each.
+            rows, padded: their number, and in whole vectors.
+    """
+    passes = passes_of(stages).name
+    name = f"{passes}_gradient{next(_COUNT)}"
+    kinds = dict.fromkeys((*_ARRAYS, *columns), "array")
+    kinds |= {"rows": "integer", "padded": "integer"}
+    f = Function(ir.Module(), name, **kinds)
+    workspace, weights, x, actions, log_std, gradient, room, numbers = f.arguments[:8]
+    *given, rows, padded = f.arguments[8:]
+    width = stages[-1].outputs
+    log_probs, slopes = room, room + padded
+    mean, mean_slopes = slopes + padded, slopes + (padded + rows * width)
+    f.call(f"{passes}_forward", workspace, weights, mean, x, rows)
+
+    # A few vectors hold the numbers of an action.
+    starts = range(0, width, LANES)
+    masks = [f.first_lanes(f.integer(width - start)) for start in starts]
+    zero = f.vector(0.0)
+    log_stds = [(log_std + start).load(mask) for start, mask in zip(starts, masks, strict=True)]
+    inverses = [(-each).exp() for each in log_stds]
+    total = zero
+    for each in log_stds:
+        total = total + each
+    constant = total.sum() + 0.5 * math.log(2 * math.pi) * width
+
+    def z_of(row):
+        found = []
+        for start, mask, inverse in zip(starts, masks, inverses, strict=True):
+            at = row * width + start
+            found.append(((actions + at).load(mask) - (mean + at).load(mask)) * inverse)
+        return found
+
+    one = f.first_lanes(f.integer(1))
+    with f.loop(rows) as row:
+        squares = zero
+        for z in z_of(row):
+            squares = z.times_plus(z, squares)
+        (log_probs + row).store(squares.sum() * -0.5 - constant, one)
+
+    results: tuple[str, ...] = ()
+    with f.loop_with(rows, [zero], LANES, whole=False) as (i, (rest,), following):
+        mask = f.first_lanes(rows - i)
+        samples = {c: (array + i).load(mask) for c, array in zip(columns, given, strict=True)}
+        own, (of_log_probs, of_entropies) = loss(
+            samples, (log_probs + i).load(mask), constant + 0.5 * width
+        )
+        results = tuple(own)
+        for number, column in enumerate(results):
+            (numbers + (padded * number + i)).store(f.vector(own[column]))
+        of_log_probs = f.vector(of_log_probs)
+        (slopes + i).store(of_log_probs)
+        both = (f.vector(of_entropies) - of_log_probs).only(mask)
+        following.append(rest + both)
+
+    # With z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1, and
+    # d entropy / d log std = 1.
+    with f.loop_with(rows, [zero] * len(masks)) as (row, sums, following):
+        slope = (slopes + row).number()
+        for place_of, z in enumerate(z_of(row)):
+            at = mean_slopes + (row * width + starts[place_of])
+            at.store(slope * z * inverses[place_of], masks[place_of])
+            following.append((slope * z).times_plus(z, sums[place_of]))
+    for start, mask, own_sum in zip(starts, masks, sums, strict=True):
+        (gradient + (place + start)).store(own_sum + rest.sum(), mask)
+    f.call(f"{passes}_to_parameters", workspace, weights, x, mean_slopes, gradient, rows)
+    f.end(for_python=True)
+    engine.load(f.module)
+    return results, engine.function(name, [*kinds.values()])
