@@ -4,6 +4,7 @@ formulas."""
 from __future__ import annotations
 
 import copy
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -90,6 +91,12 @@ def step_by(trained: TrainedNetwork, network, observations, columns, loss):
 
 
 def compare(module, columns, loss, rows):
+    compare_with_autograd(module, columns, loss, rows)
+    with patch.object(choose, "compiled_layers", lambda layers: None):
+        compare_with_autograd(module, columns, loss, rows)
+
+
+def compare_with_autograd(module, columns, loss, rows):
     observations = np.random.default_rng(0).normal(0, 3, (rows, 4)).astype(np.float32)
     results = []
     for by_hand in (True, False):

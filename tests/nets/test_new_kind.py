@@ -3,7 +3,6 @@ it acts, learns by hand and is exported."""
 
 from __future__ import annotations
 
-import json
 from typing import ClassVar
 
 import numpy as np
@@ -18,8 +17,7 @@ from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import LayerModule
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.by_hand import NetworkByHand, placed_layers
-from flame_rl.nets.heads import ValueOutput
+from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import Kept, LayerByHand, Shapes, sum_rows
 from flame_rl.nets.onnx_graph import Graph
@@ -118,18 +116,6 @@ def test_it_learns_by_hand_as_by_autograd(make):
     columns = {"actions": rng.integers(0, 3, 64, np.int32)}
     for ours, theirs in by_hand_and_by_autograd(network, columns, observations()):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())
-
-
-def test_it_learns_in_the_process_of_the_value_network():
-    """Which gets a description and the parameters, and has no torch."""
-    network = trained(model.value)
-    network.module.scale.fill_(3.0)
-    descriptions = json.loads(json.dumps(network.network.describe()))
-    scale = np.full((), 3.0, np.float32)
-    there = NetworkByHand(placed_layers(descriptions, network.adam.parameters), ValueOutput(scale))
-    samples = {"inputs": network.network.prepare(observations())}
-    (ours,), (theirs,) = network.network.outputs(samples), there.outputs(samples)
-    assert ours.tobytes() == theirs.tobytes()
 
 
 def test_it_is_exported():

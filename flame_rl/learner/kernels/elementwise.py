@@ -44,7 +44,7 @@ def tanh(x: Vector) -> Vector:
 
 
 def _sigmoid(x: Vector) -> Vector:
-    return tanh(0.5 * x) * 0.5 + 0.5
+    return 1.0 / (1.0 + (-x).exp())
 
 
 def _silu_slope(slope: Vector, x: Vector) -> Vector:

@@ -228,7 +228,9 @@ class Array:
         """The address at a place of a table of addresses."""
         builder = self.function.builder
         table = builder.bitcast(self.pointer, _POINTER.as_pointer())
-        return Array(self.function, builder.load(builder.gep(table, [ir.Constant(_INTEGER, place)])))
+        return Array(
+            self.function, builder.load(builder.gep(table, [ir.Constant(_INTEGER, place)]))
+        )
 
     def integer(self, place: Index) -> Index:
         """The integer of 64 bits at a place of an array of such."""
@@ -315,9 +317,7 @@ class Function:
         builder.call(self.function, values)
         builder.ret_void()
 
-    def call(
-        self, function: ir.Function | str, *arguments: Array | Vector | Index | int
-    ) -> None:
+    def call(self, function: ir.Function | str, *arguments: Array | Vector | Index | int) -> None:
         """Call a function, by its name where another module has it. Of a vector, it gets the first
         number."""
         values = [self._argument(argument) for argument in arguments]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from functools import cache
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache, wraps
+from typing import TypeVar
 
 from llvmlite import binding, ir
 
 from flame_rl.learner.kernels.emit import python_name
 
+Result = TypeVar("Result")
+
 _CTYPES = {"array": ctypes.py_object, "integer": ctypes.c_int64, "number": ctypes.c_float}
+# Compilers are not made for several threads, and slices of a minibatch may come from several.
+_LOCK = threading.RLock()
 
 
 @cache
@@ -32,6 +38,22 @@ def load(module: ir.Module) -> None:
     engine = _engine()
     engine.add_module(binding.parse_assembly(str(module)))
     engine.finalize_object()
+
+
+def compiled_once(function: Callable[..., Result]) -> Callable[..., Result]:
+    """A function that compiles something, called once for the same arguments."""
+    known: dict[tuple, Result] = {}
+
+    @wraps(function)
+    def call(*arguments: Hashable) -> Result:
+        # Without the lock in the usual case.
+        if arguments not in known:
+            with _LOCK:
+                if arguments not in known:
+                    known[arguments] = function(*arguments)
+        return known[arguments]
+
+    return call
 
 
 def function(name: str, kinds: Sequence[str]) -> Callable[..., None]:

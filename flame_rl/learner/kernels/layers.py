@@ -9,7 +9,7 @@ import numpy as np
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
 from flame_rl.learner.kernels.network import ARRAYS, Stage, passes_of
 from flame_rl.nets.by_hand import Kept, PlacedLayer
-from flame_rl.nets.layers import DenseLayer, LayerByHand, LayerNormLayer, SelectLayer
+from flame_rl.nets.layers import DenseLayer, LayerNormLayer, SelectLayer
 
 
 class CompiledLayers:
@@ -23,7 +23,10 @@ class CompiledLayers:
     """
 
     def __init__(
-        self, stages: Sequence[Stage], arrays: Sequence[Sequence[np.ndarray]], select: SelectLayer | None
+        self,
+        stages: Sequence[Stage],
+        arrays: Sequence[Sequence[np.ndarray]],
+        select: SelectLayer | None,
     ) -> None:
         """
         Args:
@@ -99,4 +102,3 @@ def compiled_layers(layers: Sequence[PlacedLayer]) -> CompiledLayers | None:
     if stages[-1].activation or stages[-1].normalized:
         return None
     return CompiledLayers(stages, arrays, select)
-

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 from llvmlite import ir
 
@@ -12,7 +11,7 @@ from flame_rl.learner.kernels import elementwise, engine, normalization, product
 _ARRAY, _INTEGER, _NUMBER = "array", "integer", "number"
 
 
-@cache
+@engine.compiled_once
 def library() -> dict[str, Callable[..., None]]:
     """Compile them; returns those that Python calls. For their arguments see where they are
     written."""
@@ -31,4 +30,3 @@ def library() -> dict[str, Callable[..., None]]:
         "squared_norm": engine.function("squared_norm", [_ARRAY, _ARRAY, _INTEGER]),
         "adam": engine.function("adam", [_ARRAY] * 4 + [_NUMBER] * 3 + [_INTEGER]),
     }
-

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 from llvmlite import ir
 
@@ -74,7 +73,7 @@ class Passes:
     to_inputs: Callable[..., None]
 
 
-@cache
+@engine.compiled_once
 def passes_of(stages: tuple[Stage, ...]) -> Passes:
     """Compile the passes."""
     library()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 from llvmlite import ir
@@ -54,7 +53,7 @@ def _numbers(column: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(column, np.float32)
 
 
-@cache
+@engine.compiled_once
 def _gradient(
     stages: tuple[Stage, ...], loss: ElementwiseLoss, columns: tuple[str, ...], place: int
 ) -> tuple[tuple[str, ...], Callable[..., None]]:

@@ -120,7 +120,10 @@ def _transposed(tile: list[Vector]) -> list[Vector]:
     """Rows as columns: pairs of vectors exchange halves, then quarters, and so on."""
     width = LANES // 2
     while width:
-        low = [lane + LANES * (lane // width % 2) - width * (lane // width % 2) for lane in range(LANES)]
+        low = [
+            lane + LANES * (lane // width % 2) - width * (lane // width % 2)
+            for lane in range(LANES)
+        ]
         high = [lane + width for lane in low]
         for row in range(LANES):
             if row // width % 2 == 0:

@@ -4,7 +4,6 @@ train the policy meanwhile."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,8 +11,8 @@ from llvmlite import ir
 
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.emit import LANES, Function
-from flame_rl.learner.kernels.network import Stage, passes_of
 from flame_rl.learner.kernels.layers import CompiledLayers
+from flame_rl.learner.kernels.network import Stage, passes_of
 from flame_rl.nets.network import Loss
 from flame_rl.system.signals import end_if_stopped
 
@@ -58,7 +57,7 @@ class CompiledEpochs:
         return float((losses.sum(axis=1, dtype=np.float64) / sizes).mean())
 
 
-@cache
+@engine.compiled_once
 def _epoch(stages: tuple[Stage, ...], loss: Callable[..., Loss]) -> Callable[..., None]:
     """Compile an epoch.
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from flame_rl.nets.network import ElementwiseLoss, Loss, Samples, Slope
 
-
 # The columns that losses of a policy use, besides its inputs and outputs.
 OF_POLICY = ("advantages", "log_probs", "shares")
 

@@ -33,12 +33,13 @@ class Adam:
         self.parameters = parameters
         self.gradient = np.zeros_like(self.parameters)
         self.sums = np.zeros_like(self.parameters), np.zeros_like(self.parameters)
+        self._compiled = library()
         self._squares = np.zeros(LANES, np.float32)
         self.steps = 0
 
     def clip_gradient(self, max_norm: float) -> float:
         """Scale the gradient down to `max_norm` if it is longer; returns its norm before that."""
-        library()["squared_norm"](self._squares, self.gradient, self.gradient.size)
+        self._compiled["squared_norm"](self._squares, self.gradient, self.gradient.size)
         norm = math.sqrt(np.add.reduce(self._squares))
         if norm > max_norm:
             self.gradient *= max_norm / norm
@@ -49,7 +50,7 @@ class Adam:
         end_if_stopped()
         ((epsilon, rate),) = self.factors(1, learning_rate)
         arrays = self.parameters, self.gradient, *self.sums
-        library()["adam"](*arrays, 1.0, epsilon, rate, self.parameters.size)
+        self._compiled["adam"](*arrays, 1.0, epsilon, rate, self.parameters.size)
         self.steps += 1
 
     def factors(self, count: int, learning_rate: float) -> list[tuple[float, float]]:
