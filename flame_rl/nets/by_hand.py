@@ -1,7 +1,8 @@
-"""Networks of layers that know their derivatives, differentiated in NumPy.
+"""Networks of layers that know their derivatives.
 
 A minibatch of 64 steps is little arithmetic, and torch spends most of its time between operations:
-by hand, the same gradient takes a fraction.
+by hand, the same gradient takes a fraction. `PlainLayers` is NumPy; the learner has machine code
+for the usual kinds (learner/kernels/).
 """
 
 from __future__ import annotations

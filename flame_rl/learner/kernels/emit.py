@@ -1,8 +1,7 @@
 """Write functions over arrays of float32 in LLVM's intermediate representation.
 
-Python runs once, when a function is written: a Python loop is unrolled, `Function.loop` is a loop of
-the machine. Numbers are `Vector`s of `LANES` float32, whatever width the processor has; LLVM maps
-them to its registers.
+Python runs once, when a function is written: a Python loop is unrolled, `Function.loop` is a loop
+of the machine. Numbers are `Vector`s of `LANES` float32, which is what a register holds.
 """
 
 from __future__ import annotations
@@ -13,9 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 
-LANES = 16
+_FEATURES = binding.get_host_cpu_features()
+# Of the vectors of this processor: AVX-512, AVX2, or 128 bits.
+LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx2") else 4
+REGISTERS = 16 if LANES == 8 else 32
 
 _INTEGER, _FLOAT, _LANE = ir.IntType(64), ir.FloatType(), ir.IntType(32)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -25,8 +27,8 @@ _OBJECT = ir.IntType(8).as_pointer()
 _TYPES = {"array": _POINTER, "integer": _INTEGER, "number": _FLOAT}
 _FIRST_LANE = ir.Constant(ir.VectorType(_LANE, LANES), [0] * LANES)
 
-# e^x for |x| <= ln(2) / 2, and (e^x - 1) / x for |x| <= 0.5, as polynomials, lowest power first: the
-# best ones of degree 6 by their relative error, 2e-9 and 3e-9.
+# e^x for |x| <= ln(2) / 2, and (e^x - 1) / x for |x| <= 0.5, as polynomials, lowest power first:
+# the best ones of degree 6 by their relative error, 2e-9 and 3e-9.
 _EXP = 1.0, 1.000000036, 0.4999999208, 0.1666642017, 0.04166822564, 0.008374815782, 0.001383684198
 _EXPM1 = 1.0, 0.5000000417, 0.1666666291, 0.0416653182, 0.008333634677, 0.001399732434, 0.0001984118
 _LOG2_E = 1.4426950408889634
@@ -309,8 +311,8 @@ class Function:
         for argument in function.args:
             value = argument
             if argument.type == _OBJECT:
-                # The first field of an array, after what every object of Python begins with (NumPy's
-                # C API, PyArrayObject), is the address of its numbers.
+                # The first field of an array, after what every object of Python begins with, is
+                # the address of its numbers (NumPy's C API, PyArrayObject).
                 field = builder.gep(argument, [ir.Constant(_INTEGER, object.__basicsize__)])
                 value = builder.load(builder.bitcast(field, _POINTER.as_pointer()))
             values.append(value)

@@ -1,5 +1,5 @@
-"""Layer normalisation (Ba et al. 2016, "Layer Normalization", eq. 4) and its derivative, on rows that
-are padded to whole vectors with zeros."""
+"""Layer normalisation (Ba et al. 2016, "Layer Normalization", eq. 4) and its derivative, on rows
+that are padded to whole vectors with zeros."""
 
 from __future__ import annotations
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from flame_rl.learner.kernels.emit import LANES, Array, Function, Index, Vector
+from flame_rl.learner.kernels.emit import LANES, REGISTERS, Array, Function, Index, Vector
 
-# Rows and vectors of a result that are summed in registers at once: as many sums as hide the time
-# that a multiplication takes, with few loads for each.
-_ROWS = {4: (6, 4, 1), 3: (8, 4, 1), 2: (8, 4, 1), 1: (12, 4, 1)}
+# By the number of vectors beside each other, the numbers of rows of a result that are summed in
+# registers at once: so many sums that a multiplication need not wait for the one before, and that
+# few numbers are loaded for each.
+_MANY = {4: (6, 4, 1), 3: (8, 4, 1), 2: (8, 4, 1), 1: (12, 4, 1)}
+_ROWS = _MANY if REGISTERS >= 32 else {2: (6, 4, 1), 1: (12, 4, 1)}
 _WIDEST = max(_ROWS)
 
 
@@ -120,10 +122,7 @@ def _transposed(tile: list[Vector]) -> list[Vector]:
     """Rows as columns: pairs of vectors exchange halves, then quarters, and so on."""
     width = LANES // 2
     while width:
-        low = [
-            lane + LANES * (lane // width % 2) - width * (lane // width % 2)
-            for lane in range(LANES)
-        ]
+        low = [lane + (LANES - width) * (lane // width % 2) for lane in range(LANES)]
         high = [lane + width for lane in low]
         for row in range(LANES):
             if row // width % 2 == 0:
