@@ -63,19 +63,20 @@ ACTIVATIONS = {
 }
 
 
-def write_activation(module: ir.Module, name: str) -> tuple[ir.Function, ir.Function]:
-    """y = f(x), and in place slope = dL/dx, given what is kept; all of whole vectors."""
+def write_activation(module: ir.Module, name: str) -> None:
+    """y = f(x), and in place slope = dL/dx, given what is kept."""
     activation = ACTIVATIONS[name]
     f = Function(module, f"{name}_value", y="array", x="array", count="integer")
     y, x, count = f.arguments
-    with f.loop(count, step=LANES) as i:
-        (y + i).store(activation.value((x + i).load()))
-    value = f.end()
+    for i, mask in f.vectors(count):
+        (y + i).store(activation.value((x + i).load(mask)), mask)
+    f.end()
     f = Function(module, f"{name}_slope", slope="array", kept="array", count="integer")
     slope, kept, count = f.arguments
-    with f.loop(count, step=LANES) as i:
-        (slope + i).store(activation.slope((slope + i).load(), (kept + i).load()))
-    return value, f.end()
+    for i, mask in f.vectors(count):
+        before = activation.slope((slope + i).load(mask), (kept + i).load(mask))
+        (slope + i).store(before, mask)
+    f.end()
 
 
 def write_squared_norm(module: ir.Module) -> ir.Function:
@@ -119,10 +120,8 @@ def write_adam(module: ir.Module) -> ir.Function:
         second.store(second_sum, mask)
         parameters.store(parameters.load(mask) - change, mask)
 
-    with f.loop(count, step=LANES) as i:
-        step([array + i for array in arrays])
-    done = count // LANES * LANES
-    step([array + done for array in arrays], f.first_lanes(count - done))
+    for i, mask in f.vectors(count):
+        step([array + i for array in arrays], mask)
     return f.end(for_python=True)
 
 

@@ -394,6 +394,12 @@ class Function:
         builder.branch(test)
         builder.position_at_end(after)
 
+    def vectors(self, count: Index) -> Iterator[tuple[Index, ir.Value | None]]:
+        """Write statements twice: for whole vectors, without a mask, and for what is left."""
+        with self.loop(count, step=LANES) as index:
+            yield index, None
+        yield index, self.first_lanes(count - index)
+
     @contextmanager
     def when_equal(self, index: Index, value: int) -> Iterator[None]:
         """Statements for one value of an index."""

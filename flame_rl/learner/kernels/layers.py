@@ -54,22 +54,22 @@ class CompiledLayers:
         workspace = self.workspace(rows)
         output = np.empty((rows, self._outputs), np.float32)
         self._passes.forward(workspace, self.weights, output, x, rows)
-        return output, (x, workspace)
+        return output, (output, x, workspace)
 
     def workspace(self, rows: int) -> np.ndarray:
         """Memory for passes; see `Passes`."""
         return np.empty(self._passes.fixed + rows * self._passes.per_row, np.float32)
 
     def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
-        x, workspace = kept
+        output, x, workspace = kept
         slope = np.ascontiguousarray(slope, np.float32)
-        self._passes.to_parameters(workspace, self.weights, x, slope, gradient, len(x))
+        self._passes.to_parameters(workspace, self.weights, output, x, slope, gradient, len(x))
 
     def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
-        x, workspace = kept
+        output, x, workspace = kept
         slope = np.ascontiguousarray(slope, np.float32)
         result = np.empty((len(x), self._inputs), np.float32)
-        self._passes.to_inputs(workspace, self.weights, result, slope, len(x))
+        self._passes.to_inputs(workspace, self.weights, output, result, slope, len(x))
         return result if self.select is None else self.select.to_inputs((), result)
 
 
@@ -99,6 +99,6 @@ def compiled_layers(layers: Sequence[PlacedLayer]) -> CompiledLayers | None:
         inputs, outputs = weight.shape
         stages.append(Stage(inputs, outputs, tuple(places), activation))
         arrays.append(own)
-    if stages[-1].activation or stages[-1].normalized:
+    if stages[-1].normalized or stages[-1].keeps_input:
         return None
     return CompiledLayers(stages, arrays, select)

@@ -51,18 +51,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class Passes:
-    """Machine code for stages; the last one is a dense layer alone. Arrays are float32; `weights`
-    is a table of addresses, int64 [stages, ARRAYS]: of each stage's weight [outputs, inputs] and
-    bias, and of weight, bias and epsilon of its normalisation.
+    """Machine code for stages; the last one has no normalisation, and an activation at most whose
+    derivative follows from what it gives. Arrays are float32; `weights` is a table of addresses,
+    int64 [stages, ARRAYS]: of each stage's weight [outputs, inputs] and bias, and of weight, bias
+    and epsilon of its normalisation. The slope for the output, [rows, outputs], may be overwritten.
 
     Attributes:
         name: what the names of its functions begin with.
         fixed: the numbers in a workspace that do not depend on the rows.
         per_row: those of each row.
         forward: (workspace, weights, output [rows, outputs], x [rows, inputs], rows).
-        to_parameters: (workspace, weights, x, slope [rows, outputs], gradient, rows): writes the
-            gradients of all parameters to their places.
-        to_inputs: (workspace, weights, result [rows, inputs], slope [rows, outputs], rows).
+        to_parameters: (workspace, weights, output, x, slope, gradient, rows): writes the gradients
+            of all parameters to their places.
+        to_inputs: (workspace, weights, output, result [rows, inputs], slope, rows).
     """
 
     name: str
@@ -81,8 +82,8 @@ def passes_of(stages: tuple[Stage, ...]) -> Passes:
     name = f"network{next(_NETWORKS)}"
     writers = {
         "forward": (_write_forward, ("output", "x")),
-        "to_parameters": (_write_to_parameters, ("x", "slope", "gradient")),
-        "to_inputs": (_write_to_inputs, ("result", "slope")),
+        "to_parameters": (_write_to_parameters, ("output", "x", "slope", "gradient")),
+        "to_inputs": (_write_to_inputs, ("output", "result", "slope")),
     }
     kinds = {}
     for own, (write, arrays) in writers.items():
@@ -166,6 +167,14 @@ class _Pass:
         start = getattr(self._places, name)[number]
         return self._workspace + (self.rows * start + self._places.fixed)
 
+    def output_back(self, output: Array, slope: Array) -> int:
+        """In place, the slope before the last stage's activation; returns the length of its
+        rows."""
+        last = self.stages[-1]
+        if last.activation:
+            self.f.call(f"{last.activation}_slope", slope, output, self.rows * last.outputs)
+        return last.outputs
+
     def back(self, number: int, slope: Array, slope_row: int) -> tuple[Array, int]:
         """The slope for the dense layer before a stage's, and the length of its rows, given those
         of the stage's."""
@@ -217,14 +226,14 @@ def _write_forward(p: _Pass, output: Array, x: Array) -> None:
             own = [p.weight(number, which) for which in (_NORM_WEIGHT, _NORM_BIAS, _EPSILON)]
             f.call("norm_value", x, z, inverse, *own, rows, stage.outputs)
         if stage.activation:
-            y = p.kept("y", number)
-            f.call(f"{stage.activation}_value", y, x, rows * across)
+            y = output if last else p.kept("y", number)
+            f.call(f"{stage.activation}_value", y, x, rows * z_row)
             x = y
 
 
-def _write_to_parameters(p: _Pass, x: Array, slope: Array, gradient: Array) -> None:
+def _write_to_parameters(p: _Pass, output: Array, x: Array, slope: Array, gradient: Array) -> None:
     f, rows = p.f, p.rows
-    slope_row = p.stages[-1].outputs
+    slope_row = p.output_back(output, slope)
     for number in reversed(range(len(p.stages))):
         stage = p.stages[number]
         weight, bias, *of_norm = (gradient + place for place in stage.places)
@@ -243,8 +252,8 @@ def _write_to_parameters(p: _Pass, x: Array, slope: Array, gradient: Array) -> N
             slope, slope_row = p.back(number, slope, slope_row)
 
 
-def _write_to_inputs(p: _Pass, result: Array, slope: Array) -> None:
-    slope_row = p.stages[-1].outputs
+def _write_to_inputs(p: _Pass, output: Array, result: Array, slope: Array) -> None:
+    slope_row = p.output_back(output, slope)
     for number in reversed(range(len(p.stages))):
         if p.stages[number].normalized:
             p.normalization_back(number, slope)

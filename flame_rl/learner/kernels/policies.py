@@ -139,7 +139,8 @@ def _gradient(
             following.append((slope * z).times_plus(z, sums[place_of]))
     for start, mask, own_sum in zip(starts, masks, sums, strict=True):
         (gradient + (place + start)).store(own_sum + rest.sum(), mask)
-    f.call(f"{passes}_to_parameters", workspace, weights, x, mean_slopes, gradient, rows)
+    arrays = mean, x, mean_slopes, gradient
+    f.call(f"{passes}_to_parameters", workspace, weights, *arrays, rows)
     f.end(for_python=True)
     engine.load(f.module)
     return results, engine.function(name, [*kinds.values()])

@@ -114,7 +114,7 @@ def _epoch(stages: tuple[Stage, ...], loss: Callable[..., Loss]) -> Callable[...
         (losses + number * LANES).store(total)
 
         passes = f"{passes_of(stages).name}_to_parameters"
-        f.call(passes, workspace, weights, x, slope, gradient, count)
+        f.call(passes, workspace, weights, value, x, slope, gradient, count)
         f.call("squared_norm", minibatch, gradient, size)
         mean = 1.0 / count.number()
         norm = minibatch.load().sum().sqrt() * mean
