@@ -125,5 +125,16 @@ def write_adam(module: ir.Module) -> ir.Function:
     return f.end(for_python=True)
 
 
+def write_follow(module: ir.Module) -> ir.Function:
+    """parameters += tau (others - parameters)."""
+    arrays = dict.fromkeys(("parameters", "others"), "array")
+    f = Function(module, "follow", **arrays, tau="number", count="integer")
+    parameters, others, tau, count = f.arguments
+    for i, mask in f.vectors(count):
+        own, other = (parameters + i).load(mask), (others + i).load(mask)
+        (parameters + i).store(own + (other - own) * tau, mask)
+    return f.end(for_python=True)
+
+
 def _vanish(sums: Vector, least: float) -> Vector:
     return sums.unless(sums.absolute() < least, 0.0)

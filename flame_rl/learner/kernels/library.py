@@ -25,8 +25,10 @@ def library() -> dict[str, Callable[..., None]]:
         elementwise.write_activation(module, name)
     elementwise.write_squared_norm(module)
     elementwise.write_adam(module)
+    elementwise.write_follow(module)
     engine.load(module)
     return {
         "squared_norm": engine.function("squared_norm", [_ARRAY, _ARRAY, _INTEGER]),
         "adam": engine.function("adam", [_ARRAY] * 4 + [_NUMBER] * 3 + [_INTEGER]),
+        "follow": engine.function("follow", [_ARRAY, _ARRAY, _NUMBER, _INTEGER]),
     }

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import nn
 
+from flame_rl.learner.kernels.library import library
 from flame_rl.learner.training.flat import adam_of, flat_parameters
 from flame_rl.nets.network import Network, Pass, Samples, Slope
 
@@ -67,7 +68,6 @@ class TargetNetwork:
     def __init__(self, trained: TrainedNetwork) -> None:
         self.module = copy.deepcopy(trained.module)
         self._parameters = flat_parameters(self.module)
-        self._change = np.empty_like(self._parameters)
         self._network = trained.choose(self.module)
         self._trained = trained
 
@@ -82,6 +82,5 @@ class TargetNetwork:
         if tau == 1:
             self._parameters[:] = self._trained.adam.parameters
         else:
-            change = np.subtract(self._trained.adam.parameters, self._parameters, out=self._change)
-            change *= np.float32(tau)
-            self._parameters += change
+            followed, own = self._trained.adam.parameters, self._parameters
+            library()["follow"](own, followed, tau, own.size)
