@@ -16,6 +16,7 @@ from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
 from flame_rl.learner.kernels.emit import LANES, Function
 from flame_rl.learner.kernels.library import library
+from tests.learner.test_value_epochs import trained_network
 
 NAMES = itertools.count()
 SIZES = st.integers(1, 70)
@@ -178,3 +179,19 @@ def test_several_threads_may_compile():
         thread.join()
     assert made == [2, 3, 4, 5]
     assert not errors
+
+
+def test_what_does_not_fit_is_refused():
+    """Machine code would read on."""
+    layers = trained_network().network.layers
+    x = random(8, layers.stages[0].inputs)
+    output, kept = layers.forward(x)
+    for wrong in (x[:, 1:], x[:, :, None][:, :2]):
+        with pytest.raises(ValueError, match="reshape"):
+            layers.forward(wrong)
+    for call in (
+        lambda s: layers.to_parameters(kept, s, None),
+        lambda s: layers.to_inputs(kept, s),
+    ):
+        with pytest.raises(ValueError, match="reshape"):
+            call(output[1:])

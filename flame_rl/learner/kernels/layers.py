@@ -46,7 +46,7 @@ class CompiledLayers:
         """What the first stage gets, float32 [rows, inputs]."""
         if self.select is not None:
             x, _ = self.select.forward(x)
-        return np.ascontiguousarray(x, np.float32)
+        return contiguous(x, len(x), self._inputs)
 
     def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
         x = self.inputs_of(x)
@@ -62,12 +62,12 @@ class CompiledLayers:
 
     def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
         output, x, workspace = kept
-        slope = np.ascontiguousarray(slope, np.float32)
+        slope = contiguous(slope, len(x), self._outputs)
         self._passes.to_parameters(workspace, self.weights, output, x, slope, gradient, len(x))
 
     def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
         output, x, workspace = kept
-        slope = np.ascontiguousarray(slope, np.float32)
+        slope = contiguous(slope, len(x), self._outputs)
         result = np.empty((len(x), self._inputs), np.float32)
         self._passes.to_inputs(workspace, self.weights, output, result, slope, len(x))
         return result if self.select is None else self.select.to_inputs((), result)
@@ -102,3 +102,9 @@ def compiled_layers(layers: Sequence[PlacedLayer]) -> CompiledLayers | None:
     if stages[-1].normalized or stages[-1].keeps_input:
         return None
     return CompiledLayers(stages, arrays, select)
+
+
+def contiguous(array: np.ndarray, *shape: int) -> np.ndarray:
+    """The array as machine code takes it. Raises ValueError for another number of numbers, which it
+    would not notice."""
+    return np.ascontiguousarray(array, np.float32).reshape(shape)

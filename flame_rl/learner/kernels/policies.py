@@ -11,12 +11,12 @@ from llvmlite import ir
 
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.emit import LANES, Function
-from flame_rl.learner.kernels.layers import CompiledLayers
+from flame_rl.learner.kernels.layers import CompiledLayers, contiguous
 from flame_rl.learner.kernels.network import Stage, passes_of
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.network import ElementwiseLoss, Loss, Samples
 
-_ARRAYS = "workspace", "weights", "x", "actions", "log_std", "gradient", "room", "numbers"
+_ARRAYS = "workspace", "weights", "x", "actions", "log_std", "gradient", "room", "found"
 
 _COUNT = itertools.count()
 
@@ -38,19 +38,15 @@ class CompiledGaussian(NetworkByHand):
         x = layers.inputs_of(samples["inputs"])
         rows, width = len(x), layers.stages[-1].outputs
         padded = -(-rows // LANES) * LANES
-        numbers = np.empty((len(results), padded), np.float32)
+        found = np.empty((len(results), padded), np.float32)
         room = np.empty(2 * (padded + rows * width), np.float32)
+        workspace, actions = layers.workspace(rows), contiguous(samples["actions"], rows, width)
         function(
-            *(layers.workspace(rows), layers.weights, x, _numbers(samples["actions"])),
-            *(self.output.log_std, gradient, room, numbers),
-            *(_numbers(samples[name]) for name in names),
+            *(workspace, layers.weights, x, actions, self.output.log_std, gradient, room, found),
+            *(contiguous(samples[name], rows) for name in names),
             *(rows, padded),
         )
-        return dict(zip(results, numbers[:, :rows], strict=True))
-
-
-def _numbers(column: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(column, np.float32)
+        return dict(zip(results, found[:, :rows], strict=True))
 
 
 @engine.compiled_once
@@ -73,7 +69,7 @@ def _gradient(
             log_std: float32 [A].
             gradient: float32 [P], overwritten.
             room: for 2 A numbers of each row, and two columns.
-            numbers: those of the loss, float32 [numbers, padded].
+            found: the loss's numbers, float32 [numbers, padded].
             the columns: float32 [rows] each.
             rows, padded: their number, and in whole vectors.
     """
@@ -82,7 +78,7 @@ def _gradient(
     kinds = dict.fromkeys((*_ARRAYS, *columns), "array")
     kinds |= {"rows": "integer", "padded": "integer"}
     f = Function(ir.Module(), name, **kinds)
-    workspace, weights, x, actions, log_std, gradient, room, numbers = f.arguments[:8]
+    workspace, weights, x, actions, log_std, gradient, room, found = f.arguments[:8]
     *given, rows, padded = f.arguments[8:]
     width = stages[-1].outputs
     log_probs, slopes = room, room + padded
@@ -123,7 +119,7 @@ def _gradient(
         )
         results = tuple(own)
         for number, column in enumerate(results):
-            (numbers + (padded * number + i)).store(f.vector(own[column]))
+            (found + (padded * number + i)).store(f.vector(own[column]))
         of_log_probs = f.vector(of_log_probs)
         (slopes + i).store(of_log_probs)
         both = (f.vector(of_entropies) - of_log_probs).only(mask)

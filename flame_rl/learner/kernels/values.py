@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.emit import LANES, Function
-from flame_rl.learner.kernels.layers import CompiledLayers
+from flame_rl.learner.kernels.layers import CompiledLayers, contiguous
 from flame_rl.learner.kernels.network import Stage, passes_of
 from flame_rl.nets.network import Loss
 from flame_rl.system.signals import end_if_stopped
@@ -38,17 +38,19 @@ class CompiledEpochs:
         """See `flame_rl.learner.on_policy.value_epochs.fit`."""
         layers, count, steps = self._layers, epochs.minibatches, len(epochs.rows)
         inputs = layers.inputs_of(epochs.inputs)
+        rows, orders = (np.ascontiguousarray(a, np.int64) for a in (epochs.rows, epochs.orders))
+        targets = contiguous(epochs.targets, steps)
         workspace = layers.workspace(epochs.largest)
         minibatch = np.empty(epochs.largest * (inputs.shape[1] + 3) + LANES, np.float32)
         losses = np.empty((count, LANES), np.float32)
         first, second = adam.sums
-        for order in epochs.orders:
+        for order in orders.reshape(-1, steps):
             end_if_stopped()
             factors = np.array(adam.factors(count, epochs.learning_rate), np.float32)
             self._epoch(
                 *(workspace, layers.weights),
                 *(adam.gradient, adam.parameters, first, second),
-                *(inputs, epochs.rows, epochs.targets, order, minibatch, factors, losses),
+                *(inputs, rows, targets, order, minibatch, factors, losses),
                 *(steps, count, epochs.largest, adam.parameters.size),
                 *(epochs.scale, epochs.max_grad_norm),
             )
