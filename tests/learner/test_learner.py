@@ -15,6 +15,7 @@ import torch
 
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.training import slices
+from flame_rl.learner.training.adam import PlainArithmetic
 from flame_rl.learner.training.flat import adam_of
 from flame_rl.nets import by_hand
 from flame_rl.settings.algorithms import ALGORITHMS
@@ -203,10 +204,10 @@ def test_adam_by_definition():
     module = torch.nn.Linear(4, 3)
     expected = [float(x) for p in module.parameters() for x in p.detach().reshape(-1)]
     first, second = [0.0] * len(expected), [0.0] * len(expected)
-    adam = adam_of(module)
+    adam = adam_of(module, PlainArithmetic())
     for step in range(1, 51):
         if step == 20:  # what a checkpoint does
-            resumed = adam_of(module)
+            resumed = adam_of(module, PlainArithmetic())
             resumed.load_state_dict(adam.state_dict())
             adam = resumed
         adam.gradient.fill(0)

@@ -98,7 +98,8 @@ def test_one_core_and_two_give_the_same_bytes(algorithm, monkeypatch):
 
 def test_large_minibatches_are_computed_slice_by_slice(monkeypatch):
     trained = trained_network()
-    training = ValueTraining(trained.network, trained.adam)
+    compiled = CompiledEpochs(trained.network.layers, value_loss)
+    training = ValueTraining(trained.network, trained.adam, compiled)
     monkeypatch.setattr(CompiledEpochs, "fit", None)
     training.begin(epochs_of(0, steps=2 * trained.network.slice_rows + 2, minibatches=2))
     assert training.finish() > 0
@@ -133,7 +134,8 @@ def test_an_update_that_fails_waits_for_its_values(monkeypatch):
 
 def test_the_wish_to_stop_ends_the_epochs():
     trained = trained_network()
-    training = ValueTraining(trained.network, trained.adam)
+    compiled = CompiledEpochs(trained.network.layers, value_loss)
+    training = ValueTraining(trained.network, trained.adam, compiled)
     stop = threading.Event()
     stop.set()
     before = trained.adam.parameters.copy()

@@ -17,8 +17,7 @@ from flame_rl.learner.imitation.policy_alone import PolicyAlone
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.update import Update
 from flame_rl.learner.state import Part, learning_rate_factor
-from flame_rl.learner.training.choose import network_of
-from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.learner.training.choose import in_training
 from flame_rl.modules.networks import PolicyNetwork
 from flame_rl.settings.bc import BCSettings
 from flame_rl.settings.config import TrainConfig
@@ -89,7 +88,7 @@ def imitation(
             "file, as main.py evaluate RUN --record FILE.npz writes it, the folder of a run with a "
             "replay memory, or a Minari dataset"
         )
-    policy = TrainedNetwork(make_policy(config, spec), network_of)
+    policy = in_training(make_policy(config, spec))
     return Imitation(config, PolicyAlone(policy), algorithm, demonstrations)
 
 

@@ -8,22 +8,18 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from flame_rl.learner.kernels.emit import LANES, Array, Function, Vector
+from flame_rl.learner.training.adam import BETA1, BETA2, VANISHED
 
 # tanh(x) / x as a quotient of polynomials in x^2, lowest power first: the best ones of these
 # degrees up to |x| = 8, where tanh is 1 in float32, by their relative error, 6e-9.
 _TANH_END = 8.0
 _TANH_ABOVE = 0.9999999936, 0.1344450755, 0.003571609398, 2.189485053e-05, 1.523068405e-08
 _TANH_BELOW = 1.0, 0.4677783487, 0.02616448616, 0.0003411310666, 8.52255442e-07
-# Of Adam (Kingma and Ba 2015, algorithm 1).
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-# Sums of gradients, and of their squares, below these change no parameter, and become 0: those of a
-# unit that never fires would decay to subnormal numbers, which some processors take long for.
-_VANISHED = 1e-20, 1e-36
 
 
 @dataclass(frozen=True)
-class Activation:
-    """An elementwise function y = f(x).
+class Elementwise:
+    """A function of single numbers, y = f(x).
 
     Attributes:
         value: y, given x.
@@ -54,12 +50,12 @@ def _silu_slope(slope: Vector, x: Vector) -> Vector:
 
 # By the names of the layers' kinds.
 ACTIVATIONS = {
-    "tanh": Activation(tanh, lambda slope, y: slope * (1.0 - y * y)),
+    "tanh": Elementwise(tanh, lambda slope, y: slope * (1.0 - y * y)),
     # NaN stays NaN.
-    "relu": Activation(
+    "relu": Elementwise(
         lambda x: x.unless(x < 0.0, 0.0), lambda slope, y: slope.unless(y <= 0.0, 0.0)
     ),
-    "silu": Activation(lambda x: x * _sigmoid(x), _silu_slope, keeps_input=True),
+    "silu": Elementwise(lambda x: x * _sigmoid(x), _silu_slope, keeps_input=True),
 }
 
 
@@ -113,8 +109,8 @@ def write_adam(module: ir.Module) -> ir.Function:
     def step(places: list[Array], mask: ir.Value | None = None) -> None:
         parameters, gradient, first, second = places
         g = gradient.load(mask) * scale
-        first_sum = _vanish(first.load(mask) * BETA1 + g, _VANISHED[0])
-        second_sum = _vanish(second.load(mask) * BETA2 + g * g, _VANISHED[1])
+        first_sum = _vanish(first.load(mask) * BETA1 + g, VANISHED[0])
+        second_sum = _vanish(second.load(mask) * BETA2 + g * g, VANISHED[1])
         change = first_sum / (second_sum.sqrt() + epsilon) * rate
         first.store(first_sum, mask)
         second.store(second_sum, mask)

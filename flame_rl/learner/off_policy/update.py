@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -28,9 +27,9 @@ from flame_rl.learner.off_policy.replay.minibatches import (
 )
 from flame_rl.learner.off_policy.replay.replay import PART, ReplayMemory, refuse_longer_episodes
 from flame_rl.learner.state import Counter, Part, learning_rate_factor, refuse_unless_finite
-from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.frames import observations_of
-from flame_rl.learner.training.trained import Train, TrainedNetwork
+from flame_rl.learner.training.trained import Train
 from flame_rl.settings import groups
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -174,7 +173,7 @@ def off_policy(
             fit into this machine's, or an episode that reaches its time limit does not fit into the
             replay memory.
     """
-    inner = make(config, spec, partial(TrainedNetwork, choose=network_of))
+    inner = make(config, spec, in_training)
     settings = config.algorithm
     _refuse_other_actions(inner.actions, spec)
     if not inner.remembers:

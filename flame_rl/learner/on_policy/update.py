@@ -11,6 +11,8 @@ import numpy as np
 from torch import nn
 
 import model
+from flame_rl.learner.kernels.layers import CompiledLayers
+from flame_rl.learner.kernels.values import CompiledEpochs
 from flame_rl.learner.on_policy.actor_critic import (
     ActorCritic,
     Computed,
@@ -26,13 +28,16 @@ from flame_rl.learner.on_policy.kl_limit import (
     policy_samples,
     shrink_until_close,
 )
+from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.on_policy.value_epochs import ValueTraining
 from flame_rl.learner.state import Part, learning_rate_factor
-from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.flat import state_of
-from flame_rl.learner.training.trained import Train, TrainedNetwork
+from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import SharedNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
+from flame_rl.nets.by_hand import NetworkByHand
+from flame_rl.nets.network import Network
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import OnPolicy
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
@@ -121,7 +126,7 @@ class OnPolicyAlgorithm:
 
 def on_policy(config: TrainConfig, spec: EnvironmentSpec, algorithm: Update) -> OnPolicyAlgorithm:
     """An algorithm with new networks. Raises UsageError as `add_auxiliary` does."""
-    networks = make_actor_critic(config, spec, partial(TrainedNetwork, choose=network_of))
+    networks = make_actor_critic(config, spec, in_training)
     collector = None
     if config.overlap:
         module = copy.deepcopy(networks.policy.module)
@@ -136,7 +141,7 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) 
     if isinstance(settings, OnPolicy) and settings.shared_torso:
         module = model.shared(spec, config)
         add_auxiliary(module, settings.auxiliary, spec)
-        network = TrainedNetwork(module, partial(network_of, apply=every_output))
+        network = in_training(module, every_output)
         policy = Computed(module, network_of(module.policy))
         values = Computed(module, network_of(module, SharedNetwork.values))
         statistics = Statistics(
@@ -145,7 +150,13 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) 
         return OneNetwork(network, policy, values, statistics, settings)
     modules = model.policy(spec, config), model.value(spec, config)
     policy, value = map(train, modules)
-    training = ValueTraining(value.network, value.adam)
+    training = ValueTraining(value.network, value.adam, _compiled_epochs(value.network))
     scale = partial(rescale, value.module)
     statistics = Statistics(normalizers_of(*modules), spec.observation_dim, scale)
     return TwoNetworks(policy, value, training, statistics, settings)
+
+
+def _compiled_epochs(network: Network) -> CompiledEpochs | None:
+    if isinstance(network, NetworkByHand) and isinstance(network.layers, CompiledLayers):
+        return CompiledEpochs(network.layers, value_loss)
+    return None

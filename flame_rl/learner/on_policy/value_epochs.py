@@ -6,16 +6,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Protocol
 
 import numpy as np
 
-from flame_rl.learner.kernels.layers import CompiledLayers
-from flame_rl.learner.kernels.values import CompiledEpochs
 from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.minibatches import minibatches_of
 from flame_rl.learner.training.slices import accumulate
-from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.network import Network, Samples
 from flame_rl.system.machine import available_cores
 
@@ -77,14 +75,18 @@ def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
     return sum(losses) / len(losses)
 
 
+class WithoutPython(Protocol):
+    """Trains as `fit` does, and lets another thread use Python meanwhile."""
+
+    def fit(self, adam: Adam, epochs: ValueEpochs) -> float: ...
+
+
 class ValueTraining:
     """The epochs of the value network in one update, which may run while the policy trains."""
 
-    def __init__(self, network: Network, adam: Adam) -> None:
-        self._network, self._adam = network, adam
-        self._compiled = None
-        if isinstance(network, NetworkByHand) and isinstance(network.layers, CompiledLayers):
-            self._compiled = CompiledEpochs(network.layers, value_loss)
+    def __init__(self, network: Network, adam: Adam, compiled: WithoutPython | None = None) -> None:
+        """`compiled` is None where only Python can train the network."""
+        self._network, self._adam, self._compiled = network, adam, compiled
         self._running: Future[float] | None = None
         self._loss: float | None = None
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flame_rl.learner.kernels.arithmetic import CompiledArithmetic
 from flame_rl.learner.kernels.layers import compiled_layers
 from flame_rl.learner.kernels.policies import CompiledGaussian
 from flame_rl.learner.training.autograd import (
@@ -26,6 +28,7 @@ from flame_rl.learner.training.autograd import (
     SequenceNetwork,
     layers_in,
 )
+from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import Dense, LayerModule
 from flame_rl.modules.networks import (
     ActionValueNetwork,
@@ -69,6 +72,11 @@ def network_of(module: nn.Module, apply: Apply | None = None) -> Network:
     remembers = any(layer.state and not layer.bounded for layer in layers_in(module))
     kind = SequenceNetwork if remembers else AutogradNetwork
     return kind(module, apply, device)
+
+
+def in_training(module: nn.Module, apply: Apply | None = None) -> TrainedNetwork:
+    """Put a new module in training; see `network_of`."""
+    return TrainedNetwork(module, partial(network_of, apply=apply), CompiledArithmetic())
 
 
 def _categorical(module: CategoricalPolicy) -> tuple[RawOutput, int]:

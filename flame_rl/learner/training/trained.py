@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.kernels.library import library
+from flame_rl.learner.training.adam import Arithmetic, PlainArithmetic
 from flame_rl.learner.training.flat import adam_of, flat_parameters
 from flame_rl.nets.network import Network, Pass, Samples, Slope
 
@@ -24,13 +24,20 @@ class TrainedNetwork:
         adam: its optimiser.
         network: computes and differentiates the module.
         choose: makes the `Network` of a module.
+        arithmetic: of its optimiser.
     """
 
-    def __init__(self, module: nn.Module, choose: Callable[[nn.Module], Network]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        choose: Callable[[nn.Module], Network],
+        arithmetic: Arithmetic | None = None,
+    ) -> None:
         """`choose` makes `network`; see choose.py."""
         self.module, self.choose = module, choose
+        self.arithmetic = arithmetic or PlainArithmetic()
         # First, because it moves the parameters to one array.
-        self.adam = adam_of(module)
+        self.adam = adam_of(module, self.arithmetic)
         self.network = choose(module)
 
     def descend(
@@ -82,5 +89,5 @@ class TargetNetwork:
         if tau == 1:
             self._parameters[:] = self._trained.adam.parameters
         else:
-            followed, own = self._trained.adam.parameters, self._parameters
-            library()["follow"](own, followed, tau, own.size)
+            followed = self._trained.adam.parameters
+            self._trained.arithmetic.follow(self._parameters, followed, tau)
