@@ -1,9 +1,9 @@
 """Side by side with others on this machine: `uv run python -m benchmarks.peers`.
 
-Stable-Baselines3, EnvPool and RLlib are each installed into an environment of its own, from a
-dependency group of pyproject.toml in this folder; the project's own environment stays as it is.
-What cannot be installed or started is left out, and a line says so. Compared are, in the same
-environments and with the same networks (work.py), env steps per second of
+Stable-Baselines3, sbx (the same in JAX), EnvPool and RLlib are each installed into an environment
+of its own, from a dependency group of pyproject.toml in this folder; the project's own environment
+stays as it is. What cannot be installed or started is left out, and a line says so. Compared are,
+in the same environments and with the same networks (work.py), env steps per second of
 
 - collecting, each the way it is meant to be used: 100 whole episodes on all cores here; 8
   environments in lock step in one process elsewhere (one process each is far slower); two runners
@@ -12,9 +12,10 @@ environments and with the same networks (work.py), env steps per second of
   1024;
 
 with `--score`, the seconds from starting a program until its policy is that good; with `--replay`,
-gradient steps per second of SAC and DQN, beside Stable-Baselines3's on one and on two threads; with
-both, seconds to a score with DQN and SAC; with `--agents`, what PPO learns with several agents in
-as many steps, beside Stable-Baselines3 over SuperSuit.
+gradient steps per second of SAC, TD3 and DQN on one core and on two, beside those of
+Stable-Baselines3 and sbx; with both, seconds to a score with DQN and SAC; with `--update`,
+minibatch steps of PPO alone, beside a loop in JAX that does nothing else; with `--agents`, what PPO
+learns with several agents in as many steps, beside Stable-Baselines3 over SuperSuit.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import tyro
 
-from benchmarks.peers.work import AGENTS_ENV, TASKS
+from benchmarks.peers.work import AGENTS_ENV, TASKS, UPDATES
 from benchmarks.table import Table, compare, in_turn, write
 
 HERE = Path(__file__).resolve().parent
@@ -40,6 +44,7 @@ ROOT = HERE.parent.parent
 PEERS = {
     "ours": ("ours", None),
     "Stable-Baselines3": ("sb3", "sb3"),
+    "sbx": ("sbx", "sbx"),
     "CleanRL-style": ("clean", None),
     "RLlib": ("rllib", "rllib"),
     "EnvPool": ("pool", "envpool"),
@@ -47,8 +52,24 @@ PEERS = {
 SCORES = {"HalfCheetah-v5": 1500.0, "Hopper-v5": 1000.0}
 SCORED = ("ours", "Stable-Baselines3", "CleanRL-style")
 REPLAY_SCORES = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "HalfCheetah-v5": 5000.0}
-# Module and dependency group of those that learn from replay.
-REPLAY_PEERS = {"ours": ("replay_ours", None), "Stable-Baselines3": ("replay_sb3", "sb3")}
+# Module and dependency group of those that learn from replay up to a score.
+REPLAY_SCORED = {"ours": ("replay_ours", None), "Stable-Baselines3": ("replay_sb3", "sb3")}
+# Module, dependency group and cores of those that serve gradient steps.
+REPLAY_MODULES = {
+    "ours": REPLAY_SCORED["ours"],
+    "Stable-Baselines3": REPLAY_SCORED["Stable-Baselines3"],
+    "sbx": ("replay_sbx", "sbx"),
+}
+REPLAY_ROWS = {
+    f"{name}, {cores} core{'s' * (cores > 1)}": (*module, cores)
+    for cores in (1, 2)
+    for name, module in REPLAY_MODULES.items()
+}
+UPDATE_ROWS = {
+    "ours, 1 core": ("update_ours", None, 1),
+    "ours, 2 cores": ("update_ours", None, 2),
+    "JAX, 1 core": ("update_jax", "sbx", 1),
+}
 # Smaller ones served to choose how many steps an iteration of ours has.
 FIRST_SEED = 10
 AGENTS_PEERS = {"ours": ("agents_ours", None), "Stable-Baselines3": ("agents_sb3", "agents")}
@@ -69,6 +90,9 @@ class Options:
 
     replay: bool = False
     """Compare learning from replay instead."""
+
+    update: bool = False
+    """Compare the minibatch steps of PPO alone instead."""
 
     agents: bool = False
     """Compare what several agents learn instead, a seed a repetition; needs the group `agents`."""
@@ -98,13 +122,16 @@ class Peer:
 
 def main(options: Options) -> None:
     if options.replay and options.score:
-        peers = {name: (module, install(group)) for name, (module, group) in REPLAY_PEERS.items()}
+        peers = {name: (module, install(group)) for name, (module, group) in REPLAY_SCORED.items()}
         scores = REPLAY_SCORES.items()
         tables = [time_to_score(env_id, target, peers, options) for env_id, target in scores]
         write("replay-score", tables, options.output)
         return
     if options.replay:
         write("replay", replay(options), options.output)
+        return
+    if options.update:
+        write("update", update(options), options.output)
         return
     if options.agents:
         several_agents(options)
@@ -153,10 +180,13 @@ def start(name: str, python: Path, output: Path, *arguments: str) -> subprocess.
     return start_module(PEERS[name][0], python, output, *arguments)
 
 
-def start_module(module: str, python: Path, output: Path, *arguments: str) -> subprocess.Popen[str]:
-    """The same for a module of this folder."""
+def start_module(
+    module: str, python: Path, output: Path, *arguments: str, cores: int = 0
+) -> subprocess.Popen[str]:
+    """The same for a module of this folder, on so many cores; 0: on all."""
     output.mkdir(parents=True, exist_ok=True)
-    with (output / f"{module}.log").open("w") as log:
+    name = f"{module}-{cores}" if cores else module
+    with (output / f"{name}.log").open("w") as log, limited_to(cores):
         return subprocess.Popen(
             [python, "-m", f"benchmarks.peers.{module}", *arguments],
             cwd=ROOT,
@@ -165,6 +195,20 @@ def start_module(module: str, python: Path, output: Path, *arguments: str) -> su
             stderr=log,
             text=True,
         )
+
+
+@contextmanager
+def limited_to(cores: int) -> Iterator[None]:
+    """Programs that are started within the block use so many cores; 0: all."""
+    if not cores:
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:cores])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def timed(module: str, python: Path, output: Path, *arguments: str) -> tuple[str, float]:
@@ -216,33 +260,64 @@ def speed(env_id: str, pythons: dict[str, Path], repetitions: int, options: Opti
                 peer.process.kill()
 
 
-def replay(options: Options) -> list[Table]:
-    """Gradient steps per second, a table for each task."""
-    sb3 = install("sb3")
-    peers = {
-        "ours": Peer(start_module("replay_ours", Path(sys.executable), options.output)),
-        "Stable-Baselines3, 1 thread": Peer(start_module("replay_sb3", sb3, options.output, "1")),
-        "Stable-Baselines3, 2 threads": Peer(start_module("replay_sb3", sb3, options.output, "2")),
-    }
-    tables = []
+def served(
+    rows: dict[str, tuple[str, str | None, int]],
+    tasks: Iterable[str],
+    unit: str,
+    pairs: list[tuple[str, str]],
+    options: Options,
+) -> list[Table]:
+    """A table for each task.
+
+    Args:
+        rows: by name, the module that does the tasks, its dependency group, and its cores.
+        tasks: names of what every module serves.
+        unit: of the rates.
+        pairs: rows, and those that they are compared with.
+        options: those of the program.
+    """
+    peers, tables = {}, []
     try:
+        for name, (module, group, cores) in rows.items():
+            # One that is missing ends the comparison: it is of the rows with each other.
+            process = start_module(module, install(group), options.output, cores=cores)
+            peers[name] = Peer(process)
         for peer in peers.values():
             peer.tasks = json.loads(peer.process.stdout.readline())["ready"]
-        for task in TASKS:
-            rows = {
+        for task in tasks:
+            measured = {
                 name: partial(lambda peer, k, task=task: peer.rate(task), peer)
                 for name, peer in peers.items()
             }
-            title = f"{task} steps a batch, {options.repetitions} repetitions"
-            first, *others = rows
-            pairs = [(first, name) for name in others]
-            rates = in_turn(rows, options.repetitions)
-            tables.append(compare(title, "gradient steps per second", rates, pairs))
+            title = f"{task}, {options.repetitions} repetitions"
+            tables.append(compare(title, unit, in_turn(measured, options.repetitions), pairs))
             print(f"\n{tables[-1]}", flush=True)
     finally:
         for peer in peers.values():
             peer.process.kill()
             peer.process.wait()
+    return tables
+
+
+def replay(options: Options) -> list[Table]:
+    """Gradient steps per second, a table for each task."""
+    pairs = [
+        (f"ours{cores}", name + cores)
+        for cores in (", 1 core", ", 2 cores")
+        for name in ("Stable-Baselines3", "sbx")
+    ]
+    return served(REPLAY_ROWS, TASKS, "gradient steps per second", pairs, options)
+
+
+def update(options: Options) -> list[Table]:
+    """Minibatch steps per second, a table for each size; prints the microseconds of each, too."""
+    pairs = [(name, "JAX, 1 core") for name in UPDATE_ROWS if name != "JAX, 1 core"]
+    tables = served(UPDATE_ROWS, UPDATES, "minibatches per second", pairs, options)
+    for table in tables:
+        print(f"\n{table.title}: microseconds a minibatch, median (range)")
+        for name, rates in table.rates.items():
+            least, middle, most = (1e6 / of(rates) for of in (max, median, min))
+            print(f"  {name}: {middle:,.0f} ({least:,.0f} to {most:,.0f})", flush=True)
     return tables
 
 

@@ -1,5 +1,5 @@
-"""This package's SAC and DQN. No arguments to serve gradient steps, `ENV_ID SEED TARGET` to train
-up to a score."""
+"""This package's SAC, TD3 and DQN. No arguments to serve gradient steps, `ENV_ID SEED TARGET` to
+train up to a score."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from flame_rl.learner.training.device import reproducible
 def main() -> None:
     # No work that the other does not have, whatever the presets say.
     bare = {"layer_norm": False, "normalize_observations": False, "average_critics": False}
-    plain = {"sac": bare, "dqn": {"double": False, "target_period": 10_000, "tau": 1.0}}
+    rarely = {"double": False, "target_period": 10_000, "tau": 1.0}
+    plain = {"sac": bare, "td3": bare, "dqn": rarely}
     trainers = {}
     for task, (algorithm, env_id, batch_size) in TASKS.items():
         config = TrainConfig(

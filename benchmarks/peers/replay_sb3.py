@@ -1,12 +1,12 @@
-"""Stable-Baselines3's SAC and DQN. Arguments: the number of torch's threads, to serve gradient
-steps; `ENV_ID SEED TARGET`, to train up to a score."""
+"""Stable-Baselines3's SAC, TD3 and DQN. No arguments to serve gradient steps, `ENV_ID SEED TARGET`
+to train up to a score."""
 
 from __future__ import annotations
 
 import sys
 
 import torch
-from stable_baselines3 import DQN, SAC
+from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from benchmarks.peers.sb3 import Until
@@ -52,11 +52,15 @@ TUNED = {
 }
 
 
-def main(threads: int) -> None:
-    torch.set_num_threads(threads)
+ALGORITHMS = {"sac": SAC, "td3": TD3, "dqn": DQN}
+
+
+def main(algorithms: dict[str, type[OffPolicyAlgorithm]]) -> None:
+    """On as many cores as the process may use."""
+    torch.set_num_threads(available_cores())
     models = {}
     for task, (algorithm, env_id, batch_size) in TASKS.items():
-        model = {"sac": SAC, "dqn": DQN}[algorithm](
+        model = algorithms[algorithm](
             "MlpPolicy",
             env_id,
             buffer_size=100_000,
@@ -82,7 +86,7 @@ def score(env_id: str, seed: int, target: float) -> int:
     batches are quicker on all cores that it may use."""
     if SCORERS[env_id] == "sac":
         torch.set_num_threads(available_cores())
-    algorithm = {"sac": SAC, "dqn": DQN}[SCORERS[env_id]]
+    algorithm = ALGORITHMS[SCORERS[env_id]]
     steps, settings = TUNED[env_id]
     model = algorithm("MlpPolicy", env_id, seed=seed, device="cpu", **settings)
     until = Until(target)
@@ -91,7 +95,7 @@ def score(env_id: str, seed: int, target: float) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 2:
-        main(int(sys.argv[1]))
+    if len(sys.argv) == 1:
+        main(ALGORITHMS)
     else:
         print(score(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))

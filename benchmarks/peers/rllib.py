@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+# Below `uv run`, Ray would start its workers with `uv run` too, which means the project's own
+# environment, where there is no Ray. It reads this when it is imported.
+os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 
 import ray
 from ray.rllib.algorithms.ppo import PPOConfig

@@ -6,6 +6,7 @@ import sys
 
 import torch
 from stable_baselines3 import PPO
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
@@ -17,9 +18,9 @@ torch.set_num_threads(1)
 NETWORKS = {"net_arch": list(HIDDEN)}
 
 
-def main(env_id: str) -> None:
-    def make(minibatch: int) -> PPO:
-        model = PPO(
+def main(env_id: str, kind: type[BaseAlgorithm] = PPO) -> None:
+    def make(minibatch: int) -> BaseAlgorithm:
+        model = kind(
             "MlpPolicy",
             make_vec_env(env_id, ENVS),
             n_steps=BATCH // ENVS,
@@ -31,13 +32,13 @@ def main(env_id: str) -> None:
         model._setup_learn(10**12)
         return model
 
-    def collect(model: PPO) -> int:
+    def collect(model: BaseAlgorithm) -> int:
         callback = _Quiet()
         callback.init_callback(model)
         model.collect_rollouts(model.env, callback, model.rollout_buffer, model.n_steps)
         return BATCH
 
-    def train(model: PPO) -> int:
+    def train(model: BaseAlgorithm) -> int:
         model.learn(BATCH, reset_num_timesteps=False)
         return BATCH
 

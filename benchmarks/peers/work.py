@@ -12,6 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
 # One network for the policy, one for the values: two layers of so many tanh units each.
 HIDDEN = (64, 64)
 # Side by side in those peers that step environments in lock step.
@@ -25,9 +27,13 @@ EPISODES = 20
 REPLAY_NETWORK, GRADIENT_STEPS = (256, 256), 300
 TASKS = {
     "SAC, 256": ("sac", "HalfCheetah-v5", 256),
+    "TD3, 256": ("td3", "HalfCheetah-v5", 256),
     "DQN, 64": ("dqn", "Acrobot-v1", 64),
     "DQN, 128": ("dqn", "Acrobot-v1", 128),
 }
+
+# Minibatch steps of PPO: by task, the steps in a minibatch.
+UPDATES = {f"minibatches of {size:,}": size for size in (64, 250, 1_000)}
 
 # Several agents: the environment's module, their steps of an iteration, and of a run.
 AGENTS_ENV, AGENTS_ITERATION, AGENTS_STEPS = "mpe2.simple_spread_v3", 6_000, 300_000
@@ -62,6 +68,29 @@ def last_returns(returns: list[float]) -> float:
     """The mean of the last tenth of all episodes' returns, in their order."""
     last = returns[-max(1, len(returns) // 10) :]
     return sum(last) / len(last)
+
+
+class UpdateData:
+    """Random steps as in HalfCheetah, for minibatch steps of PPO, and their settings.
+
+    Attributes:
+        minibatches: of `size` steps each; about 4,000 steps in all, so that none is smaller.
+        epochs: of a measurement.
+        observations, actions: float32 [N, 17] and [N, 6].
+        advantages, targets: float32 [N].
+    """
+
+    epochs, clip_range, max_grad_norm = 40, 0.2, 0.5
+    # So small that hundreds of epochs leave the networks, and so the work, as they were.
+    learning_rate = 1e-6
+
+    def __init__(self, size: int) -> None:
+        self.minibatches = 4_000 // size
+        steps, rng = self.minibatches * size, np.random.default_rng(0)
+        self.observations = rng.standard_normal((steps, 17), np.float32)
+        self.actions = rng.standard_normal((steps, 6), np.float32)
+        self.advantages = rng.standard_normal(steps, np.float32)
+        self.targets = rng.standard_normal(steps, np.float32)
 
 
 class Score:

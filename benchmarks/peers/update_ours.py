@@ -1,0 +1,82 @@
+"""This package's minibatch steps of PPO: policy, values, clipping and Adam. No arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from gymnasium.spaces import Box
+
+from benchmarks.peers.work import HIDDEN, UPDATES, UpdateData, serve
+from flame_rl import TrainConfig
+from flame_rl.learner.algorithms.ppo import clipped_loss
+from flame_rl.learner.on_policy.actor_critic import shuffle
+from flame_rl.learner.on_policy.batch import Batch
+from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
+from flame_rl.learner.on_policy.update import make_actor_critic
+from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.device import reproducible
+from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.wire.messages import EnvironmentSpec
+
+
+def main() -> None:
+    with reproducible("cpu", seed=0):
+        tasks = {task: epochs_of(size) for task, size in UPDATES.items()}
+        for task in tasks.values():
+            task()
+        serve(tasks)
+
+
+def epochs_of(size: int) -> Callable[[], int]:
+    """Epochs over one batch in minibatches of `size`; returns the number of minibatches."""
+    data = UpdateData(size)
+    config = TrainConfig(
+        env="HalfCheetah-v5",
+        algorithm="ppo",
+        hidden_sizes=HIDDEN,
+        activation="tanh",
+        minibatches=data.minibatches,
+        # No work that the compiled loop does not have.
+        normalize_observations=False,
+    )
+    steps, observation_dim = data.observations.shape
+    spaces = Box(-np.inf, np.inf, (observation_dim,)), Box(-1, 1, data.actions.shape[1:])
+    spec = EnvironmentSpec("HalfCheetah-v5", *spaces)
+    networks = make_actor_critic(config, spec, partial(TrainedNetwork, choose=network_of))
+    batch = Batch(
+        columns={
+            # With the observation after the last step.
+            "observations": np.vstack((data.observations, data.observations[:1])),
+            "actions": data.actions,
+            "rewards": np.zeros(steps),
+        },
+        rows=np.arange(steps),
+        lengths=np.array([steps]),
+        terminated=np.array([True]),
+    )
+    batch = replace(batch, log_probs=log_probs_of(networks.policy.network, policy_samples(batch)))
+    batch = networks.prepare(batch)
+    generator = np.random.default_rng(0)
+    loss = clipped_loss(data.clip_range, 0.0)
+    columns = {"advantages": data.advantages}
+    rate, longest = data.learning_rate, config.algorithm.max_grad_norm
+
+    def epochs() -> int:
+        for _ in range(data.epochs):
+            minibatches = shuffle(batch, columns, data.minibatches, generator)
+            networks.fit_values(batch, data.targets, 1, rate, generator)
+            for minibatch in minibatches:
+                networks.gradient(minibatch, loss)
+                networks.adam.clip_gradient(longest)
+                networks.adam.step(rate)
+            networks.finish()
+        return data.epochs * data.minibatches
+
+    return epochs
+
+
+if __name__ == "__main__":
+    main()
