@@ -59,6 +59,8 @@ def epochs_of(size: int) -> Callable[[], int]:
     )
     batch = replace(batch, log_probs=log_probs_of(networks.policy.network, policy_samples(batch)))
     batch = networks.prepare(batch)
+    # As an update does before its first step; until then the scale of the values is 0.
+    networks.statistics.add_returns(data.targets.astype(np.float64))
     generator = np.random.default_rng(0)
     loss = clipped_loss(data.clip_range, 0.0)
     columns = {"advantages": data.advantages}

@@ -1,0 +1,50 @@
+"""The parts of the comparison with other packages that need none of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import update_ours
+from benchmarks.peers.work import UpdateData
+from flame_rl.learner.training.device import reproducible
+from tests.helpers import ROOT
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="not on this system")
+def test_a_peer_runs_on_so_many_cores() -> None:
+    count = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
+    before = os.sched_getaffinity(0)
+    with peers.limited_to(1):
+        assert int(subprocess.check_output(count)) == 1
+    assert os.sched_getaffinity(0) == before
+    assert int(subprocess.check_output(count)) == len(before)
+
+
+@pytest.mark.filterwarnings("error")
+def test_minibatch_steps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UpdateData, "epochs", 2)
+    with reproducible("cpu", seed=0):
+        assert update_ours.epochs_of(1_000)() == 8
+        assert update_ours.epochs_of(64)() == 2 * 62
+
+
+def test_rays_workers_are_not_started_by_uv(tmp_path: Path) -> None:
+    """They would be in the project's own environment, where there is no Ray."""
+    (tmp_path / "ray.py").write_text(
+        "import os; print(os.environ.get('RAY_ENABLE_UV_RUN_RUNTIME_ENV')); raise SystemExit"
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.peers.rllib", "HalfCheetah-v5"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == "0\n"
