@@ -279,11 +279,13 @@ def served(
     peers, tables = {}, []
     try:
         for name, (module, group, cores) in rows.items():
-            # One that is missing ends the comparison: it is of the rows with each other.
-            process = start_module(module, install(group), options.output, cores=cores)
-            peers[name] = Peer(process)
-        for peer in peers.values():
-            peer.tasks = json.loads(peer.process.stdout.readline())["ready"]
+            python = install(group)
+            peer = Peer(start_module(module, python, options.output, cores=cores))
+            peers[name] = peer
+            ready = peer.process.stdout.readline()
+            if not ready:
+                sys.exit(f"{name} does not start; see {options.output / module}-{cores}.log")
+            peer.tasks = json.loads(ready)["ready"]
         for task in tasks:
             measured = {
                 name: partial(lambda peer, k, task=task: peer.rate(task), peer)

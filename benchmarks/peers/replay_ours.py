@@ -15,9 +15,9 @@ from flame_rl.learner.training.device import reproducible
 
 def main() -> None:
     # No work that the other does not have, whatever the presets say.
-    bare = {"layer_norm": False, "normalize_observations": False, "average_critics": False}
+    bare = {"layer_norm": False, "normalize_observations": False}
     rarely = {"double": False, "target_period": 10_000, "tau": 1.0}
-    plain = {"sac": bare, "td3": bare, "dqn": rarely}
+    plain = {"sac": bare | {"average_critics": False}, "td3": bare, "dqn": rarely}
     trainers = {}
     for task, (algorithm, env_id, batch_size) in TASKS.items():
         config = TrainConfig(

@@ -10,8 +10,14 @@ from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from benchmarks.peers.sb3 import Until
-from benchmarks.peers.work import GRADIENT_STEPS, REPLAY_NETWORK, SCORERS, TASKS, serve
-from flame_rl.system.machine import available_cores
+from benchmarks.peers.work import (
+    GRADIENT_STEPS,
+    REPLAY_NETWORK,
+    SCORERS,
+    TASKS,
+    available_cores,
+    serve,
+)
 
 # The settings that its authors tuned, as RL Baselines3 Zoo publishes them: steps of the whole run,
 # which the exploration is a fraction of, and arguments of the algorithm. The steps are four times

@@ -64,6 +64,13 @@ def serve(
         print(json.dumps({"steps": steps, "seconds": seconds}), file=answers)
 
 
+def available_cores() -> int:
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def last_returns(returns: list[float]) -> float:
     """The mean of the last tenth of all episodes' returns, in their order."""
     last = returns[-max(1, len(returns) // 10) :]

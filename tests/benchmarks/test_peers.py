@@ -34,6 +34,14 @@ def test_minibatch_steps_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         assert update_ours.epochs_of(64)() == 2 * 62
 
 
+def test_modules_of_other_environments_do_without_this_package() -> None:
+    """Their environments have its requirements only by chance."""
+    folder = Path(peers.__file__).parent
+    apart = ("work", "sb3", "sbx", "replay_sb3", "replay_sbx", "update_jax", "agents_sb3", "rllib")
+    texts = {name: (folder / f"{name}.py").read_text() for name in apart}
+    assert [name for name, text in texts.items() if "from flame_rl" in text] == []
+
+
 def test_rays_workers_are_not_started_by_uv(tmp_path: Path) -> None:
     """They would be in the project's own environment, where there is no Ray."""
     (tmp_path / "ray.py").write_text(
