@@ -447,7 +447,8 @@ def test_what_a_learner_leaves_behind_is_removed_after_its_end(
     process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
     finished = finish(process, tmp_path)
     assert time.monotonic() - began < SOON
-    assert finished.code == (-signal.SIGKILL if kill else 143)
+    # The first signal may have ended it just before the second came.
+    assert finished.code in ((-signal.SIGKILL,) if kill else (143, 130))
     fragile.assert_nothing_left()
     assert_gone(str(tmp_path))
     limit = time.monotonic() + 50
