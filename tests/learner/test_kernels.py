@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
-from flame_rl.learner.kernels.emit import LANES, Function
+from flame_rl.learner.kernels.emit import LANES, Function, padded
 from flame_rl.learner.kernels.library import library
 from tests.learner.test_value_epochs import trained_network
 
@@ -46,10 +46,6 @@ TRANSPOSE = of_library("transpose", 2, 3)
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def padded(width: int) -> int:
-    return -(-width // LANES) * LANES
 
 
 @settings(max_examples=150, deadline=None)

@@ -60,9 +60,9 @@ ACTIVATIONS = {
 
 
 def write_activation(module: ir.Module, name: str) -> None:
-    """y = f(x), and in place slope = dL/dx, given what is kept."""
+    """y = f(x), where y may be x, and in place slope = dL/dx, given what is kept."""
     activation = ACTIVATIONS[name]
-    f = Function(module, f"{name}_value", y="array", x="array", count="integer")
+    f = Function(module, f"{name}_value", y="shared", x="shared", count="integer")
     y, x, count = f.arguments
     for i, mask in f.vectors(count):
         (y + i).store(activation.value((x + i).load(mask)), mask)

@@ -24,7 +24,7 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 _POINTER = _FLOAT.as_pointer()
 _OBJECT = ir.IntType(8).as_pointer()
-_TYPES = {"array": _POINTER, "integer": _INTEGER, "number": _FLOAT}
+_TYPES = {"array": _POINTER, "shared": _POINTER, "integer": _INTEGER, "number": _FLOAT}
 _FIRST_LANE = ir.Constant(ir.VectorType(_LANE, LANES), [0] * LANES)
 
 # e^x for |x| <= ln(2) / 2, and (e^x - 1) / x for |x| <= 0.5, as polynomials, lowest power first:
@@ -36,6 +36,11 @@ _LOG2_E = 1.4426950408889634
 _LN2 = 0.693145751953125, 1.4286068203094172e-06
 # float32 ends near e^88.
 _EXP_ENDS = 88.0
+
+
+def padded(width: int) -> int:
+    """The numbers in a row of whole vectors."""
+    return -(-width // LANES) * LANES
 
 
 def python_name(name: str) -> str:
@@ -276,7 +281,8 @@ class Function:
         Args:
             module: where it is defined.
             name: its name there.
-            arguments: "array", "integer" or "number" by name. No array overlaps another one.
+            arguments: "array", "shared", "integer" or "number" by name. No "array" overlaps another
+                argument, which makes a function faster; a "shared" one may be another "shared" one.
         """
         self.module = module
         types = [_TYPES[kind] for kind in arguments.values()]
@@ -287,6 +293,7 @@ class Function:
             argument.name = own
             if kind == "array":
                 argument.add_attribute("noalias")
+            if kind in ("array", "shared"):
                 self.arguments.append(Array(self, argument))
             elif kind == "integer":
                 self.arguments.append(Index(self, argument))

@@ -14,7 +14,7 @@ from flame_rl.nets.layers import DenseLayer, LayerNormLayer, SelectLayer
 
 class CompiledLayers:
     """See `flame_rl.nets.by_hand.Layers`. Dense layers, each perhaps with a normalisation and an
-    activation after it; the last one has neither.
+    activation after it; the last one has no normalisation.
 
     Attributes:
         stages: see `Stage`.

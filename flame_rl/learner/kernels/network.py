@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
-from flame_rl.learner.kernels.emit import LANES, Array, Function, Index
+from flame_rl.learner.kernels.emit import LANES, Array, Function, Index, padded
 from flame_rl.learner.kernels.library import library
 
 # The arrays of a stage: weight and bias of the dense layer, then those of the normalisation.
@@ -102,10 +102,6 @@ def passes_of(stages: tuple[Stage, ...]) -> Passes:
     )
 
 
-def _padded(width: int) -> int:
-    return -(-width // LANES) * LANES
-
-
 class _Places:
     """Where the arrays of a workspace begin, in numbers: those of the whole, and those of each row,
     which are to be multiplied by the number of rows."""
@@ -120,12 +116,12 @@ class _Places:
             y: per row, what each stage gives.
             slopes: per row, two slopes that take turns.
         """
-        sizes = [stage.inputs * _padded(stage.outputs) for stage in stages]
+        sizes = [stage.inputs * padded(stage.outputs) for stage in stages]
         *self.transposed, self.fixed = itertools.accumulate(sizes, initial=0)
         self.z, self.inverse, self.x, self.y = [], [], [], []
         end = 0
         for stage in stages[:-1]:
-            width = _padded(stage.outputs)
+            width = padded(stage.outputs)
             self.z.append(end)
             end += width
             self.inverse.append(end)
@@ -135,7 +131,7 @@ class _Places:
             if stage.keeps_input:
                 end += width
             self.y.append(end - width)
-        widest = max(_padded(stage.inputs) for stage in stages)
+        widest = max(padded(stage.inputs) for stage in stages)
         self.slopes = end, end + widest
         self.per_row = end + 2 * widest
 
@@ -180,7 +176,7 @@ class _Pass:
         of the stage's."""
         f, rows = self.f, self.rows
         stage, before = self.stages[number], self.stages[number - 1]
-        result, width = self.kept("slopes", number % 2), _padded(stage.inputs)
+        result, width = self.kept("slopes", number % 2), padded(stage.inputs)
         self.to_inputs(number, result, width, slope, slope_row)
         if before.activation:
             kept = self.kept("x" if before.keeps_input else "y", number - 1)
@@ -213,7 +209,7 @@ def _write_forward(p: _Pass, output: Array, x: Array) -> None:
     x_row = p.stages[0].inputs
     for number, stage in enumerate(p.stages):
         weight, bias = p.weight(number, _WEIGHT), p.weight(number, _BIAS)
-        last, across = number == len(p.stages) - 1, _padded(stage.outputs)
+        last, across = number == len(p.stages) - 1, padded(stage.outputs)
         transposed = p.transposed(number)
         f.call("transpose", transposed, weight, across, stage.outputs, stage.inputs)
         z, z_row = (output, stage.outputs) if last else (p.kept("z", number), across)
@@ -243,7 +239,7 @@ def _write_to_parameters(p: _Pass, output: Array, x: Array, slope: Array, gradie
             p.normalization_back(number, slope)
         before, before_row = x, stage.inputs
         if number:
-            before, before_row = p.kept("y", number - 1), _padded(stage.inputs)
+            before, before_row = p.kept("y", number - 1), padded(stage.inputs)
         strides = stage.inputs, 1, slope_row, before_row, 0
         sizes = stage.outputs, rows, stage.inputs
         f.call("product", weight, slope, before, f.constants(0.0), *strides, *sizes)

@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 
 from flame_rl.learner.kernels import engine
-from flame_rl.learner.kernels.emit import LANES, Function
+from flame_rl.learner.kernels.emit import LANES, Function, Index, Vector, padded
 from flame_rl.learner.kernels.layers import CompiledLayers, contiguous
 from flame_rl.learner.kernels.network import Stage, passes_of
 from flame_rl.nets.by_hand import NetworkByHand
@@ -37,14 +37,14 @@ class CompiledGaussian(NetworkByHand):
         results, function = _gradient(layers.stages, loss, names, place.start // 4)
         x = layers.inputs_of(samples["inputs"])
         rows, width = len(x), layers.stages[-1].outputs
-        padded = -(-rows // LANES) * LANES
-        found = np.empty((len(results), padded), np.float32)
-        room = np.empty(2 * (padded + rows * width), np.float32)
+        whole = padded(rows)
+        found = np.empty((len(results), whole), np.float32)
+        room = np.empty(2 * (whole + rows * width), np.float32)
         workspace, actions = layers.workspace(rows), contiguous(samples["actions"], rows, width)
         function(
             *(workspace, layers.weights, x, actions, self.output.log_std, gradient, room, found),
             *(contiguous(samples[name], rows) for name in names),
-            *(rows, padded),
+            *(rows, whole),
         )
         return dict(zip(results, found[:, :rows], strict=True))
 
@@ -69,20 +69,20 @@ def _gradient(
             log_std: float32 [A].
             gradient: float32 [P], overwritten.
             room: for 2 A numbers of each row, and two columns.
-            found: the loss's numbers, float32 [numbers, padded].
+            found: the loss's numbers, float32 [numbers, whole].
             the columns: float32 [rows] each.
-            rows, padded: their number, and in whole vectors.
+            rows, whole: their number, and in whole vectors.
     """
     passes = passes_of(stages).name
     name = f"{passes}_gradient{next(_COUNT)}"
     kinds = dict.fromkeys((*_ARRAYS, *columns), "array")
-    kinds |= {"rows": "integer", "padded": "integer"}
+    kinds |= {"rows": "integer", "whole": "integer"}
     f = Function(ir.Module(), name, **kinds)
     workspace, weights, x, actions, log_std, gradient, room, found = f.arguments[:8]
-    *given, rows, padded = f.arguments[8:]
+    *given, rows, whole = f.arguments[8:]
     width = stages[-1].outputs
-    log_probs, slopes = room, room + padded
-    mean, mean_slopes = slopes + padded, slopes + (padded + rows * width)
+    log_probs, slopes = room, room + whole
+    mean, mean_slopes = slopes + whole, slopes + (whole + rows * width)
     f.call(f"{passes}_forward", workspace, weights, mean, x, rows)
 
     # A few vectors hold the numbers of an action.
@@ -96,12 +96,12 @@ def _gradient(
         total = total + each
     constant = total.sum() + 0.5 * math.log(2 * math.pi) * width
 
-    def z_of(row):
-        found = []
+    def z_of(row: Index) -> list[Vector]:
+        vectors = []
         for start, mask, inverse in zip(starts, masks, inverses, strict=True):
             at = row * width + start
-            found.append(((actions + at).load(mask) - (mean + at).load(mask)) * inverse)
-        return found
+            vectors.append(((actions + at).load(mask) - (mean + at).load(mask)) * inverse)
+        return vectors
 
     one = f.first_lanes(f.integer(1))
     with f.loop(rows) as row:
@@ -119,7 +119,7 @@ def _gradient(
         )
         results = tuple(own)
         for number, column in enumerate(results):
-            (found + (padded * number + i)).store(f.vector(own[column]))
+            (found + (whole * number + i)).store(f.vector(own[column]))
         of_log_probs = f.vector(of_log_probs)
         (slopes + i).store(of_log_probs)
         both = (f.vector(of_entropies) - of_log_probs).only(mask)
