@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -16,9 +15,8 @@ from flame_rl.learner.on_policy.actor_critic import shuffle
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.update import make_actor_critic
-from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.device import reproducible
-from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.wire.messages import EnvironmentSpec
 
 
@@ -45,7 +43,7 @@ def epochs_of(size: int) -> Callable[[], int]:
     steps, observation_dim = data.observations.shape
     spaces = Box(-np.inf, np.inf, (observation_dim,)), Box(-1, 1, data.actions.shape[1:])
     spec = EnvironmentSpec("HalfCheetah-v5", *spaces)
-    networks = make_actor_critic(config, spec, partial(TrainedNetwork, choose=network_of))
+    networks = make_actor_critic(config, spec, in_training)
     batch = Batch(
         columns={
             # With the observation after the last step.
