@@ -112,15 +112,18 @@ class Network(Protocol):
         """The network's outputs, for a backward pass."""
         ...
 
-    def differentiate(
-        self, loss: Loss, samples: Samples, gradient: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Write the gradient of the loss, summed over the samples, to `gradient`; returns the
-        loss's numbers, float32 [B] each. See `Pass.to_parameters`."""
+    def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
+        """Write the gradient of the loss, summed over the samples, to `gradient`; returns the sums
+        of the loss's numbers. See `Pass.to_parameters`."""
         forward = self.forward(samples)
         numbers, slopes = loss(samples, *forward.outputs)
         forward.to_parameters(slopes, gradient)
-        return numbers
+        return sums_of(numbers)
+
+
+def sums_of(numbers: dict[str, np.ndarray]) -> dict[str, float]:
+    """The sums over all samples, of numbers of each, [B]."""
+    return {name: float(np.add.reduce(values)) for name, values in numbers.items()}
 
 
 def split(samples: Samples, count: int) -> list[Samples]:

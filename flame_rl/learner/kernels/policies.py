@@ -16,7 +16,7 @@ from flame_rl.learner.kernels.network import Stage, passes_of
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.network import ElementwiseLoss, Loss, Samples
 
-_ARRAYS = "workspace", "weights", "x", "actions", "log_std", "gradient", "room", "found"
+_ARRAYS = "workspace", "weights", "x", "actions", "log_std", "gradient", "room", "totals"
 
 _COUNT = itertools.count()
 
@@ -27,9 +27,7 @@ class CompiledGaussian(NetworkByHand):
 
     layers: CompiledLayers
 
-    def differentiate(
-        self, loss: Loss, samples: Samples, gradient: np.ndarray
-    ) -> dict[str, np.ndarray]:
+    def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
         if not isinstance(loss, ElementwiseLoss):
             return super().differentiate(loss, samples, gradient)
         names = tuple(name for name in loss.columns if name in samples)
@@ -38,15 +36,15 @@ class CompiledGaussian(NetworkByHand):
         x = layers.inputs_of(samples["inputs"])
         rows, width = len(x), layers.stages[-1].outputs
         whole = padded(rows)
-        found = np.empty((len(results), whole), np.float32)
+        totals = np.zeros((len(results), LANES), np.float32)
         room = np.empty(2 * (whole + rows * width), np.float32)
         workspace, actions = layers.workspace(rows), contiguous(samples["actions"], rows, width)
         function(
-            *(workspace, layers.weights, x, actions, self.output.log_std, gradient, room, found),
+            *(workspace, layers.weights, x, actions, self.output.log_std, gradient, room, totals),
             *(contiguous(samples[name], rows) for name in names),
             *(rows, whole),
         )
-        return dict(zip(results, found[:, :rows], strict=True))
+        return dict(zip(results, np.add.reduce(totals, axis=1).tolist(), strict=True))
 
 
 @engine.compiled_once
@@ -69,7 +67,7 @@ def _gradient(
             log_std: float32 [A].
             gradient: float32 [P], overwritten.
             room: for 2 A numbers of each row, and two columns.
-            found: the loss's numbers, float32 [numbers, whole].
+            totals: of the loss's numbers over shares of the rows, float32 [numbers, LANES]; 0 before.
             the columns: float32 [rows] each.
             rows, whole: their number, and in whole vectors.
     """
@@ -78,7 +76,7 @@ def _gradient(
     kinds = dict.fromkeys((*_ARRAYS, *columns), "array")
     kinds |= {"rows": "integer", "whole": "integer"}
     f = Function(ir.Module(), name, **kinds)
-    workspace, weights, x, actions, log_std, gradient, room, found = f.arguments[:8]
+    workspace, weights, x, actions, log_std, gradient, room, totals = f.arguments[:8]
     *given, rows, whole = f.arguments[8:]
     width = stages[-1].outputs
     log_probs, slopes = room, room + whole
@@ -119,7 +117,8 @@ def _gradient(
         )
         results = tuple(own)
         for number, column in enumerate(results):
-            (found + (whole * number + i)).store(f.vector(own[column]))
+            total = totals + number * LANES
+            total.store(total.load() + f.vector(own[column]).only(mask))
         of_log_probs = f.vector(of_log_probs)
         (slopes + i).store(of_log_probs)
         both = (f.vector(of_entropies) - of_log_probs).only(mask)

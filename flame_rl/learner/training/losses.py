@@ -16,7 +16,7 @@ import numpy as np
 
 from flame_rl.actor.failure import summary
 from flame_rl.learner.training import slices
-from flame_rl.nets.network import Loss, Network, Samples, Slope
+from flame_rl.nets.network import Loss, Network, Samples, Slope, sums_of
 from flame_rl.system.errors import UsageError
 
 
@@ -57,7 +57,7 @@ def differentiate_sum(
         UsageError: torch cannot differentiate a loss.
     """
 
-    def of_slice(chunk: Samples, own: np.ndarray) -> dict[str, np.ndarray]:
+    def of_slice(chunk: Samples, own: np.ndarray) -> dict[str, float]:
         forward = network.forward(chunk)
         numbers: dict[str, np.ndarray] = {}
         for term, gradient in zip(terms, own, strict=True):
@@ -73,7 +73,7 @@ def differentiate_sum(
                     "differentiates, none of them in place"
                 ) from error
             numbers |= of_term | {_loss(term.name): of_term["loss"]}
-        return numbers
+        return sums_of(numbers)
 
     of_each = np.empty((len(terms), gradient.size), np.float32)
     means = slices.accumulate(of_slice, network, samples, of_each)

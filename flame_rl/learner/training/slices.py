@@ -28,7 +28,7 @@ _LEAST_SLICES_FORWARD = 4
 
 
 def accumulate(
-    gradient_of: Callable[[Samples, np.ndarray], dict[str, np.ndarray]],
+    gradient_of: Callable[[Samples, np.ndarray], dict[str, float]],
     network: Network,
     samples: Samples,
     gradient: np.ndarray,
@@ -37,7 +37,7 @@ def accumulate(
 
     Args:
         gradient_of: given a slice of the samples, overwrites an array like `gradient` with the sum
-            of their gradients, and returns numbers by name, float32 [B] each.
+            of their gradients, and returns sums of numbers by name.
         network: says how many rows a slice has.
         samples: B samples.
         gradient: float32, overwritten; of any shape.
@@ -47,20 +47,19 @@ def accumulate(
     """
     slices = _slices(network, samples)
     if len(slices) == 1:
-        numbers = gradient_of(samples, gradient)
-        totals = {name: float(np.add.reduce(values)) for name, values in numbers.items()}
+        totals = gradient_of(samples, gradient)
     else:
 
-        def share(chunk: Samples) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        def share(chunk: Samples) -> tuple[np.ndarray, dict[str, float]]:
             own = np.empty_like(gradient)
             return own, gradient_of(chunk, own)
 
         gradient.fill(0)
-        totals: dict[str, float] = {}
-        for own, numbers in _in_order(share, slices, network.parallel):
+        totals = {}
+        for own, sums in _in_order(share, slices, network.parallel):
             gradient += own
-            for name, values in numbers.items():
-                totals[name] = totals.get(name, 0.0) + float(np.add.reduce(values))
+            for name, total in sums.items():
+                totals[name] = totals.get(name, 0.0) + total
     count = rows_of(samples)
     gradient *= 1 / count
     return {name: total / count for name, total in totals.items()}
