@@ -40,8 +40,8 @@ def main() -> None:
     def steps(trainer: Trainer) -> int:
         algorithm, generator = trainer.learner.algorithm, np.random.default_rng(0)
         with reproducible("cpu"):
-            for _ in range(GRADIENT_STEPS):
-                algorithm.gradient_step(1.0, generator)
+            for _ in algorithm.gradient_steps(GRADIENT_STEPS, 1.0, generator):
+                pass
         return GRADIENT_STEPS
 
     for trainer in trainers.values():

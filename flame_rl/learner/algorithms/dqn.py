@@ -59,6 +59,10 @@ class DQN(GradientStep):
             loss = quantile_loss(quantiles)
         returns = Returns(settings.dueling, quantiles, self._support)
         self._atoms = returns.numbers
+        # Of a return's distribution: the values of its atoms, or equal shares of its quantiles.
+        self._mean = np.full(self._atoms, 1 / self._atoms, np.float32)
+        if self._support is not None:
+            self._mean = self._support
         self.policy = model.action_values(spec, config, returns)
         self._q = ActionValues(config, train(self.policy), settings.target_period)
         self.parts = self._q.parts
@@ -88,7 +92,7 @@ class DQN(GradientStep):
             # Van Hasselt et al. 2016, "Deep Reinforcement Learning with Double Q-Learning", eq. 4.
             (output,) = self._q.online.network.outputs(following)
             selecting = self._returns(output)
-        best = best_actions(self._action_values(selecting), samples)
+        best = best_actions(selecting @ self._mean, samples)
         chosen = of_actions(returns, best)
         rewards, discounts = samples["rewards"], samples["discounts"]
         if self._support is not None:
@@ -103,7 +107,3 @@ class DQN(GradientStep):
         if self._support is not None:
             return softmax(output, self._atoms)
         return output.reshape(len(output), -1, self._atoms)
-
-    def _action_values(self, returns: np.ndarray) -> np.ndarray:
-        """Q(s, a), [B, A]."""
-        return returns.mean(axis=2) if self._support is None else returns @ self._support

@@ -25,7 +25,6 @@ from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
-from flame_rl.learner.training.adam import PlainArithmetic
 from flame_rl.learner.training.flat import adam_of
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import Train
@@ -59,7 +58,7 @@ class SAC(GradientStep):
             config, spec, train, count=2, average=settings.average_critics
         )
         temperature = Temperature(settings.initial_temperature)
-        self._log_alpha = adam_of(temperature, PlainArithmetic())
+        self._log_alpha = adam_of(temperature, self._pi.arithmetic)
         self._target_entropy = settings.target_entropy * self._width
         self.parts = {
             "policy": self.policy,

@@ -7,7 +7,7 @@ due, each on a minibatch drawn from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
@@ -118,10 +118,10 @@ class OffPolicy:
         due = gradient_steps_due(self.config.algorithm, replay.env_steps, self.steps.count)
         sums: dict[str, float] = {}
         counts: dict[str, int] = {}
-        for _ in range(due):
-            for name, values in self.gradient_step(beta, generator, decay).items():
-                sums[name] = sums.get(name, 0.0) + float(np.mean(values))
-                counts[name] = counts.get(name, 0) + 1
+        for numbers in self.gradient_steps(due, beta, generator, decay):
+            for name, values in numbers.items():
+                sums[name] = sums.get(name, 0.0) + float(np.add.reduce(values, axis=None))
+                counts[name] = counts.get(name, 0) + np.size(values)
         self.steps.count += due
         means = {name: total / counts[name] for name, total in sums.items()}
         played = {
@@ -130,27 +130,35 @@ class OffPolicy:
         }
         return means | played
 
-    def gradient_step(
-        self, beta: float, generator: np.random.Generator, decay: float = 1.0
-    ) -> dict[str, np.ndarray]:
-        """Take one gradient step on a minibatch; returns what `GradientStep.step` does.
+    def gradient_steps(
+        self, number: int, beta: float, generator: np.random.Generator, decay: float = 1.0
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Take gradient steps, each on a minibatch of its own; yields what `GradientStep.step` of
+        each returns.
 
         Args:
+            number: of steps.
             beta: exponent of the importance weights.
-            generator: draws the minibatch, and the random numbers of the step.
+            generator: draws the minibatches, and the random numbers of the steps.
             decay: factor of the learning rates.
         """
-        batch_size = self.config.algorithm.batch_size
-        samples, positions, weights = self.minibatches.draw(batch_size, beta, generator)
-        if self.observations is not None:
-            samples = self.observations.normalize_samples(samples)
-        if weights is not None:
-            samples["weights"] = weights
-        numbers = self.inner.step(samples, generator, decay)
-        # NaN is no priority, and further steps would be in vain.
-        refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
-        self.replay.prioritize(positions, numbers["td_error"][: len(positions)])
-        return numbers
+        size = self.config.algorithm.batch_size
+        while number > 0:
+            count = min(number, self.minibatches.at_once(size))
+            drawn, positions, weights = self.minibatches.draw(count, size, beta, generator)
+            if self.observations is not None:
+                drawn = self.observations.normalize_samples(drawn)
+            if weights is not None:
+                drawn["weights"] = weights
+            for place in range(count):
+                samples = {name: column[place] for name, column in drawn.items()}
+                numbers = self.inner.step(samples, generator, decay)
+                # NaN is no priority, and further steps would be in vain.
+                refuse_unless_finite({"td_error": float(numbers["td_error"].max())}, {})
+                own = positions[place]
+                self.replay.prioritize(own, numbers["td_error"][: len(own)])
+                yield numbers
+            number -= count
 
 
 def off_policy(

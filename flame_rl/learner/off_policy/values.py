@@ -354,6 +354,8 @@ def _distance(support: np.ndarray) -> float:
 
 def _check(name: str, array: np.ndarray, *shape: int | None) -> None:
     """Raise ValueError unless the array has that shape; None: any size."""
+    if array.shape == shape:
+        return
     sizes = zip(array.shape, shape, strict=False)
     if array.ndim != len(shape) or any(wanted not in (None, size) for size, wanted in sizes):
         expected = ", ".join("any" if size is None else str(size) for size in shape)

@@ -55,9 +55,11 @@ class TrainedNetwork:
             learning_rate: Adam's step size.
             max_grad_norm: a gradient of a greater norm is scaled down to it.
         """
-        forward.to_parameters(slopes, self.adam.gradient)
-        self.adam.gradient *= 1 / len(forward.outputs[0])
-        self.adam.clip_gradient(max_grad_norm)
+        # Of the mean; there are fewer slopes than parameters.
+        share = np.float32(1 / len(forward.outputs[0]))
+        forward.to_parameters(tuple(slope * share for slope in slopes), self.adam.gradient)
+        if max_grad_norm < math.inf:
+            self.adam.clip_gradient(max_grad_norm)
         self.adam.step(learning_rate)
 
 

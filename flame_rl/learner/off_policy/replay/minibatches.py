@@ -20,22 +20,33 @@ from flame_rl.nets.network import Samples
 from flame_rl.system.errors import UsageError
 
 
+# Several minibatches are drawn at once, because NumPy takes about as long for one as for all; but
+# about so many bytes at most, so that they stay in the cache until they are used.
+_BYTES_AT_ONCE = 1_000_000
+
+
 class Minibatches(Protocol):
     """Where the samples of gradient steps come from."""
 
+    def at_once(self, size: int) -> int:
+        """How many minibatches of so many samples may be drawn before the first one is used."""
+        ...
+
     def draw(
-        self, count: int, beta: float, generator: np.random.Generator
+        self, number: int, size: int, beta: float, generator: np.random.Generator
     ) -> tuple[Samples, np.ndarray, np.ndarray | None]:
-        """Draw a minibatch.
+        """Draw minibatches.
 
         Args:
-            count: B.
+            number: K, of minibatches.
+            size: B, of each.
             beta: exponent of the importance weights.
             generator: draws.
 
         Returns:
-            B samples; the positions of the first of them in the replay memory, int64; and the
-            importance weights of all, float32 [B], or None where steps are drawn uniformly.
+            Samples, [K, B, ...]; the positions of the first of each minibatch in the replay memory,
+            int64 [K, b]; and the importance weights of all, float32 [K, B], or None where steps are
+            drawn uniformly.
         """
         ...
 
@@ -54,20 +65,37 @@ class Replayed:
     inner: GradientStep
     hindsight: Relabelling | None = None
 
+    def at_once(self, size: int) -> int:
+        """See `Minibatches`."""
+        # A gradient step changes the priorities, which the next draw needs.
+        return 1 if self.replay.prioritized else max(1, _BYTES_AT_ONCE // (size * self._bytes))
+
     def draw(
-        self, count: int, beta: float, generator: np.random.Generator
+        self, number: int, size: int, beta: float, generator: np.random.Generator
     ) -> tuple[Samples, np.ndarray, np.ndarray | None]:
         """See `Minibatches`."""
-        positions, weights = self.replay.draw(count, beta, generator)
+        positions, weights = self.replay.draw(number * size, beta, generator)
+        positions = positions.reshape(number, size)
+        if weights is not None:
+            weights = weights.reshape(number, size)
         return self.view(self.replay.store, positions, generator), positions, weights
 
     def view(
         self, store: StoredSteps, positions: np.ndarray, generator: np.random.Generator
     ) -> Samples:
-        """The steps of a store at these positions, int64 [B], as the algorithm learns from them."""
+        """The steps of a store at these positions, int64 [K, B], as the algorithm learns from
+        them, [K, B, ...]."""
+        shape, positions = positions.shape, positions.ravel()
         if self.hindsight is not None:
             store = self.hindsight.relabelled(store, positions, generator)
-        return self.inner.view(store, positions)
+        samples = self.inner.view(store, positions)
+        return {n: column.reshape(*shape, *column.shape[1:]) for n, column in samples.items()}
+
+    @cached_property
+    def _bytes(self) -> int:
+        """Those of a sample, about."""
+        sample = self.inner.view(self.replay.store, np.array([self.replay.store.first]))
+        return sum(column.nbytes for column in sample.values())
 
 
 @dataclass(frozen=True)
@@ -86,17 +114,21 @@ class WithDemonstrations:
     demonstrations: Demonstrations
     share: float
 
+    def at_once(self, size: int) -> int:
+        """See `Minibatches`."""
+        return self.replayed.at_once(size)
+
     def draw(
-        self, count: int, beta: float, generator: np.random.Generator
+        self, number: int, size: int, beta: float, generator: np.random.Generator
     ) -> tuple[Samples, np.ndarray, np.ndarray | None]:
         """See `Minibatches`."""
-        number = min(count - 1, math.floor(self.share * count + 0.5))
-        own, positions, weights = self.replayed.draw(count - number, beta, generator)
-        others = uniform(self.store, number, generator)
+        count = min(size - 1, math.floor(self.share * size + 0.5))
+        own, positions, weights = self.replayed.draw(number, size - count, beta, generator)
+        others = uniform(self.store, number * count, generator).reshape(number, count)
         others = self.replayed.view(self.store, others, generator)
         if weights is not None:
-            weights = np.concatenate([weights, np.ones(number, weights.dtype)])
-        return {n: np.concatenate([own[n], others[n]]) for n in own}, positions, weights
+            weights = np.concatenate([weights, np.ones((number, count), weights.dtype)], axis=1)
+        return {n: np.concatenate([own[n], others[n]], axis=1) for n in own}, positions, weights
 
     @cached_property
     def store(self) -> ReplayStore:

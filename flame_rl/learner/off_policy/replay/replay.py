@@ -156,6 +156,11 @@ class ReplayMemory:
             self.store.add(episodes)
             journal.append(episodes)
 
+    @property
+    def prioritized(self) -> bool:
+        """Whether steps are drawn by their priorities."""
+        return self._priorities is not None
+
     def draw(
         self, count: int, beta: float, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray | None]:
