@@ -67,7 +67,7 @@ def _gradient(
             log_std: float32 [A].
             gradient: float32 [P], overwritten.
             room: for 2 A numbers of each row, and two columns.
-            totals: of the loss's numbers over shares of the rows, float32 [numbers, LANES]; 0 before.
+            totals: of the loss's numbers in shares, float32 [numbers, LANES]; 0 at first.
             the columns: float32 [rows] each.
             rows, whole: their number, and in whole vectors.
     """

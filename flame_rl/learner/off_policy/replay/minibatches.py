@@ -19,7 +19,6 @@ from flame_rl.learner.off_policy.replay.views import StoredSteps
 from flame_rl.nets.network import Samples
 from flame_rl.system.errors import UsageError
 
-
 # Several minibatches are drawn at once, because NumPy takes about as long for one as for all; but
 # about so many bytes at most, so that they stay in the cache until they are used.
 _BYTES_AT_ONCE = 1_000_000
