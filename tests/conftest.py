@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
@@ -35,10 +36,19 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("busy")
 
 
-def pytest_configure() -> None:
-    """A suite in the background of a shell ignores SIGINT, and so would all that it starts."""
+def pytest_configure(config: pytest.Config) -> None:
+    """A suite in the background of a shell ignores SIGINT, and so would all that it starts.
+
+    Where PYTHONDONTWRITEBYTECODE is set, each of the many processes that tests start would compile
+    torch's source anew, which takes as long as importing it: they keep what they compile in a
+    folder of the suite's own.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+        folder = tempfile.TemporaryDirectory(prefix="bytecode-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["PYTHONPYCACHEPREFIX"] = folder.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

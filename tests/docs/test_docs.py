@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 import csv
 import inspect
-import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import Experiment
+from tests.docs.in_project import run_code, run_commands, run_in, run_script
 from tests.docs.test_packages import skip_without
 from tests.helpers import ROOT, clean_environment
 
@@ -66,14 +65,6 @@ SCRIPT = "uv run python "
 # What a page's comparison of returns names; short runs have nothing to compare.
 COMPARED = ("returns[0]", "untrained.reward_mean")
 
-# Imports the libraries once for all commands of neighbouring blocks.
-COMMANDS = """
-import json, sys
-import main
-for words in json.loads(sys.argv[1]):
-    assert main.run_command(words) == 0, words
-"""
-
 
 @pytest.mark.parametrize(
     ("name", "whole"),
@@ -105,7 +96,7 @@ def test_a_worked_example_works(project, name, whole):
 
     def catch_up() -> None:
         if waiting:
-            run(project, "-c", COMMANDS, json.dumps(waiting))
+            run(project, run_commands, waiting)
             waiting.clear()
 
     for language, text in blocks(ROOT / "docs" / f"{name}.md"):
@@ -116,7 +107,7 @@ def test_a_worked_example_works(project, name, whole):
             case "python" if writes:
                 write(project, text)
             case "python" if whole or not any(name in text for name in COMPARED):
-                run(project, "-c", text)
+                run(project, run_code, text)
             case "python":
                 pass
             case "diff":
@@ -153,10 +144,10 @@ def test_a_page_works_with_its_packages(project, name, packages):
     lines = "".join(text for _, text in found if WITH in text).replace(packages, "").splitlines()
     scripts = [line.removeprefix(SCRIPT) for line in lines if line.startswith(SCRIPT)]
     for script in scripts:
-        run(project, script)
+        run(project, run_script, script)
     commands = [words_of(line) for line in lines if not line.startswith(SCRIPT)]
     assert commands
-    run(project, "-c", COMMANDS, json.dumps([shortened(words) for words in commands]))
+    run(project, run_commands, [shortened(words) for words in commands])
 
 
 def write(project: Path, text: str) -> None:
@@ -211,7 +202,7 @@ def test_the_page_of_pictures_works(project, group):
         commands = [shortened(words) for words in commands]
     else:
         commands = [with_values(words) for words in commands]
-    run(project, "-c", COMMANDS, json.dumps(commands))
+    run(project, run_commands, commands)
     assert group != "own" or (project / "runs" / "catch" / "metrics.csv").exists()
 
 
@@ -241,17 +232,9 @@ def shortened(words: list[str]) -> list[str]:
     return words
 
 
-def run(project: Path, *arguments: str) -> None:
+def run(project: Path, function: Callable[..., None], argument: object) -> None:
     environment = clean_environment(project) | {"PYTHONPATH": str(project)}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=project,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-    )
-    assert done.returncode == 0, f"{arguments}\n{done.stdout}\n{done.stderr}"
+    run_in(project, environment, function, argument)
 
 
 def change(project: Path, text: str) -> None:
