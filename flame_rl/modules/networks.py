@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 from flame_rl.modules.layers import Dense, array_of, layers_of
-from flame_rl.nets.discrete import dueling
 from flame_rl.wire.masks import ACTION_MASKS, FORBIDDEN_LOGIT
 from flame_rl.wire.messages import Layer, PolicySnapshot
 
@@ -154,8 +153,8 @@ class Returns:
     one, its mean.
 
     Attributes:
-        dueling: whether the output is the state's value, then the actions' advantages; see
-            `flame_rl.nets.discrete.dueling`.
+        dueling: whether the output is the state's value, then the actions' advantages, as the
+            function `dueling` takes them.
         quantiles: Z, the quantiles of the return; 1: its mean.
         support: float [Z], the atoms of C51, whose logits the network gives; None: no logits.
         weights: float32 [Z]: the numbers are returns of parts of the reward, whose sum with these
@@ -182,6 +181,23 @@ class Returns:
     def width(self, actions: int) -> int:
         """The width of the network's output: A * Z, with `dueling` (1 + A) * Z."""
         return (actions + self.dueling) * self.numbers
+
+
+def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
+    """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a), for each atom apart (Wang et al. 2016, "Dueling
+    Network Architectures for Deep Reinforcement Learning", eq. 9).
+
+    Args:
+        outputs: [B, (1 + A) * Z]: the state's value first, then the advantage of each action.
+        atoms: Z.
+
+    Returns:
+        [B, A * Z].
+    """
+    rows = len(outputs)
+    by_action = outputs.reshape(rows, -1, atoms)
+    value, advantages = by_action[:, :1], by_action[:, 1:]
+    return (value + (advantages - advantages.mean(axis=1, keepdims=True))).reshape(rows, -1)
 
 
 class ActionValueNetwork(PolicyNetwork):

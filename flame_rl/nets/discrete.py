@@ -202,23 +202,6 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
         graph.apply("ArgMax", "values", output="action", axis=1, keepdims=0)
 
 
-def dueling(outputs: np.ndarray, atoms: int = 1) -> np.ndarray:
-    """Q(s, a) = V(s) + A(s, a) - mean_a A(s, a), for each atom apart (Wang et al. 2016, "Dueling
-    Network Architectures for Deep Reinforcement Learning", eq. 9).
-
-    Args:
-        outputs: [B, (1 + A) * Z]: the state's value first, then the advantage of each action.
-        atoms: Z.
-
-    Returns:
-        [B, A * Z].
-    """
-    rows = len(outputs)
-    by_action = outputs.reshape(rows, -1, atoms)
-    value, advantages = by_action[:, :1], by_action[:, 1:]
-    return (value + (advantages - advantages.mean(axis=1, keepdims=True))).reshape(rows, -1)
-
-
 def sample_choices(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     """Inverse transform sampling of a softmax: the first choice whose cumulative probability
     exceeds the uniform number.

@@ -28,8 +28,7 @@ from flame_rl.learner.off_policy.values import (
     td_targets,
 )
 from flame_rl.learner.training.trained import Train
-from flame_rl.modules.networks import Returns
-from flame_rl.nets.discrete import dueling
+from flame_rl.modules.networks import Returns, dueling
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.dqn import DQNSettings

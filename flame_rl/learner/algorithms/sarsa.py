@@ -16,7 +16,7 @@ import model
 from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.values import expected_values, of_actions, q_loss, td_targets
+from flame_rl.learner.off_policy.values import of_actions, q_loss, td_targets
 from flame_rl.learner.training.trained import Train
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
@@ -68,3 +68,23 @@ class Sarsa(GradientStep):
             of_taken = of_actions(q, samples["next_actions"])
             next_values = np.where(samples["taken"], of_taken, next_values)
         return td_targets(samples["rewards"], samples["discounts"], next_values)
+
+
+def expected_values(
+    next_values: np.ndarray, epsilon: np.ndarray | float, allowed: np.ndarray | None = None
+) -> np.ndarray:
+    """The expectation of Q(S', A') under the epsilon-greedy policy (Sutton and Barto, eq. 6.9).
+
+    Args:
+        next_values: [B, A].
+        epsilon: the probability of a uniformly random action, one number or [B].
+        allowed: which actions are allowed, bool [B, A]; None: all.
+
+    Returns:
+        [B].
+    """
+    greatest, mean = next_values.max(axis=1), next_values.mean(axis=1)
+    if allowed is not None:
+        greatest = next_values.max(axis=1, where=allowed, initial=-np.inf)
+        mean = next_values.mean(axis=1, where=allowed)
+    return (1 - epsilon) * greatest + epsilon * mean

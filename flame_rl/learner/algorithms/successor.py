@@ -19,10 +19,16 @@ import model
 from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.values import best_actions, of_actions, successor_loss
+from flame_rl.learner.off_policy.values import (
+    apply_weights,
+    best_actions,
+    distributions,
+    huber,
+    of_actions,
+)
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns
-from flame_rl.nets.network import Samples
+from flame_rl.nets.network import Loss, Samples, Slope
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
@@ -81,3 +87,32 @@ class Successor(GradientStep):
         best = best_actions(psi @ self._weights, samples)
         chosen = of_actions(psi, best)
         return samples["reward_parts"] + samples["discounts"][:, None] * chosen
+
+
+def successor_loss(weights: np.ndarray) -> Loss:
+    """The Huber losses of the errors of successor features, summed over the reward parts (Barreto
+    et al. 2017, section 3, with Huber's loss in place of the square).
+
+    The loss's samples have "targets", [B, P]; its output is the features of each action,
+    [B, A * P]. "value" is Q(s, a), and "td_error" its absolute error.
+
+    Args:
+        weights: of the reward parts, [P].
+
+    Raises:
+        ValueError: in the loss, shapes that do not fit.
+    """
+
+    def loss(
+        samples: Samples, outputs: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+        targets, chosen = distributions(samples, outputs, len(weights))
+        errors, w = chosen - targets, weights.astype(chosen.dtype)
+        numbers = {
+            "loss": huber(errors).sum(axis=1),
+            "td_error": np.abs(errors @ w),
+            "value": chosen @ w,
+        }
+        return apply_weights(samples, numbers, np.clip(errors, -1, 1), outputs)
+
+    return loss

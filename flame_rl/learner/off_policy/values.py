@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flame_rl.nets.discrete import dueling
+from flame_rl.modules.networks import dueling
 from flame_rl.nets.network import Loss, Samples, Slope
 from flame_rl.wire.masks import masked
 
@@ -54,27 +54,6 @@ def td_targets(rewards: np.ndarray, discounts: np.ndarray, next_values: np.ndarr
     _check("discounts", discounts, rows)
     column = (rows,) + (1,) * (next_values.ndim - 1)
     return rewards.reshape(column) + discounts.reshape(column) * next_values
-
-
-def expected_values(
-    next_values: np.ndarray, epsilon: np.ndarray | float, allowed: np.ndarray | None = None
-) -> np.ndarray:
-    """The expectation of Q(S', A') under the epsilon-greedy policy (Sutton and Barto, eq. 6.9).
-
-    Args:
-        next_values: [B, A].
-        epsilon: the probability of a uniformly random action, one number or [B].
-        allowed: which actions are allowed, bool [B, A]; None: all.
-
-    Returns:
-        [B].
-    """
-    _check("next_values", next_values, len(next_values), None)
-    greatest, mean = next_values.max(axis=1), next_values.mean(axis=1)
-    if allowed is not None:
-        greatest = next_values.max(axis=1, where=allowed, initial=-np.inf)
-        mean = next_values.mean(axis=1, where=allowed)
-    return (1 - epsilon) * greatest + epsilon * mean
 
 
 def best_actions(next_values: np.ndarray, samples: Samples) -> np.ndarray:
@@ -114,7 +93,7 @@ def q_loss(samples: Samples, values: np.ndarray) -> tuple[dict[str, np.ndarray],
     value = of_actions(values, samples["actions"])
     errors = value - samples["targets"]
     numbers = {"loss": huber(errors), "td_error": np.abs(errors), "value": value}
-    return _apply_weights(samples, numbers, np.clip(errors, -1, 1), values)
+    return apply_weights(samples, numbers, np.clip(errors, -1, 1), values)
 
 
 def project(
@@ -179,7 +158,7 @@ def c51_loss(support: np.ndarray) -> Loss:
     def loss(
         samples: Samples, logits: np.ndarray
     ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
-        targets, chosen = _distributions(samples, logits, atoms)
+        targets, chosen = distributions(samples, logits, atoms)
         log_p = _log_softmax(chosen)
         p = np.exp(log_p)
         # 0 log 0 is 0.
@@ -191,7 +170,7 @@ def c51_loss(support: np.ndarray) -> Loss:
             "value": p @ support.astype(p.dtype),
         }
         total = targets.sum(axis=1, keepdims=True)
-        return _apply_weights(samples, numbers, total * p - targets, logits)
+        return apply_weights(samples, numbers, total * p - targets, logits)
 
     return loss
 
@@ -221,7 +200,7 @@ def quantile_loss(quantiles: int) -> Loss:
     def loss(
         samples: Samples, outputs: np.ndarray
     ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
-        targets, chosen = _distributions(samples, outputs, quantiles)
+        targets, chosen = distributions(samples, outputs, quantiles)
         rows = max(1, _PAIRS // quantiles**2)
         starts = range(0, len(chosen), rows)
         slices = [_quantile_huber(targets[n : n + rows], chosen[n : n + rows]) for n in starts]
@@ -232,7 +211,7 @@ def quantile_loss(quantiles: int) -> Loss:
             "td_error": np.abs(targets.mean(axis=1) - value),
             "value": value,
         }
-        return _apply_weights(samples, numbers, slopes, outputs)
+        return apply_weights(samples, numbers, slopes, outputs)
 
     return loss
 
@@ -250,35 +229,6 @@ def _quantile_huber(targets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray
     clipped *= 0.5
     errors -= clipped
     return np.einsum("bij,bij->b", weighted, errors) / quantiles, slope
-
-
-def successor_loss(weights: np.ndarray) -> Loss:
-    """The Huber losses of the errors of successor features, summed over the reward parts (Barreto
-    et al. 2017, section 3, with Huber's loss in place of the square).
-
-    The loss's samples have "targets", [B, P]; its output is the features of each action,
-    [B, A * P]. "value" is Q(s, a), and "td_error" its absolute error.
-
-    Args:
-        weights: of the reward parts, [P].
-
-    Raises:
-        ValueError: in the loss, shapes that do not fit.
-    """
-
-    def loss(
-        samples: Samples, outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
-        targets, chosen = _distributions(samples, outputs, len(weights))
-        errors, w = chosen - targets, weights.astype(chosen.dtype)
-        numbers = {
-            "loss": huber(errors).sum(axis=1),
-            "td_error": np.abs(errors @ w),
-            "value": chosen @ w,
-        }
-        return _apply_weights(samples, numbers, np.clip(errors, -1, 1), outputs)
-
-    return loss
 
 
 def dueling_slope(slope: np.ndarray, atoms: int = 1) -> np.ndarray:
@@ -303,7 +253,7 @@ def dueling_loss(loss: Loss, atoms: int = 1) -> Loss:
     return whole
 
 
-def _distributions(
+def distributions(
     samples: Samples, outputs: np.ndarray, atoms: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The targets, and the outputs for the samples' actions, both [B, Z]; `outputs` are
@@ -313,7 +263,7 @@ def _distributions(
     return targets, of_actions(outputs.reshape(rows, -1, atoms), samples["actions"])
 
 
-def _apply_weights(
+def apply_weights(
     samples: Samples, numbers: dict[str, np.ndarray], slope: np.ndarray, outputs: np.ndarray
 ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
     """The numbers, and the slope at the outputs of the samples' actions: [B] or [B, Z] -> [B, A]
