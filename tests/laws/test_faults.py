@@ -100,8 +100,8 @@ OVERLAP = ("--algorithm", "ppo", "--overlap", "True")
     "flags",
     [pytest.param((), id=""), pytest.param(OVERLAP, id="overlap", marks=pytest.mark.slow)],
 )
-def test_ten_workers_killed_in_a_run(flags, tmp_path):
-    arguments = (*RUN, "--iterations", "26", *flags)
+def test_six_workers_killed_in_a_run(flags, tmp_path):
+    arguments = (*RUN, "--iterations", "20", *flags)
     (tmp_path / "clean").mkdir()
     assert run_here(*arguments, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
     process = start_main(
@@ -113,7 +113,7 @@ def test_ten_workers_killed_in_a_run(flags, tmp_path):
     )
     random = np.random.default_rng(3)
     learner, run = psutil.Process(process.pid), tmp_path / "run"
-    for kill in range(10):
+    for kill in range(6):
         # One iteration is whole between two kills, so that none meets one episode three times.
         count = max(rows(run), 1)
         wait_until(lambda: rows(run) > count or process.poll() is not None)  # noqa: B023
@@ -123,7 +123,7 @@ def test_ten_workers_killed_in_a_run(flags, tmp_path):
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert_same_run(run, tmp_path / "clean" / "run")
-    assert retries(run) >= 5  # a worker may have been idle
+    assert retries(run) >= 3  # a worker may have been idle
     assert f"Tasks sent again: {retries(run)}\n" in output
 
 
