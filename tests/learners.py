@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import copy
 import tempfile
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,9 @@ from flame_rl.learner.demonstrations.conversion import flattened
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.learner import make_learner as learner_of_config
 from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.slices import accumulate
+from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.nets.network import Loss, Network, Samples
+from flame_rl.nets.network import Loss, Samples
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig, names_of
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
@@ -84,13 +83,6 @@ def learner_of(continuous: bool, **options) -> Learner:
     return make_learner(spec_of(3, 2, continuous), **(plain | options))
 
 
-def gradient_of(
-    network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
-) -> dict[str, float]:
-    """Write the gradient of a mean loss to `gradient`, as an update does; returns its numbers."""
-    return accumulate(partial(network.differentiate, loss), network, samples, gradient)
-
-
 def by_hand_and_by_autograd(
     network: TrainedNetwork, columns: Samples, observations: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -109,7 +101,7 @@ def by_hand_and_by_autograd(
 
 def step_down(trained: TrainedNetwork, samples: Samples, loss: Loss, rate: float) -> dict:
     """One step of Adam down a mean loss; returns the loss's numbers."""
-    numbers = gradient_of(trained.network, samples, loss, trained.adam.gradient)
+    numbers = mean_gradient(trained.network, samples, loss, trained.adam.gradient)
     trained.adam.step(rate)
     return numbers
 

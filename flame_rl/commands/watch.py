@@ -95,7 +95,7 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
         say(headline(trainer, count, command.explore))
         limit = trainer.spec.time_limit
         steps = None if limit is None else limit * command.episodes
-        with LateBar("Drawing", "env steps", steps) as bar:
+        with LateBar(steps) as bar:
             # A window shows by itself that something happens.
             on_step = (lambda: None) if command.video is None else bar.advance
             snapshot = trainer.learner.snapshot()

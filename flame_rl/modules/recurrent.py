@@ -50,7 +50,7 @@ class GRU(_Memory, nn.GRU):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
-        _initialize(self, remembering=1)
+        _initialize(self)
 
     def unroll(
         self, x: Tensor, state: tuple[Tensor, ...] | None = None
@@ -83,7 +83,7 @@ class LSTM(_Memory, nn.LSTM):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
-        _initialize(self, remembering=1)
+        _initialize(self)
 
     def unroll(
         self, x: Tensor, state: tuple[Tensor, ...] | None = None
@@ -135,10 +135,10 @@ class _Unrolled(torch.autograd.Function):
         return tuple(map(torch.from_numpy, GRULayer.unroll_back(ctx.kept, slope.numpy())))
 
 
-def _initialize(module: nn.RNNBase, remembering: int) -> None:
-    """Orthogonal weights, and biases of 0, but 1 for the gate, by its place, that keeps the state:
-    with 0, half of the state would be lost at each step at first (Jozefowicz et al. 2015, "An
-    Empirical Exploration of Recurrent Network Architectures")."""
+def _initialize(module: nn.RNNBase) -> None:
+    """Orthogonal weights, and biases of 0, but 1 for the gate that keeps the state, the second of
+    both kinds: with 0, half of the state would be lost at each step at first (Jozefowicz et al.
+    2015, "An Empirical Exploration of Recurrent Network Architectures")."""
     for name, parameter in module.named_parameters():
         if name.startswith("bias"):
             nn.init.zeros_(parameter)
@@ -146,7 +146,7 @@ def _initialize(module: nn.RNNBase, remembering: int) -> None:
             for gate in parameter.split(module.hidden_size):
                 nn.init.orthogonal_(gate)
     with torch.no_grad():
-        module.bias_ih_l0.split(module.hidden_size)[remembering].fill_(1.0)
+        module.bias_ih_l0.split(module.hidden_size)[1].fill_(1.0)
 
 
 def _by_gate(array: Tensor, width: int) -> Tensor:

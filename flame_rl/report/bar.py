@@ -1,4 +1,4 @@
-"""A progress bar for work that may take long."""
+"""A progress bar for films, which may take long."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class LateBar:
     Elsewhere nothing, so that a pipe gets the printed lines alone.
     """
 
-    def __init__(self, name: str, unit: str, total: int | None) -> None:
-        """`total` counts units; None: unknown."""
+    def __init__(self, total: int | None) -> None:
+        """`total` is the number of env steps; None: unknown."""
         self._show_at = time.monotonic() + SHOWN_AFTER_SECONDS
         self._terminal = sys.stdout is not None and sys.stdout.isatty()
         self._shown = False
         self._progress = Progress(
-            TextColumn(name),
+            TextColumn("Drawing"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn(unit),
+            TextColumn("env steps"),
             TimeRemainingColumn(),
             transient=True,
         )
@@ -40,14 +40,14 @@ class LateBar:
             self._progress.stop()
 
     def advance(self) -> None:
-        """One unit is done."""
+        """One env step is drawn."""
         self._progress.advance(self._task)
         if self._terminal and not self._shown and time.monotonic() >= self._show_at:
             self._shown = True
             self._progress.start()
 
-    def shorten(self, units: int) -> None:
-        """That many units turned out not to be needed."""
+    def shorten(self, steps: int) -> None:
+        """That many env steps turned out not to be needed."""
         total = self._progress.tasks[0].total
         if total is not None:
-            self._progress.update(self._task, total=total - units)
+            self._progress.update(self._task, total=total - steps)

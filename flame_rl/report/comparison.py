@@ -30,12 +30,13 @@ def compare(settings: list[Setting]) -> str:
     return grid(("env", "setting", "of", "seeds", "final score", "95 % interval"), rows)
 
 
-def mean_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
-    """Student's interval of the mean of a few values, float64 [N] with N at least 2 (Student 1908,
-    "The Probable Error of a Mean"): of two or three seeds a bootstrap's would be far too narrow."""
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
+    """Student's 95 % interval of the mean of a few values, float64 [N] with N at least 2 (Student
+    1908, "The Probable Error of a Mean"): of two or three seeds a bootstrap's would be far too
+    narrow."""
     count, mean = len(values), float(values.mean())
     error = float(values.std(ddof=1)) / math.sqrt(count)
-    reach = student_quantile((1 + confidence) / 2, count - 1) * error
+    reach = student_quantile(0.975, count - 1) * error
     return mean - reach, mean + reach
 
 

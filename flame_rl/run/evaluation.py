@@ -80,14 +80,9 @@ def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluat
     )
 
 
-def bootstrap_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
-    """A confidence interval of the mean by the percentile bootstrap (Efron 1979, "Bootstrap
-    Methods: Another Look at the Jackknife"); equal values give equal intervals.
-
-    Args:
-        values: float64 [N].
-        confidence: the interval's share of the resampled means.
-    """
+def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
+    """The 95 % interval of the mean of values, float64 [N], by the percentile bootstrap (Efron
+    1979, "Bootstrap Methods: Another Look at the Jackknife"); equal values give equal intervals."""
     generator = np.random.default_rng(0)
     means = np.empty(RESAMPLES)
     block = max(1, _BLOCK // len(values))
@@ -95,5 +90,5 @@ def bootstrap_interval(values: np.ndarray, confidence: float = 0.95) -> tuple[fl
         count = min(block, RESAMPLES - start)
         picked = generator.integers(0, len(values), (count, len(values)))
         means[start : start + count] = values[picked].mean(axis=1)
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    low, high = np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2])
     return float(low), float(high)

@@ -17,6 +17,7 @@ from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import time_steps
+from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.modules.recurrent import GRU, MEMORIES
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.network import split
@@ -24,7 +25,7 @@ from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import described, environment_id, plain, request_for
-from tests.learners import ON_POLICY, gradient_of, make_config, make_learner, policy_and_value
+from tests.learners import ON_POLICY, make_config, make_learner, policy_and_value
 
 ACTIONS = {
     "gaussian": spaces.Box(-1, 1, (3,)),
@@ -100,7 +101,7 @@ def test_a_policys_gradient_is_that_of_each_episode_by_itself(memory, actions, h
     expected = torch.autograd.grad(loss, list(policy.parameters()), materialize_grads=True)
     expected = torch.cat([part.reshape(-1) for part in expected])
     gradient = np.zeros(len(expected), np.float32)
-    numbers = gradient_of(network, samples, policy_gradient_loss(0.3), gradient)
+    numbers = mean_gradient(network, samples, policy_gradient_loss(0.3), gradient)
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
     assert numbers["loss"] == pytest.approx(loss.item(), rel=1e-4)
 
@@ -114,7 +115,7 @@ def test_a_value_networks_gradient_is_that_of_each_episode_by_itself(memory):
     expected = torch.autograd.grad(loss, list(value.parameters()))
     expected = torch.cat([part.reshape(-1) for part in expected])
     gradient = np.zeros(len(expected), np.float32)
-    gradient_of(network_of(value), samples, value_loss(7.0), gradient)
+    mean_gradient(network_of(value), samples, value_loss(7.0), gradient)
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
 
 
@@ -150,7 +151,7 @@ def test_slices_have_whole_episodes_and_the_same_bytes_on_any_number_of_cores(me
         monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)
         gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
         (log_prob, _) = slices.outputs(network, samples)
-        numbers = gradient_of(network, samples, policy_gradient_loss(0.3), gradient)
+        numbers = mean_gradient(network, samples, policy_gradient_loss(0.3), gradient)
         gradients[rows, cores] = gradient, log_prob, numbers["loss"]
     assert gradients[12, 1][0].tobytes() == gradients[12, 3][0].tobytes()
     assert gradients[12, 1][1].tobytes() == gradients[12, 3][1].tobytes()

@@ -16,6 +16,7 @@ from flame_rl.learner.training import slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.device import reproducible
+from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.modules.layers import Convolution
 from flame_rl.modules.observations import Centering
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
@@ -24,7 +25,6 @@ from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import episode_of, together
 from tests.learners import (
     OF_CONTINUOUS_ACTIONS,
-    gradient_of,
     make_config,
     make_learner,
     policy_and_value,
@@ -167,7 +167,7 @@ def test_slices_are_the_whole_and_the_same_on_any_number_of_cores(actions, monke
         gradient = np.zeros(sum(p.numel() for p in policy.parameters()), np.float32)
         with reproducible("cpu"):
             (log_prob, _) = slices.outputs(network, samples)
-            numbers = gradient_of(network, samples, policy_gradient_loss(0.3), gradient)
+            numbers = mean_gradient(network, samples, policy_gradient_loss(0.3), gradient)
         gradients[rows, cores] = gradient, log_prob, numbers["loss"]
     assert gradients[9, 1][0].tobytes() == gradients[9, 3][0].tobytes()
     assert gradients[9, 1][1].tobytes() == gradients[9, 3][1].tobytes()

@@ -148,8 +148,8 @@ def test_the_seeds_of_the_streams_never_meet():
 def test_the_interval_against_all_resamples_there_are(values):
     """Of four values there are only 256 samples; the exact quantiles follow by counting."""
     means = sorted(sum(s) / len(s) for s in itertools.product(values, repeat=len(values)))
-    low, high = bootstrap_interval(np.array(values), confidence=0.9)
-    for measured, share in ((low, 0.05), (high, 0.95)):
+    low, high = bootstrap_interval(np.array(values))
+    for measured, share in ((low, 0.025), (high, 0.975)):
         # Where a mean is as likely as that, sampling may fall to either side.
         near = [means[int(len(means) * s)] for s in (share - 0.01, share + 0.01)]
         assert near[0] <= measured <= near[1]
@@ -178,7 +178,7 @@ def test_the_interval_of_many_values_is_the_normal_one():
 
 def test_the_command_prints_for_people_and_for_programs(whole, tmp_path):
     words = ("evaluate", str(whole), "--episodes", "12", "--local")
-    text = run_main(*words, cwd=tmp_path)
+    text = run_here(*words, cwd=tmp_path)
     assert text.returncode == 0 and text.stderr == ""
     outputs = {
         run_here(*words, "--json", "--workers", workers, cwd=tmp_path).stdout

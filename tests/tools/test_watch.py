@@ -176,7 +176,7 @@ def test_the_untrained_policy_is_the_one_that_training_begins_with(tmp_path):
     from flame_rl.run.trainer import TrainConfig, Trainer
 
     env = environment_id("Drawn")
-    watched = run_main(
+    watched = run_here(
         *("watch", "--env", env, "--untrained", "--episodes", "3", "--video", "film.gif"),
         cwd=tmp_path,
         environment=BLIND,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from torch import nn
@@ -11,7 +10,7 @@ from torch import nn
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.normalize import RunningMoments
-from flame_rl.learner.training.slices import accumulate
+from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.network import Loss, Samples
@@ -46,7 +45,4 @@ class PolicyAlone:
 
     def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
         """See `ActorCritic`."""
-        network = self.policy.network
-        return accumulate(
-            partial(network.differentiate, loss), network, minibatch, self.adam.gradient
-        )
+        return mean_gradient(self.policy.network, minibatch, loss, self.adam.gradient)

@@ -23,7 +23,7 @@ from flame_rl.learner.training.minibatches import (
     random_order,
 )
 from flame_rl.learner.training.normalize import RunningMoments
-from flame_rl.learner.training.slices import accumulate, at_once, outputs
+from flame_rl.learner.training.slices import at_once, mean_gradient, outputs
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Loss, Network, Samples
 from flame_rl.settings.groups import OnPolicy
@@ -173,10 +173,7 @@ class TwoNetworks:
         return {}
 
     def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
-        network = self.policy.network
-        return accumulate(
-            partial(network.differentiate, loss), network, minibatch, self.adam.gradient
-        )
+        return mean_gradient(self.policy.network, minibatch, loss, self.adam.gradient)
 
     def fit_values(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.minibatches import minibatches_of
-from flame_rl.learner.training.slices import accumulate
+from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.nets.network import Network, Samples
 from flame_rl.system.machine import available_cores
 
@@ -53,13 +53,13 @@ class ValueEpochs:
 
 def fit(network: Network, adam: Adam, epochs: ValueEpochs) -> float:
     """Train the network; returns the mean loss of the last epoch."""
-    gradient_of = partial(network.differentiate, value_loss(epochs.scale))
+    loss = value_loss(epochs.scale)
     columns = {"targets": epochs.targets}
     if epochs.time is not None:
         columns["time"] = epochs.time
 
     def step(minibatch: Samples) -> float:
-        numbers = accumulate(gradient_of, network, minibatch, adam.gradient)
+        numbers = mean_gradient(network, minibatch, loss, adam.gradient)
         adam.clip_gradient(epochs.max_grad_norm)
         adam.step(epochs.learning_rate)
         return numbers["loss"]

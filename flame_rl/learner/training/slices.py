@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from flame_rl.nets.network import Network, Samples, rows_of, split
+from flame_rl.nets.network import Loss, Network, Samples, rows_of, split
 from flame_rl.system.machine import available_cores
 
 Result = TypeVar("Result")
@@ -63,6 +63,13 @@ def accumulate(
     count = rows_of(samples)
     gradient *= 1 / count
     return {name: total / count for name, total in totals.items()}
+
+
+def mean_gradient(
+    network: Network, samples: Samples, loss: Loss, gradient: np.ndarray
+) -> dict[str, float]:
+    """As `accumulate`, of a network's loss."""
+    return accumulate(partial(network.differentiate, loss), network, samples, gradient)
 
 
 def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[np.ndarray, ...]:

@@ -16,11 +16,12 @@ from flame_rl.learner.algorithms.bc import LOSSES, minus_squashed_log_probs, squ
 from flame_rl.learner.imitation.update import make_policy
 from flame_rl.learner.learner import make_learner as learner_of_config
 from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
-from tests.learners import demonstrations_for, gradient_of, make_learner, random_episodes
+from tests.learners import demonstrations_for, make_learner, random_episodes
 
 B = 12
 OBSERVED = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -83,7 +84,7 @@ def test_the_loss_is_the_likelihood_and_its_gradient_is_autograds(kind, one_thre
     trained = TrainedNetwork(module, network_of)
     samples, allowed = samples_of(kind)
     loss = LOSSES[module.head().kind]
-    numbers = gradient_of(trained.network, samples, loss, trained.adam.gradient)
+    numbers = mean_gradient(trained.network, samples, loss, trained.adam.gradient)
 
     parameters = list(module.parameters())
     wide = module.double()
