@@ -130,7 +130,7 @@ POLICIES += [(actions, "clipped with entropy") for actions in list(ACTIONS)[1:]]
 @pytest.mark.parametrize(("actions", "loss"), POLICIES)
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
 def test_a_policy_by_hand_is_the_policy_by_autograd(actions, activation, loss):
-    for sizes, normalize, rows in [((16,), True, 64), ((8, 12, 6), False, 200), ((4, 4), True, 20)]:
+    for sizes, normalize, rows in [((16,), True, 61), ((8, 12, 6), False, 200)]:
         compare(
             lambda sizes=sizes, n=normalize: networks(actions, activation, sizes, n)[0],
             policy_samples(actions, rows),
