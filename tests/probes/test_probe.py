@@ -165,13 +165,12 @@ def test_replayed_experience_teaches_the_known_answer(name, best, variant):
 
 
 @pytest.mark.parametrize("variant", OF_CONTINUOUS_ACTIONS)
-@pytest.mark.parametrize(("name", "best", "far"), [("Target", 0.2, 0.1), ("FarTarget", 6.0, 0.25)])
-def test_replayed_experience_finds_a_continuous_optimum(name, best, far, variant):
+def test_replayed_experience_finds_a_continuous_optimum_between_any_bounds(variant):
     # At a greater rate, deterministic policies stick where tanh has no slope.
     options = {"gamma": 0.0, "learning_rate": 0.003, "updates_per_step": 1.0}
-    _, learner = solve(name, **(QUICK_REPLAY | options | variant))
-    agent = Agent(learner.snapshot(), described(environment_id(name)))
-    assert agent.act(np.ones(1, np.float32))[0] == pytest.approx(best, abs=far)
+    _, learner = solve("FarTarget", **(QUICK_REPLAY | options | variant))
+    agent = Agent(learner.snapshot(), described(environment_id("FarTarget")))
+    assert agent.act(np.ones(1, np.float32))[0] == pytest.approx(6, abs=0.25)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -206,13 +205,6 @@ def test_what_is_demonstrated_is_done(name, variant, tmp_path):
     results, _ = solve(name, demonstrations=str(tmp_path / "a.npz"), **variant)
     assert results[0].reward_mean < 3
     assert results[-1].reward_mean > 3.9
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_finds_a_continuous_optimum(variant):
-    _, learner = solve("Target", iterations=60, **variant)
-    acting = ActingPolicy(learner.snapshot())
-    assert acting.forward(np.ones((8, 1), np.float32))[0, 0] == pytest.approx(0.2, abs=0.1)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
