@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-        folder = tempfile.TemporaryDirectory(prefix="bytecode-")
+        folder = tempfile.TemporaryDirectory(prefix="bytecode-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         os.environ["PYTHONPYCACHEPREFIX"] = folder.name
 
