@@ -67,6 +67,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "my_env.py").write_text(MY_ENV.format(marker=str(folder / "died"), seed=SEED))
     (folder / "pace_env.py").write_text(PACE_ENV)
     (folder / "my_wrappers.py").write_text(MY_WRAPPERS)
+    shutil.copy(ROOT / "tests" / "goals.py", folder)
     (folder / ".env").write_text(f"PASSWORD={SECRET}")
     (folder / "flame_rl" / "actor" / ".env").write_text(f"PASSWORD={SECRET}")
     (folder / "id_rsa").write_text(SECRET)
@@ -124,7 +125,7 @@ def local(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
             ):
                 done = run_here(*words, cwd=folder, environment={"STEP_SECONDS": "0"})
             # Other tests have modules of these names.
-            for name in ("my_env", "my_wrappers", "pace_env"):
+            for name in ("my_env", "my_wrappers", "pace_env", "goals"):
                 sys.modules.pop(name, None)
             assert done.returncode == 0, done.stderr
             runs[flags] = (folder / "run" / "metrics.csv").read_bytes()
