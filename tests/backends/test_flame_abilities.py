@@ -1,7 +1,7 @@
-"""Runs on Flame that begin with something else than nothing, and several runs that share a cluster.
+"""Runs on Flame that begin with another run or demonstrations, that have goals, or a policy that
+observes less than its critic, and several that share a cluster: each has the bytes of this machine.
 
-Against the in-memory Flame always; marked `cluster`, the same tests against a real one. Each run has
-the bytes of the same run on this machine, and of several each the bytes of the same run alone.
+Against the in-memory Flame always; marked `cluster`, the same tests against a real one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.runs import assert_saved_weights, rows
 PPO = ("--env", "cartpole", "--algorithm", "ppo", "--iterations", "3", "--steps-per-iter", "60")
 DQN = ("--env", "cartpole", "--algorithm", "dqn", *PPO[4:], "--hidden-sizes", "8")
 REPLAY = ("--warm-up-steps", "60", "--updates-per-step", "0.2", "--batch-size", "16")
-GOALS = ("--env", "goals:Bits-v0", "--hidden-sizes", "8", "--iterations", "3")
+GOALS = ("--env", "goals:Bits-v1", "--hidden-sizes", "8", "--iterations", "3")
 
 
 @pytest.fixture(scope="module")
