@@ -416,12 +416,15 @@ class FlameBackend:
         """
         last_result = max(self._began, self._tally.last_result)
         silence = self._watch.silence(last_result)
-        self._watch.tell(silence, self._silence, words)
+        # Another run may have all executors after a long update: the cluster is not lost, and it
+        # is waited for them as at the start.
+        limit = max(STARTUP_SECONDS, self._silence) if self._watch.taken else self._silence
+        self._watch.tell(silence, limit, words)
         # An executor may be stuck though Flame calls it bound. It enforces the deadline of its
         # task, so a longer wait for a result is the cluster's fault, too.
         waited = time.monotonic() - last_result
         deadline = self._patience.limits(self._most_episodes).deadline
-        if silence < self._silence and waited < self._silence + deadline:
+        if silence < limit and waited < limit + deadline:
             return
         try:
             check_answers(self._context, self._session.put)

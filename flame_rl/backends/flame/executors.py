@@ -20,7 +20,7 @@ ASK_SECONDS = 5.0
 # A silence of this length is told.
 QUIET_SECONDS = 10.0
 HINT = "docs/cluster.md says how to see which of its servers run, and what helps"
-TAKEN_HINT = "Another run has all of them: this one begins when that one ends or is stopped"
+TAKEN_HINT = "Another run has all of them: this one has some when that one ends or is stopped"
 
 _WORDS = {
     pb.ExecutorVoid: "starting",
@@ -128,6 +128,7 @@ class Watch:
         hint: what that person may do about it.
         answers: whether it did answer.
         alive: the number of executors that were bound to the session then, or being bound.
+        taken: whether other runs had all executors.
         nodes, executors: all of the cluster, as Flame named them last.
         lost: the number of the session's executors on nodes that are away since the answer before.
     """
@@ -140,6 +141,7 @@ class Watch:
         self.hint = HINT
         self.answers = True
         self.alive = 0
+        self.taken = False
         self.nodes: list[pb.Node] = []
         self.executors: list[pb.Executor] = []
         self.lost = 0
@@ -178,13 +180,13 @@ class Watch:
             self.nodes = flamepy.core.client.list_nodes()
             self.executors = flamepy.core.client.list_executors()
         except FlameError:
-            self.answers = False
+            self.answers = self.taken = False
             self.words, self.hint = "its session manager does not answer", HINT
             return False
         self.answers = True
         seen = count(self.executors, self.nodes, session, self.wanted)
         self.words, self.hint = str(seen), _hint(seen)
-        self.alive = seen.alive
+        self.alive, self.taken = seen.alive, seen.taken
         if seen.alive:
             self._alive_at = now
         self._notice_nodes(frozenset(seen.nodes_away), session)
