@@ -49,17 +49,27 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "flags",
     [
-        (*DQN, *REPLAY, "--from", "{}/old", "--with-replay"),
-        (*DQN, *REPLAY, "--demonstrations", "{}/teacher.npz"),
+        pytest.param((*DQN, *REPLAY, "--from", "{}/old", "--with-replay"), marks=pytest.mark.slow),
+        pytest.param((*DQN, *REPLAY, "--demonstrations", "{}/teacher.npz"), marks=pytest.mark.slow),
         (*GOALS, "--algorithm", "dqn", "--hindsight", "future", *REPLAY),
-        (*GOALS, "--algorithm", "ppo", "--policy-observations", "observation", "desired_goal"),
+        pytest.param(
+            (*GOALS, "--algorithm", "ppo", "--policy-observations", "observation", "desired_goal"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["from", "demonstrations", "hindsight", "policy-observations"],
 )
 def test_a_run_with_more_than_an_environment_has_the_bytes_of_this_machine(
-    flags: tuple[str, ...], flame: Flame, before: Path, project: Path, local, tmp_path: Path
+    flags: tuple[str, ...],
+    flame: Flame,
+    project: Path,
+    local,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
-    flags = tuple(flag.format(before) for flag in flags)
+    if any("{}" in flag for flag in flags):
+        before = request.getfixturevalue("before")
+        flags = tuple(flag.format(before) for flag in flags)
     finished = run(project, tmp_path, flame.environment, *flags)
     assert finished.code == 0, finished.err
     assert "using Flame Runner" in finished.out and finished.err == ""
