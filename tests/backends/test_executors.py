@@ -240,11 +240,38 @@ def test_a_cluster_that_another_run_has_is_no_broken_one(cluster) -> None:
     watch.ask("ours")
     watch.tell(20.0, 300.0)
     assert heard.waits[-1].endswith("giving up in 280 s. " + watch.hint)
-    assert watch.hint.startswith("Another run has all of them")
+    assert watch.hint.startswith("Other runs have those that work")
+    # One that is dead stays so for ever.
     cluster.executors[0] = executor("a", "Unbinding")
     cluster.now += 5
     watch.ask("ours")
+    assert watch.hint.startswith("Other runs have those that work")
+    cluster.executors[1] = executor("b", "Unbinding")
+    cluster.now += 5
+    watch.ask("ours")
     assert watch.hint.startswith("docs/cluster.md says")
+
+
+@pytest.mark.parametrize("then", ["Unbinding", "Idle", "nothing", "no answer"])
+def test_executors_that_another_run_gives_back_are_waited_for(cluster, then) -> None:
+    watch = watch_with(Heard())
+    assert watch.limit(120.0) == 120.0
+    cluster.executors = [executor("a", "Bound", "theirs"), executor("dead", "Unbinding", "old")]
+    watch.ask("ours")
+    assert watch.limit(120.0) == 300.0 and watch.limit(400.0) == 400.0
+    answers = {"no answer": None, "nothing": []}
+    cluster.executors = answers[then] if then in answers else [executor("a", then)]
+    for seconds, limit in ((100, 300.0), (19, 300.0), (2, 120.0)):
+        cluster.now += seconds
+        watch.ask("ours")
+        assert watch.limit(120.0) == limit
+
+
+def test_executors_that_start_for_a_run_are_its_own(cluster) -> None:
+    watch = watch_with(Heard())
+    cluster.executors = [executor("a", "Binding", "ours"), executor("b", "Bound", "theirs")]
+    watch.ask("ours")
+    assert watch.limit(120.0) == 120.0
 
 
 def test_the_share_of_a_run_is_said_once_it_is_settled(cluster) -> None:

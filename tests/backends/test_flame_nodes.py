@@ -296,22 +296,15 @@ def test_an_application_without_its_package_is_shipped_again(on) -> None:
 
 def test_a_run_waits_for_executors_that_another_one_has_longer_than_for_a_cluster(on) -> None:
     """Flame takes them back in a long update, and the other run keeps what it was given."""
-    with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as first:
-        assert_as_here(collect(first, 0), 0)
-        first._silence = 0.5
-        wait_until(first._session.close)
-        second = another()
-        assert_as_here(collect(second, 0), 0)
-        first._session = first._open_session()
-        look(first)
-        found: list[Episodes] = []
-        running = threading.Thread(target=lambda: found.append(collect(first, 1)))
-        running.start()
-        wait_until(lambda: first._watch.silence(first._began) > 2 or not running.is_alive())
-        first._silence = 20.0
-        second.close()
-        running.join(200)
-        assert_as_here(found[0], 1)
+    with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
+        assert_as_here(collect(backend, 0), 0)
+        now, watch = time.monotonic(), backend._watch
+        backend._tally.last_result = watch._alive_at = backend._began = now - 200
+        backend._most_episodes, watch._taken_at = 0, now
+        backend._give_up_if_lost("none")
+        watch._taken_at = now - 150
+        with pytest.raises(RunError, match="no result"):
+            backend._give_up_if_lost("none")
 
 
 def test_a_run_ends_where_no_node_can_install(on) -> None:

@@ -26,7 +26,7 @@ from flame_rl.backends.dispatch import (
 from flame_rl.backends.flame.bypass import Bypass
 from flame_rl.backends.flame.cleanup import JANITOR_SECONDS, Janitor
 from flame_rl.backends.flame.cluster import check_answers, connect, deploy, watch_at_once
-from flame_rl.backends.flame.executors import ASK_SECONDS, Watch
+from flame_rl.backends.flame.executors import ASK_SECONDS, STARTUP_SECONDS, Watch
 from flame_rl.backends.flame.room import Wish, is_ready, room_among
 from flame_rl.backends.flame.session import Session, Tally
 from flame_rl.backends.package import needs
@@ -44,9 +44,6 @@ from flame_rl.wire.messages import (
     PolicySnapshot,
 )
 
-# An executor installs the package's dependencies before its first task; with a cold cache of
-# packages this takes as long as downloading MuJoCo does.
-STARTUP_SECONDS = 300.0
 # How long `close` tries to remove everything before it leaves that to the janitor.
 DRAIN_SECONDS = 3.5
 # How often the cluster is checked while episodes are awaited.
@@ -416,9 +413,8 @@ class FlameBackend:
         """
         last_result = max(self._began, self._tally.last_result)
         silence = self._watch.silence(last_result)
-        # Another run may have all executors after a long update: the cluster is not lost, and it
-        # is waited for them as at the start.
-        limit = max(STARTUP_SECONDS, self._silence) if self._watch.taken else self._silence
+        # Other runs may have the executors after a long update: then the cluster is not lost.
+        limit = self._watch.limit(self._silence)
         self._watch.tell(silence, limit, words)
         # An executor may be stuck though Flame calls it bound. It enforces the deadline of its
         # task, so a longer wait for a result is the cluster's fault, too.

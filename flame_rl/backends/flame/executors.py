@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -15,12 +16,17 @@ from flamepy.proto import types_pb2 as pb
 from flame_rl.backends import Listener
 from flame_rl.backends.flame.room import is_ready
 
+# An executor installs the package's dependencies before its first task; with a cold cache of
+# packages this takes as long as downloading MuJoCo does.
+STARTUP_SECONDS = 300.0
 # How often Flame is asked while episodes are awaited.
 ASK_SECONDS = 5.0
 # A silence of this length is told.
 QUIET_SECONDS = 10.0
 HINT = "docs/cluster.md says how to see which of its servers run, and what helps"
-TAKEN_HINT = "Another run has all of them: this one has some when that one ends or is stopped"
+TAKEN_HINT = (
+    "Other runs have those that work: this one has some when one of them ends or is stopped"
+)
 
 _WORDS = {
     pb.ExecutorVoid: "starting",
@@ -56,8 +62,8 @@ class Executors:
 
     @property
     def taken(self) -> bool:
-        """Whether other runs have all executors."""
-        return not self.working and set(self.others) == {_WORDS[pb.ExecutorBound]}
+        """Whether other runs have executors, and this one none."""
+        return not self.alive and self.others[_WORDS[pb.ExecutorBound]] > 0
 
     @property
     def share(self) -> str:
@@ -128,7 +134,6 @@ class Watch:
         hint: what that person may do about it.
         answers: whether it did answer.
         alive: the number of executors that were bound to the session then, or being bound.
-        taken: whether other runs had all executors.
         nodes, executors: all of the cluster, as Flame named them last.
         lost: the number of the session's executors on nodes that are away since the answer before.
     """
@@ -141,11 +146,11 @@ class Watch:
         self.hint = HINT
         self.answers = True
         self.alive = 0
-        self.taken = False
         self.nodes: list[pb.Node] = []
         self.executors: list[pb.Executor] = []
         self.lost = 0
         self._asked_at = self._told_at = self._alive_at = 0.0
+        self._taken_at = -math.inf
         # As seen last, and as said last.
         self._share = self._said_share = ""
         self._nodes_away: frozenset[str] = frozenset()
@@ -180,15 +185,17 @@ class Watch:
             self.nodes = flamepy.core.client.list_nodes()
             self.executors = flamepy.core.client.list_executors()
         except FlameError:
-            self.answers = self.taken = False
+            self.answers = False
             self.words, self.hint = "its session manager does not answer", HINT
             return False
         self.answers = True
         seen = count(self.executors, self.nodes, session, self.wanted)
         self.words, self.hint = str(seen), _hint(seen)
-        self.alive, self.taken = seen.alive, seen.taken
+        self.alive = seen.alive
         if seen.alive:
             self._alive_at = now
+        if seen.taken:
+            self._taken_at = now
         self._notice_nodes(frozenset(seen.nodes_away), session)
         self._notice_losses(seen, now)
         self._notice_share(seen)
@@ -238,6 +245,13 @@ class Watch:
             last_result: when the last result came, or the wait began, in monotonic seconds.
         """
         return time.monotonic() - max(last_result, self._alive_at)
+
+    def limit(self, patience: float) -> float:
+        """After how many seconds of silence the cluster is lost: `patience`, but as many as at the
+        start of a run while other runs have the executors, and for `patience` after that, in which
+        one of them may start for this run."""
+        taken = time.monotonic() - self._taken_at < max(patience, 2 * ASK_SECONDS)
+        return max(STARTUP_SECONDS, patience) if taken else patience
 
     def tell(self, seconds: float, limit: float, words: str = "") -> None:
         """Tell the listener once a second how long the silence is, and when it is over.
