@@ -93,6 +93,18 @@ class SeededAlone(Global):
         return 1.0
 
 
+class Sums(Base):
+    """Adds the same numbers in another order each time, as a set of objects may have it."""
+
+    horizon = 3
+    numbers = (0.1, 0.2, 0.3)
+    sums = 0
+
+    def reward(self, action) -> float:
+        type(self).sums += 1
+        return sum(self.numbers if type(self).sums % 2 else self.numbers[::-1])
+
+
 class Patient(Base):
     def __init__(self, note: str = "") -> None:
         time.sleep(0.6)
@@ -128,7 +140,8 @@ def normalized_observation():
     return gymnasium.wrappers.ClipReward(NormalizeObservation(Wandering()), -1, 1)
 
 
-for kind in (Counter, Shared, Unseeded, Born, Global, Numpys, SeededAlone, Patient, Dies, Tally):
+KINDS = (Counter, Shared, Unseeded, Born, Global, Numpys, SeededAlone, Sums, Patient, Dies, Tally)
+for kind in KINDS:
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 gymnasium.register("NormalizedReward-v0", normalized_reward, max_episode_steps=100)
 gymnasium.register("NormalizedObservation-v0", normalized_observation)
@@ -147,6 +160,7 @@ gymnasium.register("NormalizedObservation-v0", normalized_observation)
         ),
         ("Global", "rewards differ from step 1 on in another", "draws from random, which all env"),
         ("Numpys", "rewards differ from step 1 on in a second", "draws from np.random, which all"),
+        ("Sums", "there by rounding (2e-16 of their size) in a second", "added in an order"),
         ("NormalizedReward", "rewards differ from step", "the wrapper NormalizeReward has state"),
         (
             "NormalizedObservation",

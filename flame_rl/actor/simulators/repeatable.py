@@ -54,11 +54,25 @@ QUICK = Effort(100, 0.1, 0.5, 5)
 _FORK_ENDS = {"": "raise an error", "SIGALRM": "hang"}
 
 _ENDS = ("terminated", "truncated")
+# Two numbers that differ by less than this share of the largest differ by rounding.
+_ROUNDING = 1e-6
 
-# What is compared after a reset, and after each step: bytes by the name of what they are.
-_Row = dict[str, bytes]
+# What is compared after a reset, and after each step, by its name.
+_Row = dict[str, np.ndarray]
 # Makes a simulator with environments of its own, and their description.
 Make = Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]]
+
+
+class _Difference(NamedTuple):
+    """How two episodes differ.
+
+    Attributes:
+        where: what differs, and from which step on, in words.
+        rounding: why numbers may be rounded in two ways, where they differ by no more; or "".
+    """
+
+    where: str
+    rounding: str
 
 
 @dataclass(frozen=True)
@@ -138,19 +152,26 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
         except SimulatorError as error:
             note({"alone": str(error)})
         else:
-            note({"where": _difference(first, second), "kind": type(both.first.unwrapped).__name__})
+            difference = _difference(first, second)
+            note({} if difference is None else difference._asdict())
+            note({"kind": type(both.first.unwrapped).__name__})
 
     found, ended = in_fork(work)
     if ended or not found:
         return "", f"two objects beside each other {_FORK_ENDS.get(ended, f'end by {ended}')}"
     if not found.get("where"):
         return "", found.get("alone", "")
+    cause, remedy = found["rounding"], "results depend on the number of workers"
+    if not cause:
+        cause = (
+            f"objects of {found['kind']} share state, in an attribute of the class, a variable of "
+            "the module, or a simulator's default connection (in PyBullet every call needs its "
+            "physicsClientId); keep it in self"
+        )
+        remedy = "--slots 1 plays one in each process"
     return (
         f"{env_id} gives another episode while another object of it is played: with one seed and "
-        f"the same actions, {found['where']}. Likely cause: objects of {found['kind']} share "
-        "state, in an attribute of the class, a variable of the module, or a simulator's default "
-        "connection (in PyBullet every call needs its physicsClientId); keep it in self. Until "
-        "then --slots 1 plays one in each process"
+        f"the same actions, {found['where']}. Likely cause: {cause}. Until then {remedy}"
     ), ""
 
 
@@ -181,11 +202,13 @@ def _repeated(
     closing.callback(another.close)
     # Others draw from the global generators meanwhile, as its neighbours in a worker do.
     other = _difference(first, _play(another, spec, steps, disturbed=True))
-    where = again or other
-    if not where:
+    difference = again or other
+    if difference is None:
         return found
     kind = type(another.first.unwrapped).__name__
-    if drawn:
+    if difference.rounding:
+        cause = difference.rounding
+    elif drawn:
         cause = (
             f"it draws from {' and '.join(drawn)}, which all environments of a process "
             "share; draw from self.np_random, which reset(seed=…) seeds"
@@ -204,9 +227,10 @@ def _repeated(
     else:
         layer = _layer_at_fault(another.first)
         cause = f"{layer} has state that survives reset; begin it anew there, or leave it out"
+    which = "a second episode" if again else "another object"
     return found | {
         "differs": f"{spec.env_id} does not repeat itself: with one seed and the same actions, "
-        f"{where} in {'a second episode' if again else 'another object'}. Likely cause: {cause}. "
+        f"{difference.where} in {which}. Likely cause: {cause}. "
         "Until then results depend on the number of workers"
     }
 
@@ -271,7 +295,7 @@ def _play(
 
     def record(*names: str) -> None:
         mine = running[running < agents]
-        rows.append({name: getattr(simulator, name)[mine].tobytes() for name in names})
+        rows.append({name: getattr(simulator, name)[mine] for name in names})
         if disturbed:
             random.random()
             np.random.random()
@@ -301,13 +325,33 @@ def _masks_of(simulator: EnvironmentsSimulator) -> dict[str, str]:
     return {} if found is None else {"action_mask": found}
 
 
-def _difference(first: list[_Row], second: list[_Row]) -> str:
-    """Where the second episode begins to differ, in words; "" if it does not."""
+def _difference(first: list[_Row], second: list[_Row]) -> _Difference | None:
+    """How the second episode differs; None if it does not."""
     for step, (one, other) in enumerate(zip(first, second, strict=False)):
-        names = [name.replace("_", " ") for name in one if one[name] != other[name]]
-        if names:
-            return f"{' and '.join(names)} differ from {f'step {step}' if step else 'reset'} on"
-    return ""
+        names = [name for name in one if one[name].tobytes() != other[name].tobytes()]
+        if not names:
+            continue
+        shown = " and ".join(name.replace("_", " ") for name in names)
+        where = f"{shown} differ from {f'step {step}' if step else 'reset'} on"
+        gaps = [_gap(one[name], other[name]) for name in names]
+        if max(gaps) > _ROUNDING:
+            return _Difference(where, "")
+        rounding = (
+            "numbers are added in an order that is not always the same, such as that of a set, "
+            "whose order depends on where its objects lie in memory; sort them first"
+        )
+        return _Difference(f"{where}, there by rounding ({max(gaps):.0e} of their size)", rounding)
+    return None
+
+
+def _gap(one: np.ndarray, other: np.ndarray) -> float:
+    """The greatest difference of two arrays' numbers, as a share of the largest; infinite of what
+    are no real numbers."""
+    if one.dtype.kind != "f" or one.shape != other.shape:
+        return math.inf
+    with np.errstate(all="ignore"):
+        gap = np.abs(one - other).max() / np.abs(one).max()
+    return float(gap) if np.isfinite(gap) else math.inf
 
 
 def _global_states() -> dict[str, object]:
