@@ -277,6 +277,20 @@ def test_an_id_whose_module_is_not_named_is_found(
     assert spec.env_id == f"{module}:{env_id}"
 
 
+def test_an_id_that_a_module_within_a_package_registers_is_found(tmp_path, monkeypatch):
+    install(tmp_path, "deep_games", "Other-v0", "Requires-Dist: gymnasium\n")
+    (tmp_path / "deep_games.py").unlink()
+    package = tmp_path / "deep_games"
+    (package / "wrapper").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "wrapper" / "__init__.py").write_text(PACKAGE.format(env_id="DeepDoom-v1"))
+    # A script that names the id, too, is no module to import.
+    (package / "example.py").write_text("raise SystemExit('DeepDoom')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    _, spec = describe(Environment("DeepDoom-v1"))
+    assert spec.env_id == "deep_games.wrapper:DeepDoom-v1"
+
+
 @pytest.mark.parametrize("given", ["Called/Inner-v0", "called_pkg:Called/Inner-v0"])
 def test_a_package_that_registers_by_a_function_has_it_called(tmp_path, monkeypatch, given):
     """In a worker, too, which knows the environment by the name that was found."""

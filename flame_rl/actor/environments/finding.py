@@ -53,17 +53,25 @@ def _modules_of(env_id: str) -> Iterator[str]:
         if own.isidentifier() and own not in sys.stdlib_module_names:
             yield own
     named = namespace if slash else stem_of(env_id)
-    yield from (module for module in packages_of_environments() if _mentions(module, named))
+    for module in packages_of_environments():
+        yield from _that_mention(module, named)
 
 
-def _mentions(module: str, text: str) -> bool:
-    """Whether the text is in the source of a module, or of those within it."""
+def _that_mention(module: str, text: str) -> list[str]:
+    """The module, if the text is in its source or in that of one within it; then those within it
+    where the text is beside a registration, as in vizdoom.gymnasium_wrapper."""
     found = importlib.util.find_spec(module)
-    files = [Path(found.origin)] if found and found.origin else []
+    files = {module: Path(found.origin)} if found and found.origin else {}
     for folder in (found and found.submodule_search_locations) or ():
-        files += islice(Path(folder).rglob("*.py"), _MOST_FILES)
-    for file in files:
+        for file in islice(Path(folder).rglob("*.py"), _MOST_FILES):
+            parts = file.relative_to(folder).with_suffix("").parts
+            files[".".join((module, *parts)).removesuffix(".__init__")] = file
+    mentioned, registering = False, []
+    for name, file in files.items():
         with contextlib.suppress(OSError, ValueError):
-            if text in file.read_text():
-                return True
-    return False
+            source = file.read_text()
+            if text in source:
+                mentioned = True
+                if name != module and "register(" in source:
+                    registering.append(name)
+    return [module, *sorted(registering, key=len)] if mentioned else []
