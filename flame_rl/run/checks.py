@@ -52,6 +52,8 @@ FEW_UPDATES = 20
 _SHOWN = 6
 # Numbers from which on a Box of several axes may be meant as a picture.
 _MANY = 1000
+# Pixels of the usual Atari pictures, and how many times as many are worth a word.
+_USUAL_PIXELS, _MANY_TIMES = 84 * 84, 5
 
 
 def about_goals(spec: EnvironmentSpec) -> str:
@@ -215,14 +217,25 @@ def environment_warnings(config: TrainConfig, spec: EnvironmentSpec) -> list[str
             "their own units. Bounds in the environment are better: actions are scaled to them"
         )
     parts = observation_parts(spec.observation_space)
-    return warnings + [text for part in parts if (text := _perhaps_a_picture(part))]
+    return warnings + [text for part in parts if (text := _about_pictures(part))]
 
 
-def _perhaps_a_picture(part: ObservationPart) -> str:
-    """A warning of a Box that may be meant as a picture, and is none; or ""."""
+def _about_pictures(part: ObservationPart) -> str:
+    """A warning of a large picture, or of a Box that may be meant as one, and is none; or ""."""
     space, numbers = part.space, part.stop - part.start
+    if (size := picture_size(space)) is not None:
+        rows, columns, _ = size
+        times = rows * columns / _USUAL_PIXELS
+        if times < _MANY_TIMES:
+            return ""
+        return (
+            f"observation{part.name} is a picture of {rows} x {columns}, {times:.0f} times the "
+            "84 x 84 that are usual, and takes the networks about as many times as long: make it "
+            "smaller in a --wrapper of your own (gymnasium.wrappers.ResizeObservation; of a key "
+            "of a Dict TransformObservation)"
+        )
     axes = len(space.shape) if isinstance(space, spaces.Box) else 0
-    if axes < 2 or numbers < _MANY or picture_size(space) is not None:
+    if axes < 2 or numbers < _MANY:
         return ""
     if axes > 3:
         remedy = (

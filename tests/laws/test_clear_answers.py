@@ -563,6 +563,12 @@ NO_PICTURE = "is taken for 6,000 single numbers, without convolutions"
             None,
         ),
         (spaces.Tuple([PICTURE]), "a picture of 40 x 50, channels: 3", None),
+        (spaces.Box(0, 255, (210, 160, 3), np.uint8), "a picture of 210 x 160, channels: 3", None),
+        (
+            spaces.Dict(a=NUMBERS, seen=spaces.Box(0, 255, (240, 320, 3), np.uint8)),
+            "a picture of 240 x 320, channels: 3 and 27 numbers",
+            "observation['seen'] is a picture of 240 x 320, 11 times the 84 x 84 that are usual",
+        ),
         (
             spaces.Dict(a=NUMBERS, seen=spaces.Box(0, 1, (40, 50, 3), np.float32)),
             "6,027 numbers: ['a'] 27, ['seen'] 6,000",
