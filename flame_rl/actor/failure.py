@@ -54,7 +54,7 @@ def summary(error: BaseException) -> str:
     """The exception's type and text."""
     name = type(error).__name__
     try:
-        text = f"{name}: {error}"
+        text = f"{name}: {error}".removesuffix(": ")
     except Exception:  # of a simulator's own exception
         text = name
     return legible(text, _TEXT_CHARACTERS)

@@ -26,7 +26,7 @@ from gymnasium.utils.env_checker import check_env
 
 from flame_rl.actor.environments.finding import with_module
 from flame_rl.actor.environments.making import import_environment
-from flame_rl.actor.failure import SimulatorError, summary
+from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.memory import own_bytes
 from flame_rl.actor.simulators.choose import plain_and_spec, plain_simulator
 from flame_rl.actor.simulators.forked import Note, in_fork
@@ -246,7 +246,9 @@ def _ask_gymnasium(environment: Environment, effort: Effort) -> tuple[str, ...]:
             try:
                 check_env(simulator.first.unwrapped, skip_render_check=True, skip_close_check=True)
             except Exception as raised:
-                error = [summary(raised)]
+                # Some of its assertions say nothing.
+                where = "" if str(raised) else _last_line(traceback_of(raised))
+                error = [f"{summary(raised)}{where}"]
         texts = [str(each.message) for each in said if issubclass(each.category, UserWarning)]
         note({"texts": list(dict.fromkeys([*error, *map(_plain_text, texts)]))})
 

@@ -291,6 +291,18 @@ def test_an_id_that_a_module_within_a_package_registers_is_found(tmp_path, monke
     assert spec.env_id == "deep_games.wrapper:DeepDoom-v1"
 
 
+def test_an_id_that_a_package_puts_together_is_found(tmp_path, monkeypatch):
+    install(tmp_path, "many_sizes", "Other-v0", "Requires-Dist: gymnasium\n")
+    (tmp_path / "many_sizes.py").write_text(
+        PACKAGE.replace("{env_id!r}", "f'Foraged-{size}x{size}-v3'").replace(
+            "gymnasium.register", "for size in (5, 8): gymnasium.register"
+        )
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    _, spec = describe(Environment("Foraged-8x8-v3"))
+    assert spec.env_id == "many_sizes:Foraged-8x8-v3"
+
+
 @pytest.mark.parametrize("given", ["Called/Inner-v0", "called_pkg:Called/Inner-v0"])
 def test_a_package_that_registers_by_a_function_has_it_called(tmp_path, monkeypatch, given):
     """In a worker, too, which knows the environment by the name that was found."""

@@ -131,12 +131,24 @@ class Forgetful(Base):
         raise FileNotFoundError("robot.xml")
 
 
+class Mute(Base):
+    """Refuses without a word what Gymnasium's checker gives it."""
+
+    horizon = 3
+
+    def reset(self, *, seed=None, options=None):
+        if options is not None:
+            raise AssertionError
+        return super().reset(seed=seed)
+
+
 class Endlessly(Base):
     horizon = 1 << 60
 
 
 gymnasium.register("Endlessly-v0", Endlessly)
-for kind in (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Dying, Hanging, Forgetful):
+KINDS = (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Dying, Hanging, Forgetful)
+for kind in (*KINDS, Mute):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 
 
@@ -171,6 +183,13 @@ def test_a_world_that_objects_share_shows_only_side_by_side():
     assert "observations differ from step 2 on" in examined.beside
     assert "objects of OneWorld share state" in texts(examined, problem=True)
     assert "--slots 1" in examined.beside
+
+
+def test_an_assertion_without_a_text_is_named_by_its_place():
+    assert re.search(
+        r"Gymnasium: AssertionError \(.*test_checking\.py, line \d+\)",
+        texts(found(f"{HERE}:Mute-v0"), problem=False),
+    )
 
 
 def test_an_object_that_must_be_the_only_one_is_advice():

@@ -28,6 +28,8 @@ from flame_rl.wire.messages import Environment
 
 # Of a package; larger ones are something else.
 _MOST_FILES = 2000
+# Shorter words are in every source.
+_SHORT = 3
 
 
 def with_module(environment: Environment) -> Environment:
@@ -53,8 +55,11 @@ def _modules_of(env_id: str) -> Iterator[str]:
         if own.isidentifier() and own not in sys.stdlib_module_names:
             yield own
     named = namespace if slash else stem_of(env_id)
-    for module in packages_of_environments():
-        yield from _that_mention(module, named)
+    # Of ids that a package puts together, only the first word is in its source.
+    word = re.split(r"[-_]", named)[0]
+    for text in dict.fromkeys((named, word if len(word) > _SHORT else named)):
+        for module in packages_of_environments():
+            yield from _that_mention(module, text)
 
 
 def _that_mention(module: str, text: str) -> list[str]:
