@@ -231,8 +231,8 @@ def _about_pictures(part: ObservationPart) -> str:
         return (
             f"observation{part.name} is a picture of {rows} x {columns}, {times:.0f} times the "
             "84 x 84 that are usual, and takes the networks about as many times as long: make it "
-            "smaller in a --wrapper of your own (gymnasium.wrappers.ResizeObservation; of a key "
-            "of a Dict TransformObservation)"
+            "smaller in a --wrapper of your own, by gymnasium.wrappers.ResizeObservation, or "
+            "TransformObservation for one key of a Dict"
         )
     axes = len(space.shape) if isinstance(space, spaces.Box) else 0
     if axes < 2 or numbers < _MANY:

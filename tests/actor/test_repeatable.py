@@ -35,6 +35,18 @@ class Counter(Base):
         return ONE * self.played
 
 
+class Rich(Counter):
+    """Observes a large number beside the small one."""
+
+    observation_space = gymnasium.spaces.Box(0, 1e9, (2,))
+
+    def first_observation(self):
+        return np.append(super().first_observation(), np.float32(1e8))
+
+    def next_observation(self):
+        return np.array([1, 1e8], np.float32)
+
+
 class Shared(Counter):
     """Observes how many episodes all objects have played."""
 
@@ -80,6 +92,13 @@ class Numpys(Base):
 
     def reward(self, action) -> float:
         return float(np.random.random())
+
+
+class Hardly(Base):
+    horizon = 3
+
+    def reward(self, action) -> float:
+        return 1 + 1e-9 * np.random.random()
 
 
 class SeededAlone(Global):
@@ -140,7 +159,21 @@ def normalized_observation():
     return gymnasium.wrappers.ClipReward(NormalizeObservation(Wandering()), -1, 1)
 
 
-KINDS = (Counter, Shared, Unseeded, Born, Global, Numpys, SeededAlone, Sums, Patient, Dies, Tally)
+KINDS = (
+    Counter,
+    Rich,
+    Shared,
+    Unseeded,
+    Born,
+    Global,
+    Numpys,
+    Hardly,
+    SeededAlone,
+    Sums,
+    Patient,
+    Dies,
+    Tally,
+)
 for kind in KINDS:
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 gymnasium.register("NormalizedReward-v0", normalized_reward, max_episode_steps=100)
@@ -151,6 +184,7 @@ gymnasium.register("NormalizedObservation-v0", normalized_observation)
     ("name", "where", "cause"),
     [
         ("Counter", "observations differ from reset on in a second", "Counter has state that surv"),
+        ("Rich", "observations differ from reset on in a second", "Rich has state that survives"),
         ("Shared", "observations differ from reset on in a second", "or its objects share state"),
         ("Unseeded", "rewards differ from step 1 on", "Unseeded draws random numbers that reset("),
         (
@@ -160,6 +194,7 @@ gymnasium.register("NormalizedObservation-v0", normalized_observation)
         ),
         ("Global", "rewards differ from step 1 on in another", "draws from random, which all env"),
         ("Numpys", "rewards differ from step 1 on in a second", "draws from np.random, which all"),
+        ("Hardly", "there by rounding", "draws from np.random, which all"),
         ("Sums", "there by rounding (2e-16 of their size) in a second", "added in an order"),
         ("NormalizedReward", "rewards differ from step", "the wrapper NormalizeReward has state"),
         (

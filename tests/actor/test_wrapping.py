@@ -284,11 +284,17 @@ def test_an_id_that_a_module_within_a_package_registers_is_found(tmp_path, monke
     (package / "wrapper").mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "wrapper" / "__init__.py").write_text(PACKAGE.format(env_id="DeepDoom-v1"))
-    # A script that names the id, too, is no module to import.
-    (package / "example.py").write_text("raise SystemExit('DeepDoom')\n")
+    # Whoever imports a script runs it.
+    script = "import atexit\natexit.register(print, 'DeepDoom-v1')\nopen(RAN, 'w')\n"
+    script = script.replace("RAN", repr(str(tmp_path / "ran")))
+    (package / "aid.py").write_text(script)
+    (package / "tests").mkdir()
+    (package / "tests" / "a.py").write_text(script + PACKAGE.format(env_id="DeepDoom-v1"))
+    (package / "a-b.py").write_text(script + PACKAGE.format(env_id="DeepDoom-v1"))
     monkeypatch.syspath_prepend(tmp_path)
     _, spec = describe(Environment("DeepDoom-v1"))
     assert spec.env_id == "deep_games.wrapper:DeepDoom-v1"
+    assert not (tmp_path / "ran").exists()
 
 
 def test_an_id_that_a_package_puts_together_is_found(tmp_path, monkeypatch):

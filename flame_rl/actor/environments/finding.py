@@ -28,6 +28,15 @@ from flame_rl.wire.messages import Environment
 
 # Of a package; larger ones are something else.
 _MOST_FILES = 2000
+# The beginning of a statement that registers an id, up to a part of the id.
+_REGISTERS = (
+    r"(?:^|(?<=[\s:;]))(?:gym\.|gymnasium\.|(?:\w+\.)*registration\.)?register\("
+    r"\s*(?:id\s*=\s*)?f?[\"'][^\"'\n]*"
+)
+# In the name of what is no module of a library.
+_NO_MODULE = re.compile(
+    r"\b(?:tests?|testing|examples?|scripts?|demos?|__main__)\b|\btest_|_test\b|[^\w.]"
+)
 # Shorter words are in every source.
 _SHORT = 3
 
@@ -64,19 +73,20 @@ def _modules_of(env_id: str) -> Iterator[str]:
 
 def _that_mention(module: str, text: str) -> list[str]:
     """The module, if the text is in its source or in that of one within it; then those within it
-    where the text is beside a registration, as in vizdoom.gymnasium_wrapper."""
+    that register an id with the text, as vizdoom.gymnasium_wrapper does. To import a module is to
+    run it, so that scripts and tests are left alone."""
     found = importlib.util.find_spec(module)
     files = {module: Path(found.origin)} if found and found.origin else {}
     for folder in (found and found.submodule_search_locations) or ():
         for file in islice(Path(folder).rglob("*.py"), _MOST_FILES):
             parts = file.relative_to(folder).with_suffix("").parts
             files[".".join((module, *parts)).removesuffix(".__init__")] = file
+    registers = re.compile(_REGISTERS + re.escape(text), re.MULTILINE)
     mentioned, registering = False, []
     for name, file in files.items():
         with contextlib.suppress(OSError, ValueError):
             source = file.read_text()
-            if text in source:
-                mentioned = True
-                if name != module and "register(" in source:
-                    registering.append(name)
+            mentioned = mentioned or text in source
+            if name != module and registers.search(source) and not _NO_MODULE.search(name):
+                registering.append(name)
     return [module, *sorted(registering, key=len)] if mentioned else []

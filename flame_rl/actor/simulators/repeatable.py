@@ -54,7 +54,7 @@ QUICK = Effort(100, 0.1, 0.5, 5)
 _FORK_ENDS = {"": "raise an error", "SIGALRM": "hang"}
 
 _ENDS = ("terminated", "truncated")
-# Two numbers that differ by less than this share of the largest differ by rounding.
+# Two numbers that differ by less than this share of their size differ by rounding.
 _ROUNDING = 1e-6
 
 # What is compared after a reset, and after each step, by its name.
@@ -206,13 +206,13 @@ def _repeated(
     if difference is None:
         return found
     kind = type(another.first.unwrapped).__name__
-    if difference.rounding:
-        cause = difference.rounding
-    elif drawn:
+    if drawn:
         cause = (
             f"it draws from {' and '.join(drawn)}, which all environments of a process "
             "share; draw from self.np_random, which reset(seed=…) seeds"
         )
+    elif difference.rounding:
+        cause = difference.rounding
     elif not again:
         source = f", from {' and '.join(in_constructor)}" if in_constructor else ""
         cause = (
@@ -345,13 +345,17 @@ def _difference(first: list[_Row], second: list[_Row]) -> _Difference | None:
 
 
 def _gap(one: np.ndarray, other: np.ndarray) -> float:
-    """The greatest difference of two arrays' numbers, as a share of the largest; infinite of what
+    """The greatest difference of two arrays' numbers, as a share of their size; infinite of what
     are no real numbers."""
     if one.dtype.kind != "f" or one.shape != other.shape:
         return math.inf
+    size = np.maximum(np.abs(one), np.abs(other))
+    # A number near 0 may be the difference of larger ones.
+    size = np.maximum(size, _ROUNDING * size.max(initial=0))
     with np.errstate(all="ignore"):
-        gap = np.abs(one - other).max() / np.abs(one).max()
-    return float(gap) if np.isfinite(gap) else math.inf
+        gaps = np.abs(one - other)[one != other] / size[one != other]
+    greatest = gaps.max(initial=0)
+    return float(greatest) if np.isfinite(greatest) else math.inf
 
 
 def _global_states() -> dict[str, object]:
