@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flame_rl.run.saved.folder import hold_folder, path_to_show
-from flame_rl.settings.checks import Count, check_fields
+from flame_rl.settings.checks import Count, CountOrZero, check_fields
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.settings.ranges import ranges_of
@@ -21,18 +21,25 @@ from flame_rl.system.signals import stop_on_signals
 from flame_rl.tools.pruning import Pruner
 
 if TYPE_CHECKING:
+    from flame_rl.tools.finals import Final
     from flame_rl.tools.trials import Trial
     from flame_rl.tools.tuning import Search
 
 DESCRIPTION = """Search the settings with which an algorithm learns best in an environment.
 
 Takes the flags of training, of which --env-steps is needed: how long each trial trains. Flags that
-are given are fixed; those with a range are searched (docs/tuning.md). With --resume STUDY a study
-goes on, and --trials may be given again."""
+are given are fixed; those with a range are searched (docs/tuning.md). The settings of the best
+trials then train for longer, with several seeds. With --resume STUDY a study goes on, and --trials
+and --finalists may be given again."""
 
 # Flags that are the study's own.
-_OWN = ("--trials", "--parallel", "--pruner", "--search", "--output", "--resume")
+_OWN = (
+    *("--trials", "--parallel", "--pruner", "--search", "--output", "--resume"),
+    *("--finalists", "--final-seeds", "--final-env-steps"),
+)
+_MAY_CHANGE = ("--trials", "--finalists")
 _SHOWN = 10
+# After the study's seed: those of the command at the end, which neither trials nor finals had.
 _OTHER_SEEDS = (101, 102, 103)
 
 
@@ -54,6 +61,16 @@ class TuneFlags:
     """Names of flags to search, such as learning-rate; none: all that have a range and are not
     given. What is given, too, is the first trial's."""
 
+    finalists: CountOrZero = 4
+    """Number of trials whose settings are trained again in the end, to choose among them by the
+    mean over seeds. 0: the best trial is chosen."""
+
+    final_seeds: Count = 3
+    """Seeds with which each of the finalists is trained."""
+
+    final_env_steps: Count | None = None
+    """Env steps of each of these runs; none: four times --env-steps."""
+
     def __post_init__(self) -> None:
         check_fields(self)
 
@@ -69,6 +86,7 @@ def tune(arguments: Sequence[str]) -> int:
     config, given = parse(arguments, prog="main.py tune", description=DESCRIPTION, extra=TuneFlags)
     require("optuna", "optuna", "tune")
     # Here and not above, so that --help and mistakes are answered at once.
+    from flame_rl.tools.finals import final_env_steps, final_seeds, run_finals
     from flame_rl.tools.seeds import without
     from flame_rl.tools.tuning import STUDY_NAME, Study, read_study, run_trials, write_study
 
@@ -79,13 +97,22 @@ def tune(arguments: Sequence[str]) -> int:
             trials=given.trials,
             parallel=given.parallel or available_cores(),
             pruner=given.pruner,
+            finalists=given.finalists,
+            final_seeds=given.final_seeds,
+            final_env_steps=given.final_env_steps,
         )
     else:
-        if more := [name for name in _flags(arguments) if name not in ("--resume", "--trials")]:
-            raise UsageError(f"{more[0]}: a resumed study has its own; only --trials may change")
+        flags = _flags(arguments)
+        if more := [name for name in flags if name not in ("--resume", *_MAY_CHANGE)]:
+            raise UsageError(
+                f"{more[0]}: a resumed study has its own; only {' and '.join(_MAY_CHANGE)} may "
+                "change"
+            )
         study = read_study(resumed)
-        if "--trials" in _flags(arguments):
+        if "--trials" in flags:
             study = replace(study, trials=given.trials)
+        if "--finalists" in flags:
+            study = replace(study, finalists=given.finalists)
         config, _ = parse(study.words)
         config = config.changed(output=resumed)
     searched = _search(study, config)
@@ -99,12 +126,18 @@ def tune(arguments: Sequence[str]) -> int:
             )
         write_study(folder, study)
         names = ", ".join(name.replace("_", " ") for name in searched.ranges)
+        final = (
+            f"\nFinal: the best {study.finalists} of them for {final_env_steps(searched):,} env "
+            f"steps, with seeds {_listed(final_seeds(searched))}"
+        )
         say(
             f"Study {searched.folder}: {study.trials} trials of {searched.env_steps:,} env steps, "
-            f"{study.parallel} side by side\nSearched: {names}\n"
+            f"{study.parallel} side by side{final if study.finalists else ''}\nSearched: {names}\n"
         )
         trials = run_trials(searched, stop)
-        _conclude(searched, trials)
+        whole = len(trials) == study.trials
+        finals = run_finals(searched, trials, stop) if whole and not stop.is_set() else []
+        _conclude(searched, trials, finals)
     return stop.exit_code
 
 
@@ -128,42 +161,65 @@ def _flags(words: Sequence[str]) -> list[str]:
     return [w.partition("=")[0].replace("_", "-") for w in words if w.startswith("--")]
 
 
-def _conclude(search: Search, trials: Sequence[Trial]) -> None:
+def _listed(numbers: Sequence[int]) -> str:
+    return " ".join(map(str, numbers))
+
+
+def _conclude(search: Search, trials: Sequence[Trial], finals: Sequence[Final]) -> None:
     """Print the best trials and how to go on, and draw the study."""
     from flame_rl.report.grid import grid
-    from flame_rl.report.study import draw_best_so_far, draw_importances
+    from flame_rl.report.study import draw_best_so_far, draw_finals, draw_importances
+    from flame_rl.tools.finals import best_of, final_command, final_env_steps, final_seeds
     from flame_rl.tools.trials import importances
 
-    done = [trial for trial in trials if trial.state == "done"]
-    if len(trials) < search.study.trials:
+    best = best_of(trials)
+    left = best and len(finals) < min(search.study.finalists, len(best))
+    if len(trials) < search.study.trials or left or any(None in each.scores for each in finals):
         say(
             f"\nSaved after {len(trials)} trials; go on with:\n"
             f"  uv run --group tune main.py tune --resume {shlex.quote(str(search.folder))}"
         )
-    if not done:
+    if not best:
         return
-    # Of equal scores the first.
-    best = sorted(done, key=lambda trial: trial.score, reverse=True)[:_SHOWN]
-    header = ("trial", "score", *(name.replace("_", " ") for name in search.ranges))
-    rows = [
-        (str(each.number), each.score, *(str(each.settings[name]) for name in search.ranges))
-        for each in best
-    ]
+    names = [name.replace("_", " ") for name in search.ranges]
+    rows = [(str(each.number), each.score, *_values(search, each)) for each in best[:_SHOWN]]
     of = "evaluations" if search.config.experiment.evaluate_every else "training"
     ends = {state: sum(trial.state == state for trial in trials) for state in ("pruned", "failed")}
     say(
         f"\nBest of {len(trials)} trials, {ends['pruned']} of them pruned and {ends['failed']} "
         f"failed; the score is the mean return of {of} over the last tenth of the env steps:\n\n"
-        f"{grid(header, rows)}\n"
+        f"{grid(('trial', 'score', *names), rows)}\n"
     )
     scores = [(trial.score, trial.state == "done") for trial in trials if not trial.failed]
     title = f"{search.config.algorithm.title} on {search.config.experiment.env_name}"
     drawn = [draw_best_so_far(search.folder / "best.png", scores, title)]
     if shares := importances(search.ranges, trials):
         drawn.append(draw_importances(search.folder / "importance.png", shares, title))
+    chosen, command = best[0], search.command(best[0].settings)
+    if finals:
+        seeds = [f"seed {seed}" for seed in final_seeds(search)]
+        rows = [
+            (str(each.trial.number), each.mean, *each.scores, *_values(search, each.trial))
+            for each in finals
+        ]
+        say(
+            f"Final, each for {final_env_steps(search):,} env steps; the scores are mean returns "
+            "of the last policy without exploration:\n\n"
+            f"{grid(('trial', 'mean', *seeds, *names), rows)}\n"
+        )
+    ranked = [each for each in finals if each.mean is not None]
+    if ranked:
+        chosen = ranked[0].trial
+        command = final_command(search, chosen)
+        named = [(f"trial {each.trial.number}", each.scores) for each in ranked]
+        drawn.append(draw_finals(search.folder / "final.png", named, title))
     say(f"Pictures: {', '.join(map(str, drawn))}")
-    command = shlex.join(search.command(best[0].settings))
+    others = [search.config.experiment.seed + seed for seed in _OTHER_SEEDS]
     say(
-        "Train with the best settings and other seeds:\n"
-        f"  uv run main.py {command} --seeds {' '.join(map(str, _OTHER_SEEDS))}"
+        f"Train with the settings of trial {chosen.number} and other seeds:\n"
+        f"  uv run main.py {shlex.join(command)} --seeds {_listed(others)}"
     )
+
+
+def _values(search: Search, trial: Trial) -> list[str]:
+    return [str(trial.settings[name]) for name in search.ranges]

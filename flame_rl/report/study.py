@@ -1,4 +1,4 @@
-"""Two pictures of a study: the best score so far, and how much each setting matters."""
+"""Pictures of a study: the best score so far, how much each setting matters, and the final."""
 
 from __future__ import annotations
 
@@ -58,5 +58,33 @@ def draw_importances(path: Path, shares: Mapping[str, float], title: str) -> Pat
     axes.set(
         xlabel="importance for being in the better half of the trials (shares of 1)", title=title
     )
+    save_and_show(figure, path)
+    return path
+
+
+def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], title: str) -> Path:
+    """Draw the score of each seed, and the mean.
+
+    Args:
+        path: of the picture.
+        finalists: the best first, the name and the scores of each.
+        title: above the plot.
+
+    Returns:
+        `path`.
+    """
+    choose_output()
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    for place, (_, scores) in enumerate(finalists):
+        label = "one seed" if place == 0 else None
+        axes.plot([place] * len(scores), scores, "o", color="#0072B2", label=label)
+    means = [np.mean(scores) for _, scores in finalists]
+    axes.plot(means, "_", ms=30, mew=2, color="#D55E00", label="mean")
+    names = [f"{name}\n{mean:.1f}" for (name, _), mean in zip(finalists, means, strict=True)]
+    axes.set_xticks(range(len(names)), names)
+    axes.set(ylabel="mean return without exploration", title=title)
+    axes.margins(x=0.2)
+    axes.grid(axis="y", alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     save_and_show(figure, path)
     return path

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import flame_rl
 from flame_rl.report.grid import grid
 from flame_rl.report.overview import RunRow, read_row
-from flame_rl.run.saved.folder import check_output, make_folder, path_to_show
+from flame_rl.run.saved.folder import check_output, is_held, make_folder, path_to_show
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import why_refused
@@ -35,16 +35,18 @@ _LINE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class SeedRun:
-    """A seed's run.
+class SideRun:
+    """One of several runs side by side.
 
     Attributes:
-        seed: see `TrainConfig`.
+        name: in the lines about it.
         folder: its run folder.
+        words: of its command line.
     """
 
-    seed: int
+    name: str
     folder: Path
+    words: tuple[str, ...]
 
     @property
     def prints(self) -> Path:
@@ -74,23 +76,26 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
         folder = make_folder(config)
     except OSError as error:
         raise UsageError(f"--output: {why_refused(error)}") from error
-    runs = [SeedRun(seed, folder / f"seed-{seed}") for seed in config.output.seeds]
-    for run in runs:
-        check_output(config.changed(seeds=(), output=run.folder))
-    at_once = min(len(runs), available_cores())
+    at_once = min(len(config.output.seeds), available_cores())
     workers = share_of(config.execution.workers, at_once)
+    words = [*without(arguments, _OWN), "--workers", str(workers)]
+    runs = {}
+    for seed in config.output.seeds:
+        own = folder / f"seed-{seed}"
+        check_output(config.changed(seeds=(), output=own))
+        all_words = (*words, "--seed", str(seed), "--output", str(own))
+        runs[seed] = SideRun(f"seed {seed}", own, all_words)
     shown = path_to_show(folder.absolute(), Path.cwd())
     say(
         f"{len(runs)} seeds in {shown}, {at_once} at a time, --workers {workers} each; what each "
         "prints is in seed-N.txt"
     )
-    words = [*without(arguments, _OWN), "--workers", str(workers)]
-    codes = _supervise(runs, words, at_once, stop)
+    codes = supervise(list(runs.values()), at_once, stop)
     say(f"\n{_table(runs)}\n")
     if any(codes.values()) and not stop.is_set():
-        failed = [run for run in runs if codes[run.seed]]
-        warn("error: " + "; ".join(f"seed {run.seed}: see {run.prints}" for run in failed))
-    if any(map(_row, runs)):
+        failed = [run for run in runs.values() if codes[run]]
+        warn("error: " + "; ".join(f"{run.name}: see {run.prints}" for run in failed))
+    if any(map(row_of, runs.values())):
         quoted = shlex.quote(str(shown))
         say(f"Compare and go on:\n  uv run main.py plot {quoted}\n  uv run main.py runs {quoted}")
     return stop.exit_code if stop.is_set() else code_of(list(codes.values()))
@@ -145,19 +150,17 @@ def errors_in(prints: Path) -> list[str]:
     return [line for line in lines if line.startswith("error: ")]
 
 
-def _supervise(
-    runs: Sequence[SeedRun], words: Sequence[str], at_once: int, stop: StopSignal
-) -> dict[int, int]:
-    """Run all of them, or stop and save all; returns the exit codes of those that began, by
-    seed."""
+def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> dict[SideRun, int]:
+    """Run all of them, or stop and save all; returns the exit codes of those that began."""
     waiting, codes = list(runs), {}
-    playing: dict[SeedRun, subprocess.Popen[bytes]] = {}
+    playing: dict[SideRun, subprocess.Popen[bytes]] = {}
     said_at, told = time.monotonic(), False
     while playing or (waiting and not stop.is_set()):
         while waiting and len(playing) < at_once and not stop.is_set():
+            if is_held(waiting[0].folder):
+                break  # by a process whose parent was killed, and which saves what it has
             run = waiting.pop(0)
-            own = ("--seed", str(run.seed), "--output", str(run.folder))
-            playing[run] = start_run([*words, *own], run.prints)
+            playing[run] = start_run(run.words, run.prints)
         if stop.is_set() and not told:
             told = True
             for process in playing.values():
@@ -165,42 +168,43 @@ def _supervise(
         for run, process in list(playing.items()):
             if process.poll() is not None:
                 del playing[run]
-                codes[run.seed] = process.returncode
-                say(f"seed {run.seed}: {_how_it_ended(run, process.returncode)}")
+                codes[run] = process.returncode
+                say(f"{run.name}: {_how_it_ended(run, process.returncode)}")
         if playing and time.monotonic() - said_at >= _LINE_SECONDS:
             said_at = time.monotonic()
-            say("; ".join(f"seed {run.seed}: {_how_far(run)}" for run in playing))
+            say("; ".join(f"{run.name}: {_how_far(run)}" for run in playing))
         # Not `stop.wait`, which returns at once when it is set.
         time.sleep(_POLL_SECONDS)
     return codes
 
 
-def _row(run: SeedRun) -> RunRow | None:
+def row_of(run: SideRun) -> RunRow | None:
+    """How far the run is; None if it has not begun."""
     try:
         return read_row(run.folder)
-    except UsageError:  # not begun
+    except UsageError:
         return None
 
 
-def _how_far(run: SeedRun) -> str:
-    row = _row(run)
+def _how_far(run: SideRun) -> str:
+    row = row_of(run)
     if row is None or row.last is None:
         return "no iteration yet"
     return f"mean return {row.last:.1f} after {row.env_steps:,} env steps"
 
 
-def _how_it_ended(run: SeedRun, code: int) -> str:
+def _how_it_ended(run: SideRun, code: int) -> str:
     if code == 0:
         return f"done; {_how_far(run)}"
     return "; ".join([f"ended with exit code {code}", _how_far(run), *errors_in(run.prints)[-1:]])
 
 
-def _table(runs: Sequence[SeedRun]) -> str:
+def _table(runs: Mapping[int, SideRun]) -> str:
     rows = []
-    for run in runs:
-        row = _row(run)
+    for seed, run in runs.items():
+        row = row_of(run)
         if row is None:
-            rows.append((run.seed, 0, None, None, "not begun", run.folder))
+            rows.append((seed, 0, None, None, "not begun", run.folder))
         else:
-            rows.append((run.seed, row.env_steps, row.last, row.best, row.state, run.folder))
+            rows.append((seed, row.env_steps, row.last, row.best, row.state, run.folder))
     return grid(("seed", "env steps", "last", "best", "state", "run"), rows)

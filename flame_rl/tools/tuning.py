@@ -24,7 +24,7 @@ from flame_rl.run.saved.folder import (
     is_held,
     read_config,
 )
-from flame_rl.settings.checks import Count
+from flame_rl.settings.checks import Count, CountOrZero
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse
 from flame_rl.settings.ranges import Range, Value, value_of, words_of
@@ -59,6 +59,7 @@ class Study:
         trials: how many.
         parallel: how many side by side.
         pruner: see `TuneFlags`.
+        finalists, final_seeds, final_env_steps: see `TuneFlags`; by default there is no final.
     """
 
     words: Annotated[tuple[str, ...], Length(0, 1000)]
@@ -66,6 +67,9 @@ class Study:
     trials: Count
     parallel: Count
     pruner: Pruner
+    finalists: CountOrZero = 0
+    final_seeds: Count = 1
+    final_env_steps: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -209,10 +213,12 @@ def run_trials(search: Search, stop: StopSignal) -> list[Trial]:
     return done
 
 
-def _start(search: Search, number: int, settings: dict[str, Value]) -> subprocess.Popen[bytes]:
-    """Begin the run of a trial, or go on with it."""
-    folder, workers = search.run_of(number), search.config.execution.workers
-    words = search.command(settings)
+def words_of_run(search: Search, folder: Path, words: Sequence[str]) -> list[str]:
+    """The words that begin a run in a folder of the study, or go on with it.
+
+    Raises:
+        UsageError: the run there has other settings.
+    """
     if (folder / CONFIG_NAME).exists():
         wanted, _ = parse(words)
         if different := differences(read_config(folder), wanted):
@@ -220,10 +226,16 @@ def _start(search: Search, number: int, settings: dict[str, Value]) -> subproces
                 f"--resume: {folder} has other settings than this study chooses ({different}): it "
                 "was made by other versions of Optuna or of this package, or it was changed"
             )
-        words = ["--resume", str(folder)]
+        place = ["--resume", str(folder)]
     else:
-        words += ["--output", str(folder)]
-    words += ["--workers", str(share_of(workers, search.study.parallel))]
+        place = [*words, "--output", str(folder)]
+    workers = share_of(search.config.execution.workers, search.study.parallel)
+    return [*place, "--workers", str(workers)]
+
+
+def _start(search: Search, number: int, settings: dict[str, Value]) -> subprocess.Popen[bytes]:
+    """Begin the run of a trial, or go on with it."""
+    words = words_of_run(search, search.run_of(number), search.command(settings))
     return start_run(words, search.prints_of(number))
 
 

@@ -24,6 +24,15 @@ SEARCH = ("--search", "learning-rate", "epochs")
 FIRST = ("--steps-per-iter", "60", "--learning-rate", "1e-6")
 
 
+# Optuna's number for a trial that was trained to its end.
+COMPLETE = 1
+
+
+def results(printed: str) -> str:
+    """From the tables on."""
+    return printed[printed.index("Best of") :].replace("whole/", "killed/")
+
+
 def trials_of(study) -> list[tuple]:
     """Settings, values and end of each trial, as the file has them."""
     lines = [json.loads(line) for line in (study / "trials.log").read_text().splitlines()]
@@ -36,7 +45,8 @@ def trials_of(study) -> list[tuple]:
 
 @pytest.mark.slow
 def test_a_study_ends_with_a_command_that_repeats_its_best_run(tmp_path):
-    words = ("tune", *QUICK, *FIRST, *SEARCH, "--trials", "2", "--output", "study")
+    words = ("tune", *QUICK, *FIRST, *SEARCH, "--trials", "2", "--finalists", "0")
+    words += ("--output", "study")
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     study = tmp_path / "study"
@@ -71,16 +81,19 @@ def test_a_killed_study_goes_on_as_if_it_had_never_died(tmp_path, parallel):
     words = ("tune", *QUICK[:4], "--env-steps", "1500", "--local", *SEARCH, "--trials", "7")
     words += ("--steps-per-iter", "30", "--first-episodes", "1")
     words += ("--parallel", parallel, "--pruner", "halving")
-    whole = run_here(*words, "--output", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    study = tmp_path / "killed"
+    words += ("--finalists", "2", "--final-seeds", "2", "--final-env-steps", "2000")
+    words += ("--checkpoint-every", "2")
+    undisturbed = run_here(*words, "--output", "whole", cwd=tmp_path)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    study, whole = tmp_path / "killed", tmp_path / "whole"
+    finals = sorted(path.name for path in whole.glob("final-*/"))
+    assert len(finals) == 4
     resume = (*words, "--output", "killed")
-    # Killed when so many rows of the run of that trial are there.
-    for trial, row in ((0, 3), (2, 0), (4, 5)):
+    # Killed when so many rows of that run are there.
+    for run, row in (("trial-000", 3), ("trial-002", 0), ("trial-004", 5), (finals[1], 5)):
         process = start_main(*resume, cwd=tmp_path, stdout=subprocess.DEVNULL)
         until = time.monotonic() + SOON
-        run = study / f"trial-00{trial}"
-        while not run.exists() or rows(run) < row:
+        while not (study / run).exists() or rows(study / run) < row:
             assert time.monotonic() < until and process.poll() is None
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
@@ -88,7 +101,19 @@ def test_a_killed_study_goes_on_as_if_it_had_never_died(tmp_path, parallel):
         resume = ("tune", "--resume", "killed")
     done = run_here(*resume, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert trials_of(study) == trials_of(tmp_path / "whole")
+    assert trials_of(study) == trials_of(whole)
+    # How far a run came that was pruned is a matter of time; what the study makes of it is not.
+    ended = [f"trial-{n:03}" for n, (_, _, end) in enumerate(trials_of(whole)) if end == COMPLETE]
+    assert len(ended) > 1
+    for run in (*ended, *finals):
+        for name in ("config.json", "metrics.csv", "weights.safetensors"):
+            assert (study / run / name).read_bytes() == (whole / run / name).read_bytes(), run
+    for run in finals:
+        name = "evaluations.csv"
+        assert (study / run / name).read_bytes() == (whole / run / name).read_bytes()
+    for name in ("study.json", "best.png", "importance.png", "final.png"):
+        assert (study / name).read_bytes() == (whole / name).read_bytes(), name
+    assert results(done.stdout) == results(undisturbed.stdout)
 
 
 @pytest.mark.slow
