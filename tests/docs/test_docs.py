@@ -220,6 +220,9 @@ def shortened(words: list[str]) -> list[str]:
     limits = (
         ("--iterations", 4),
         ("--trials", 2),
+        ("--finalists", 1),
+        ("--final-seeds", 1),
+        ("--final-env-steps", 1000),
         ("--env-steps", 1000),
         ("--steps-per-iter", 1000),
     )
