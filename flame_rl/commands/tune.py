@@ -39,8 +39,8 @@ _OWN = (
 )
 _MAY_CHANGE = ("--trials", "--finalists")
 _SHOWN = 10
-# After the study's seed: those of the command at the end, which neither trials nor finals had.
-_OTHER_SEEDS = (101, 102, 103)
+# From the study's seed to those of the command at the end, which neither trials nor finals had.
+_FAR = 100
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,8 @@ def _conclude(search: Search, trials: Sequence[Trial], finals: Sequence[Final]) 
         named = [(f"trial {each.trial.number}", each.scores) for each in ranked]
         drawn.append(draw_finals(search.folder / "final.png", named, title))
     say(f"Pictures: {', '.join(map(str, drawn))}")
-    others = [search.config.experiment.seed + seed for seed in _OTHER_SEEDS]
+    first = search.config.experiment.seed + max(_FAR, search.study.final_seeds) + 1
+    others = range(first, first + 3)
     say(
         f"Train with the settings of trial {chosen.number} and other seeds:\n"
         f"  uv run main.py {shlex.join(command)} --seeds {_listed(others)}"

@@ -21,6 +21,8 @@ from flame_rl.tools.tuning import Search, words_of_run
 
 _LONGER = 4
 _EPISODES = 100
+# Flags of trials that the final has others of, or none: its runs are all as long.
+_OF_TRIALS = "--env-steps", "--seed", "--stop-at"
 # Beyond any run: of the last policy alone.
 _ONLY_AT_THE_END = 1_000_000
 
@@ -63,9 +65,10 @@ def final_env_steps(search: Search) -> int:
 def final_command(search: Search, trial: Trial) -> list[str]:
     """The words of a final with the settings of a trial, without its seed."""
     given = {word.partition("=")[0].replace("_", "-") for word in search.words}
-    words = without(search.command(trial.settings), ("--env-steps", "--seed"))
+    words = without(search.command(trial.settings), _OF_TRIALS)
     words += ["--env-steps", str(final_env_steps(search))]
-    if "--evaluate-every" not in given:
+    if not search.config.experiment.evaluate_every:
+        words = without(words, ("--evaluate-every",))
         words += ["--evaluate-every", str(_ONLY_AT_THE_END)]
     if "--evaluate-episodes" not in given:
         words += ["--evaluate-episodes", str(_EPISODES)]

@@ -170,9 +170,10 @@ def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> dict[S
                 del playing[run]
                 codes[run] = process.returncode
                 say(f"{run.name}: {_how_it_ended(run, process.returncode)}")
-        if playing and time.monotonic() - said_at >= _LINE_SECONDS:
+        if time.monotonic() - said_at >= _LINE_SECONDS and (playing or waiting):
             said_at = time.monotonic()
-            say("; ".join(f"{run.name}: {_how_far(run)}" for run in playing))
+            lines = [f"{run.name}: {_how_far(run)}" for run in playing]
+            say("; ".join(lines) or f"{waiting[0].name} waits: another process has its folder")
         # Not `stop.wait`, which returns at once when it is set.
         time.sleep(_POLL_SECONDS)
     return codes

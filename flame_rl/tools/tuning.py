@@ -59,7 +59,8 @@ class Study:
         trials: how many.
         parallel: how many side by side.
         pruner: see `TuneFlags`.
-        finalists, final_seeds, final_env_steps: see `TuneFlags`; by default there is no final.
+        finalists, final_seeds, final_env_steps: see `TuneFlags`; a study that was begun
+            before there were finals has none.
     """
 
     words: Annotated[tuple[str, ...], Length(0, 1000)]
@@ -68,7 +69,7 @@ class Study:
     parallel: Count
     pruner: Pruner
     finalists: CountOrZero = 0
-    final_seeds: Count = 1
+    final_seeds: Count = 3
     final_env_steps: Count | None = None
 
 

@@ -101,6 +101,17 @@ def test_what_is_given_is_kept(runs, search):
     assert experiment.evaluate_episodes == 7
 
 
+def test_runs_of_the_final_are_as_long_and_evaluated_whatever_trials_are(runs, search):
+    words = (*WORDS, "--evaluate-every", "none", "--stop-at=400")
+    search = replace(
+        _search(replace(search.study, words=words), parse(words)[0]), folder=search.folder
+    )
+    run_finals(search, TRIALS, StopSignal())
+    config = parse(runs[0])[0]
+    assert config.experiment.stop_at is None
+    assert config.experiment.evaluate_every == 1_000_000
+
+
 def test_what_is_not_done_goes_on_and_what_is_done_is_not_run_again(runs, search, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setitem(RETURNS, ("0.98", 6), None)
