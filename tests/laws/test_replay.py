@@ -255,17 +255,16 @@ def all_of(store) -> dict[str, np.ndarray]:
 
 def nan_rewards(patch, trainer: Trainer, at: int) -> None:
     kind, count = type(trainer.learner.algorithm.inner), 0
-    view = kind.view
+    step = kind.step
 
-    def broken(*arguments):
+    def broken(inner, samples, *arguments):
         nonlocal count
         count += 1
-        samples = view(*arguments)
         scale = np.float32(np.nan if count == at else 1)
         rewards = {name: samples[name] * scale for name in samples if "reward" in name}
-        return samples | rewards
+        return step(inner, samples | rewards, *arguments)
 
-    patch.setattr(kind, "view", broken)
+    patch.setattr(kind, "step", broken)
 
 
 def exception(patch, trainer: Trainer, at: int) -> None:

@@ -18,7 +18,7 @@ from flame_rl.report import Reporters
 from flame_rl.report.tables import refuse_names_of_columns
 from flame_rl.run.results import Totals
 from flame_rl.system.errors import UsageError
-from tests.helpers import ROOT, clean_environment, environment_id, run_here
+from tests.helpers import ROOT, clean_environment, environment_id, run_here, run_main
 
 RUN = (
     *("--env", "cartpole", "--algorithm", "ppo", "--steps-per-iter", "300", "--hidden-sizes", "8"),
@@ -204,14 +204,16 @@ def test_verbose_adds_lines_and_changes_none(reported, tmp_path):
     )
 
 
-def test_a_missing_package_is_named_before_anything_is_written(tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tensorboard"]:
-        monkeypatch.delitem(sys.modules, name)
+def test_a_missing_package_is_named_before_anything_is_written(tmp_path):
+    """In a process of its own, which has not imported it."""
     blocker = tmp_path / "tensorboard"
     blocker.mkdir()
     (blocker / "__init__.py").write_text("raise ImportError('not here')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    done = run_here(*RUN, "--tensorboard", cwd=tmp_path)
+    done = run_main(
+        *(*RUN, "--tensorboard"),
+        cwd=tmp_path,
+        environment={"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "the package tensorboard is needed and cannot be imported (not here)" in done.stderr
     assert "`uv run --group tensorboard main.py …` installs it" in done.stderr

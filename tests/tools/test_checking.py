@@ -131,7 +131,7 @@ class Forgetful(Base):
         raise FileNotFoundError("robot.xml")
 
 
-class Mute(Base):
+class Wordless(Base):
     """Refuses without a word what Gymnasium's checker gives it."""
 
     horizon = 3
@@ -148,7 +148,7 @@ class Endlessly(Base):
 
 gymnasium.register("Endlessly-v0", Endlessly)
 KINDS = (OneWorld, Masked, MaskObserved, Forbidding, Alone, Brittle, Dying, Hanging, Forgetful)
-for kind in (*KINDS, Mute):
+for kind in (*KINDS, Wordless):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 
 
@@ -188,7 +188,7 @@ def test_a_world_that_objects_share_shows_only_side_by_side():
 def test_an_assertion_without_a_text_is_named_by_its_place():
     assert re.search(
         r"Gymnasium: AssertionError \(.*test_checking\.py, line \d+\)",
-        texts(found(f"{HERE}:Mute-v0"), problem=False),
+        texts(found(f"{HERE}:Wordless-v0"), problem=False),
     )
 
 
