@@ -232,6 +232,8 @@ def shortened(words: list[str]) -> list[str]:
             words[place] = str(min(most, int(words[place])))
     if {"--iterations", "--env-steps"} & set(words):
         words += ["--workers", "0", "--max-episode-steps", "100"]
+        if words[0] == "tune" and "--finalists" not in words:
+            words += ["--finalists", "1", "--final-seeds", "1", "--final-env-steps", "1000"]
     return words
 
 
