@@ -18,12 +18,12 @@ from flame_rl.system.machine import available_cores
 from flame_rl.system.optional import require
 from flame_rl.system.output import say
 from flame_rl.system.signals import stop_on_signals
-from flame_rl.tools.pruning import Pruner
+from flame_rl.tools.study.pruning import Pruner
 
 if TYPE_CHECKING:
-    from flame_rl.tools.finals import Final
-    from flame_rl.tools.trials import Trial
-    from flame_rl.tools.tuning import Search
+    from flame_rl.tools.study.finals import Final
+    from flame_rl.tools.study.trials import Trial
+    from flame_rl.tools.study.tuning import Search
 
 DESCRIPTION = """Search the settings with which an algorithm learns best in an environment.
 
@@ -86,9 +86,9 @@ def tune(arguments: Sequence[str]) -> int:
     config, given = parse(arguments, prog="main.py tune", description=DESCRIPTION, extra=TuneFlags)
     require("optuna", "optuna", "tune")
     # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl.tools.finals import final_env_steps, final_seeds, run_finals
     from flame_rl.tools.seeds import without
-    from flame_rl.tools.tuning import STUDY_NAME, Study, read_study, run_trials, write_study
+    from flame_rl.tools.study.finals import final_env_steps, final_seeds, run_finals
+    from flame_rl.tools.study.tuning import STUDY_NAME, Study, read_study, run_trials, write_study
 
     if resumed is None:
         study = Study(
@@ -144,7 +144,7 @@ def tune(arguments: Sequence[str]) -> int:
 def _search(study, config: TrainConfig) -> Search:
     """What follows from a study and the configuration of its words. Raises UsageError."""
     from flame_rl.tools.seeds import without
-    from flame_rl.tools.tuning import Search
+    from flame_rl.tools.study.tuning import Search
 
     if config.experiment.env_steps is None:
         raise UsageError("--env-steps: the env steps of each trial, such as 100000")
@@ -169,8 +169,8 @@ def _conclude(search: Search, trials: Sequence[Trial], finals: Sequence[Final]) 
     """Print the best trials and how to go on, and draw the study."""
     from flame_rl.report.grid import grid
     from flame_rl.report.study import draw_best_so_far, draw_finals, draw_importances
-    from flame_rl.tools.finals import best_of, final_command, final_env_steps, final_seeds
-    from flame_rl.tools.trials import importances
+    from flame_rl.tools.study.finals import best_of, final_command, final_env_steps, final_seeds
+    from flame_rl.tools.study.trials import importances
 
     best = best_of(trials)
     left = best and len(finals) < min(search.study.finalists, len(best))

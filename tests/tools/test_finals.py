@@ -16,10 +16,10 @@ from flame_rl.settings.parse import parse
 from flame_rl.system.errors import UsageError
 from flame_rl.system.signals import StopSignal
 from flame_rl.tools import seeds
-from flame_rl.tools.finals import run_finals
-from flame_rl.tools.pruning import RUNGS
-from flame_rl.tools.trials import Trial
-from flame_rl.tools.tuning import Study
+from flame_rl.tools.study.finals import run_finals
+from flame_rl.tools.study.pruning import RUNGS
+from flame_rl.tools.study.trials import Trial
+from flame_rl.tools.study.tuning import Study
 
 WORDS = ("--env", "cartpole", "--algorithm", "ppo", "--env-steps", "800", "--seed", "4")
 # By gamma and seed, the mean return of the last policy. Seed 4 is that of the trials.

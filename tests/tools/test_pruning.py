@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flame_rl.tools.pruning import RUNGS, goes_on, score_at
+from flame_rl.tools.study.pruning import RUNGS, goes_on, score_at
 
 
 def test_the_score_is_the_mean_of_a_tenth_of_the_steps_before_the_rung():

@@ -17,10 +17,10 @@ from flame_rl.settings.checks import Among, Span
 from flame_rl.settings.parse import parse
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.signals import StopSignal
-from flame_rl.tools import tuning
-from flame_rl.tools.pruning import RUNGS
-from flame_rl.tools.trials import Trial, TrialsFile, importances, suggest
-from flame_rl.tools.tuning import Study, run_trials
+from flame_rl.tools.study import tuning
+from flame_rl.tools.study.pruning import RUNGS
+from flame_rl.tools.study.trials import Trial, TrialsFile, importances, suggest
+from flame_rl.tools.study.tuning import Study, run_trials
 
 WORDS = ("--env", "cartpole", "--algorithm", "ppo", "--env-steps", "800")
 RANGES = {"learning_rate": Span(1e-5, 1e-2, log=True), "gamma": Among("0.9", "0.99")}

@@ -32,9 +32,9 @@ from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import open_regular, write_atomically
 from flame_rl.system.output import say
 from flame_rl.system.signals import StopSignal
-from flame_rl.tools.pruning import RUNGS, Pruner, goes_on, mean_return, score_at
 from flame_rl.tools.seeds import errors_in, share_of, start_run
-from flame_rl.tools.trials import Trial, TrialsFile, suggest
+from flame_rl.tools.study.pruning import RUNGS, Pruner, goes_on, mean_return, score_at
+from flame_rl.tools.study.trials import Trial, TrialsFile, suggest
 from flame_rl.wire.fields import Length, WireError, from_data, to_data
 
 STUDY_NAME = "study.json"

@@ -30,7 +30,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from flame_rl.settings.checks import Span
 from flame_rl.settings.ranges import Range, Value
 from flame_rl.system.errors import UsageError
-from flame_rl.tools.pruning import RUNGS
+from flame_rl.tools.study.pruning import RUNGS
 
 _STUDY = "flame-rl"
 _DIGITS = 3

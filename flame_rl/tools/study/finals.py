@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from flame_rl.system.signals import StopSignal
 from flame_rl.tools.seeds import SideRun, row_of, supervise, without
-from flame_rl.tools.trials import Trial
-from flame_rl.tools.tuning import Search, words_of_run
+from flame_rl.tools.study.trials import Trial
+from flame_rl.tools.study.tuning import Search, words_of_run
 
 _LONGER = 4
 _EPISODES = 100
