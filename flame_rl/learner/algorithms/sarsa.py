@@ -16,7 +16,7 @@ import model
 from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.values import of_actions, q_loss, td_targets
+from flame_rl.learner.off_policy.values import check_shape, of_actions, q_loss, td_targets
 from flame_rl.learner.training.trained import Train
 from flame_rl.nets.network import Samples
 from flame_rl.settings.config import TrainConfig
@@ -83,6 +83,7 @@ def expected_values(
     Returns:
         [B].
     """
+    check_shape("next_values", next_values, len(next_values), None)
     greatest, mean = next_values.max(axis=1), next_values.mean(axis=1)
     if allowed is not None:
         greatest = next_values.max(axis=1, where=allowed, initial=-np.inf)

@@ -31,7 +31,7 @@ _PAIRS = 60_000
 
 def of_actions(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
     """Select each sample's action: float [B, A, ...] and integers [B] -> [B, ...]."""
-    _check("actions", actions, len(values))
+    check_shape("actions", actions, len(values))
     return values[np.arange(len(values)), actions]
 
 
@@ -50,8 +50,8 @@ def td_targets(rewards: np.ndarray, discounts: np.ndarray, next_values: np.ndarr
         ValueError: shapes that do not fit.
     """
     rows = len(next_values)
-    _check("rewards", rewards, rows)
-    _check("discounts", discounts, rows)
+    check_shape("rewards", rewards, rows)
+    check_shape("discounts", discounts, rows)
     column = (rows,) + (1,) * (next_values.ndim - 1)
     return rewards.reshape(column) + discounts.reshape(column) * next_values
 
@@ -88,8 +88,8 @@ def q_loss(samples: Samples, values: np.ndarray) -> tuple[dict[str, np.ndarray],
     Raises:
         ValueError: shapes that do not fit.
     """
-    _check("values", values, len(values), None)
-    _check("targets", samples["targets"], len(values))
+    check_shape("values", values, len(values), None)
+    check_shape("targets", samples["targets"], len(values))
     value = of_actions(values, samples["actions"])
     errors = value - samples["targets"]
     numbers = {"loss": huber(errors), "td_error": np.abs(errors), "value": value}
@@ -115,9 +115,9 @@ def project(
         ValueError: shapes that do not fit, or a support that is not equidistant.
     """
     rows, atoms = probabilities.shape
-    _check("support", support, atoms)
-    _check("rewards", rewards, rows)
-    _check("discounts", discounts, rows)
+    check_shape("support", support, atoms)
+    check_shape("rewards", rewards, rows)
+    check_shape("discounts", discounts, rows)
     values = rewards[:, None] + discounts[:, None] * support
     places = np.clip((values - support[0]) / _distance(support), 0, atoms - 1)
     # Where a value is NaN, the integer is arbitrary, and the share is NaN.
@@ -259,7 +259,7 @@ def distributions(
     """The targets, and the outputs for the samples' actions, both [B, Z]; `outputs` are
     [B, A * Z]."""
     targets, rows = samples["targets"], len(outputs)
-    _check("targets", targets, rows, atoms)
+    check_shape("targets", targets, rows, atoms)
     return targets, of_actions(outputs.reshape(rows, -1, atoms), samples["actions"])
 
 
@@ -271,7 +271,7 @@ def apply_weights(
     rows = len(outputs)
     if "weights" in samples:
         weights = samples["weights"]
-        _check("weights", weights, rows)
+        check_shape("weights", weights, rows)
         numbers["loss"] = weights * numbers["loss"]
         slope = (weights * slope.T).T
     whole = np.zeros_like(outputs)
@@ -302,7 +302,7 @@ def _distance(support: np.ndarray) -> float:
     return distance
 
 
-def _check(name: str, array: np.ndarray, *shape: int | None) -> None:
+def check_shape(name: str, array: np.ndarray, *shape: int | None) -> None:
     """Raise ValueError unless the array has that shape; None: any size."""
     if array.shape == shape:
         return
