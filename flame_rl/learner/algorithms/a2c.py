@@ -56,4 +56,4 @@ def a2c(
             break
         networks.adam.step(settings.learning_rate * decay)
     explained = explained_variance(targets - advantages, targets)
-    return policy_metrics(steps, len(steps) - too_far) | networks.finish() | explained
+    return policy_metrics(steps, len(steps) - too_far) | explained

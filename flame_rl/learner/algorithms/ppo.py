@@ -69,7 +69,7 @@ def ppo(
             networks.adam.step(settings.learning_rate * decay)
         if too_far and networks.shared:
             break
-    return policy_metrics(steps, len(steps) - too_far) | networks.finish() | explained
+    return policy_metrics(steps, len(steps) - too_far) | explained
 
 
 @cache

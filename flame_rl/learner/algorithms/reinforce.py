@@ -63,4 +63,4 @@ def reinforce(
         if too_far:
             break
         networks.adam.step(settings.learning_rate * decay)
-    return policy_metrics(steps, len(steps) - too_far) | networks.finish() | explained
+    return policy_metrics(steps, len(steps) - too_far) | explained

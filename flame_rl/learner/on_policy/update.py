@@ -118,10 +118,11 @@ class OnPolicyAlgorithm:
         decay = learning_rate_factor(settings.learning_rate_decay, progress)
         try:
             metrics = self.algorithm(networks, batch, self.config, decay, generator)
+            limit = shrink_until_close(networks.policy, before, batch, settings.max_kl)
         finally:
             # Whoever undoes an update that raised must not do it while the values still learn.
-            networks.finish()
-        return metrics | shrink_until_close(networks.policy, before, batch, settings.max_kl)
+            values = networks.finish()
+        return metrics | values | limit
 
 
 def on_policy(config: TrainConfig, spec: EnvironmentSpec, algorithm: Update) -> OnPolicyAlgorithm:

@@ -13,7 +13,7 @@ import numpy as np
 from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.minibatches import minibatches_of
-from flame_rl.learner.training.slices import mean_gradient
+from flame_rl.learner.training.slices import mean_gradient, on_all_cores
 from flame_rl.nets.network import Network, Samples
 from flame_rl.system.machine import available_cores
 
@@ -95,7 +95,7 @@ class ValueTraining:
         self.finish()
         compiled = self._compiled
         # What is computed by Python trains here: two threads would wait for its lock.
-        if compiled is None or epochs.largest > self._network.slice_rows:
+        if compiled is None or on_all_cores(self._network, epochs.largest):
             self._loss = fit(self._network, self._adam, epochs)
         elif available_cores() == 1:
             self._loss = compiled.fit(self._adam, epochs)

@@ -72,6 +72,11 @@ def mean_gradient(
     return accumulate(partial(network.differentiate, loss), network, samples, gradient)
 
 
+def on_all_cores(network: Network, rows: int) -> bool:
+    """Whether `mean_gradient` of this number of samples keeps all cores busy."""
+    return network.parallel and rows > (_LEAST_SLICES - 1) * network.slice_rows
+
+
 def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[np.ndarray, ...]:
     """The network's outputs for all samples. `prepared` says whether their "inputs" are what
     `Network.prepare` returns; otherwise they are observations, and are prepared slice by slice."""
