@@ -12,10 +12,10 @@ in the same environments and with the same networks (work.py), env steps per sec
   1024;
 
 with `--score`, the seconds from starting a program until its policy is that good; with `--replay`,
-gradient steps per second of SAC, TD3 and DQN on one core and on two, beside those of
-Stable-Baselines3 and sbx; with both, seconds to a score with DQN and SAC; with `--update`,
-minibatch steps of PPO alone, beside a loop in JAX that does nothing else; with `--agents`, what PPO
-learns with several agents in as many steps, beside Stable-Baselines3 over SuperSuit.
+gradient steps per second of SAC, TD3 and DQN on one core and on two, beside those of Stable-
+Baselines3 and sbx; with both, seconds to a score with DQN and SAC; with `--update`, minibatch steps
+of PPO and gradient steps of R2D2 alone, beside loops in JAX that do nothing else; with `--agents`,
+what PPO learns with several agents in as many steps, beside Stable-Baselines3 over SuperSuit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from statistics import median
 
 import tyro
 
-from benchmarks.peers.work import AGENTS_ENV, TASKS, UPDATES
+from benchmarks.peers.work import AGENTS_ENV, SEQUENCES, TASKS, UPDATES
 from benchmarks.table import Table, compare, in_turn, write
 
 HERE = Path(__file__).resolve().parent
@@ -92,7 +92,7 @@ class Options:
     """Compare learning from replay instead."""
 
     update: bool = False
-    """Compare the minibatch steps of PPO alone instead."""
+    """Compare the minibatch steps of PPO, and the gradient steps of R2D2, alone instead."""
 
     agents: bool = False
     """Compare what several agents learn instead, a seed a repetition; needs the group `agents`."""
@@ -312,11 +312,12 @@ def replay(options: Options) -> list[Table]:
 
 
 def update(options: Options) -> list[Table]:
-    """Minibatch steps per second, a table for each size; prints the microseconds of each, too."""
+    """Steps per second, a table for each size and memory; prints the microseconds of each, too."""
     pairs = [(name, "JAX, 1 core") for name in UPDATE_ROWS if name != "JAX, 1 core"]
-    tables = served(UPDATE_ROWS, UPDATES, "minibatches per second", pairs, options)
+    tasks = (*UPDATES, *SEQUENCES)
+    tables = served(UPDATE_ROWS, tasks, "steps per second", pairs, options)
     for table in tables:
-        print(f"\n{table.title}: microseconds a minibatch, median (range)")
+        print(f"\n{table.title}: microseconds a step, median (range)")
         for name, rates in table.rates.items():
             least, middle, most = (1e6 / of(rates) for of in (max, median, min))
             print(f"  {name}: {middle:,.0f} ({least:,.0f} to {most:,.0f})", flush=True)

@@ -1,4 +1,4 @@
-"""The same minibatch steps as in update_ours.py in JAX: an epoch is one compiled loop."""
+"""The same steps as in update_ours.py in JAX: an epoch of PPO is one compiled loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks.peers.work import HIDDEN, UPDATES, UpdateData, serve
+from benchmarks.peers.sequences_jax import steps_of
+from benchmarks.peers.work import HIDDEN, SEQUENCES, UPDATES, UpdateData, serve
 
 Layers = list[tuple[jax.Array, jax.Array]]
 Samples = dict[str, jax.Array]
@@ -19,6 +20,7 @@ Samples = dict[str, jax.Array]
 
 def main() -> None:
     tasks = {task: epochs_of(size) for task, size in UPDATES.items()}
+    tasks |= {task: steps_of(memory) for task, memory in SEQUENCES.items()}
     for task in tasks.values():
         task()
     serve(tasks)

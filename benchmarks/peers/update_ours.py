@@ -1,4 +1,5 @@
-"""This package's minibatch steps of PPO: policy, values, clipping and Adam. No arguments."""
+"""This package's minibatch steps of PPO: policy, values, clipping and Adam; and gradient steps of
+R2D2. No arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 from gymnasium.spaces import Box
 
-from benchmarks.peers.work import HIDDEN, UPDATES, UpdateData, serve
+from benchmarks.peers.sequences_ours import steps_of
+from benchmarks.peers.work import HIDDEN, SEQUENCES, UPDATES, UpdateData, serve
 from flame_rl import TrainConfig
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy.actor_critic import shuffle
@@ -23,6 +25,7 @@ from flame_rl.wire.messages import EnvironmentSpec
 def main() -> None:
     with reproducible("cpu", seed=0):
         tasks = {task: epochs_of(size) for task, size in UPDATES.items()}
+        tasks |= {task: steps_of(memory) for task, memory in SEQUENCES.items()}
         for task in tasks.values():
             task()
         serve(tasks)

@@ -35,6 +35,9 @@ TASKS = {
 # Minibatch steps of PPO: by task, the steps in a minibatch.
 UPDATES = {f"minibatches of {size:,}": size for size in (64, 250, 1_000)}
 
+# Gradient steps of R2D2: by task, the recurrent layer.
+SEQUENCES = {"R2D2, GRU": "gru", "R2D2, LSTM": "lstm"}
+
 # Several agents: the environment's module, their steps of an iteration, and of a run.
 AGENTS_ENV, AGENTS_ITERATION, AGENTS_STEPS = "mpe2.simple_spread_v3", 6_000, 300_000
 
@@ -98,6 +101,28 @@ class UpdateData:
         self.actions = rng.standard_normal((steps, 6), np.float32)
         self.advantages = rng.standard_normal(steps, np.float32)
         self.targets = rng.standard_normal(steps, np.float32)
+
+
+class SequenceData:
+    """Random sequences as in CartPole, for gradient steps of R2D2, and their settings.
+
+    Attributes:
+        repeats: gradient steps of a measurement.
+        observations: float32 [B, L + 1, 4].
+        actions, rewards, discounts: int64, float32 and float32 [B, L].
+    """
+
+    repeats, sequences, steps, memory = 100, 32, 40, 64
+    max_grad_norm, tau = 10.0, 0.02
+    # See `UpdateData`.
+    learning_rate = 1e-6
+
+    def __init__(self) -> None:
+        rng, shape = np.random.default_rng(0), (self.sequences, self.steps)
+        self.observations = rng.standard_normal((self.sequences, self.steps + 1, 4), np.float32)
+        self.actions = rng.integers(2, size=shape)
+        self.rewards = rng.standard_normal(shape, np.float32)
+        self.discounts = np.full(shape, 0.99, np.float32)
 
 
 class Score:
