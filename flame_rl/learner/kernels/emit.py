@@ -25,7 +25,8 @@ _MASK = ir.VectorType(ir.IntType(1), LANES)
 _POINTER = _FLOAT.as_pointer()
 _OBJECT = ir.IntType(8).as_pointer()
 _TYPES = {"array": _POINTER, "shared": _POINTER, "integer": _INTEGER, "number": _FLOAT}
-_FIRST_LANE = ir.Constant(ir.VectorType(_LANE, LANES), [0] * LANES)
+_LANES = ir.VectorType(_LANE, LANES)
+_FIRST, _FIRST_LANE = ir.Constant(_LANE, 0), ir.Constant(_LANES, [0] * LANES)
 
 # e^x for |x| <= ln(2) / 2, and (e^x - 1) / x for |x| <= 0.5, as polynomials, lowest power first:
 # the best ones of degree 6 by their relative error, 2e-9 and 3e-9.
@@ -434,14 +435,27 @@ class Function:
         one = self.builder.insert_element(empty, number, ir.Constant(_LANE, 0))
         return Vector(self, self.builder.shuffle_vector(one, one, _FIRST_LANE))
 
-    def first_lanes(self, count: Index) -> ir.Value:
-        """The mask of the first lanes; of all where the count is greater."""
-        integers = ir.VectorType(_INTEGER, LANES)
-        numbers = ir.Constant(integers, list(range(LANES)))
-        empty = ir.Constant(integers, ir.Undefined)
-        one = self.builder.insert_element(empty, count.value, ir.Constant(_LANE, 0))
-        counts = self.builder.shuffle_vector(one, one, _FIRST_LANE)
-        return self.builder.icmp_signed("<", numbers, counts)
+    def first_lanes(self, count: Index | int) -> ir.Value:
+        """The mask of the first lanes; of all where the count is greater. In another block, such as
+        the body of a loop, use `mask_again`, unless the count is an `int`."""
+        if isinstance(count, int):
+            flags = [ir.Constant(ir.IntType(1), int(lane < count)) for lane in range(LANES)]
+            return ir.Constant(_MASK, flags)
+        builder, most = self.builder, ir.Constant(_INTEGER, LANES)
+        fewer = builder.icmp_signed("<", count.value, most)
+        number = builder.trunc(builder.select(fewer, count.value, most), _LANE)
+        one = builder.insert_element(ir.Constant(_LANES, ir.Undefined), number, _FIRST)
+        counts = builder.shuffle_vector(one, one, _FIRST_LANE)
+        return builder.icmp_signed("<", ir.Constant(_LANES, list(range(LANES))), counts)
+
+    def kept_mask(self, mask: ir.Value) -> ir.Value:
+        """A mask for other blocks, to be used by `mask_again`: of 32 bits a lane, as AVX2's masked
+        loads take it. LLVM would keep 16 and widen them at each use."""
+        return self.builder.sext(mask, _LANES)
+
+    def mask_again(self, kept: ir.Value) -> ir.Value:
+        """The mask of which `kept_mask` made this."""
+        return self.builder.icmp_signed("<", kept, ir.Constant(_LANES, [0] * LANES))
 
     def only_if_below(self, mask: ir.Value, index: Index | int, count: Index) -> ir.Value:
         """The mask, or an empty one unless the index is below the count."""

@@ -75,7 +75,7 @@ class _Head:
         """`width` is A; mean and actions are [rows, A], log_std is [A]."""
         self._f, self._width, self._mean, self._actions = f, width, mean, actions
         self.starts = range(0, width, LANES)
-        self.masks = [f.first_lanes(f.integer(width - start)) for start in self.starts]
+        self.masks = [f.first_lanes(width - start) for start in self.starts]
         log_stds = [
             (log_std + start).load(mask)
             for start, mask in zip(self.starts, self.masks, strict=True)
@@ -99,7 +99,7 @@ class _Head:
 
     def write_log_probs(self, log_probs: Array, rows: Index) -> None:
         """Those of the actions, [rows]."""
-        one = self._f.first_lanes(self._f.integer(1))
+        one = self._f.first_lanes(1)
         with self._f.loop(rows) as row:
             squares = self._f.vector(0.0)
             for z in self.z(row):

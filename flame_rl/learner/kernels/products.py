@@ -74,9 +74,10 @@ def _write_block(module: ir.Module, rows: int, vectors: int) -> ir.Function:
         **dict.fromkeys(("k", "last", "room"), "integer"),
     )
     c, a, b, start, c_row, a_row, a_column, b_row, start_step, k, last, room = f.arguments
-    masks = [None] * (vectors - 1) + [f.first_lanes(last)]
+    kept = f.kept_mask(f.first_lanes(last))
 
     def row_of(array: Array, step: Index | int = 1) -> list[Vector]:
+        masks = [None] * (vectors - 1) + [f.mask_again(kept)]
         return [
             (array + f.integer(LANES * place) * step).load(mask) for place, mask in enumerate(masks)
         ]
@@ -87,7 +88,7 @@ def _write_block(module: ir.Module, rows: int, vectors: int) -> ir.Function:
             left = (a + (a_row * row + index * a_column)).number()
             for place in range(vectors):
                 results.append(left.times_plus(right[place], sums[row * vectors + place]))
-    masks[-1] = f.first_lanes(room)
+    masks = [None] * (vectors - 1) + [f.first_lanes(room)]
     for row in range(rows):
         for place, mask in enumerate(masks):
             (c + (c_row * row + LANES * place)).store(sums[row * vectors + place], mask)

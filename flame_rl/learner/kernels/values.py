@@ -101,9 +101,9 @@ def _epoch(stages: tuple[Stage, ...], loss: Callable[..., Loss]) -> Callable[...
             step = order.integer(first + i)
             row = inputs + rows.integer(step) * width
             for start in range(0, width, LANES):
-                mask = f.first_lanes(f.integer(width - start))
+                mask = f.first_lanes(width - start)
                 (x + (i * width + start)).store((row + start).load(mask), mask)
-            (target + i).store((targets + step).number(), f.first_lanes(f.integer(1)))
+            (target + i).store((targets + step).number(), f.first_lanes(1))
         f.call(f"{passes_of(stages).name}_forward", workspace, weights, value, x, count)
 
         zero = [f.vector(0.0)]
