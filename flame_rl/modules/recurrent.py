@@ -6,25 +6,30 @@ episodes side by side [T, E, inputs] -> [T, E, outputs].
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flame_rl.modules.layers import LayerModule
-from flame_rl.nets.recurrent import GRULayer
 
 
 class _Memory(LayerModule):
     """What both kinds share.
 
     Attributes:
+        states: how many arrays the state is.
         burnt_in: see `burning_in`.
+        recurrence: computes the steps on the CPU, given what the inputs contribute to the gates,
+            [T, E, gates * outputs], the state's weight and bias, and the states before the first
+            step, [E, outputs] each; returns the outputs, and the states after the last step besides
+            the output. None: torch computes them.
     """
 
+    states: int
     burnt_in: Tensor | None = None
+    recurrence: Callable[..., Tensor | tuple[Tensor, ...]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.burnt_in is None:
@@ -40,6 +45,23 @@ class _Memory(LayerModule):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The outputs, and the state after the last step, [1, E, outputs] each; `state` is that
         before the first, None: 0."""
+        if self.recurrence is None or x.device.type != "cpu":
+            return self.unroll_plainly(x, state)
+        given = nn.functional.linear(x, self.weight_ih_l0, self.bias_ih_l0)
+        sequences = given if x.ndim == 3 else given[:, None]
+        if state is None:
+            first = [sequences.new_zeros(sequences.shape[1], self.hidden_size)] * self.states
+        else:
+            first = [each[0] for each in state]
+        results = self.recurrence(sequences, self.weight_hh_l0, self.bias_hh_l0, *first)
+        outputs, *rest = results if isinstance(results, tuple) else (results,)
+        last = outputs[-1:], *(each[None] for each in rest)
+        return outputs if x.ndim == 3 else outputs[:, 0], last
+
+    def unroll_plainly(
+        self, x: Tensor, state: tuple[Tensor, ...] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The same by torch."""
         raise NotImplementedError
 
 
@@ -47,25 +69,17 @@ class GRU(_Memory, nn.GRU):
     """A gated recurrent unit."""
 
     kind = "gru"
+    states = 1
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
         _initialize(self)
 
-    def unroll(
-        self, x: Tensor, state: tuple[Tensor, ...] | None = None
+    def unroll_plainly(
+        self, x: Tensor, state: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        if not torch.is_grad_enabled() or x.device.type != "cpu":
-            outputs, last = nn.GRU.forward(self, x, None if state is None else state[0])
-            return outputs, (last,)
-        given = nn.functional.linear(x, self.weight_ih_l0, self.bias_ih_l0)
-        sequences = given if x.ndim == 3 else given[:, None]
-        if state is None:
-            first = sequences.new_zeros(sequences.shape[1], self.hidden_size)
-        else:
-            first = state[0][0]
-        outputs = _Unrolled.apply(sequences, self.weight_hh_l0, self.bias_hh_l0, first)
-        return outputs if x.ndim == 3 else outputs[:, 0], (outputs[-1:],)
+        outputs, last = nn.GRU.forward(self, x, None if state is None else state[0])
+        return outputs, (last,)
 
     def arrays(self) -> dict[str, Tensor]:
         return {
@@ -80,13 +94,14 @@ class LSTM(_Memory, nn.LSTM):
     """Long short-term memory."""
 
     kind = "lstm"
+    states = 2
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
         _initialize(self)
 
-    def unroll(
-        self, x: Tensor, state: tuple[Tensor, ...] | None = None
+    def unroll_plainly(
+        self, x: Tensor, state: tuple[Tensor, ...] | None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         return nn.LSTM.forward(self, x, state)
 
@@ -120,19 +135,6 @@ def burning_in(module: nn.Module, burnt_in: Tensor | None) -> Iterator[None]:
 
 # By --memory.
 MEMORIES: dict[str, type[GRU | LSTM]] = {"gru": GRU, "lstm": LSTM}
-
-
-class _Unrolled(torch.autograd.Function):
-    """See `GRULayer.unroll`, which computes it and its gradient in NumPy."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Tensor) -> Tensor:
-        outputs, ctx.kept = GRULayer.unroll(*(tensor.numpy() for tensor in arguments))
-        return torch.from_numpy(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, ...]:
-        return tuple(map(torch.from_numpy, GRULayer.unroll_back(ctx.kept, slope.numpy())))
 
 
 def _initialize(module: nn.RNNBase) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from flame_rl.learner.kernels.arithmetic import CompiledArithmetic
 from flame_rl.learner.kernels.layers import compiled_layers
 from flame_rl.learner.kernels.policies import CompiledGaussian
+from flame_rl.learner.kernels.recurrent import compile_memories
 from flame_rl.learner.training.autograd import (
     Apply,
     AutogradNetwork,
@@ -70,6 +71,8 @@ def network_of(module: nn.Module, apply: Apply | None = None) -> Network:
         if by_hand is not None:
             return by_hand
     remembers = any(layer.state and not layer.bounded for layer in layers_in(module))
+    if remembers:
+        compile_memories(module)
     kind = SequenceNetwork if remembers else AutogradNetwork
     return kind(module, apply, device)
 
