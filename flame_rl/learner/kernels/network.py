@@ -20,6 +20,8 @@ from flame_rl.learner.kernels.library import library
 # The arrays of a stage: weight and bias of the dense layer, then those of the normalisation.
 _WEIGHT, _BIAS, _NORM_WEIGHT, _NORM_BIAS, _EPSILON = range(5)
 ARRAYS = 5
+# Numbers. Rows that lie a multiple of this apart share few places of a cache.
+_ALIASED = 128
 _NETWORKS = itertools.count()
 
 
@@ -42,6 +44,13 @@ class Stage:
     @property
     def normalized(self) -> bool:
         return len(self.places) > 2
+
+    @property
+    def transposed_row(self) -> int:
+        """The numbers from one row of the transposed weights to the next: whole vectors, and one
+        more where rows would push each other out of the cache."""
+        row = padded(self.outputs)
+        return row + LANES if row % _ALIASED == 0 else row
 
     @property
     def keeps_input(self) -> bool:
@@ -116,7 +125,7 @@ class _Places:
             y: per row, what each stage gives.
             slopes: per row, two slopes that take turns.
         """
-        sizes = [stage.inputs * padded(stage.outputs) for stage in stages]
+        sizes = [stage.inputs * stage.transposed_row for stage in stages]
         *self.transposed, self.fixed = itertools.accumulate(sizes, initial=0)
         self.z, self.inverse, self.x, self.y = [], [], [], []
         end = 0
@@ -210,10 +219,10 @@ def _write_forward(p: _Pass, output: Array, x: Array) -> None:
     for number, stage in enumerate(p.stages):
         weight, bias = p.weight(number, _WEIGHT), p.weight(number, _BIAS)
         last, across = number == len(p.stages) - 1, padded(stage.outputs)
-        transposed = p.transposed(number)
-        f.call("transpose", transposed, weight, across, stage.outputs, stage.inputs)
+        transposed, transposed_row = p.transposed(number), stage.transposed_row
+        f.call("transpose", transposed, weight, transposed_row, stage.outputs, stage.inputs)
         z, z_row = (output, stage.outputs) if last else (p.kept("z", number), across)
-        strides = z_row, x_row, 1, across, 1
+        strides = z_row, x_row, 1, transposed_row, 1
         sizes = rows, stage.inputs, stage.outputs
         f.call("product", z, x, transposed, bias, *strides, *sizes)
         x, x_row = z, z_row

@@ -88,10 +88,18 @@ def _write_block(module: ir.Module, rows: int, vectors: int) -> ir.Function:
             left = (a + (a_row * row + index * a_column)).number()
             for place in range(vectors):
                 results.append(left.times_plus(right[place], sums[row * vectors + place]))
-    masks = [None] * (vectors - 1) + [f.first_lanes(room)]
-    for row in range(rows):
-        for place, mask in enumerate(masks):
-            (c + (c_row * row + LANES * place)).store(sums[row * vectors + place], mask)
+
+    def store(last_mask: ir.Value | None) -> None:
+        masks = [None] * (vectors - 1) + [last_mask]
+        for row in range(rows):
+            for place, mask in enumerate(masks):
+                (c + (c_row * row + LANES * place)).store(sums[row * vectors + place], mask)
+
+    with f.if_whole(room) as (whole, partly):
+        with whole:
+            store(None)
+        with partly:
+            store(f.first_lanes(room))
     return f.end()
 
 
@@ -108,14 +116,21 @@ def write_transpose(module: ir.Module) -> ir.Function:
         with f.loop((n + up) // LANES) as column_block:
             first = column_block * LANES
             columns = n - first
-            row_mask, mask = f.first_lanes(rows), f.first_lanes(columns)
-            tile = [
-                (a + ((first_row + row) * n + first)).load(f.only_if_below(mask, row, rows))
-                for row in range(LANES)
-            ]
-            for row, vector in enumerate(_transposed(tile)):
-                place = t + ((first + row) * t_row + first_row)
-                place.store(vector, f.only_if_below(row_mask, row, columns))
+            source, target = a + (first_row * n + first), t + (first * t_row + first_row)
+            with f.if_whole(rows, columns) as (whole, partly):
+                with whole:
+                    tile = [(source + n * row).load() for row in range(LANES)]
+                    for row, vector in enumerate(_transposed(tile)):
+                        (target + t_row * row).store(vector)
+                with partly:
+                    row_mask, mask = f.first_lanes(rows), f.first_lanes(columns)
+                    tile = [
+                        (source + n * row).load(f.only_if_below(mask, row, rows))
+                        for row in range(LANES)
+                    ]
+                    for row, vector in enumerate(_transposed(tile)):
+                        own = f.only_if_below(row_mask, row, columns)
+                        (target + t_row * row).store(vector, own)
     return f.end()
 
 
