@@ -94,6 +94,15 @@ def write_squared_norm(module: ir.Module) -> ir.Function:
     return f.end(for_python=True)
 
 
+def write_add(module: ir.Module) -> ir.Function:
+    """total += x."""
+    f = Function(module, "add", total="array", x="array", count="integer")
+    total, x, count = f.arguments
+    for i, mask in f.vectors(count):
+        (total + i).store((total + i).load(mask) + (x + i).load(mask), mask)
+    return f.end()
+
+
 def write_adam(module: ir.Module) -> ir.Function:
     """One step of Adam with the gradient times `scale`: first = beta1 first + g, second = beta2
     second + g^2, parameters -= rate first / (sqrt(second) + epsilon)."""

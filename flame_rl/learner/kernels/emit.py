@@ -426,6 +426,13 @@ class Function:
         with self.builder.if_else(whole) as contexts:
             yield contexts
 
+    @contextmanager
+    def if_first(self, index: Index) -> Iterator[tuple[Any, Any]]:
+        """Two contexts: for statements where the index is 0, and for those of the other case."""
+        first = self.builder.icmp_signed("==", index.value, ir.Constant(_INTEGER, 0))
+        with self.builder.if_else(first) as contexts:
+            yield contexts
+
     def padded(self, width: Index) -> Index:
         """The numbers in a row of whole vectors."""
         return (width + (LANES - 1)) // LANES * LANES

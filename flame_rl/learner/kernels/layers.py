@@ -11,6 +11,11 @@ from flame_rl.learner.kernels.network import ARRAYS, Stage, passes_of
 from flame_rl.nets.by_hand import Kept, PlacedLayer
 from flame_rl.nets.layers import DenseLayer, LayerNormLayer, SelectLayer
 
+# The numbers of a workspace that stays in a core's own cache.
+_WORKSPACE = 1 << 17
+# The least rows of a slice, so that transposes and Python cost little in wide networks.
+_LEAST_ROWS = 64
+
 
 class CompiledLayers:
     """See `flame_rl.nets.by_hand.Layers`. Dense layers, each perhaps with a normalisation and an
@@ -18,6 +23,7 @@ class CompiledLayers:
 
     Attributes:
         stages: see `Stage`.
+        slice_rows: the number of rows that is computed at once for best speed.
         select: what comes before the first stage, if anything does.
         weights: the table of addresses that `Passes` describes.
     """
@@ -36,6 +42,7 @@ class CompiledLayers:
         """
         self.stages = tuple(stages)
         self._passes = passes_of(self.stages)
+        self.slice_rows = max(_LEAST_ROWS, _WORKSPACE // self._passes.per_row)
         self._inputs, self._outputs = stages[0].inputs, stages[-1].outputs
         self.select, self._arrays = select, arrays
         self.weights = np.zeros((len(stages), ARRAYS), np.int64)

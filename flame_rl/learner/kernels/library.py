@@ -24,6 +24,7 @@ def library() -> dict[str, Callable[..., None]]:
     for name in elementwise.ACTIVATIONS:
         elementwise.write_activation(module, name)
     elementwise.write_squared_norm(module)
+    elementwise.write_add(module)
     elementwise.write_adam(module)
     elementwise.write_follow(module)
     engine.load(module)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from flame_rl.learner.training.adam import Adam
 
 _ARRAYS = (
-    *("workspace", "weights", "gradient", "parameters", "first", "second"),
-    *("inputs", "rows", "targets", "order", "minibatch", "factors", "losses"),
+    *("workspace", "weights", "gradient", "of_slice", "parameters", "first", "second"),
+    *("inputs", "rows", "targets", "order", "samples", "factors", "losses"),
 )
 
 
@@ -40,8 +40,9 @@ class CompiledEpochs:
         inputs = layers.inputs_of(epochs.inputs)
         rows, orders = (np.ascontiguousarray(a, np.int64) for a in (epochs.rows, epochs.orders))
         targets = contiguous(epochs.targets, steps)
-        workspace = layers.workspace(epochs.largest)
-        minibatch = np.empty(epochs.largest * (inputs.shape[1] + 3) + LANES, np.float32)
+        slice_rows = min(epochs.largest, layers.slice_rows)
+        workspace, of_slice = layers.workspace(slice_rows), np.empty_like(adam.gradient)
+        samples = np.empty(slice_rows * (inputs.shape[1] + 3) + LANES, np.float32)
         losses = np.empty((count, LANES), np.float32)
         first, second = adam.sums
         for order in orders.reshape(-1, steps):
@@ -49,9 +50,9 @@ class CompiledEpochs:
             factors = np.array(adam.factors(count, epochs.learning_rate), np.float32)
             self._epoch(
                 *(workspace, layers.weights),
-                *(adam.gradient, adam.parameters, first, second),
-                *(inputs, rows, targets, order, minibatch, factors, losses),
-                *(steps, count, epochs.largest, adam.parameters.size),
+                *(adam.gradient, of_slice, adam.parameters, first, second),
+                *(inputs, rows, targets, order, samples, factors, losses),
+                *(steps, count, slice_rows, adam.parameters.size),
                 *(epochs.scale, epochs.max_grad_norm),
             )
             adam.steps += count
@@ -70,15 +71,16 @@ def _epoch(stages: tuple[Stage, ...], loss: Callable[..., Loss]) -> Callable[...
     Returns:
         A function of arrays, integers and numbers:
             workspace, weights: see `Passes`.
-            gradient, parameters, first, second: of the network and of Adam, float32 [P].
+            gradient, of_slice, parameters, first, second: of the network and of Adam, and the
+                gradient of a slice, float32 [P].
             inputs: float32 [..., D].
             rows: the row of each step in `inputs`, int64 [N].
             targets: float32 [N].
             order: of the steps, int64 [N].
-            minibatch: room for D + 3 numbers of each row of the largest minibatch.
+            samples: room for D + 3 numbers of each row of a slice.
             factors: epsilon and rate of Adam for each minibatch, float32 [minibatches, 2].
             losses: the sum of the losses of each minibatch in shares, float32 [minibatches, LANES].
-            steps, minibatches, largest, size: N, their number, the rows of the largest, and P.
+            steps, minibatches, slice_rows, size: N, their number, the most rows of a slice, and P.
             scale, max_norm: of the output, and of the gradient.
     """
     name = f"{passes_of(stages).name}_epoch"
@@ -87,39 +89,50 @@ def _epoch(stages: tuple[Stage, ...], loss: Callable[..., Loss]) -> Callable[...
     kinds |= dict.fromkeys(("scale", "max_norm"), "number")
     module = ir.Module()
     f = Function(module, name, **kinds)
-    workspace, weights, gradient, *adam = f.arguments[:6]
-    inputs, rows, targets, order, minibatch, factors, losses = f.arguments[6:13]
-    steps, minibatches, largest, size, scale, max_norm = f.arguments[13:]
-    width = stages[0].inputs
-    # The minibatch, its values, their slopes, and its targets.
-    x, value, slope = minibatch, minibatch + largest * width, minibatch + largest * (width + 1)
-    target = minibatch + largest * (width + 2)
+    workspace, weights, gradient, of_slice, *adam = f.arguments[:7]
+    inputs, rows, targets, order, samples, factors, losses = f.arguments[7:14]
+    steps, minibatches, slice_rows, size, scale, max_norm = f.arguments[14:]
+    width, passes = stages[0].inputs, passes_of(stages).name
+    # The inputs of a slice, its values, their slopes, and its targets.
+    x, value, slope = samples, samples + slice_rows * width, samples + slice_rows * (width + 1)
+    target = samples + slice_rows * (width + 2)
     with f.loop(minibatches) as number:
         first = (steps * number).divided(minibatches)
         count = (steps * (number + 1)).divided(minibatches) - first
-        with f.loop(count) as i:
-            step = order.integer(first + i)
-            row = inputs + rows.integer(step) * width
-            for start in range(0, width, LANES):
-                mask = f.first_lanes(width - start)
-                (x + (i * width + start)).store((row + start).load(mask), mask)
-            (target + i).store((targets + step).number(), f.first_lanes(1))
-        f.call(f"{passes_of(stages).name}_forward", workspace, weights, value, x, count)
+        slices = (count + (slice_rows - 1)).divided(slice_rows)
+        loss_sum = losses + number * LANES
+        loss_sum.store(f.vector(0.0))
+        with f.loop(slices) as part:
+            begin = (count * part).divided(slices)
+            own_count = (count * (part + 1)).divided(slices) - begin
+            with f.loop(own_count) as i:
+                step = order.integer(first + begin + i)
+                row = inputs + rows.integer(step) * width
+                for start in range(0, width, LANES):
+                    mask = f.first_lanes(width - start)
+                    (x + (i * width + start)).store((row + start).load(mask), mask)
+                (target + i).store((targets + step).number(), f.first_lanes(1))
+            f.call(f"{passes}_forward", workspace, weights, value, x, own_count)
 
-        zero = [f.vector(0.0)]
-        with f.loop_with(count, zero, LANES, whole=False) as (i, (total,), results):
-            mask = f.first_lanes(count - i)
-            samples = {"targets": (target + i).load(mask)}
-            numbers, (own,) = loss(scale)(samples, (value + i).load(mask) * scale)
-            (slope + i).store(own * scale, mask)
-            results.append(total + numbers["loss"].only(mask))
-        (losses + number * LANES).store(total)
+            zero = [f.vector(0.0)]
+            with f.loop_with(own_count, zero, LANES, whole=False) as (i, (total,), results):
+                mask = f.first_lanes(own_count - i)
+                known = {"targets": (target + i).load(mask)}
+                numbers, (own,) = loss(scale)(known, (value + i).load(mask) * scale)
+                (slope + i).store(own * scale, mask)
+                results.append(total + numbers["loss"].only(mask))
+            loss_sum.store(loss_sum.load() + total)
 
-        passes = f"{passes_of(stages).name}_to_parameters"
-        f.call(passes, workspace, weights, value, x, slope, gradient, count)
-        f.call("squared_norm", minibatch, gradient, size)
+            arguments = workspace, weights, value, x, slope
+            with f.if_first(part) as (alone, others):
+                with alone:
+                    f.call(f"{passes}_to_parameters", *arguments, gradient, own_count)
+                with others:
+                    f.call(f"{passes}_to_parameters", *arguments, of_slice, own_count)
+                    f.call("add", gradient, of_slice, size)
+        f.call("squared_norm", samples, gradient, size)
         mean = 1.0 / count.number()
-        norm = minibatch.load().sum().sqrt() * mean
+        norm = samples.load().sum().sqrt() * mean
         factor = mean.unless(norm > max_norm, mean * max_norm / norm)
         epsilon, rate = ((factors + (number * 2 + of)).number() for of in (0, 1))
         f.call("adam", adam[0], gradient, *adam[1:], factor, epsilon, rate, size)

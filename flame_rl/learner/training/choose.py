@@ -152,7 +152,8 @@ def network_by_hand(module: nn.Module) -> NetworkByHand | None:
     if compiled is not None and type(output) is GaussianHead:
         kind = CompiledGaussian
     computed = compiled or PlainLayers(placed)
-    return kind(computed, rows_in_cache(placed), output, of_output, normalize)
+    slice_rows = rows_in_cache(placed) if compiled is None else compiled.slice_rows
+    return kind(computed, slice_rows, output, of_output, normalize)
 
 
 def _is_unchanged(module: nn.Module) -> bool:
