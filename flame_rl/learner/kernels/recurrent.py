@@ -206,7 +206,7 @@ def _gru_back(f: Function, *arguments: Any) -> None:
                 _store(to_given, (of_r, of_z, of_n), width, i, mask)
                 _store(to_k, (of_r, of_z, of_n * r), width, i, mask)
                 (of_rest + i).store(total * z, mask)
-        _back(f, of_state, own, weight, count, row, width)
+        _back(of_state, own, weight, count, row, width)
 
 
 def _lstm(f: Function, *arguments: Any) -> None:
@@ -272,7 +272,7 @@ def _lstm_back(f: Function, *arguments: Any) -> None:
                     *(width, i, mask),
                 )
                 (of_c + i).store(of_cell * keep, mask)
-        _back(f, of_state, own, weight, count, row, width)
+        _back(of_state, own, weight, count, row, width)
 
 
 def _part(array: Array, gate: int, width: Index, i: Index, mask: ir.Value | None) -> Vector:
@@ -288,8 +288,9 @@ def _store(
 
 
 def _back(
-    f: Function, result: Array, slope: Array, weight: Array, count: Index, row: Index, width: Index
+    result: Array, slope: Array, weight: Array, count: Index, row: Index, width: Index
 ) -> None:
     """The slope for a state, given that for its products with the weights."""
+    f = result.function
     arrays = result, slope, weight, f.constants(0.0)
     f.call("product", *arrays, width, row, 1, width, 0, count, row, width)
