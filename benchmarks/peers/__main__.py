@@ -12,10 +12,11 @@ in the same environments and with the same networks (work.py), env steps per sec
   1024;
 
 with `--score`, the seconds from starting a program until its policy is that good; with `--replay`,
-gradient steps per second of SAC, TD3 and DQN on one core and on two, beside those of Stable-
-Baselines3 and sbx; with both, seconds to a score with DQN and SAC; with `--update`, minibatch steps
-of PPO and gradient steps of R2D2 alone, beside loops in JAX that do nothing else; with `--agents`,
-what PPO learns with several agents in as many steps, beside Stable-Baselines3 over SuperSuit.
+gradient steps per second of SAC, TD3 and DQN on one core and on two, beside those of
+Stable-Baselines3 and sbx; with both, seconds to a score with DQN and SAC; with `--update`,
+minibatch steps of PPO and gradient steps of R2D2 alone, beside loops in JAX that do nothing else;
+with `--agents`, what PPO learns with several agents in as many steps, beside Stable-Baselines3
+over SuperSuit.
 """
 
 from __future__ import annotations

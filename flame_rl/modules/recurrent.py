@@ -21,10 +21,10 @@ class _Memory(LayerModule):
     Attributes:
         states: how many arrays the state is.
         burnt_in: see `burning_in`.
-        recurrence: computes the steps on the CPU, given what the inputs contribute to the gates,
-            [T, E, gates * outputs], the state's weight and bias, and the states before the first
-            step, [E, outputs] each; returns the outputs, and the states after the last step besides
-            the output. None: torch computes them.
+        recurrence: computes the steps on the CPU in float32, given what the inputs contribute to
+            the gates, [T, E, gates * outputs], the state's weight and bias, and the states before
+            the first step, [E, outputs] each; returns the outputs, and the states after the last
+            step besides the output. None: torch computes them.
     """
 
     states: int
@@ -45,7 +45,7 @@ class _Memory(LayerModule):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The outputs, and the state after the last step, [1, E, outputs] each; `state` is that
         before the first, None: 0."""
-        if self.recurrence is None or x.device.type != "cpu":
+        if self.recurrence is None or x.device.type != "cpu" or x.dtype != torch.float32:
             return self.unroll_plainly(x, state)
         given = nn.functional.linear(x, self.weight_ih_l0, self.bias_ih_l0)
         sequences = given if x.ndim == 3 else given[:, None]

@@ -55,7 +55,13 @@ Kept = tuple[Any, ...]
 
 
 class Layers(Protocol):
-    """The layers of a network from the inputs to the output, [B, inputs] -> [B, outputs]."""
+    """The layers of a network from the inputs to the output, [B, inputs] -> [B, outputs].
+
+    Attributes:
+        slice_rows: see `Network`.
+    """
+
+    slice_rows: int
 
     def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
         """The output, float32, and what the backward pass needs."""
@@ -77,6 +83,7 @@ class PlainLayers:
     def __init__(self, layers: Sequence[PlacedLayer]) -> None:
         self._placed = layers
         self._layers = [each.layer for each in layers]
+        self.slice_rows = _rows_in_cache(layers)
 
     def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
         kept = []
@@ -115,7 +122,6 @@ class NetworkByHand(Network):
     def __init__(
         self,
         layers: Layers,
-        slice_rows: int,
         output: RawOutput,
         places: tuple[ArrayPlace, ...] = (),
         normalizer: NormalizeLayer | None = None,
@@ -123,12 +129,11 @@ class NetworkByHand(Network):
         """
         Args:
             layers: computes the output.
-            slice_rows: see `Network`.
             output: the head.
             places: the places of the arrays of `output.learned`.
             normalizer: normalises observations before the layers.
         """
-        self.layers, self.slice_rows, self.output = layers, slice_rows, output
+        self.layers, self.slice_rows, self.output = layers, layers.slice_rows, output
         self.places, self._normalizer = places, normalizer
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
@@ -165,7 +170,7 @@ class PassByHand:
         return self._network.layers.to_inputs(self._kept, self._back(slopes))
 
 
-def rows_in_cache(layers: Sequence[PlacedLayer]) -> int:
+def _rows_in_cache(layers: Sequence[PlacedLayer]) -> int:
     """The rows of a slice for best speed."""
     shapes = [each.layer.weight.shape for each in layers if isinstance(each.layer, DenseLayer)]
     return max(_LEAST_ROWS, _SLICE_BYTES // (4 * max(map(max, shapes))))

@@ -140,7 +140,7 @@ def test_a_policy_by_hand_is_the_policy_by_autograd(actions, activation, loss):
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
-@pytest.mark.parametrize("sizes", [(16,), (8, 12, 6), (300, 20)])
+@pytest.mark.parametrize("sizes", [(16,), (8, 12, 6), (300, 20), (256, 128)])
 def test_a_value_network_by_hand_is_that_by_autograd(activation, sizes):
     targets = np.random.default_rng(2).normal(0, 5, 1500).astype(np.float32)
     compare(

@@ -66,12 +66,15 @@ def test_products(m, k, n, gap, transposed):
 
 
 @settings(max_examples=100, deadline=None)
-@given(m=SIZES, n=SIZES)
-def test_transposes(m, n):
-    a, t = random(m, n), np.full((n + 1) * padded(m), 7, np.float32)
-    TRANSPOSE(t, a, padded(m), m, n)
-    assert (t[n * padded(m) :] == 7).all()
-    assert (t[: n * padded(m)].reshape(n, -1)[:, :m] == a.T).all()
+@given(m=SIZES, n=SIZES, gap=st.sampled_from([0, LANES]))
+def test_transposes(m, n, gap):
+    row = padded(m) + gap
+    a, t = random(m, n), np.full((n + 1) * row, 7, np.float32)
+    TRANSPOSE(t, a, row, m, n)
+    assert (t[n * row :] == 7).all()
+    rows = t[: n * row].reshape(n, -1)
+    assert (rows[:, :m] == a.T).all()
+    assert (rows[:, padded(m) :] == 7).all()
 
 
 def lanes_of(function) -> np.ndarray:

@@ -18,7 +18,7 @@ from flame_rl.learner.training import slices
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import time_steps
 from flame_rl.learner.training.slices import mean_gradient
-from flame_rl.modules.recurrent import GRU, MEMORIES
+from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.network import split
 from flame_rl.settings.algorithms import ALGORITHMS
@@ -117,23 +117,6 @@ def test_a_value_networks_gradient_is_that_of_each_episode_by_itself(memory):
     gradient = np.zeros(len(expected), np.float32)
     mean_gradient(network_of(value), samples, value_loss(7.0), gradient)
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(7, 3, 4), (1, 2, 4), (6, 4)])
-def test_the_gradient_of_a_gru_is_torchs(shape):
-    torch.manual_seed(2)
-    memory = GRU(4, 5).double()
-    with torch.no_grad():
-        for parameter in memory.parameters():
-            parameter.add_(torch.randn_like(parameter))
-    x = torch.randn(shape, dtype=torch.double, requires_grad=True)
-    results = []
-    for output in (memory(x), torch.nn.GRU.forward(memory, x)[0]):
-        weights = torch.randn(output.shape, dtype=torch.double, generator=torch.manual_seed(3))
-        targets = [x, *memory.parameters()]
-        results.append([output, *torch.autograd.grad((output * weights).sum(), targets)])
-    for ours, theirs in zip(*results, strict=True):
-        np.testing.assert_allclose(ours.detach(), theirs.detach(), rtol=1e-9, atol=1e-11)
 
 
 def test_a_network_without_memory_is_not_unrolled():

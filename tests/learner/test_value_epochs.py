@@ -8,10 +8,12 @@ import threading
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from flame_rl.learner.kernels.values import CompiledEpochs
 from flame_rl.learner.on_policy import value_epochs
+from flame_rl.learner.on_policy.kl_limit import shrink_until_close
 from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.on_policy.value_epochs import ValueEpochs, ValueTraining, fit
 from flame_rl.learner.training.choose import network_of
@@ -20,7 +22,14 @@ from flame_rl.modules.layers import Activation, Dense, LayerNorm, Select
 from flame_rl.modules.networks import ValueNetwork
 from flame_rl.system.errors import Interrupted
 from flame_rl.system.signals import stoppable
-from tests.learners import ON_POLICY, learner_of, random_episodes
+from flame_rl.wire.messages import EnvironmentSpec
+from tests.learners import (
+    ON_POLICY,
+    demonstrations_for,
+    learner_of,
+    make_learner,
+    random_episodes,
+)
 
 SCALE = 2.0
 WIDTH = 19
@@ -106,10 +115,14 @@ def test_large_minibatches_are_computed_slice_by_slice(monkeypatch):
     assert training.finish() > 0
 
 
-def test_an_update_that_fails_waits_for_its_values(monkeypatch):
+@pytest.mark.parametrize("fails", ["update.shrink_until_close", "cloned_first.bc", "gradient"])
+def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
     """Whoever restores the networks then must not do so while another thread writes them."""
-    learner = learner_of(True, algorithm="ppo", hidden_sizes=(16, 16))
-    networks = learner.algorithm.networks
+    spec = EnvironmentSpec("X-v0", *(spaces.Box(-1, 1, (n,), np.float32) for n in (3, 2)))
+    options = {"algorithm": "reinforce", "hidden_sizes": (16, 16)}
+    if fails == "cloned_first.bc":
+        options["demonstrations"] = demonstrations_for(spec.action_space, spec.observation_space)
+    learner = make_learner(spec, **options)
     begun, may_end = threading.Event(), threading.Event()
     finished = []
     original = CompiledEpochs.fit
@@ -120,17 +133,38 @@ def test_an_update_that_fails_waits_for_its_values(monkeypatch):
         finished.append(original(self, adam, epochs))
         return finished[-1]
 
-    def failing(minibatch, loss):
+    def failing(*arguments):
         assert begun.wait(60)
         threading.Timer(0.2, may_end.set).start()
         raise ZeroDivisionError
 
     monkeypatch.setattr(value_epochs, "available_cores", lambda: 2)
     monkeypatch.setattr(CompiledEpochs, "fit", slow_fit)
-    monkeypatch.setattr(networks, "gradient", failing)
+    if fails == "gradient":
+        monkeypatch.setattr(learner.algorithm.networks, "gradient", failing)
+    else:
+        monkeypatch.setattr(f"flame_rl.learner.on_policy.{fails}", failing)
     with pytest.raises(ZeroDivisionError):
         learner.update(random_episodes(True))
     assert finished
+
+
+def test_the_kl_limit_is_checked_while_values_learn(monkeypatch):
+    learner = learner_of(True, algorithm="reinforce", hidden_sizes=(16, 16))
+    checked, original = threading.Event(), CompiledEpochs.fit
+
+    def slow_fit(self, adam, epochs):
+        assert checked.wait(60)
+        return original(self, adam, epochs)
+
+    def check(*arguments):
+        checked.set()
+        return shrink_until_close(*arguments)
+
+    monkeypatch.setattr(value_epochs, "available_cores", lambda: 2)
+    monkeypatch.setattr(CompiledEpochs, "fit", slow_fit)
+    monkeypatch.setattr("flame_rl.learner.on_policy.update.shrink_until_close", check)
+    assert "value_loss" in learner.update(random_episodes(True))
 
 
 def test_the_wish_to_stop_ends_the_epochs():

@@ -25,8 +25,8 @@ _MASK = ir.VectorType(ir.IntType(1), LANES)
 _POINTER = _FLOAT.as_pointer()
 _OBJECT = ir.IntType(8).as_pointer()
 _TYPES = {"array": _POINTER, "shared": _POINTER, "integer": _INTEGER, "number": _FLOAT}
-_LANES = ir.VectorType(_LANE, LANES)
-_FIRST, _FIRST_LANE = ir.Constant(_LANE, 0), ir.Constant(_LANES, [0] * LANES)
+_INTEGERS = ir.VectorType(_LANE, LANES)
+_ZERO, _ZEROS = ir.Constant(_LANE, 0), ir.Constant(_INTEGERS, [0] * LANES)
 
 # e^x for |x| <= ln(2) / 2, and (e^x - 1) / x for |x| <= 0.5, as polynomials, lowest power first:
 # the best ones of degree 6 by their relative error, 2e-9 and 3e-9.
@@ -343,7 +343,7 @@ class Function:
         if isinstance(argument, Array):
             return argument.pointer
         if isinstance(argument, Vector):
-            return self.builder.extract_element(argument.value, ir.Constant(_LANE, 0))
+            return self.builder.extract_element(argument.value, _ZERO)
         return self.integer(argument).value
 
     def constants(self, number: float) -> Array:
@@ -450,30 +450,30 @@ class Function:
 
     def broadcast(self, number: ir.Value) -> Vector:
         empty = ir.Constant(_VECTOR, ir.Undefined)
-        one = self.builder.insert_element(empty, number, ir.Constant(_LANE, 0))
-        return Vector(self, self.builder.shuffle_vector(one, one, _FIRST_LANE))
+        one = self.builder.insert_element(empty, number, _ZERO)
+        return Vector(self, self.builder.shuffle_vector(one, one, _ZEROS))
 
     def first_lanes(self, count: Index | int) -> ir.Value:
-        """The mask of the first lanes; of all where the count is greater. In another block, such as
-        the body of a loop, use `mask_again`, unless the count is an `int`."""
+        """The mask of the first lanes; of all where the count is greater. For the body of a loop
+        that is entered later, `kept_mask` is quicker, unless the count is an `int`."""
         if isinstance(count, int):
             flags = [ir.Constant(ir.IntType(1), int(lane < count)) for lane in range(LANES)]
             return ir.Constant(_MASK, flags)
         builder, most = self.builder, ir.Constant(_INTEGER, LANES)
         fewer = builder.icmp_signed("<", count.value, most)
         number = builder.trunc(builder.select(fewer, count.value, most), _LANE)
-        one = builder.insert_element(ir.Constant(_LANES, ir.Undefined), number, _FIRST)
-        counts = builder.shuffle_vector(one, one, _FIRST_LANE)
-        return builder.icmp_signed("<", ir.Constant(_LANES, list(range(LANES))), counts)
+        one = builder.insert_element(ir.Constant(_INTEGERS, ir.Undefined), number, _ZERO)
+        counts = builder.shuffle_vector(one, one, _ZEROS)
+        return builder.icmp_signed("<", ir.Constant(_INTEGERS, list(range(LANES))), counts)
 
     def kept_mask(self, mask: ir.Value) -> ir.Value:
-        """A mask for other blocks, to be used by `mask_again`: of 32 bits a lane, as AVX2's masked
-        loads take it. LLVM would keep 16 and widen them at each use."""
-        return self.builder.sext(mask, _LANES)
+        """A mask for loops that are entered later, for `mask_again`: of 32 bits a lane, as AVX2's
+        masked loads take it. LLVM would keep 16 and widen them at each use."""
+        return self.builder.sext(mask, _INTEGERS)
 
     def mask_again(self, kept: ir.Value) -> ir.Value:
         """The mask of which `kept_mask` made this."""
-        return self.builder.icmp_signed("<", kept, ir.Constant(_LANES, [0] * LANES))
+        return self.builder.icmp_signed("<", kept, ir.Constant(_INTEGERS, [0] * LANES))
 
     def only_if_below(self, mask: ir.Value, index: Index | int, count: Index) -> ir.Value:
         """The mask, or an empty one unless the index is below the count."""

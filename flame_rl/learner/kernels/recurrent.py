@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.elementwise import tanh
@@ -24,11 +25,14 @@ from flame_rl.modules.recurrent import GRU, LSTM
 
 
 def compile_memories(module: nn.Module) -> None:
-    """Let the memories in a module use this."""
+    """Let the memories in a module use this, but for those that torch alone computes: of several
+    layers, in both directions, or with a projection."""
     for each in module.modules():
+        if not isinstance(each, nn.RNNBase) or each.num_layers > 1 or each.bidirectional:
+            continue
         if isinstance(each, GRU):
             each.recurrence = _GRU.apply
-        elif isinstance(each, LSTM):
+        elif isinstance(each, LSTM) and not each.proj_size:
             each.recurrence = _LSTM.apply
 
 
@@ -37,17 +41,21 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor, state: Tensor) -> Tensor:
-        steps, count, width = _sizes(given, weight)
+        steps, count, width = _sizes(given, weight, bias, state)
         given, weight, bias = map(_array, (given, weight, bias))
         states = _states(steps, state)
         products, gates = np.empty_like(given), np.empty_like(given)
         transposed = np.ascontiguousarray(weight.T)
         _functions()["gru"](given, transposed, bias, states, products, gates, steps, count, width)
         ctx.kept = weight, states, products, gates
-        return torch.from_numpy(states[1:])
+        outputs = torch.from_numpy(states[1:])
+        ctx.save_for_backward(outputs)
+        return outputs
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, ...]:
+        _ = ctx.saved_tensors  # raises if somebody changed the outputs, which are among the states
         weight, states, products, gates = ctx.kept
         steps, count, width = slope.shape
         of_given, of_products = np.empty_like(gates), np.empty_like(gates)
@@ -67,21 +75,25 @@ class _LSTM(torch.autograd.Function):
     def forward(
         ctx: Any, given: Tensor, weight: Tensor, bias: Tensor, state: Tensor, cells: Tensor
     ) -> tuple[Tensor, Tensor]:
-        steps, count, width = _sizes(given, weight)
+        steps, count, width = _sizes(given, weight, bias, state, cells)
         given, weight, bias = map(_array, (given, weight, bias))
         states, cells = _states(steps, state), _states(steps, cells)
         gates, shown = np.empty_like(given), np.empty_like(states[1:])
-        products = np.empty_like(given[0])
+        products = np.empty(given.shape[1:], np.float32)
         transposed = np.ascontiguousarray(weight.T)
         _functions()["lstm"](
             *(given, transposed, bias, states, cells, products, gates, shown),
             *(steps, count, width),
         )
         ctx.kept = weight, states, cells, gates, shown
-        return torch.from_numpy(states[1:]), torch.from_numpy(cells[-1])
+        results = torch.from_numpy(states[1:]), torch.from_numpy(cells[-1])
+        ctx.save_for_backward(*results)
+        return results
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, slope: Tensor, of_cells: Tensor) -> tuple[Tensor, ...]:
+        _ = ctx.saved_tensors
         weight, states, cells, gates, shown = ctx.kept
         steps, count, width = slope.shape
         of_gates, of_state = np.empty_like(gates), np.zeros((count, width), np.float32)
@@ -94,13 +106,16 @@ class _LSTM(torch.autograd.Function):
         return *slopes, torch.from_numpy(of_cells)
 
 
-def _sizes(given: Tensor, weight: Tensor) -> tuple[int, int, int]:
+def _sizes(given: Tensor, weight: Tensor, bias: Tensor, *states: Tensor) -> tuple[int, int, int]:
     """T, S and H. Raises ValueError for shapes that do not fit, which machine code would not
     notice."""
     steps, count, gates = given.shape
-    if len(weight) != gates:
-        raise ValueError(f"weight: {tuple(weight.shape)}, for {gates} numbers of the gates")
-    return steps, count, weight.shape[1]
+    width = weight.shape[1]
+    expected = [(gates, width), (gates,), *[(count, width)] * len(states)]
+    found = [tuple(each.shape) for each in (weight, bias, *states)]
+    if found != expected or gates != width * (2 + len(states)):
+        raise ValueError(f"weight, bias and states: {found}, not {expected}")
+    return steps, count, width
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -120,7 +135,7 @@ def _slopes(
     """For what the inputs contribute, the weight, the bias and the first state; `of_products` is
     for what the states contribute."""
     flat = of_products.reshape(-1, of_products.shape[-1])
-    of_weight = flat.T @ states[:-1].reshape(len(flat), -1)
+    of_weight = flat.T @ states[:-1].reshape(len(flat), states.shape[-1])
     return tuple(map(torch.from_numpy, (of_given, of_weight, flat.sum(axis=0), of_state)))
 
 
@@ -147,6 +162,7 @@ def _functions() -> dict[str, Callable[..., None]]:
 
 
 def _sigmoid(x: Vector) -> Vector:
+    """By tanh, which is quicker than the exponential."""
     return tanh(x * 0.5) * 0.5 + 0.5
 
 

@@ -85,7 +85,7 @@ def _epoch(stages: tuple[Stage, ...], loss: Callable[..., Loss]) -> Callable[...
     """
     name = f"{passes_of(stages).name}_epoch"
     kinds = dict.fromkeys(_ARRAYS, "array")
-    kinds |= dict.fromkeys(("steps", "minibatches", "largest", "size"), "integer")
+    kinds |= dict.fromkeys(("steps", "minibatches", "slice_rows", "size"), "integer")
     kinds |= dict.fromkeys(("scale", "max_norm"), "number")
     module = ir.Module()
     f = Function(module, name, **kinds)

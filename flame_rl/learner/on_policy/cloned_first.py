@@ -76,7 +76,12 @@ class ClonedFirst:
             networks.statistics.add_returns(returns)
             rate = settings.value_learning_rate * decay
             networks.fit_values(batch, returns, settings.clone_epochs, rate, generator)
-        return bc(networks, batch, config, decay, generator) | networks.finish()
+        try:
+            metrics = bc(networks, batch, config, decay, generator)
+        finally:
+            # As in `OnPolicyAlgorithm.update`.
+            values = networks.finish()
+        return metrics | values
 
 
 def cloned_first(

@@ -94,7 +94,8 @@ class ValueTraining:
         """Begin epochs; the network must not be used before `finish`."""
         self.finish()
         compiled = self._compiled
-        # What is computed by Python trains here: two threads would wait for its lock.
+        # What keeps all cores busy needs no second thread; and what is computed by Python trains
+        # here, because two threads would wait for its lock.
         if compiled is None or on_all_cores(self._network, epochs.largest):
             self._loss = fit(self._network, self._adam, epochs)
         elif available_cores() == 1:

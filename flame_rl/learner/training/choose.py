@@ -1,6 +1,6 @@
 """Choose how a network is computed: by hand (as machine code, or in NumPy) where its type says that
-the result is the same, otherwise by torch, over whole sequences if it has a memory. On another
-device, always by torch.
+the result is the same, otherwise by torch, over whole sequences if it has a memory, whose steps are
+machine code. On another device, always by torch.
 
 Networks of flame_rl/modules/networks.py whose layers know their derivatives are computed by hand. A
 module that somebody changed, by a subclass, a hook, a frozen or a shared parameter, goes through
@@ -40,7 +40,7 @@ from flame_rl.modules.networks import (
     ValueNetwork,
 )
 from flame_rl.modules.observations import ObservationNormalizer
-from flame_rl.nets.by_hand import ArrayPlace, NetworkByHand, PlacedLayer, PlainLayers, rows_in_cache
+from flame_rl.nets.by_hand import ArrayPlace, NetworkByHand, PlacedLayer, PlainLayers
 from flame_rl.nets.continuous import GaussianHead
 from flame_rl.nets.discrete import CategoricalHead, FactoredHead
 from flame_rl.nets.heads import RawOutput, ValueOutput
@@ -152,8 +152,7 @@ def network_by_hand(module: nn.Module) -> NetworkByHand | None:
     if compiled is not None and type(output) is GaussianHead:
         kind = CompiledGaussian
     computed = compiled or PlainLayers(placed)
-    slice_rows = rows_in_cache(placed) if compiled is None else compiled.slice_rows
-    return kind(computed, slice_rows, output, of_output, normalize)
+    return kind(computed, output, of_output, normalize)
 
 
 def _is_unchanged(module: nn.Module) -> bool:
