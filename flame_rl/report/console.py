@@ -34,6 +34,8 @@ LINE_EVERY_SECONDS = 30.0
 LONG_EPISODE_SECONDS = 10.0
 # A run that will take longer is told of once its first iteration has ended, with a shorter one.
 LONG_RUN_SECONDS = 300.0
+# After this number of iterations in which all returns were the same, a line says so.
+SAME_ITERATIONS = 20
 # Without a terminal, a wait gets a line this often.
 WAIT_LINE_SECONDS = 30.0
 
@@ -62,6 +64,8 @@ class ConsoleReporter:
         self._told_of_length = False
         self._below = {"collecting": "", "waiting": ""}
         self._retries = self._undone = 0
+        # What all returns of the run have been so far; None where they differ.
+        self._same_return: float | None = None
         self._progress: Progress | None = None
         self._live: Live | None = None
         self._waiting_said_at: float | None = None
@@ -161,8 +165,22 @@ class ConsoleReporter:
         shown = self._live is not None or self._seconds_left() < LINE_EVERY_SECONDS
         if whole_run or ((first or late) and not shown):
             self._print(f"  {whole_run or self._left()}")
+        self._compare_returns(result)
         if self._config.output.verbose:
             self._print(_details(result))
+
+    def _compare_returns(self, result: IterationResult) -> None:
+        """Say so where nothing was there to learn from since the run began."""
+        if result.iteration == 0:
+            self._same_return = result.reward_min
+        if {result.reward_min, result.reward_max} != {self._same_return}:
+            self._same_return = None
+        elif result.iteration + 1 == SAME_ITERATIONS:
+            self._print(
+                f"  All {result.episodes:,} episodes so far have had the same return, "
+                f"{result.reward_min:g}: nothing tells good actions from bad ones yet. Rewards on "
+                "the way, an easier beginning or more exploration may help"
+            )
 
     def _advance(self, completed: float) -> None:
         """Move the bar."""

@@ -221,6 +221,18 @@ def result_of(iteration: int, evaluation: Evaluation | None = None) -> Iteration
     )
 
 
+@pytest.mark.parametrize("other", [None, 0, 7])
+def test_returns_that_never_differ_are_told_once(other, console, capsys):
+    capsys.readouterr()
+    for iteration in range(30):
+        result = result_of(iteration)
+        if iteration == other:
+            result = replace(result, reward_max=10.0)
+        console.report(result)
+    told = "All 2,000 episodes so far have had the same return, 9:"
+    assert capsys.readouterr().out.count(told) == (other is None)
+
+
 def test_a_bar_moves_within_an_iteration():
     code = """
 import time
