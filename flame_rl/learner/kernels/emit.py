@@ -473,7 +473,7 @@ class Function:
 
     def mask_again(self, kept: ir.Value) -> ir.Value:
         """The mask of which `kept_mask` made this."""
-        return self.builder.icmp_signed("<", kept, ir.Constant(_INTEGERS, [0] * LANES))
+        return self.builder.icmp_signed("<", kept, _ZEROS)
 
     def only_if_below(self, mask: ir.Value, index: Index | int, count: Index) -> ir.Value:
         """The mask, or an empty one unless the index is below the count."""
