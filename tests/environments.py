@@ -892,14 +892,27 @@ class Poisoned(ObservationAction):
 class Server(Poisoned):
     """Says in SERVER_LOG when it is made and closed, and by which process. It takes SERVER_MAKING
     seconds to be made; its `close` does what SERVER_CLOSE says; where SERVER_PORT names a file,
-    only one can exist at a time."""
+    only one can exist at a time, and where SERVER_RIVAL does, the one that exists plays its first
+    episode after another was refused, which makes that file."""
 
     def __init__(self) -> None:
         time.sleep(float(os.environ.get("SERVER_MAKING", "0")))
         self.port = os.environ.get("SERVER_PORT", "")
+        self.rival = os.environ.get("SERVER_RIVAL", "")
         if self.port:
-            Path(self.port).touch(exist_ok=False)
+            try:
+                Path(self.port).touch(exist_ok=False)
+            except FileExistsError:
+                if self.rival:
+                    Path(self.rival).touch()
+                raise
         self.log("made")
+
+    def reset(self, *, seed=None, options=None):
+        # Not in the episodes of the check at a run's start.
+        while self.rival and seed != SEED and not Path(self.rival).exists():
+            time.sleep(0.01)
+        return super().reset(seed=seed, options=options)
 
     def close(self) -> None:
         self.log("closed")

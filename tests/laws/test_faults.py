@@ -428,9 +428,11 @@ def test_a_close_that_fails_costs_a_word(kind, words, workers, clean, tmp_path, 
     ],
 )
 def test_an_environment_of_which_only_one_can_exist(flags, words, clean, tmp_path):
-    port = {"SERVER_PORT": str(tmp_path / "port")}
+    environment = {"SERVER_PORT": str(tmp_path / "port")}
+    if "2" in flags:  # the first worker could play all episodes before the second has started
+        environment["SERVER_RIVAL"] = str(tmp_path / "rival")
     arguments = (*SERVER, "--iterations", str(ITERATIONS), *flags)
-    done = run_here(*arguments, cwd=tmp_path, environment=port)
+    done = run_here(*arguments, cwd=tmp_path, environment=environment)
     if words is None:
         assert done.returncode == 0, done.stderr
         assert_same_run(tmp_path / "run", clean)
