@@ -19,6 +19,7 @@ from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.update import make_actor_critic
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.device import reproducible
+from flame_rl.learner.training.epochs import Descent
 from flame_rl.wire.messages import EnvironmentSpec
 
 
@@ -65,16 +66,14 @@ def epochs_of(size: int) -> Callable[[], int]:
     generator = np.random.default_rng(0)
     loss = clipped_loss(data.clip_range, 0.0)
     columns = {"advantages": data.advantages}
-    rate, longest = data.learning_rate, config.algorithm.max_grad_norm
+    rate = data.learning_rate
+    descent = Descent(rate, config.algorithm.max_grad_norm)
 
     def epochs() -> int:
         for _ in range(data.epochs):
-            minibatches = shuffle(batch, columns, data.minibatches, generator)
+            epoch = shuffle(batch, columns, data.minibatches, generator)
             networks.fit_values(batch, data.targets, 1, rate, generator)
-            for minibatch in minibatches:
-                networks.gradient(minibatch, loss)
-                networks.adam.clip_gradient(longest)
-                networks.adam.step(rate)
+            networks.descend(epoch, loss, descent)
             networks.finish()
         return data.epochs * data.minibatches
 

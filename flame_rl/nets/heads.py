@@ -47,16 +47,19 @@ class RawOutput:
 
 
 class ValueOutput(RawOutput):
-    """A loss sees the only output times a scale, float32 [B]."""
+    """A loss sees the only output times a scale, float32 [B].
+
+    Attributes:
+        scale: a single number, which may change, float32 [].
+    """
 
     def __init__(self, scale: np.ndarray) -> None:
-        """`scale` is a single number, which may change, float32 []."""
-        self._scale = scale
+        self.scale = scale
 
     def forward(
         self, output: np.ndarray, samples: Samples
     ) -> tuple[tuple[np.ndarray, ...], Backward]:
-        scale = float(self._scale)
+        scale = float(self.scale)
 
         def backward(slopes: tuple[Slope, ...], *gradients: np.ndarray) -> np.ndarray:
             return (slopes[0] * scale)[:, None]

@@ -145,8 +145,8 @@ def test_a_value_network_by_hand_is_that_by_autograd(activation, sizes):
     targets = np.random.default_rng(2).normal(0, 5, 1500).astype(np.float32)
     compare(
         lambda: networks("gaussian", activation, sizes, True)[1],
-        {"targets": targets},
-        value_loss(7.0),
+        {"targets": targets, "scale": np.full(1500, 7, np.float32)},
+        value_loss,
         1500,
     )
 
@@ -182,7 +182,7 @@ def test_slopes_of_policy_losses(name):
 def test_the_slope_of_the_value_loss():
     rng = np.random.default_rng(0)
     values, targets = rng.normal(0, 3, (2, 50)).astype(np.float32)
-    numbers, (slope,) = value_loss(4.0)({"targets": targets}, values)
+    numbers, (slope,) = value_loss({"targets": targets, "scale": np.float32(4)}, values)
     np.testing.assert_allclose(numbers["loss"], 0.5 * ((values - targets) / 4) ** 2, rtol=1e-6)
     np.testing.assert_allclose(slope, (values - targets) / 16, rtol=1e-6)
 

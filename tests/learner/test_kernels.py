@@ -1,5 +1,5 @@
 """Machine code beside slow formulas in float64. Whole networks are in test_gradients.py, Adam in
-test_adam.py, epochs in test_value_epochs.py."""
+test_adam.py, epochs in test_epochs.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
 from flame_rl.learner.kernels.emit import LANES, Function, padded
 from flame_rl.learner.kernels.library import library
-from tests.learner.test_value_epochs import trained_network
+from tests.learner.test_epochs import trained_network
 
 NAMES = itertools.count()
 SIZES = st.integers(1, 70)

@@ -115,7 +115,8 @@ def test_a_value_networks_gradient_is_that_of_each_episode_by_itself(memory):
     expected = torch.autograd.grad(loss, list(value.parameters()))
     expected = torch.cat([part.reshape(-1) for part in expected])
     gradient = np.zeros(len(expected), np.float32)
-    mean_gradient(network_of(value), samples, value_loss(7.0), gradient)
+    samples["scale"] = np.full(len(samples["targets"]), 7, np.float32)
+    mean_gradient(network_of(value), samples, value_loss, gradient)
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-5)
 
 
@@ -161,7 +162,7 @@ def test_minibatches_are_of_whole_episodes_in_random_order(wanted):
     columns = {"number": np.arange(batch.steps)}
     inputs = episodes.observations
     batch = replace(batch, policy_inputs=inputs, log_probs=np.zeros(batch.steps))
-    parts = shuffle(batch, columns, wanted, np.random.default_rng(0))
+    parts = shuffle(batch, columns, wanted, np.random.default_rng(0)).minibatches()
     assert (len(parts) == 1) if wanted == 1 else (1 < len(parts) <= wanted)
     assert min(len(part["number"]) for part in parts) > 30
     assert sorted(np.concatenate([p["number"] for p in parts])) == list(range(batch.steps))

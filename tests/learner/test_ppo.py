@@ -57,7 +57,7 @@ def test_minibatches_take_every_step_once(steps, wanted, count):
     rng = np.random.default_rng(0)
     batch = make_batch(together([episode]))
     batch = replace(batch, policy_inputs=observations, log_probs=np.zeros(steps))
-    parts = shuffle(batch, columns, wanted, rng)
+    parts = shuffle(batch, columns, wanted, rng).minibatches()
     for part in parts:
         np.testing.assert_array_equal(part["inputs"], observations[part["number"]])
     assert len(parts) == count
@@ -110,7 +110,8 @@ def test_the_divergence_counts_a_step_as_much_as_the_older_policy_has_played_it(
     weights, log_probs = np.array([1.0, 0.5, 0.0, 0.1]), np.zeros(4)
     inputs = batch.observations
     batch = replace(batch, policy_inputs=inputs, log_probs=log_probs, weights=weights)
-    (minibatch,) = shuffle(batch, {"advantages": np.ones(4)}, 1, np.random.default_rng(0))
+    epoch = shuffle(batch, {"advantages": np.ones(4)}, 1, np.random.default_rng(0))
+    (minibatch,) = epoch.minibatches()
     ratio = np.array([0.5, 1.5, 9.0, 1.1])
     numbers, _ = loss(minibatch, np.log(ratio), np.zeros(4))
     expected = np.average(ratio - 1 - np.log(ratio), weights=weights)

@@ -18,6 +18,7 @@ SAMPLES = {
     "advantages": RNG.standard_normal(ROWS),
     "log_probs": RNG.standard_normal(ROWS),
     "targets": RNG.standard_normal(ROWS),
+    "scale": np.full(ROWS, 7.0),
     "actions": RNG.integers(0, 3, ROWS).astype(np.int32),
 }
 # Half of the ratios are beyond the clip range.
@@ -61,7 +62,7 @@ def half_squares(samples, values):
     [
         (policy_gradient_loss(C), policy_gradient, (LOG_PROBS, ENTROPIES)),
         (clipped_loss(CLIP, C), clipped, (LOG_PROBS, ENTROPIES)),
-        (value_loss(7.0), half_squares, (RNG.standard_normal(ROWS),)),
+        (value_loss, half_squares, (RNG.standard_normal(ROWS),)),
     ],
 )
 def test_built_in_losses(by_hand, by_torch, outputs):

@@ -15,6 +15,7 @@ import numpy as np
 
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
 from flame_rl.learner.on_policy.batch import Batch
+from flame_rl.learner.training.epochs import Descent
 from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.nets.network import Loss, Samples, Slope
 from flame_rl.settings.config import TrainConfig
@@ -37,15 +38,14 @@ def bc(
     loss = LOSSES[networks.policy.module.snapshot().head.kind]
     targets = batch.estimated_returns(config.experiment.gamma)
     count = max(1, batch.steps // settings.clone_batch_size)
+    descent = Descent(settings.learning_rate * decay, settings.max_grad_norm)
     steps: list[dict[str, float]] = []
     for _ in range(settings.clone_epochs):
         columns = networks.columns(batch, targets)
-        for minibatch in shuffle(batch, columns, count, generator):
-            numbers = networks.gradient(minibatch, loss)
-            norm = networks.adam.clip_gradient(settings.max_grad_norm)
-            networks.adam.step(settings.learning_rate * decay)
-            steps.append({"loss": numbers["loss"], "gradient_norm": norm})
-    means = {name: float(np.mean([step[name] for step in steps])) for name in steps[0]}
+        epoch = shuffle(batch, columns, count, generator)
+        steps += networks.descend(epoch, loss, descent)
+    names = "loss", "gradient_norm"
+    means = {name: float(np.mean([step[name] for step in steps])) for name in names}
     return means | {"policy_steps": float(len(steps))}
 
 

@@ -24,6 +24,7 @@ from flame_rl.learner.on_policy.losses import (
     policy_metrics,
 )
 from flame_rl.learner.on_policy.returns import standardize
+from flame_rl.learner.training.epochs import Descent
 from flame_rl.nets.network import ElementwiseLoss, Loss, Samples, Slope
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.ppo import PPOSettings
@@ -39,37 +40,31 @@ def ppo(
     """One update. Arguments and result: see `flame_rl.learner.on_policy.update.Update`."""
     settings: PPOSettings = config.algorithm
     loss = clipped_loss(settings.clip_range, settings.entropy_coefficient)
+    rate, value_rate = settings.learning_rate * decay, settings.value_learning_rate * decay
+    descent = Descent(rate, settings.max_grad_norm, settings.max_kl)
     steps: list[dict[str, float]] = []
     too_far = False
-    for epoch in range(settings.epochs):
-        if epoch == 0 or settings.recompute_advantages:
+    for number in range(settings.epochs):
+        if number == 0 or settings.recompute_advantages:
             values = networks.values(batch)
             advantages = batch.advantages(values, config.experiment.gamma, settings.gae_lambda)
             targets = advantages + values[batch.rows]
-        if epoch == 0:
+        if number == 0:
             explained = explained_variance(targets - advantages, targets)
             networks.statistics.add_returns(targets)
 
-        minibatches: list[Samples] = []
         if not too_far:
             columns = {"advantages": standardize(advantages, batch.shares)} | networks.columns(
                 batch, targets
             )
-            minibatches = shuffle(batch, columns, settings.minibatches, generator)
-        value_rate = settings.value_learning_rate * decay
+            epoch = shuffle(batch, columns, settings.minibatches, generator)
         networks.fit_values(batch, targets, 1, value_rate, generator)
-        for minibatch in minibatches:
-            numbers = networks.gradient(minibatch, loss)
-            numbers["gradient_norm"] = networks.adam.clip_gradient(settings.max_grad_norm)
-            steps.append(numbers)
-            # Not "greater than": a divergence of NaN is too far.
-            too_far = not numbers["kl"] <= settings.max_kl
-            if too_far:
-                break
-            networks.adam.step(settings.learning_rate * decay)
+        if not too_far:
+            steps += networks.descend(epoch, loss, descent)
+            too_far = descent.leads_too_far(steps[-1])
         if too_far and networks.shared:
             break
-    return policy_metrics(steps, len(steps) - too_far) | explained
+    return policy_metrics(steps, settings.max_kl) | explained
 
 
 @cache

@@ -20,6 +20,7 @@ from flame_rl.learner.on_policy.losses import (
     policy_metrics,
 )
 from flame_rl.learner.on_policy.returns import above_baseline, leave_one_out, standardize
+from flame_rl.learner.training.epochs import Descent
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.reinforce import ReinforceSettings
 
@@ -47,20 +48,12 @@ def reinforce(
 
     advantages = above_baseline(returns, baseline)
     columns = {"advantages": standardize(advantages)} | networks.columns(batch, returns)
-    minibatches = shuffle(batch, columns, settings.minibatches, generator)
+    epoch = shuffle(batch, columns, settings.minibatches, generator)
     if settings.baseline == "value":
         value_rate = settings.value_learning_rate * decay
         networks.fit_values(batch, returns, settings.value_epochs, value_rate, generator)
     loss = policy_gradient_loss(settings.entropy_coefficient)
-    steps: list[dict[str, float]] = []
-    too_far = False
-    for minibatch in minibatches:
-        numbers = networks.gradient(minibatch, loss)
-        numbers["gradient_norm"] = networks.adam.clip_gradient(settings.max_grad_norm)
-        steps.append(numbers)
-        # Not "greater than": a divergence of NaN is too far.
-        too_far = not numbers["kl"] <= settings.max_kl
-        if too_far:
-            break
-        networks.adam.step(settings.learning_rate * decay)
-    return policy_metrics(steps, len(steps) - too_far) | explained
+    rate = settings.learning_rate * decay
+    descent = Descent(rate, settings.max_grad_norm, settings.max_kl)
+    steps = networks.descend(epoch, loss, descent)
+    return policy_metrics(steps, settings.max_kl) | explained

@@ -9,8 +9,8 @@ from torch import nn
 
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.state import Part
+from flame_rl.learner.training.epochs import Descent, Epoch, descend
 from flame_rl.learner.training.normalize import RunningMoments
-from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.network import Loss, Samples
@@ -43,6 +43,6 @@ class PolicyAlone:
         """See `ActorCritic`."""
         return {}
 
-    def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
+    def descend(self, epoch: Epoch, loss: Loss, descent: Descent) -> list[dict[str, float]]:
         """See `ActorCritic`."""
-        return mean_gradient(self.policy.network, minibatch, loss, self.adam.gradient)
+        return descend(self.policy.network, self.adam, epoch, loss, descent)

@@ -416,6 +416,12 @@ class Function:
             yield
 
     @contextmanager
+    def when(self, mask: ir.Value) -> Iterator[None]:
+        """Statements for where a mask has the first lane."""
+        with self.builder.if_then(self.builder.extract_element(mask, _ZERO)):
+            yield
+
+    @contextmanager
     def if_whole(self, *counts: Index) -> Iterator[tuple[Any, Any]]:
         """Two contexts: for statements where each count is that of a whole vector or more, and for
         those of the other case. Many processors store with a mask ten times as slowly."""

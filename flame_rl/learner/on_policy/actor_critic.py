@@ -12,18 +12,15 @@ from torch import nn
 
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.losses import value_loss
-from flame_rl.learner.on_policy.value_epochs import ValueEpochs, ValueTraining
+from flame_rl.learner.on_policy.value_epochs import ValueTraining
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.adam import Adam
+from flame_rl.learner.training.epochs import Descent, Epoch, descend, descend_by
 from flame_rl.learner.training.frames import SideBySide, time_steps
 from flame_rl.learner.training.losses import Term, differentiate_sum, metrics_of, output_as_loss
-from flame_rl.learner.training.minibatches import (
-    minibatches_of,
-    number_of_minibatches,
-    random_order,
-)
+from flame_rl.learner.training.minibatches import number_of_minibatches, random_order
 from flame_rl.learner.training.normalize import RunningMoments
-from flame_rl.learner.training.slices import at_once, mean_gradient, outputs
+from flame_rl.learner.training.slices import at_once, outputs
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.nets.network import Loss, Network, Samples
 from flame_rl.settings.groups import OnPolicy
@@ -42,7 +39,7 @@ class ActorCritic(Protocol):
         shared: whether one network is both, so that its values stop learning with its policy.
         frames: how many observations, the latest and those before it, are one input.
         remembers: whether a network has a memory, so that minibatches are of whole episodes.
-        metrics: names of the numbers that `gradient` returns besides those of the policy's loss.
+        metrics: names of the numbers that `descend` returns besides those of the policy's loss.
     """
 
     policy: TrainedNetwork | Computed
@@ -71,12 +68,13 @@ class ActorCritic(Protocol):
         [N], are those of the values."""
         ...
 
-    def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
-        """Write the gradient of the policy's mean loss over a minibatch to `adam.gradient`; where
-        one network is both, the gradient of the weighted sum of its losses.
+    def descend(self, epoch: Epoch, loss: Loss, descent: Descent) -> list[dict[str, float]]:
+        """Train the policy for an epoch; where one network is both, on the weighted sum of its
+        losses.
 
         Returns:
-            The losses' numbers by name, means over the minibatch.
+            For each minibatch, up to one that led too far, the losses' numbers by name, means over
+            its steps, and "gradient_norm".
         """
         ...
 
@@ -127,19 +125,17 @@ class TwoNetworks:
         self,
         policy: TrainedNetwork,
         value: TrainedNetwork,
-        training: ValueTraining,
         statistics: Statistics,
         settings: OnPolicy,
     ) -> None:
         """
         Args:
             policy, value: the networks.
-            training: trains the value network.
             statistics: see `ActorCritic`.
             settings: with minibatches and max_grad_norm.
         """
         self.policy, self.value, self.adam = policy, value, policy.adam
-        self.training = training
+        self.training = ValueTraining(value)
         self.statistics = statistics
         self.remembers = policy.network.remembers or value.network.remembers
         self.frames = policy.network.frames
@@ -172,8 +168,8 @@ class TwoNetworks:
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
         return {}
 
-    def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
-        return mean_gradient(self.policy.network, minibatch, loss, self.adam.gradient)
+    def descend(self, epoch: Epoch, loss: Loss, descent: Descent) -> list[dict[str, float]]:
+        return descend(self.policy.network, self.adam, epoch, loss, descent)
 
     def fit_values(
         self,
@@ -184,19 +180,13 @@ class TwoNetworks:
         generator: np.random.Generator,
     ) -> None:
         count = number_of_minibatches(self._settings.minibatches, batch.steps)
+        columns = target_columns(targets, self.value.module)
+        if batch.time is not None:
+            columns["time"] = batch.time
         orders = [random_order(batch.steps, count, generator, batch.time) for _ in range(epochs)]
         self.training.begin(
-            ValueEpochs(
-                inputs=batch.value_inputs,
-                rows=batch.rows,
-                targets=targets.astype(np.float32),
-                orders=np.stack(orders),
-                minibatches=count,
-                scale=self.value.module.scale.item(),
-                learning_rate=learning_rate,
-                max_grad_norm=self._settings.max_grad_norm,
-                time=batch.time,
-            )
+            [Epoch(batch.value_inputs, batch.rows, columns, order, count) for order in orders],
+            Descent(learning_rate, self._settings.max_grad_norm),
         )
 
     def finish(self) -> dict[str, float]:
@@ -245,19 +235,22 @@ class OneNetwork:
         return values_of(self._value.network, batch)
 
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
-        own = {"targets": targets.astype(np.float32)}
+        own = target_columns(targets, self._network.module)
         return own | batch.outcomes() if self._settings.auxiliary else own
 
-    def gradient(self, minibatch: Samples, loss: Loss) -> dict[str, float]:
+    def descend(self, epoch: Epoch, loss: Loss, descent: Descent) -> list[dict[str, float]]:
         settings, (policy, value) = self._settings, OWN
-        scale = self._network.module.scale.item()
         terms = [
             Term(policy, 1.0, loss, outputs=(0, 1)),
-            Term(value, settings.value_weight, value_loss(scale), outputs=(2,)),
+            Term(value, settings.value_weight, value_loss, outputs=(2,)),
         ]
         for name, weight in zip(settings.auxiliary, settings.auxiliary_weights, strict=True):
             terms.append(Term(loss_name(name), weight, output_as_loss, outputs=(len(terms) + 1,)))
-        return differentiate_sum(terms, self._network.network, minibatch, self.adam.gradient)
+
+        def gradient_of(minibatch: Samples) -> dict[str, float]:
+            return differentiate_sum(terms, self._network.network, minibatch, self.adam.gradient)
+
+        return descend_by(gradient_of, self.adam, epoch, descent)
 
     def fit_values(
         self,
@@ -323,6 +316,12 @@ class Statistics:
         self._rescale(float(np.hypot(mean, std)))
 
 
+def target_columns(targets: np.ndarray, module: nn.Module) -> Samples:
+    """What the value loss needs, given targets, float64 [N], and the module of the values."""
+    targets = targets.astype(np.float32)
+    return {"targets": targets, "scale": np.full_like(targets, module.scale.item())}
+
+
 def values_of(network: Network, batch: Batch) -> np.ndarray:
     """The values of all observations of a prepared batch, float64 [N + E]."""
     samples = {"inputs": batch.value_inputs}
@@ -332,11 +331,9 @@ def values_of(network: Network, batch: Batch) -> np.ndarray:
     return values.astype(np.float64)
 
 
-def shuffle(
-    batch: Batch, columns: Samples, wanted: int, generator: np.random.Generator
-) -> list[Samples]:
-    """Minibatches for the policy: the steps of a prepared batch in random order, in their own order
-    if there is only one minibatch. Where a network remembers, whole episodes are shuffled.
+def shuffle(batch: Batch, columns: Samples, wanted: int, generator: np.random.Generator) -> Epoch:
+    """An epoch for the policy: the steps of a prepared batch in random order, in their own order if
+    there is only one minibatch. Where a network remembers, whole episodes are shuffled.
 
     Args:
         batch: N steps.
@@ -354,4 +351,4 @@ def shuffle(
         columns["time"] = batch.time
     if batch.weights is not None:
         columns["shares"] = batch.shares.astype(np.float32)
-    return minibatches_of(batch.policy_inputs, batch.rows, columns, order, count)
+    return Epoch(batch.policy_inputs, batch.rows, columns, order, count)

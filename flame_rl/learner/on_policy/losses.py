@@ -37,17 +37,16 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
     return ElementwiseLoss(loss, OF_POLICY)
 
 
-def value_loss(scale: float) -> Loss:
-    """(V(s_t) - target_t)^2 / 2, with both divided by `scale`, that of the value network. Samples
-    have "targets"."""
+def _value_loss(
+    samples: Samples, values: np.ndarray
+) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    errors = (values - samples["targets"]) / samples["scale"]
+    return {"loss": 0.5 * errors * errors}, (errors / samples["scale"],)
 
-    def loss(
-        samples: Samples, values: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
-        errors = (values - samples["targets"]) / scale
-        return {"loss": 0.5 * errors * errors}, (errors / scale,)
 
-    return loss
+# (V(s_t) - target_t)^2 / 2, with both divided by the scale of the value network. Samples have
+# "targets", and "scale", the same for all.
+value_loss = ElementwiseLoss(_value_loss, ("targets", "scale"))
 
 
 def kl_terms(log_ratio: np.ndarray, shares: np.ndarray | float = 1.0) -> np.ndarray:
@@ -58,21 +57,22 @@ def kl_terms(log_ratio: np.ndarray, shares: np.ndarray | float = 1.0) -> np.ndar
     return shares * (np.expm1(log_ratio) - log_ratio)
 
 
-def policy_metrics(steps: Sequence[dict[str, float]], taken: int) -> dict[str, float]:
+def policy_metrics(steps: Sequence[dict[str, float]], max_kl: float) -> dict[str, float]:
     """Metrics of the policy's epochs.
 
     Args:
-        steps: the numbers of each minibatch; see `ActorCritic.gradient`.
-        taken: the number of gradient steps, one less where --max-kl ended an epoch.
+        steps: the numbers of each minibatch; see `ActorCritic.descend`.
+        max_kl: no gradient step was taken where "kl" is greater.
 
     Returns:
-        Means of the losses and of the gradients' norms, the last minibatch's entropy, and `taken`.
+        Means of the losses and of the gradients' norms, the last minibatch's entropy, and the
+        number of gradient steps.
     """
     means = [name for name in steps[0] if name.endswith(("loss", "gradient_norm"))]
     return {
         **{name: float(np.mean([step[name] for step in steps])) for name in means},
         "policy_entropy": steps[-1]["entropy"],
-        "policy_steps": float(taken),
+        "policy_steps": float(sum(step["kl"] <= max_kl for step in steps)),
     }
 
 

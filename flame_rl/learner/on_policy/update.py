@@ -11,8 +11,6 @@ import numpy as np
 from torch import nn
 
 import model
-from flame_rl.learner.kernels.layers import CompiledLayers
-from flame_rl.learner.kernels.values import CompiledEpochs
 from flame_rl.learner.on_policy.actor_critic import (
     ActorCritic,
     Computed,
@@ -28,16 +26,12 @@ from flame_rl.learner.on_policy.kl_limit import (
     policy_samples,
     shrink_until_close,
 )
-from flame_rl.learner.on_policy.losses import value_loss
-from flame_rl.learner.on_policy.value_epochs import ValueTraining
 from flame_rl.learner.state import Part, learning_rate_factor
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.flat import state_of
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import SharedNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
-from flame_rl.nets.by_hand import NetworkByHand
-from flame_rl.nets.network import Network
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import OnPolicy
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
@@ -151,13 +145,6 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) 
         return OneNetwork(network, policy, values, statistics, settings)
     modules = model.policy(spec, config), model.value(spec, config)
     policy, value = map(train, modules)
-    training = ValueTraining(value.network, value.adam, _compiled_epochs(value.network))
     scale = partial(rescale, value.module)
     statistics = Statistics(normalizers_of(*modules), spec.observation_dim, scale)
-    return TwoNetworks(policy, value, training, statistics, settings)
-
-
-def _compiled_epochs(network: Network) -> CompiledEpochs | None:
-    if isinstance(network, NetworkByHand) and isinstance(network.layers, CompiledLayers):
-        return CompiledEpochs(network.layers, value_loss)
-    return None
+    return TwoNetworks(policy, value, statistics, settings)

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.learner.kernels.arithmetic import CompiledArithmetic
+from flame_rl.learner.kernels.gradients import CompiledNetwork
+from flame_rl.learner.kernels.heads import HEADS
 from flame_rl.learner.kernels.layers import compiled_layers
-from flame_rl.learner.kernels.policies import CompiledGaussian
 from flame_rl.learner.kernels.recurrent import compile_memories
 from flame_rl.learner.training.autograd import (
     Apply,
@@ -148,11 +149,8 @@ def network_by_hand(module: nn.Module) -> NetworkByHand | None:
     if type(normalizer) is ObservationNormalizer:
         normalize = NormalizeLayer(**normalizer.views())
     compiled = compiled_layers(placed)
-    kind = NetworkByHand
-    if compiled is not None and type(output) is GaussianHead:
-        kind = CompiledGaussian
-    computed = compiled or PlainLayers(placed)
-    return kind(computed, output, of_output, normalize)
+    kind = CompiledNetwork if compiled is not None and type(output) in HEADS else NetworkByHand
+    return kind(compiled or PlainLayers(placed), output, of_output, normalize)
 
 
 def _is_unchanged(module: nn.Module) -> bool:

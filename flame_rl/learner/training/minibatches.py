@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from flame_rl.learner.training.frames import time_steps
-from flame_rl.nets.network import Samples, split
 
 # Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.
 LEAST_MINIBATCH = 64
@@ -40,21 +39,3 @@ def random_order(
     order = generator.permutation(len(starts))
     # Each step's place is its episode's new start and its time in it.
     return np.repeat(starts[order], lengths[order]) + time_steps(lengths[order])
-
-
-def minibatches_of(
-    inputs: np.ndarray, rows: np.ndarray, columns: Samples, order: np.ndarray, count: int
-) -> list[Samples]:
-    """All steps of a batch as minibatches for one epoch.
-
-    Args:
-        inputs: the network's inputs for the batch's observations, [N + E, ...].
-        rows: the rows of the steps' observations in `inputs`, int64 [N].
-        columns: what the loss needs, [N, ...] by name; with "time", minibatches have whole
-            episodes.
-        order: the order of the steps; see `random_order`.
-        count: number of minibatches.
-    """
-    # `take` is several times as fast as indexing.
-    shuffled = {name: column.take(order, axis=0) for name, column in columns.items()}
-    return split(shuffled | {"inputs": inputs.take(rows.take(order), axis=0)}, count)

@@ -1,0 +1,118 @@
+"""An epoch of gradient steps over a batch: as machine code where there is some for the network and
+its loss, otherwise minibatch by minibatch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from flame_rl.learner.kernels import epochs as compiled
+from flame_rl.learner.kernels.gradients import CompiledNetwork
+from flame_rl.learner.training.adam import Adam
+from flame_rl.learner.training.frames import SideBySide, Stacks
+from flame_rl.learner.training.slices import mean_gradient, on_all_cores
+from flame_rl.nets.network import Loss, Network, Samples, split
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """All N steps of a batch once, in minibatches.
+
+    Attributes:
+        inputs: the network's inputs for the batch's observations, [N + E, ...].
+        rows: the rows of the steps' observations in `inputs`, int64 [N].
+        columns: what head and loss need, [N, ...] by name; with "time", the time step of each step
+            in its episode, minibatches have whole episodes.
+        order: the order of the steps, int64 [N]; see `minibatches.random_order`.
+        count: the number of minibatches.
+    """
+
+    inputs: np.ndarray | SideBySide | Stacks
+    rows: np.ndarray
+    columns: Samples
+    order: np.ndarray
+    count: int
+
+    @property
+    def steps(self) -> int:
+        """N."""
+        return len(self.rows)
+
+    @property
+    def largest(self) -> int:
+        """The steps of the largest minibatch of single steps."""
+        return -(-self.steps // self.count)
+
+    def minibatches(self) -> list[Samples]:
+        """The columns, and the steps' "inputs"."""
+        # `take` is several times as fast as indexing.
+        shuffled = {name: column.take(self.order, axis=0) for name, column in self.columns.items()}
+        inputs = self.inputs.take(self.rows.take(self.order), axis=0)
+        return split(shuffled | {"inputs": inputs}, self.count)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How gradient steps are taken.
+
+    Attributes:
+        learning_rate: Adam's step size.
+        max_grad_norm: a longer gradient is scaled down to it.
+        max_kl: an epoch ends, before its step, at a minibatch whose loss gives a greater "kl".
+    """
+
+    learning_rate: float
+    max_grad_norm: float
+    max_kl: float = math.inf
+
+    def leads_too_far(self, numbers: dict[str, float]) -> bool:
+        """Whether a minibatch of these numbers ends the epoch."""
+        # Not "greater than": a divergence of NaN is too far.
+        return not numbers.get("kl", 0.0) <= self.max_kl
+
+
+def descend(
+    network: Network, adam: Adam, epoch: Epoch, loss: Loss, descent: Descent
+) -> list[dict[str, float]]:
+    """Train a network on a loss.
+
+    Returns:
+        For each minibatch, up to one that led too far, the loss's numbers by name, means over its
+        steps, and "gradient_norm".
+    """
+    if needs_no_python(network, epoch, loss):
+        return compiled.descend(network, adam, epoch, loss, descent)
+
+    def gradient_of(minibatch: Samples) -> dict[str, float]:
+        return mean_gradient(network, minibatch, loss, adam.gradient)
+
+    return descend_by(gradient_of, adam, epoch, descent)
+
+
+def needs_no_python(network: Network, epoch: Epoch, loss: Loss) -> bool:
+    """Whether `descend` lets other threads use Python meanwhile."""
+    # Minibatches that keep all cores busy take longer on one.
+    return (
+        isinstance(network, CompiledNetwork)
+        and network.compiles(loss, epoch.columns)
+        and not on_all_cores(network, epoch.largest)
+    )
+
+
+def descend_by(
+    gradient_of: Callable[[Samples], dict[str, float]], adam: Adam, epoch: Epoch, descent: Descent
+) -> list[dict[str, float]]:
+    """As `descend`, given a function that writes a minibatch's gradient to `adam.gradient` and
+    returns its numbers."""
+    steps = []
+    for minibatch in epoch.minibatches():
+        numbers = gradient_of(minibatch)
+        numbers["gradient_norm"] = adam.clip_gradient(descent.max_grad_norm)
+        steps.append(numbers)
+        if descent.leads_too_far(numbers):
+            break
+        adam.step(descent.learning_rate)
+    return steps
