@@ -15,7 +15,7 @@ import numpy as np
 
 from flame_rl.nets.heads import RawOutput
 from flame_rl.nets.layers import DenseLayer, LayerByHand, NormalizeLayer
-from flame_rl.nets.network import Network, Samples, Slope
+from flame_rl.nets.network import Network, Samples, Slope, spread
 
 # The C library keeps the memory of arrays up to about this size for the next ones; memory for
 # larger ones comes from the kernel each time, which takes longer than the arithmetic.
@@ -67,13 +67,20 @@ class Layers(Protocol):
         """The output, float32, and what the backward pass needs."""
         ...
 
-    def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
+    def to_parameters(
+        self, kept: Kept, slope: np.ndarray, gradient: np.ndarray, halves: bool = False
+    ) -> None:
         """Write the gradients of the layers' parameters to their places in the flat gradient,
-        float32 [P], given the slope for the output, which may be overwritten."""
+        float32 [P], given the slope for the output, which may be overwritten. For `halves` see
+        `Pass`."""
         ...
 
     def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
         """The slope for the inputs, given that for the output, which may be overwritten."""
+        ...
+
+    def of_rows(self, kept: Kept, rows: np.ndarray) -> Kept:
+        """What the backward pass of these rows alone needs."""
         ...
 
 
@@ -92,7 +99,9 @@ class PlainLayers:
             kept.append(own)
         return x, tuple(kept)
 
-    def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
+    def to_parameters(
+        self, kept: Kept, slope: np.ndarray, gradient: np.ndarray, halves: bool = False
+    ) -> None:
         for number in reversed(range(len(self._layers))):
             layer, places = self._layers[number], self._placed[number].places
             if places:
@@ -104,6 +113,9 @@ class PlainLayers:
         for layer, own in zip(reversed(self._layers), reversed(kept), strict=True):
             slope = layer.to_inputs(own, slope)
         return slope
+
+    def of_rows(self, kept: Kept, rows: np.ndarray) -> Kept:
+        return tuple(tuple(array.take(rows, axis=0) for array in own) for own in kept)
 
 
 class NetworkByHand(Network):
@@ -162,12 +174,18 @@ class PassByHand:
         output, self._kept = network.layers.forward(samples["inputs"])
         self.outputs, self._back = network.output.forward(output, samples)
 
-    def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
+    def to_parameters(
+        self, slopes: tuple[Slope, ...], gradient: np.ndarray, halves: bool = False
+    ) -> None:
         slope = self._back(slopes, *self._network.gradients_in(gradient))
-        self._network.layers.to_parameters(self._kept, slope, gradient)
+        self._network.layers.to_parameters(self._kept, slope, gradient, halves)
 
-    def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
-        return self._network.layers.to_inputs(self._kept, self._back(slopes))
+    def to_inputs(self, slopes: tuple[Slope, ...], rows: np.ndarray | None = None) -> np.ndarray:
+        layers, kept = self._network.layers, self._kept
+        if rows is None:
+            return layers.to_inputs(kept, self._back(slopes))
+        slope = self._back(spread(slopes, rows, len(self.outputs[0]))).take(rows, axis=0)
+        return layers.to_inputs(layers.of_rows(kept, rows), slope)
 
 
 def _rows_in_cache(layers: Sequence[PlacedLayer]) -> int:

@@ -70,17 +70,22 @@ class Pass(Protocol):
 
     outputs: tuple[np.ndarray, ...]
 
-    def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
+    def to_parameters(
+        self, slopes: tuple[Slope, ...], gradient: np.ndarray, halves: bool = False
+    ) -> None:
         """Write the gradient of a loss, summed over the samples, to `gradient`.
 
         Args:
             slopes: the loss's slope for each output.
             gradient: float32 [P], overwritten: all parameters in order, each flat.
+            halves: whether each half of the samples may be computed on a core of its own; never
+                within `slices.at_once`. It decides the last bits of the sum.
         """
         ...
 
-    def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
-        """The loss's slope for "inputs", float32 [B, ...]."""
+    def to_inputs(self, slopes: tuple[Slope, ...], rows: np.ndarray | None = None) -> np.ndarray:
+        """The loss's slope for "inputs", float32 [B, ...]; with `rows`, int64 [K], `slopes` are
+        those for the outputs of these samples, and the result is that for their inputs."""
         ...
 
 
@@ -119,6 +124,18 @@ class Network(Protocol):
         numbers, slopes = loss(samples, *forward.outputs)
         forward.to_parameters(slopes, gradient)
         return sums_of(numbers)
+
+
+def spread(slopes: tuple[Slope, ...], rows: np.ndarray, count: int) -> tuple[Slope, ...]:
+    """Slopes for some rows of outputs, [K, ...], as those for all `count` rows; 0 elsewhere."""
+    whole = []
+    for slope in slopes:
+        if isinstance(slope, np.ndarray):
+            own = slope
+            slope = np.zeros((count, *own.shape[1:]), own.dtype)
+            slope[rows] = own
+        whole.append(slope)
+    return tuple(whole)
 
 
 def sums_of(numbers: dict[str, np.ndarray]) -> dict[str, float]:

@@ -103,7 +103,7 @@ class SAC(GradientStep):
         actions, log_probs, backward = squashed_gaussian(forward.outputs[0], noise[-1])
         values, value_slopes = self._critics.slopes(observations, actions)
         slope = backward(-value_slopes, np.full_like(log_probs, alpha))
-        self._pi.descend(forward, (slope,), rate)
+        self._pi.descend(forward, (slope,), rate, halves=True)
 
         self._log_alpha.gradient[0] = temperature_slope(log_probs, self._target_entropy)
         self._log_alpha.step(rate)

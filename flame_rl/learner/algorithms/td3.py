@@ -96,7 +96,7 @@ class TD3(GradientStep):
         observations = samples["observations"]
         forward = self._mu.network.forward({"inputs": observations})
         values, slopes = self._critics.slopes(observations, forward.outputs[0], first=True)
-        self._mu.descend(forward, (-slopes,), settings.learning_rate * decay)
+        self._mu.descend(forward, (-slopes,), settings.learning_rate * decay, halves=True)
         self._target_mu.follow(settings.tau)
         self._critics.follow(settings.tau)
         return numbers | {"loss": -values}

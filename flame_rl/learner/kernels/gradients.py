@@ -154,7 +154,7 @@ def gradient_of(
         f, loss, dict(zip(names, of_loss, strict=True)), seen, slopes, totals, rows
     )
     head.write_backward(given, slopes, output_slopes, gradient)
-    arguments = workspace, weights, output, x, output_slopes, gradient, rows
+    arguments = workspace, weights, output, x, output_slopes, gradient, rows, 0, rows
     f.call(f"{passes}_to_parameters", *arguments)
     f.end(for_python=True)
     engine.load(f.module)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
 from flame_rl.learner.kernels.network import ARRAYS, Stage, passes_of
+from flame_rl.learner.training.slices import at_once
 from flame_rl.nets.by_hand import Kept, PlacedLayer
 from flame_rl.nets.layers import DenseLayer, LayerNormLayer, SelectLayer
 
@@ -67,10 +69,23 @@ class CompiledLayers:
         """Memory for passes; see `Passes`."""
         return np.empty(self._passes.fixed + rows * self._passes.per_row, np.float32)
 
-    def to_parameters(self, kept: Kept, slope: np.ndarray, gradient: np.ndarray) -> None:
+    def to_parameters(
+        self, kept: Kept, slope: np.ndarray, gradient: np.ndarray, halves: bool = False
+    ) -> None:
         output, x, workspace = kept
-        slope = contiguous(slope, len(x), self._outputs)
-        self._passes.to_parameters(workspace, self.weights, output, x, slope, gradient, len(x))
+        rows = len(x)
+        slope = contiguous(slope, rows, self._outputs)
+
+        def write(gradient: np.ndarray, first: int, end: int) -> None:
+            arrays = workspace, self.weights, output, x, slope, gradient
+            self._passes.to_parameters(*arrays, rows, first, end)
+
+        if not halves:
+            write(gradient, 0, rows)
+            return
+        other, middle = np.empty_like(gradient), rows // 2
+        at_once([partial(write, gradient, 0, middle), partial(write, other, middle, rows)])
+        gradient += other
 
     def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
         output, x, workspace = kept
@@ -78,6 +93,17 @@ class CompiledLayers:
         result = np.empty((len(x), self._inputs), np.float32)
         self._passes.to_inputs(workspace, self.weights, output, result, slope, len(x))
         return result if self.select is None else self.select.to_inputs((), result)
+
+    def of_rows(self, kept: Kept, rows: np.ndarray) -> Kept:
+        output, x, workspace = kept
+        count, fixed, own = len(x), self._passes.fixed, self.workspace(len(rows))
+        for begin, end in self._passes.kept:
+            whole, part = (
+                memory[fixed + begin * each : fixed + end * each].reshape(each, end - begin)
+                for memory, each in ((workspace, count), (own, len(rows)))
+            )
+            whole.take(rows, axis=0, out=part, mode="clip")
+        return output.take(rows, axis=0), x.take(rows, axis=0), own
 
 
 def compiled_layers(layers: Sequence[PlacedLayer]) -> CompiledLayers | None:

@@ -69,15 +69,19 @@ class Passes:
         name: what the names of its functions begin with.
         fixed: the numbers in a workspace that do not depend on the rows.
         per_row: those of each row.
+        kept: where the arrays of a workspace begin and end that passes back need, in numbers per
+            row after the fixed ones.
         forward: (workspace, weights, output [rows, outputs], x [rows, inputs], rows).
-        to_parameters: (workspace, weights, output, x, slope, gradient, rows): writes the gradients
-            of all parameters to their places.
+        to_parameters: (workspace, weights, output, x, slope, gradient, rows, first, end): writes
+            the gradients of all parameters, summed over the rows from `first` to `end`, to their
+            places. Passes of other rows may go on at the same time.
         to_inputs: (workspace, weights, output, result [rows, inputs], slope, rows).
     """
 
     name: str
     fixed: int
     per_row: int
+    kept: tuple[tuple[int, int], ...]
     forward: Callable[..., None]
     to_parameters: Callable[..., None]
     to_inputs: Callable[..., None]
@@ -96,10 +100,14 @@ def passes_of(stages: tuple[Stage, ...]) -> Passes:
     }
     kinds = {}
     for own, (write, arrays) in writers.items():
-        kinds[own] = dict.fromkeys(("workspace", "weights", *arrays), "array") | {"rows": "integer"}
+        of_rows = ("rows", "first", "end") if own == "to_parameters" else ("rows",)
+        kinds[own] = dict.fromkeys(("workspace", "weights", *arrays), "array")
+        kinds[own] |= dict.fromkeys(of_rows, "integer")
         f = Function(module, f"{name}_{own}", **kinds[own])
         workspace, weights, *arguments = f.arguments
-        write(_Pass(f, stages, workspace, weights, f.arguments[-1]), *arguments[:-1])
+        rows = f.arguments[-len(of_rows) :]
+        p = _Pass(f, stages, workspace, weights, *rows)
+        write(p, *arguments[: len(arrays)])
         f.end(for_python=True)
     engine.load(module)
     places = _Places(stages)
@@ -107,6 +115,7 @@ def passes_of(stages: tuple[Stage, ...]) -> Passes:
         name,
         places.fixed,
         places.per_row,
+        tuple(itertools.pairwise(places.kept)),
         **{own: engine.function(f"{name}_{own}", [*kinds[own].values()]) for own in writers},
     )
 
@@ -123,7 +132,8 @@ class _Places:
             inverse: per row, the factors of a normalisation, if there is one.
             x: per row, what each activation gets.
             y: per row, what each stage gives.
-            slopes: per row, two slopes that take turns.
+            kept: per row, where all of those begin, and where the last one ends.
+            slopes: per row, two slopes that take turns; each has room for `widest` numbers.
         """
         sizes = [stage.inputs * stage.transposed_row for stage in stages]
         *self.transposed, self.fixed = itertools.accumulate(sizes, initial=0)
@@ -140,9 +150,10 @@ class _Places:
             if stage.keeps_input:
                 end += width
             self.y.append(end - width)
-        widest = max(padded(stage.inputs) for stage in stages)
-        self.slopes = end, end + widest
-        self.per_row = end + 2 * widest
+        self.kept = sorted({*self.z, *self.inverse, *self.x, *self.y, end})
+        self.widest = max(padded(stage.inputs) for stage in stages)
+        self.slopes = end, end + self.widest
+        self.per_row = end + 2 * self.widest
 
 
 class _Pass:
@@ -151,13 +162,23 @@ class _Pass:
     Attributes:
         f: the function.
         stages: of the network.
-        rows: their number.
+        rows: the number of those that it computes.
+        first: the first of these.
     """
 
     def __init__(
-        self, f: Function, stages: tuple[Stage, ...], workspace: Array, weights: Array, rows: Index
+        self,
+        f: Function,
+        stages: tuple[Stage, ...],
+        workspace: Array,
+        weights: Array,
+        all_rows: Index,
+        first: Index | int = 0,
+        end: Index | None = None,
     ) -> None:
-        self.f, self.stages, self.rows = f, stages, rows
+        self.f, self.stages, self.first = f, stages, f.integer(first)
+        self.rows = all_rows if end is None else end - first
+        self._all_rows = all_rows
         self._workspace, self._weights, self._places = workspace, weights, _Places(stages)
 
     def weight(self, number: int, which: int) -> Array:
@@ -168,9 +189,16 @@ class _Pass:
         return self._workspace + self._places.transposed[number]
 
     def kept(self, name: str, number: int) -> Array:
-        """An array with a row for each sample; see `_Places`."""
-        start = getattr(self._places, name)[number]
-        return self._workspace + (self.rows * start + self._places.fixed)
+        """An array with a row for each sample, from the first row on; see `_Places`."""
+        places = self._places
+        place = self._all_rows * getattr(places, name)[number] + places.fixed
+        widths = {"inverse": LANES, "slopes": places.widest}
+        width = widths.get(name) or padded(self.stages[number].outputs)
+        return self._workspace + (place + self.first * width)
+
+    def from_first(self, array: Array, width: int) -> Array:
+        """The rows of an array from the first one on."""
+        return array + self.first * width
 
     def output_back(self, output: Array, slope: Array) -> int:
         """In place, the slope before the last stage's activation; returns the length of its
@@ -238,6 +266,9 @@ def _write_forward(p: _Pass, output: Array, x: Array) -> None:
 
 def _write_to_parameters(p: _Pass, output: Array, x: Array, slope: Array, gradient: Array) -> None:
     f, rows = p.f, p.rows
+    width = p.stages[-1].outputs
+    output, slope = p.from_first(output, width), p.from_first(slope, width)
+    x = p.from_first(x, p.stages[0].inputs)
     slope_row = p.output_back(output, slope)
     for number in reversed(range(len(p.stages))):
         stage = p.stages[number]

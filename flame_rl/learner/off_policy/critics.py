@@ -18,7 +18,7 @@ import model
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import TargetNetwork, Train, TrainedNetwork
-from flame_rl.nets.network import Samples
+from flame_rl.nets.network import Pass, Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -133,23 +133,26 @@ class CriticEnsemble:
         Returns:
             Q(s, a), float32 [B]; dQ/da, float32 [B, A].
         """
-        inputs = _inputs(observations, actions)
-        ones = np.ones((len(actions), 1), np.float32)
-
-        def differentiate(critic: TrainedNetwork) -> tuple[np.ndarray, np.ndarray]:
-            forward = critic.network.forward(inputs)
-            return forward.outputs[0], forward.to_inputs((ones,))[:, self._observation_dim :]
-
+        inputs, width = _inputs(observations, actions), self._observation_dim
         critics = self._critics[:1] if first else self._critics
-        (values, slopes), *others = at_once([partial(differentiate, each) for each in critics])
-        for other_values, other_slopes in others:
-            if self._average:
-                slopes = (slopes + other_slopes) / 2
-                values = (values + other_values) / 2
-            else:
-                slopes = np.where(values <= other_values, slopes, other_slopes)
-                values = np.minimum(values, other_values)
-        return values[:, 0], slopes
+        passes = at_once([partial(critic.network.forward, inputs) for critic in critics])
+        values = np.stack([forward.outputs[0][:, 0] for forward in passes])
+
+        def slopes_of(forward: Pass, rows: np.ndarray) -> np.ndarray:
+            return forward.to_inputs((np.ones((len(rows), 1), np.float32),), rows)[:, width:]
+
+        if len(passes) == 1 or self._average:
+            rows = np.arange(len(actions))
+            slopes = at_once([partial(slopes_of, forward, rows) for forward in passes])
+            return values.mean(axis=0), np.mean(slopes, axis=0)
+        # Each sample's value is that of one critic, and the other has no slope there.
+        lower = values[0] <= values[1]
+        parts = np.flatnonzero(lower), np.flatnonzero(~lower)
+        found = at_once([partial(slopes_of, *each) for each in zip(passes, parts, strict=True)])
+        slopes = np.empty_like(actions)
+        for rows, own in zip(parts, found, strict=True):
+            slopes[rows] = own
+        return values.min(axis=0), slopes
 
     def follow(self, tau: float) -> None:
         """Let the target networks follow; see `TargetNetwork.follow`."""

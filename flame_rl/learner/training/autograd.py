@@ -19,7 +19,7 @@ from flame_rl.modules.layers import LayerModule
 from flame_rl.modules.recurrent import burning_in
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerKind
-from flame_rl.nets.network import Network, Samples, Slope
+from flame_rl.nets.network import Network, Samples, Slope, spread
 
 # Computes a module's outputs, [B, ...] each, from the samples as tensors.
 Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
@@ -130,7 +130,9 @@ class AutogradPass:
         self._parameters = parameters
         self.outputs = tuple(map(to_array, outputs))
 
-    def to_parameters(self, slopes: tuple[Slope, ...], gradient: np.ndarray) -> None:
+    def to_parameters(
+        self, slopes: tuple[Slope, ...], gradient: np.ndarray, halves: bool = False
+    ) -> None:
         gradient[...] = _flat(self._back(slopes, self._parameters))
 
     def to_parameters_of_one(
@@ -146,9 +148,11 @@ class AutogradPass:
         every = tuple(slopes.get(output) for output in range(len(self._outputs)))
         gradient[...] = _flat(self._back(every, self._parameters, again=not last))
 
-    def to_inputs(self, slopes: tuple[Slope, ...]) -> np.ndarray:
+    def to_inputs(self, slopes: tuple[Slope, ...], rows: np.ndarray | None = None) -> np.ndarray:
+        if rows is not None:
+            slopes = spread(slopes, rows, len(self.outputs[0]))
         (slope,) = self._back(slopes, [self._inputs])
-        return to_array(slope)
+        return to_array(slope) if rows is None else to_array(slope)[rows]
 
     def _back(
         self, slopes: tuple[Slope | None, ...], targets: list[Tensor], again: bool = False

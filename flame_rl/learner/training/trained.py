@@ -46,6 +46,7 @@ class TrainedNetwork:
         slopes: tuple[Slope, ...],
         learning_rate: float,
         max_grad_norm: float = math.inf,
+        halves: bool = False,
     ) -> None:
         """One step of Adam down a mean loss, given its slopes.
 
@@ -54,10 +55,12 @@ class TrainedNetwork:
             slopes: the slope of each sample's loss, for each output.
             learning_rate: Adam's step size.
             max_grad_norm: a gradient of a greater norm is scaled down to it.
+            halves: see `Pass.to_parameters`.
         """
         # Of the mean; there are fewer slopes than parameters.
         share = np.float32(1 / len(forward.outputs[0]))
-        forward.to_parameters(tuple(slope * share for slope in slopes), self.adam.gradient)
+        weighted = tuple(slope * share for slope in slopes)
+        forward.to_parameters(weighted, self.adam.gradient, halves)
         if max_grad_norm < math.inf:
             self.adam.clip_gradient(max_grad_norm)
         self.adam.step(learning_rate)
