@@ -125,6 +125,7 @@ class NetworkByHand(Network):
         layers: from the inputs to the output.
         output: what a loss sees.
         places: where the gradients of its arrays lie.
+        normalizer: normalises observations before the layers; None: nothing does.
     """
 
     remembers = False
@@ -143,16 +144,16 @@ class NetworkByHand(Network):
             layers: computes the output.
             output: the head.
             places: the places of the arrays of `output.learned`.
-            normalizer: normalises observations before the layers.
+            normalizer: see above.
         """
         self.layers, self.slice_rows, self.output = layers, layers.slice_rows, output
-        self.places, self._normalizer = places, normalizer
+        self.places, self.normalizer = places, normalizer
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         observations = np.asarray(observations)
-        if self._normalizer is None:
+        if self.normalizer is None:
             return observations
-        return self._normalizer.normalize(observations)
+        return self.normalizer.normalize(observations)
 
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         output, _ = self.layers.forward(samples["inputs"])

@@ -15,7 +15,10 @@ from llvmlite import ir
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
 from flame_rl.learner.kernels.emit import LANES, Function, padded
+from flame_rl.learner.kernels.gradients import CompiledNetwork
 from flame_rl.learner.kernels.library import library
+from flame_rl.nets.heads import RawOutput
+from flame_rl.nets.layers import OBSERVATION_CLIP, NormalizeLayer
 from tests.learner.test_epochs import trained_network
 
 NAMES = itertools.count()
@@ -192,3 +195,16 @@ def test_what_does_not_fit_is_refused():
         layers.to_parameters(kept, output[1:], np.empty(0, np.float32))
     with pytest.raises(ValueError, match="reshape"):
         layers.to_inputs(kept, output[1:])
+
+
+@pytest.mark.parametrize("width", [1, LANES, 2 * LANES + 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_observations_are_normalised_to_the_same_bits(width, dtype):
+    layer = NormalizeLayer(mean=random(width), std=np.abs(random(width, seed=1)) + 0.01)
+    x = (100 * random(7, width, seed=2)).astype(dtype)
+    if dtype is np.float32:
+        x[3, -1], x[4, 0] = np.nan, np.inf
+    network = CompiledNetwork(trained_network().network.layers, RawOutput(), normalizer=layer)
+    ours = network.prepare(x)
+    assert ours.dtype == np.float32 and np.abs(ours[5]).max() <= OBSERVATION_CLIP
+    np.testing.assert_array_equal(ours, layer.normalize(x))

@@ -14,6 +14,7 @@ from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.emit import LANES, Array, Function, Index, padded
 from flame_rl.learner.kernels.heads import HEADS, Given, Head
 from flame_rl.learner.kernels.layers import CompiledLayers, contiguous
+from flame_rl.learner.kernels.library import library
 from flame_rl.learner.kernels.network import Stage, passes_of
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.network import ElementwiseLoss, Loss, Samples
@@ -32,6 +33,15 @@ class CompiledNetwork(NetworkByHand):
     def head(self) -> tuple[Head, np.ndarray]:
         """The head as machine code, and its own array."""
         return HEADS[type(self.output)](self.output, self.places)
+
+    def prepare(self, observations: np.ndarray) -> np.ndarray:
+        layer = self.normalizer
+        if layer is None:
+            return super().prepare(observations)
+        x = np.ascontiguousarray(observations, np.float32)
+        result, width = np.empty_like(x), x.shape[-1]
+        library()["normalize"](result, x, layer.mean, layer.std, x.size // width, width)
+        return result
 
     def compiles(self, loss: Loss, samples: Samples) -> bool:
         """Whether the gradient of the loss is machine code."""

@@ -18,6 +18,7 @@ def library() -> dict[str, Callable[..., None]]:
     module = ir.Module()
     products.write_product(module)
     products.write_transpose(module)
+    normalization.write_normalize(module)
     normalization.write_norm_value(module)
     normalization.write_norm_gradient(module)
     normalization.write_norm_slope(module)
@@ -31,5 +32,6 @@ def library() -> dict[str, Callable[..., None]]:
     return {
         "squared_norm": engine.function("squared_norm", [_ARRAY, _ARRAY, _INTEGER]),
         "adam": engine.function("adam", [_ARRAY] * 4 + [_NUMBER] * 3 + [_INTEGER]),
+        "normalize": engine.function("normalize", [_ARRAY] * 4 + [_INTEGER] * 2),
         "follow": engine.function("follow", [_ARRAY, _ARRAY, _NUMBER, _INTEGER]),
     }

@@ -1,5 +1,5 @@
 """Layer normalisation (Ba et al. 2016, "Layer Normalization", eq. 4) and its derivative, on rows
-that are padded to whole vectors with zeros."""
+that are padded to whole vectors with zeros; and the normalisation of observations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from flame_rl.learner.kernels.emit import LANES, Function, Index, Vector
+from flame_rl.nets.layers import OBSERVATION_CLIP
+
+
+def write_normalize(module: ir.Module) -> None:
+    """y = (x - mean) / std within `OBSERVATION_CLIP`, for x and y [rows, width]."""
+    arrays = dict.fromkeys(("y", "x", "mean", "std"), "array")
+    f = Function(module, "normalize", **arrays, rows="integer", width="integer")
+    y, x, mean, std, rows, width = f.arguments
+    with f.loop(rows) as row:
+        own, result = x + row * width, y + row * width
+        for i, mask in f.vectors(width):
+            normalized = ((own + i).load(mask) - (mean + i).load(mask)) / (std + i).load(mask)
+            (result + i).store(normalized.within(-OBSERVATION_CLIP, OBSERVATION_CLIP), mask)
+    f.end(for_python=True)
 
 
 def write_norm_value(module: ir.Module) -> None:
