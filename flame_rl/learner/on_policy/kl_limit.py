@@ -23,7 +23,11 @@ _HALVINGS = 40
 
 
 def shrink_until_close(
-    policy: TrainedNetwork | Computed, before: dict[str, np.ndarray], batch: Batch, max_kl: float
+    policy: TrainedNetwork | Computed,
+    before: dict[str, np.ndarray],
+    batch: Batch,
+    samples: Samples,
+    max_kl: float,
 ) -> dict[str, float]:
     """Shorten the update of the policy, its normalisation included, until its KL divergence from
     the policy before it is at most `max_kl`; if it never is, undo the update.
@@ -35,12 +39,12 @@ def shrink_until_close(
         policy: after the update; values in the same module are shortened with it.
         before: its state before the update; see `copy_state`.
         batch: all steps that were collected.
+        samples: the same; see `policy_samples`.
         max_kl: in nats.
 
     Returns:
         "kl", and "update_scale": 1 for the whole update, 0 if it was undone.
     """
-    samples = policy_samples(batch)
     after = copy_state(policy.module)
     for halvings in range(_HALVINGS + 1):
         # The divergence grows with the square of the update.

@@ -112,7 +112,7 @@ class OnPolicyAlgorithm:
         decay = learning_rate_factor(settings.learning_rate_decay, progress)
         try:
             metrics = self.algorithm(networks, batch, self.config, decay, generator)
-            limit = shrink_until_close(networks.policy, before, batch, settings.max_kl)
+            limit = shrink_until_close(networks.policy, before, batch, samples, settings.max_kl)
         finally:
             # Whoever undoes an update that raised must not do it while the values still learn.
             values = networks.finish()
