@@ -95,13 +95,18 @@ class FactoredHead(HeadKind):
 
 
 class CategoricalHead(FactoredHead):
-    """A categorical distribution: the output is its logits; actions are int32 [B]."""
+    """A categorical distribution: the output is its logits; actions are int32 [B].
+
+    Attributes:
+        width: A, the number of choices.
+    """
 
     kind = "categorical"
     integers: ClassVar[Shapes] = {}
 
     def __init__(self, width: int) -> None:
         super().__init__(width, np.array([width]))
+        self.width = width
         self.shape = ()
 
     def sample(

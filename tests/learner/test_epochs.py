@@ -23,9 +23,10 @@ from flame_rl.learner.training.epochs import Descent, Epoch, descend, descend_by
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import Activation, Dense, LayerNorm, Select
-from flame_rl.modules.networks import GaussianPolicy, ValueNetwork
+from flame_rl.modules.networks import CategoricalPolicy, GaussianPolicy, ValueNetwork
 from flame_rl.system.errors import Interrupted
 from flame_rl.system.signals import stoppable
+from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.learners import (
     ON_POLICY,
@@ -115,6 +116,36 @@ def test_the_same_numbers_as_in_python(count, slice_rows, select, policy, monkey
     for name, sums in ours.adam.state_dict().items():
         expected = theirs.adam.state_dict()[name]
         np.testing.assert_allclose(sums, expected, atol=2e-3 * np.abs(expected).max())
+
+
+def test_choices_are_learned_as_in_python():
+    """From integers, with a column that is not there."""
+    ours, theirs = (
+        TrainedNetwork(
+            CategoricalPolicy((nn.Identity(), nn.Identity()), layers, (20,), False), network_of
+        )
+        for layers in ([Dense(WIDTH, 8), Activation("tanh"), Dense(8, 20)] for _ in range(2))
+    )
+    ours.adam.parameters[:] = theirs.adam.parameters
+    epoch, loss = epoch_of(0, count=5), clipped_loss(0.2, 0.01)
+    epoch.columns["actions"] = np.random.default_rng(1).integers(0, 20, epoch.steps, np.int32)
+    epoch.columns["log_probs"] = np.full(epoch.steps, -3, np.float32)
+    del epoch.columns["shares"]
+    found = descend(ours.network, ours.adam, epoch, loss, DESCENT)
+    expected = in_python(theirs, epoch, loss, DESCENT)
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
+    np.testing.assert_allclose(ours.adam.parameters, theirs.adam.parameters, atol=1e-4)
+
+
+def test_masked_choices_are_learned_in_python():
+    """What a mask forbids has no part in their probabilities."""
+    layers = [Dense(WIDTH, 4)]
+    policy = CategoricalPolicy((nn.Identity(), nn.Identity()), layers, (4,), False)
+    network, epoch, loss = network_of(policy), epoch_of(0), clipped_loss(0.2, 0.0)
+    assert needs_no_python(network, epoch, loss)
+    epoch.columns[ACTION_MASKS] = np.ones((epoch.steps, 4), np.uint8)
+    assert not needs_no_python(network, epoch, loss)
 
 
 @pytest.mark.parametrize("at_once", [1, 100_000])

@@ -36,6 +36,7 @@ from tests.learners import (
 ACTIONS = {
     "gaussian": spaces.Box(-1, 1, (3,)),
     "categorical": spaces.Discrete(5),
+    "many": spaces.Discrete(35),  # more than two vectors
     "factored": spaces.MultiDiscrete([2, 4, 3]),
     "one factor": spaces.MultiDiscrete([4]),
 }
@@ -70,6 +71,7 @@ def policy_samples(actions: str, rows: int) -> dict[str, np.ndarray]:
     taken = {
         "gaussian": rng.standard_normal((rows, 3)).astype(np.float32),
         "categorical": rng.integers(0, 5, rows).astype(np.int32),
+        "many": np.random.default_rng(6).integers(0, 35, rows).astype(np.int32),
         "factored": rng.integers(0, [2, 4, 3], (rows, 3)).astype(np.int32),
         "one factor": rng.integers(0, 4, (rows, 1)).astype(np.int32),
     }
@@ -122,9 +124,9 @@ def compare_with_autograd(module, columns, loss, rows):
     assert error < 5e-6 + 4 * np.abs(gradient - exact).max() / scale < 1e-3
 
 
-# A Gaussian and its loss become machine code together; another head sees the slopes of any loss.
-POLICIES = [("gaussian", loss) for loss in LOSSES]
-POLICIES += [(actions, "clipped with entropy") for actions in list(ACTIONS)[1:]]
+# Some heads and their losses become machine code together; another sees the slopes of any loss.
+POLICIES = [(actions, loss) for actions in ("gaussian", "categorical", "many") for loss in LOSSES]
+POLICIES += [(actions, "clipped with entropy") for actions in ("factored", "one factor")]
 
 
 @pytest.mark.parametrize(("actions", "loss"), POLICIES)

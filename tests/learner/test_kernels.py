@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llvmlite import ir
 
 from flame_rl.learner.kernels import engine
-from flame_rl.learner.kernels.elementwise import ACTIVATIONS
+from flame_rl.learner.kernels.elementwise import ACTIVATIONS, log, log1p
 from flame_rl.learner.kernels.emit import LANES, Function, padded
 from flame_rl.learner.kernels.gradients import CompiledNetwork
 from flame_rl.learner.kernels.library import library
@@ -98,6 +98,12 @@ def lanes_of(function) -> np.ndarray:
     return x.astype(float), y
 
 
+def log_of_square(x: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float32)
+    y = np.log((x * x + 1).astype(float))
+    return np.where(np.isfinite(y), y, np.nan)
+
+
 @pytest.mark.parametrize(
     ("ours", "exact"),
     [
@@ -110,6 +116,8 @@ def lanes_of(function) -> np.ndarray:
         (lambda x: np.maximum(x, 0.25), lambda x: np.maximum(x, np.float32(0.25))),
         (lambda x: np.where(x <= 0.25, -x, x / 2), lambda x: np.where(x <= 0.25, -x, x / 2)),
         (lambda x: 2 + 3 / (x * x + 1), lambda x: 2 + 3 / (x * x + 1)),
+        (lambda x: log1p(x.within(0, 1)), lambda x: np.log1p(x.clip(0, 1))),
+        (lambda x: log(x * x + 1), log_of_square),
     ],
 )
 def test_functions_of_a_number(ours, exact):

@@ -132,6 +132,17 @@ class Vector:
         bits = builder.shl(biased, ir.Constant(integers, [23] * LANES))
         return Vector(self.function, builder.bitcast(bits, _VECTOR))
 
+    def power_and_factor(self) -> tuple[Vector, Vector]:
+        """k and f with self = 2^k f and f from 1 to below 2, for positive numbers."""
+        builder, integers = self.function.builder, ir.VectorType(_LANE, LANES)
+        bits = builder.bitcast(self.value, integers)
+        exponent = builder.lshr(bits, ir.Constant(integers, [23] * LANES))
+        power = builder.sitofp(builder.sub(exponent, ir.Constant(integers, [127] * LANES)), _VECTOR)
+        rest = builder.and_(bits, ir.Constant(integers, [(1 << 23) - 1] * LANES))
+        factor = builder.or_(rest, ir.Constant(integers, [127 << 23] * LANES))
+        vector = builder.bitcast(factor, _VECTOR)
+        return Vector(self.function, power), Vector(self.function, vector)
+
     def polynomial(self, coefficients: Sequence[float]) -> Vector:
         """Lowest power first."""
         value = self.function.vector(coefficients[-1])
@@ -170,6 +181,9 @@ class Vector:
     def __gt__(self, bound: Vector | float) -> ir.Value:
         return self._compare(">", bound)
 
+    def equals(self, other: Vector | float) -> ir.Value:
+        return self._compare("==", other)
+
     def unless(self, mask: ir.Value, other: Vector | float) -> Vector:
         """self, but in the mask's lanes the other."""
         other = self.function.vector(other)
@@ -192,6 +206,14 @@ class Vector:
             total = total + total.shuffle(total, [lane ^ width for lane in range(LANES)])
             width //= 2
         return total
+
+    def greatest(self) -> Vector:
+        """The greatest of all lanes, in all lanes; NaN in any lane may be left out."""
+        most, width = self, LANES // 2
+        while width:
+            other = most.shuffle(most, [lane ^ width for lane in range(LANES)])
+            most, width = most.unless(most < other, other), width // 2
+        return most
 
     def shuffle(self, other: Vector, lanes: Sequence[int]) -> Vector:
         """Lanes of both vectors, numbered one after the other."""
@@ -453,6 +475,11 @@ class Function:
         if isinstance(value, Vector):
             return value
         return Vector(self, ir.Constant(_VECTOR, [ir.Constant(_FLOAT, float(value))] * LANES))
+
+    def from_number(self, first: int) -> Vector:
+        """`first` in the first lane, and one more in each lane after it."""
+        numbers = [ir.Constant(_FLOAT, float(first + lane)) for lane in range(LANES)]
+        return Vector(self, ir.Constant(_VECTOR, numbers))
 
     def broadcast(self, number: ir.Value) -> Vector:
         empty = ir.Constant(_VECTOR, ir.Undefined)

@@ -11,10 +11,15 @@ from typing import ClassVar, Protocol
 import numpy as np
 from llvmlite import ir
 
+from flame_rl.learner.kernels.elementwise import log
 from flame_rl.learner.kernels.emit import LANES, Array, Function, Index, Vector
 from flame_rl.nets.by_hand import ArrayPlace
 from flame_rl.nets.continuous import GaussianHead
+from flame_rl.nets.discrete import CategoricalHead
 from flame_rl.nets.heads import RawOutput, ValueOutput
+
+# Below every logit.
+_LOWEST = -3e38
 
 
 class Head(Protocol):
@@ -151,10 +156,7 @@ class _Gaussian:
             for start, mask in zip(self.starts, self.masks, strict=True)
         ]
         self.inverses = [(-each).exp() for each in log_stds]
-        total = f.vector(0.0)
-        for each in log_stds:
-            total = total + each
-        self.constant = total.sum() + 0.5 * math.log(2 * math.pi) * width
+        self.constant = _sum(f, log_stds) + 0.5 * math.log(2 * math.pi) * width
 
     def z(self, row: Index) -> list[Vector]:
         """(action - mean) / std of a row."""
@@ -164,6 +166,83 @@ class _Gaussian:
             at = row * self._width + start
             vectors.append(((actions + at).load(mask) - (mean + at).load(mask)) * inverse)
         return vectors
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A loss sees log-probabilities of actions, and entropies.
+
+    Attributes:
+        width: A, the number of choices. There is no array of its own.
+    """
+
+    width: int
+
+    seen = 2
+    columns: ClassVar[dict[str, int]] = {"actions": 1}
+
+    def write_forward(self, given: Given, seen: Sequence[Array]) -> None:
+        one = given.f.first_lanes(1)
+        with given.f.loop(given.rows) as row:
+            own = _Choices(self.width, given, row)
+            (seen[0] + row).store(own.log_prob, one)
+            (seen[1] + row).store(own.entropy, one)
+
+    def write_backward(
+        self, given: Given, slopes: Sequence[Array], output_slopes: Array, gradient: Array
+    ) -> None:
+        # With p = softmax(x): d log p_a / d x_j = [a = j] - p_j, and with the entropy H,
+        # d H / d x_j = -p_j (log p_j + H).
+        with given.f.loop(given.rows) as row:
+            own = _Choices(self.width, given, row)
+            of_log_prob, of_entropy = ((each + row).number() for each in slopes)
+            for number, (log_p, p) in enumerate(zip(own.log_p, own.p, strict=True)):
+                slope = -p * (of_log_prob + of_entropy * (log_p + own.entropy))
+                slope = slope + of_log_prob.only(own.chosen[number])
+                at = output_slopes + (row * self.width + own.starts[number])
+                at.store(slope, own.masks[number])
+
+
+class _Choices:
+    """What both ways of a categorical distribution need, of one row.
+
+    Attributes:
+        starts, masks: of the vectors that hold the choices.
+        log_p, p: logarithms of the probabilities, and these, in such vectors.
+        chosen: masks of the choice that was taken.
+        log_prob, entropy: in all lanes.
+    """
+
+    def __init__(self, width: int, given: Given, row: Index) -> None:
+        f, (actions,) = given.f, given.columns
+        self.starts = range(0, width, LANES)
+        self.masks: list[ir.Value] = [f.first_lanes(width - start) for start in self.starts]
+        logits = [
+            (given.output + (row * width + start)).load(mask)
+            for start, mask in zip(self.starts, self.masks, strict=True)
+        ]
+        greatest = f.vector(_LOWEST)
+        for each, mask in zip(logits, self.masks, strict=True):
+            own = f.vector(_LOWEST).unless(mask, each)
+            greatest = greatest.unless(greatest < own, own)
+        shifted = [each - greatest.greatest() for each in logits]
+        powers = [each.exp().only(m) for each, m in zip(shifted, self.masks, strict=True)]
+        total = _sum(f, powers)
+        self.log_p = [each - log(total) for each in shifted]
+        self.p = [each / total for each in powers]
+        self.entropy = -_sum(f, [p * own for p, own in zip(self.p, self.log_p, strict=True)])
+        action = (actions + row).number()
+        self.chosen = [f.from_number(start).equals(action) for start in self.starts]
+        taken = [own.only(mask) for own, mask in zip(self.log_p, self.chosen, strict=True)]
+        self.log_prob = _sum(f, taken)
+
+
+def _sum(f: Function, vectors: Sequence[Vector]) -> Vector:
+    """Of all lanes, in all lanes."""
+    total = f.vector(0.0)
+    for each in vectors:
+        total = total + each
+    return total.sum()
 
 
 def _gaussian(output: GaussianHead, places: tuple[ArrayPlace, ...]) -> tuple[Head, np.ndarray]:
@@ -176,5 +255,6 @@ HEADS: dict[
     type[RawOutput], Callable[[RawOutput, tuple[ArrayPlace, ...]], tuple[Head, np.ndarray]]
 ] = {
     GaussianHead: _gaussian,
+    CategoricalHead: lambda output, places: (Categorical(output.width), np.zeros(1, np.float32)),
     ValueOutput: lambda output, places: (Value(), output.scale),
 }

@@ -10,15 +10,11 @@ import numpy as np
 from llvmlite import ir
 
 from flame_rl.learner.kernels import engine
-from flame_rl.learner.kernels.elementwise import tanh
-from flame_rl.learner.kernels.emit import LANES, Array, Function, Index, Vector
+from flame_rl.learner.kernels.elementwise import log1p, tanh
+from flame_rl.learner.kernels.emit import LANES, Array, Function, Index
 from flame_rl.learner.kernels.layers import contiguous
 from flame_rl.learner.off_policy.squashed import Backward
 from flame_rl.nets.continuous import LOG_STD_RANGE
-
-# 2 artanh(s) / s as a polynomial in s^2, lowest power first, for s from 0 to 1/3: within 5e-9,
-# relatively.
-_LOG1P = 2.000000008, 0.6666632041, 0.4002465133, 0.279643447, 0.2816145376
 
 
 def compiled_squashed_gaussian(
@@ -109,7 +105,7 @@ def _write_forward(
         total = f.vector(0.0)
         for n in _numbers(f, width, row, output, noise):
             (actions + n.place).store(tanh(n.u), n.mask)
-            log_slope = 2.0 * (math.log(2) - n.u.absolute() - _log1p(n.decay))
+            log_slope = 2.0 * (math.log(2) - n.u.absolute() - log1p(n.decay))
             constant = 0.5 * math.log(2 * math.pi)
             terms = 0.5 * n.noise * n.noise + n.log_std + constant + log_slope
             total = total + terms.only(n.mask)
@@ -141,9 +137,3 @@ def _write_backward(
             place = result + n.place + row * width
             place.store(of_u, n.mask)
             (place + width).store(of_log_std, n.mask)
-
-
-def _log1p(x: Vector) -> Vector:
-    """log(1 + x) for x from 0 to 1, which is 2 artanh(s) with s = x / (2 + x)."""
-    s = x / (2.0 + x)
-    return s * (s * s).polynomial(_LOG1P)
