@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from flame_rl import Trainer
-from flame_rl.learner.training.adam import Adam
+from flame_rl.learner.kernels import epochs
+from flame_rl.learner.training import adam
 from flame_rl.run.saved.checkpoint import read_checkpoint
 from flame_rl.run.saved.retention import list_checkpoints
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
+from flame_rl.system.signals import end_if_stopped
 from tests.helpers import environment_id, run_here
 from tests.runs import assert_same_run, rows
 
@@ -107,21 +109,23 @@ def test_the_number_of_workers_changes_no_byte(run, workers, files, wholes, tmp_
 def test_an_interrupted_run_goes_on(run, files, wholes, tmp_path, monkeypatch):
     """By SIGINT in the middle of the first and of a later update, and by a kill, which leaves an
     earlier checkpoint."""
-    step = Adam.step
     for at in (2, 7):
         count = 0
 
-        def counted(*arguments, at=at):
+        def counted(at=at):
             nonlocal count
             count += 1
             if count == at:
                 os.kill(os.getpid(), signal.SIGINT)
-            return step(*arguments)
+            end_if_stopped()
 
         folder = tmp_path / str(at)
         folder.mkdir()
         with monkeypatch.context() as patch:
-            patch.setattr(Adam, "step", counted)
+            # Before every step, by Python and by machine code.
+            patch.setattr(adam, "end_if_stopped", counted)
+            patch.setattr(epochs, "end_if_stopped", counted)
+            patch.setattr(epochs, "_AT_ONCE", 1)
             done = run_here(*flags_of(run, files), "--output", "run", cwd=folder)
         assert done.returncode == 128 + signal.SIGINT, done.stderr
         assert rows(folder / "run") < 1 + SMALL["iterations"]

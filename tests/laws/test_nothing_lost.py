@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,13 @@ import numpy as np
 import pytest
 
 from flame_rl import TrainConfig, Trainer
+from flame_rl.learner.kernels import epochs
 from flame_rl.learner.learner import Learner
-from flame_rl.learner.training.adam import Adam
 from flame_rl.report import Reporters
 from flame_rl.report.tables import TableReporter, metrics_row
 from flame_rl.run.iteration import run_iteration, undone_if_it_fails
 from flame_rl.run.saved import checkpoint, retention
+from flame_rl.system.signals import end_if_stopped
 from tests.helpers import ROOT, clean_environment, run_here, start_main
 from tests.runs import RUN, assert_same_run
 
@@ -188,7 +190,7 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number, tmp_path):
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize(("algorithm", "at"), [("reinforce", 1), ("ppo", 3)])
+@pytest.mark.parametrize(("algorithm", "at"), [("reinforce", 2), ("ppo", 7)])
 def test_an_exception_within_an_update_leaves_the_learner_as_it_was(
     error, algorithm, at, monkeypatch
 ):
@@ -200,16 +202,18 @@ def test_an_exception_within_an_update_leaves_the_learner_as_it_was(
     with Trainer(config) as trainer:
         found = [trainer.train().weights_digest]
         state = copy.deepcopy(trainer.learner.state_dict())
-        step, calls = Adam.step, []
+        count = 0
 
-        def fail(self, rate):
-            calls.append(rate)
-            step(self, rate)
-            if len(calls) == at:
+        def fail():
+            nonlocal count
+            count += threading.current_thread() is threading.main_thread()
+            if count == at:
                 raise error("in the middle")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Adam, "step", fail)
+            # Before every step.
+            patch.setattr(epochs, "end_if_stopped", fail)
+            patch.setattr(epochs, "_AT_ONCE", 1)
             with pytest.raises(error):
                 trainer.train()
         assert trainer.totals.iterations == 1
@@ -271,19 +275,22 @@ def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(number, tmp_p
     flags = (*flags, "--workers", "0", "--iterations", "4")
     whole = run_here(*flags, "--output", "whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    step, calls = Adam.step, []
+    count = 0
 
-    def counted(self, rate):
-        calls.append(rate)
-        if len(calls) == 150:
+    def counted():
+        nonlocal count
+        count += threading.current_thread() is threading.main_thread()
+        if count == 150:
             os.kill(os.getpid(), number)
-        step(self, rate)
+        end_if_stopped()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Adam, "step", counted)
+        # Before every step.
+        patch.setattr(epochs, "end_if_stopped", counted)
+        patch.setattr(epochs, "_AT_ONCE", 1)
         done = run_here(*flags, "--output", "run", cwd=tmp_path)
     assert done.returncode == 128 + number, done.stderr
-    assert len(calls) == 150
+    assert count == 150
     (saved,) = retention.list_checkpoints(tmp_path / "run" / "checkpoints")
     again = run_here("--resume", "run", cwd=tmp_path)
     assert f"Going on after iteration {int(saved.stem) - 1}" in again.stdout

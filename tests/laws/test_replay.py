@@ -123,12 +123,12 @@ def count_descents(monkeypatch, happen, at: int) -> None:
     """Call `happen` in the middle of a gradient step: before one of its networks descends."""
     descend, count = TrainedNetwork.descend, 0
 
-    def counted(*arguments) -> None:
+    def counted(*arguments, **options) -> None:
         nonlocal count
         count += 1
         if count == at:
             happen()
-        descend(*arguments)
+        descend(*arguments, **options)
 
     monkeypatch.setattr(TrainedNetwork, "descend", counted)
 

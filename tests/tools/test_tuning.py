@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import pickle
 import subprocess
 import sys
@@ -133,9 +134,16 @@ def test_a_run_that_a_signal_ended_goes_on_and_one_that_fails_is_a_failed_trial(
     start = tuning.start_run
 
     def killed_once(words, prints):
-        process = start(words, prints)
-        if len(runs) == 2:
+        if len(runs) != 1:
+            return start(words, prints)
+        folder = Path(words[words.index("--output") + 1])
+        folder.mkdir()
+        # Until it is killed, it waits for the lock, and writes nothing.
+        with (folder / ".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            process = start(words, prints)
             process.kill()
+            process.wait()
         return process
 
     monkeypatch.setattr(tuning, "start_run", killed_once)

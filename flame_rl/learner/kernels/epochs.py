@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flame_rl.learner.training.epochs import Descent, Epoch
 
 # Samples that are learned from in one call; between two calls the user may stop the run.
-_AT_ONCE = 100_000
+_AT_ONCE = 20_000
 _ARRAYS = (
     *("workspace", "weights", "own", "gradient", "of_slice", "parameters", "first", "second"),
     *("inputs", "rows", "order", "samples", "room", "factors", "totals", "norms", "state"),
