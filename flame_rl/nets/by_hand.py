@@ -75,12 +75,11 @@ class Layers(Protocol):
         `Pass`."""
         ...
 
-    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
-        """The slope for the inputs, given that for the output, which may be overwritten."""
-        ...
-
-    def of_rows(self, kept: Kept, rows: np.ndarray) -> Kept:
-        """What the backward pass of these rows alone needs."""
+    def to_inputs(
+        self, kept: Kept, slope: np.ndarray, rows: np.ndarray | None = None
+    ) -> np.ndarray:
+        """The slope for the inputs, of all rows or of these, int64 [K], given that for the output
+        of all rows, which may be overwritten."""
         ...
 
 
@@ -109,13 +108,12 @@ class PlainLayers:
             if number:
                 slope = layer.to_inputs(kept[number], slope)
 
-    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+    def to_inputs(
+        self, kept: Kept, slope: np.ndarray, rows: np.ndarray | None = None
+    ) -> np.ndarray:
         for layer, own in zip(reversed(self._layers), reversed(kept), strict=True):
             slope = layer.to_inputs(own, slope)
-        return slope
-
-    def of_rows(self, kept: Kept, rows: np.ndarray) -> Kept:
-        return tuple(tuple(array.take(rows, axis=0) for array in own) for own in kept)
+        return slope if rows is None else slope.take(rows, axis=0)
 
 
 class NetworkByHand(Network):
@@ -182,11 +180,9 @@ class PassByHand:
         self._network.layers.to_parameters(self._kept, slope, gradient, halves)
 
     def to_inputs(self, slopes: tuple[Slope, ...], rows: np.ndarray | None = None) -> np.ndarray:
-        layers, kept = self._network.layers, self._kept
-        if rows is None:
-            return layers.to_inputs(kept, self._back(slopes))
-        slope = self._back(spread(slopes, rows, len(self.outputs[0]))).take(rows, axis=0)
-        return layers.to_inputs(layers.of_rows(kept, rows), slope)
+        if rows is not None:
+            slopes = spread(slopes, rows, len(self.outputs[0]))
+        return self._network.layers.to_inputs(self._kept, self._back(slopes), rows)
 
 
 def _rows_in_cache(layers: Sequence[PlacedLayer]) -> int:

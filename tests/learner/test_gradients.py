@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import nn
 
 import model
 from flame_rl.learner.algorithms.ppo import clipped_loss
@@ -19,7 +20,8 @@ from flame_rl.learner.training import choose, minibatches
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.modules.networks import Returns
+from flame_rl.modules.layers import Activation, Dense, LayerNorm
+from flame_rl.modules.networks import CriticNetwork, Returns
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerByHand
@@ -162,6 +164,44 @@ def torch_loss(name: str, log_probs, entropies, samples):
     ratio = (log_probs - old).exp()
     clipped = ratio.clamp(0.8, 1.2)
     return -torch.minimum(ratio * advantages, clipped * advantages) - c * entropies
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 61, 200])
+@pytest.mark.parametrize("activation", ["tanh", "silu"])
+def test_a_gradient_in_halves_is_the_gradient(activation, rows, compiled, monkeypatch):
+    """Whatever is in new memory."""
+    if not compiled:
+        monkeypatch.setattr(choose, "compiled_layers", lambda layers: None)
+    network = network_of(networks("gaussian", activation, (8, 12), False)[0])
+    samples = policy_samples("gaussian", rows)
+    samples["inputs"] = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
+    slopes = samples["advantages"], 0.5
+    # Of three dense layers, and of log std.
+    whole, halves = np.empty((2, (4 + 1) * 8 + (8 + 1) * 12 + (12 + 1) * 3 + 3), np.float32)
+    network.forward(samples).to_parameters(slopes, whole)
+    monkeypatch.setattr(np, "empty_like", lambda array: np.full_like(array, 1e6))
+    network.forward(samples).to_parameters(slopes, halves, halves=True)
+    np.testing.assert_allclose(halves, whole, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("by", ["machine code", "NumPy", "torch"])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("rows", [[], [3], [5, 0, 5, 59], list(range(60))])
+def test_the_slope_for_some_inputs_is_that_for_all(rows, norm, by, monkeypatch):
+    if by == "NumPy":
+        monkeypatch.setattr(choose, "compiled_layers", lambda layers: None)
+    layers = [Dense(7, 20), *([LayerNorm(20)] if norm else []), Activation("silu"), Dense(20, 1)]
+    module = CriticNetwork(4, nn.Identity(), [], layers)
+    network = AutogradNetwork(module) if by == "torch" else network_of(module)
+    assert isinstance(network, NetworkByHand) == (by != "torch")
+    inputs = np.random.default_rng(0).standard_normal((60, 7)).astype(np.float32)
+    rows, slopes = np.array(rows, np.int64), np.random.default_rng(1).standard_normal((60, 1))
+    slopes = slopes.astype(np.float32)
+    slopes[5] = 2
+    whole = network.forward({"inputs": inputs}).to_inputs((slopes,))
+    some = network.forward({"inputs": inputs}).to_inputs((slopes[rows],), rows)
+    np.testing.assert_allclose(some, whole[rows], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -201,6 +201,10 @@ def test_what_does_not_fit_is_refused():
             layers.forward(wrong)
     with pytest.raises(ValueError, match="reshape"):
         layers.to_parameters(kept, output[1:], np.empty(0, np.float32))
+    normalizer = NormalizeLayer(mean=random(3), std=np.ones(3, np.float32))
+    network = CompiledNetwork(layers, RawOutput(), normalizer=normalizer)
+    with pytest.raises(ValueError, match="reshape"):
+        network.prepare(random(8, 4))
     with pytest.raises(ValueError, match="reshape"):
         layers.to_inputs(kept, output[1:])
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from flame_rl.learner.kernels import layers
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.adam import PlainArithmetic
@@ -105,8 +106,9 @@ VARIANTS = {
 @pytest.mark.parametrize("slice_steps", [8192, 5])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_loss_and_gradient(continuous, slice_steps, variant, monkeypatch):
-    monkeypatch.setattr(by_hand, "_SLICE_BYTES", 32 * slice_steps)
-    monkeypatch.setattr(by_hand, "_LEAST_ROWS", 1)
+    for module, memory in ((by_hand, "_SLICE_BYTES"), (layers, "_WORKSPACE")):
+        monkeypatch.setattr(module, memory, 1)
+        monkeypatch.setattr(module, "_LEAST_ROWS", slice_steps)
     options = {"gamma": 0.9, "entropy_coefficient": 0.1} | VARIANTS[variant]
     learner = learner_of(continuous, **options)
     policy = copy.deepcopy(learner.parts["policy"])
@@ -152,8 +154,10 @@ def test_values_are_fitted_after_they_were_used(variant):
 
 
 def test_the_number_of_cores_changes_no_bit(monkeypatch):
-    monkeypatch.setattr(by_hand, "_SLICE_BYTES", 32 * 3)
-    monkeypatch.setattr(by_hand, "_LEAST_ROWS", 1)
+    # So many slices that all cores compute some.
+    for module, memory in ((by_hand, "_SLICE_BYTES"), (layers, "_WORKSPACE")):
+        monkeypatch.setattr(module, memory, 1)
+        monkeypatch.setattr(module, "_LEAST_ROWS", 1)
     digests = set()
     for cores in (1, 2, 7):
         monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)

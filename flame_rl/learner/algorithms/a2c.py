@@ -49,4 +49,4 @@ def a2c(
     descent = Descent(rate, settings.max_grad_norm, settings.max_kl)
     steps = networks.descend(epoch, loss, descent)
     explained = explained_variance(targets - advantages, targets)
-    return policy_metrics(steps, settings.max_kl) | explained
+    return policy_metrics(steps, descent) | explained

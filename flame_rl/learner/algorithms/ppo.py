@@ -64,7 +64,7 @@ def ppo(
             too_far = descent.leads_too_far(steps[-1])
         if too_far and networks.shared:
             break
-    return policy_metrics(steps, settings.max_kl) | explained
+    return policy_metrics(steps, descent) | explained
 
 
 @cache

@@ -56,4 +56,4 @@ def reinforce(
     rate = settings.learning_rate * decay
     descent = Descent(rate, settings.max_grad_norm, settings.max_kl)
     steps = networks.descend(epoch, loss, descent)
-    return policy_metrics(steps, settings.max_kl) | explained
+    return policy_metrics(steps, descent) | explained

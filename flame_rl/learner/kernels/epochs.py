@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from flame_rl.learner.training.adam import Adam
     from flame_rl.learner.training.epochs import Descent, Epoch
 
-# Samples that are learned from in one call; between two calls the user may stop the run.
-_AT_ONCE = 20_000
+# Samples times parameters of one call, which takes a tenth of a second at most; between two calls
+# the user may stop the run.
+_AT_ONCE = 1 << 30
 _ARRAYS = (
     *("workspace", "weights", "own", "gradient", "of_slice", "parameters", "first", "second"),
-    *("inputs", "rows", "order", "samples", "room", "factors", "totals", "norms", "state"),
+    *("inputs", "rows", "order", "samples", "room", "factors", "totals", "ends", "state"),
 )
 _INTEGERS = "begin", "end", "steps", "minibatches", "slice_rows", "size"
 
@@ -41,36 +42,37 @@ def descend(
     gradient, function = _epoch(layers.stages, head, loss, names)
     inputs, steps, count = layers.inputs_of(epoch.inputs), epoch.steps, epoch.count
     rows, order = (np.ascontiguousarray(array, np.int64) for array in (epoch.rows, epoch.order))
-    columns = [contiguous(epoch.columns[n], steps, w) for n, w in gradient.columns.items()]
+    columns = [contiguous(epoch.columns[name], steps, width) for name, width in gradient.columns]
     slice_rows = min(epoch.largest, layers.slice_rows)
-    widths = inputs.shape[1] + sum(gradient.columns.values())
+    widths = inputs.shape[1] + sum(width for _, width in gradient.columns)
     samples, room = (
-        np.empty(size, np.float32)
-        for size in (slice_rows * widths + LANES, gradient.room(slice_rows))
+        np.empty(size, np.float32) for size in (slice_rows * widths, gradient.room(slice_rows))
     )
     workspace, of_slice = layers.workspace(slice_rows), np.empty_like(adam.gradient)
     factors = np.array(adam.factors(count, descent.learning_rate), np.float32)
     totals = np.zeros((count, len(gradient.numbers), LANES), np.float32)
-    norms, state = np.full(count, -1, np.float32), np.zeros(2 * LANES, np.float32)
-    at_once = max(1, _AT_ONCE // epoch.largest)
+    ends, state = np.full((count, 2), -1, np.float32), np.zeros(2 * LANES, np.float32)
+    at_once = max(1, _AT_ONCE // (epoch.largest * adam.parameters.size))
     done = 0
     for begin in range(0, count, at_once):
         end_if_stopped()
         function(
             *(workspace, layers.weights, own, adam.gradient, of_slice, adam.parameters, *adam.sums),
-            *(inputs, rows, order, samples, room, factors, totals, norms, state, *columns),
+            *(inputs, rows, order, samples, room, factors, totals, ends, state, *columns),
             *(begin, min(begin + at_once, count), steps, count, slice_rows, adam.parameters.size),
             *(descent.max_grad_norm, descent.max_kl),
         )
-        before, done = done, int(np.count_nonzero(norms != -1))
+        before, done = done, int(np.count_nonzero(ends[:, 0] != -1))
         too_far = not state[0] <= np.float32(descent.max_kl)
         adam.steps += done - before - too_far
         if too_far:
             break
     sizes = np.diff(np.arange(done + 1) * steps // count)
     means = totals[:done].sum(axis=2, dtype=np.float64) / sizes[:, None]
+    if "kl" in gradient.numbers:  # as it was compared
+        means[:, gradient.numbers.index("kl")] = ends[:done, 1]
     named = (*gradient.numbers, "gradient_norm")
-    rows_of_numbers = np.column_stack([means, norms[:done]]).tolist()
+    rows_of_numbers = np.column_stack([means, ends[:done, 0]]).tolist()
     return [dict(zip(named, numbers, strict=True)) for numbers in rows_of_numbers]
 
 
@@ -88,12 +90,12 @@ def _epoch(
             inputs: float32 [..., D].
             rows: the row of each step in `inputs`, int64 [N].
             order: of the steps, int64 [N].
-            samples: room for the inputs and columns of each row of a slice, and a vector.
+            samples: room for the inputs and columns of each row of a slice.
             factors: epsilon and rate of Adam for each minibatch, float32 [minibatches, 2].
             totals: of the loss's numbers of each minibatch in shares, float32 [minibatches,
                 numbers, LANES]; 0 at first.
-            norms: the gradient's, of each minibatch, float32 [minibatches]; -1 at first, and where
-                the epoch has ended before.
+            ends: of each minibatch the gradient's norm and the mean of "kl", float32 [minibatches,
+                2]; -1 at first, and where the epoch has ended before.
             state: the mean of "kl" in all lanes, 0 without one, and room for a vector, float32 [2,
                 LANES]; 0 at first.
             the columns: float32 [N, their width] each.
@@ -102,12 +104,13 @@ def _epoch(
             max_norm, max_kl: see `Descent`.
     """
     gradient_function = gradient_of(stages, head, loss, names)
-    name, widths = f"{gradient_function.name}_epoch", [*gradient_function.columns.values()]
-    kinds = dict.fromkeys((*_ARRAYS, *gradient_function.columns), "array")
+    name, widths = f"{gradient_function.name}_epoch", [w for _, w in gradient_function.columns]
+    columns = [f"column{number}" for number in range(len(widths))]
+    kinds = dict.fromkeys((*_ARRAYS, *columns), "array")
     kinds |= dict.fromkeys(_INTEGERS, "integer") | {"max_norm": "number", "max_kl": "number"}
     f = Function(ir.Module(), name, **kinds)
     workspace, weights, own, gradient, of_slice, parameters, *sums = f.arguments[:8]
-    inputs, rows, order, samples, room, factors, totals, norms, state = f.arguments[8:17]
+    inputs, rows, order, samples, room, factors, totals, ends, state = f.arguments[8:17]
     given, numbers = f.arguments[17 : 17 + len(widths)], f.arguments[17 + len(widths) :]
     begin, end, steps, minibatches, slice_rows, size, max_norm, max_kl = numbers
     kept = len(gradient_function.numbers) * LANES
@@ -140,10 +143,11 @@ def _epoch(
         f.call("squared_norm", squares, gradient, size)
         mean = 1.0 / count.number()
         norm = squares.load().sum().sqrt() * mean
-        (norms + number).store(norm, f.first_lanes(1))
+        (ends + number * 2).store(norm, f.first_lanes(1))
         if "kl" in gradient_function.numbers:
             kl = own_totals + gradient_function.numbers.index("kl") * LANES
             state.store(kl.load().sum() * mean)
+            (ends + (number * 2 + 1)).store(state.load(), f.first_lanes(1))
         factor = mean.unless(norm > max_norm, mean * max_norm / norm)
         epsilon, rate = ((factors + (number * 2 + of)).number() for of in (0, 1))
         with f.when(state.number() <= max_kl):

@@ -38,8 +38,9 @@ class CompiledNetwork(NetworkByHand):
         layer = self.normalizer
         if layer is None:
             return super().prepare(observations)
-        x = np.ascontiguousarray(observations, np.float32)
-        result, width = np.empty_like(x), x.shape[-1]
+        width = layer.mean.size
+        x = contiguous(observations, *np.shape(observations)[:-1], width)
+        result = np.empty_like(x)
         library()["normalize"](result, x, layer.mean, layer.std, x.size // width, width)
         return result
 
@@ -70,7 +71,7 @@ class CompiledNetwork(NetworkByHand):
         x = layers.inputs_of(samples["inputs"])
         rows = len(x)
         totals = np.zeros((len(compiled.numbers), LANES), np.float32)
-        columns = [contiguous(samples[name], rows, w) for name, w in compiled.columns.items()]
+        columns = [contiguous(samples[name], rows, width) for name, width in compiled.columns]
         workspace, room = layers.workspace(rows), np.empty(compiled.room(rows), np.float32)
         compiled.function(workspace, layers.weights, x, own, gradient, room, totals, *columns, rows)
         return dict(zip(compiled.numbers, np.add.reduce(totals, axis=1).tolist(), strict=True))
@@ -93,7 +94,7 @@ def outputs_of(stages: tuple[Stage, ...], head: Head) -> Callable[..., None]:
     seen = [f"seen{number}" for number in range(head.seen)]
     arrays = "workspace", "weights", "x", "own", "output", *seen, *head.columns
     kinds = dict.fromkeys(arrays, "array") | {"rows": "integer"}
-    name = f"{passes}_outputs"
+    name = f"{passes}_outputs{next(_COUNT)}"
     f = Function(ir.Module(), name, **kinds)
     workspace, weights, x, own, output, *others, rows = f.arguments
     f.call(f"{passes}_forward", workspace, weights, output, x, rows)
@@ -120,7 +121,8 @@ class Gradient:
             the columns: float32 [rows, their width] each.
             rows: their number.
         numbers: the names of the loss's numbers.
-        columns: those that the samples must have, and the width of each.
+        columns: those that the samples must have, and the width of each; first the head's, then the
+            loss's.
         width: of the network's output.
         seen: see `Head`.
     """
@@ -128,7 +130,7 @@ class Gradient:
     name: str
     function: Callable[..., None]
     numbers: tuple[str, ...]
-    columns: dict[str, int]
+    columns: tuple[tuple[str, int], ...]
     width: int
     seen: int
 
@@ -144,8 +146,9 @@ def gradient_of(
     """Compile the gradient of a loss of samples that have these of its columns."""
     passes = passes_of(stages).name
     name = f"{passes}_gradient{next(_COUNT)}"
-    columns = {**head.columns, **dict.fromkeys(names, 1)}
-    arrays = "workspace", "weights", "x", "own", "gradient", "room", "totals", *columns
+    columns = (*head.columns.items(), *((own, 1) for own in names))
+    numbered = [f"column{number}" for number in range(len(columns))]
+    arrays = "workspace", "weights", "x", "own", "gradient", "room", "totals", *numbered
     kinds = dict.fromkeys(arrays, "array") | {"rows": "integer"}
     f = Function(ir.Module(), name, **kinds)
     workspace, weights, x, own, gradient, room, totals, *others, rows = f.arguments

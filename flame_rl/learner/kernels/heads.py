@@ -20,13 +20,15 @@ from flame_rl.nets.heads import RawOutput, ValueOutput
 
 # Below every logit.
 _LOWEST = -3e38
+# With more choices, whose vectors are all written out, it would take long to compile.
+_MOST_CHOICES = 256
 
 
 class Head(Protocol):
     """Writes a head's part of a function.
 
     Attributes:
-        seen: the numbers that a loss sees of each row.
+        seen: how many numbers a loss sees of each row.
         columns: the columns of the samples that the head needs, and the width of each.
     """
 
@@ -104,7 +106,7 @@ class Gaussian:
         return {"actions": self.width}
 
     def write_forward(self, given: Given, seen: Sequence[Array]) -> None:
-        f, own = given.f, _Gaussian(self.width, given)
+        f, own = given.f, _GaussianNumbers(self.width, given)
         one = f.first_lanes(1)
         with f.loop(given.rows) as row:
             squares = f.vector(0.0)
@@ -119,7 +121,7 @@ class Gaussian:
     ) -> None:
         # With z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1, and
         # d entropy / d log std = 1.
-        f, own = given.f, _Gaussian(self.width, given)
+        f, own = given.f, _GaussianNumbers(self.width, given)
         of_log_probs, of_entropies = slopes
         zero = f.vector(0.0)
         with f.loop_with(given.rows, [zero], LANES, whole=False) as (i, (rest,), following):
@@ -136,8 +138,8 @@ class Gaussian:
             (gradient + (self.place + start)).store(own_sum + rest.sum(), mask)
 
 
-class _Gaussian:
-    """What both ways of a Gaussian need.
+class _GaussianNumbers:
+    """What forward and backward of a Gaussian need.
 
     Attributes:
         masks: of the vectors that hold the numbers of an action.
@@ -184,7 +186,7 @@ class Categorical:
     def write_forward(self, given: Given, seen: Sequence[Array]) -> None:
         one = given.f.first_lanes(1)
         with given.f.loop(given.rows) as row:
-            own = _Choices(self.width, given, row)
+            own = _CategoricalNumbers(self.width, given, row)
             (seen[0] + row).store(own.log_prob, one)
             (seen[1] + row).store(own.entropy, one)
 
@@ -194,7 +196,7 @@ class Categorical:
         # With p = softmax(x): d log p_a / d x_j = [a = j] - p_j, and with the entropy H,
         # d H / d x_j = -p_j (log p_j + H).
         with given.f.loop(given.rows) as row:
-            own = _Choices(self.width, given, row)
+            own = _CategoricalNumbers(self.width, given, row)
             of_log_prob, of_entropy = ((each + row).number() for each in slopes)
             for number, (log_p, p) in enumerate(zip(own.log_p, own.p, strict=True)):
                 slope = -p * (of_log_prob + of_entropy * (log_p + own.entropy))
@@ -203,8 +205,8 @@ class Categorical:
                 at.store(slope, own.masks[number])
 
 
-class _Choices:
-    """What both ways of a categorical distribution need, of one row.
+class _CategoricalNumbers:
+    """What forward and backward of a categorical distribution need, of one row.
 
     Attributes:
         starts, masks: of the vectors that hold the choices.
@@ -225,10 +227,12 @@ class _Choices:
         for each, mask in zip(logits, self.masks, strict=True):
             own = f.vector(_LOWEST).unless(mask, each)
             greatest = greatest.unless(greatest < own, own)
-        shifted = [each - greatest.greatest() for each in logits]
+        greatest = greatest.greatest()
+        shifted = [each - greatest for each in logits]
         powers = [each.exp().only(m) for each, m in zip(shifted, self.masks, strict=True)]
         total = _sum(f, powers)
-        self.log_p = [each - log(total) for each in shifted]
+        log_total = log(total)
+        self.log_p = [each - log_total for each in shifted]
         self.p = [each / total for each in powers]
         self.entropy = -_sum(f, [p * own for p, own in zip(self.p, self.log_p, strict=True)])
         action = (actions + row).number()
@@ -248,6 +252,12 @@ def _sum(f: Function, vectors: Sequence[Vector]) -> Vector:
 def _gaussian(output: GaussianHead, places: tuple[ArrayPlace, ...]) -> tuple[Head, np.ndarray]:
     (place,) = places
     return Gaussian(len(output.log_std), place.start // 4), output.log_std
+
+
+def has_machine_code(output: RawOutput) -> bool:
+    """Whether there is a head here for a network's output."""
+    few = type(output) is not CategoricalHead or output.width <= _MOST_CHOICES
+    return type(output) in HEADS and few
 
 
 # For the heads of flame_rl/nets/: the one here, and its array.

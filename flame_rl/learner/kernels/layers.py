@@ -83,18 +83,24 @@ class CompiledLayers:
         if not halves:
             write(gradient, 0, rows)
             return
-        other, middle = np.empty_like(gradient), rows // 2
+        # Places of a head's parameters are not written.
+        other, middle = np.zeros_like(gradient), rows // 2
         at_once([partial(write, gradient, 0, middle), partial(write, other, middle, rows)])
         gradient += other
 
-    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
+    def to_inputs(
+        self, kept: Kept, slope: np.ndarray, rows: np.ndarray | None = None
+    ) -> np.ndarray:
+        if rows is not None:
+            kept, slope = self._of_rows(kept, rows), slope.take(rows, axis=0)
         output, x, workspace = kept
         slope = contiguous(slope, len(x), self._outputs)
         result = np.empty((len(x), self._inputs), np.float32)
         self._passes.to_inputs(workspace, self.weights, output, result, slope, len(x))
         return result if self.select is None else self.select.to_inputs((), result)
 
-    def of_rows(self, kept: Kept, rows: np.ndarray) -> Kept:
+    def _of_rows(self, kept: Kept, rows: np.ndarray) -> Kept:
+        """What the backward pass of these rows alone needs."""
         output, x, workspace = kept
         count, fixed, own = len(x), self._passes.fixed, self.workspace(len(rows))
         for begin, end in self._passes.kept:

@@ -138,12 +138,12 @@ class CriticEnsemble:
         passes = at_once([partial(critic.network.forward, inputs) for critic in critics])
         values = np.stack([forward.outputs[0][:, 0] for forward in passes])
 
-        def slopes_of(forward: Pass, rows: np.ndarray) -> np.ndarray:
-            return forward.to_inputs((np.ones((len(rows), 1), np.float32),), rows)[:, width:]
+        def slopes_of(forward: Pass, rows: np.ndarray | None = None) -> np.ndarray:
+            count = len(actions if rows is None else rows)
+            return forward.to_inputs((np.ones((count, 1), np.float32),), rows)[:, width:]
 
         if len(passes) == 1 or self._average:
-            rows = np.arange(len(actions))
-            slopes = at_once([partial(slopes_of, forward, rows) for forward in passes])
+            slopes = at_once([partial(slopes_of, forward) for forward in passes])
             return values.mean(axis=0), np.mean(slopes, axis=0)
         # Each sample's value is that of one critic, and the other has no slope there.
         lower = values[0] <= values[1]

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from flame_rl.learner.training.epochs import Descent
 from flame_rl.nets.network import ElementwiseLoss, Loss, Samples, Slope
 
 # The columns that losses of a policy use, besides its inputs and outputs.
@@ -57,12 +58,12 @@ def kl_terms(log_ratio: np.ndarray, shares: np.ndarray | float = 1.0) -> np.ndar
     return shares * (np.expm1(log_ratio) - log_ratio)
 
 
-def policy_metrics(steps: Sequence[dict[str, float]], max_kl: float) -> dict[str, float]:
+def policy_metrics(steps: Sequence[dict[str, float]], descent: Descent) -> dict[str, float]:
     """Metrics of the policy's epochs.
 
     Args:
         steps: the numbers of each minibatch; see `ActorCritic.descend`.
-        max_kl: no gradient step was taken where "kl" is greater.
+        descent: how they were taken.
 
     Returns:
         Means of the losses and of the gradients' norms, the last minibatch's entropy, and the
@@ -72,7 +73,7 @@ def policy_metrics(steps: Sequence[dict[str, float]], max_kl: float) -> dict[str
     return {
         **{name: float(np.mean([step[name] for step in steps])) for name in means},
         "policy_entropy": steps[-1]["entropy"],
-        "policy_steps": float(sum(step["kl"] <= max_kl for step in steps)),
+        "policy_steps": float(sum(not descent.leads_too_far(step) for step in steps)),
     }
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from flame_rl.learner.kernels.arithmetic import CompiledArithmetic
 from flame_rl.learner.kernels.gradients import CompiledNetwork
-from flame_rl.learner.kernels.heads import HEADS
+from flame_rl.learner.kernels.heads import has_machine_code
 from flame_rl.learner.kernels.layers import compiled_layers
 from flame_rl.learner.kernels.recurrent import compile_memories
 from flame_rl.learner.training.autograd import (
@@ -149,7 +149,7 @@ def network_by_hand(module: nn.Module) -> NetworkByHand | None:
     if type(normalizer) is ObservationNormalizer:
         normalize = NormalizeLayer(**normalizer.views())
     compiled = compiled_layers(placed)
-    kind = CompiledNetwork if compiled is not None and type(output) in HEADS else NetworkByHand
+    kind = CompiledNetwork if compiled is not None and has_machine_code(output) else NetworkByHand
     return kind(compiled or PlainLayers(placed), output, of_output, normalize)
 
 

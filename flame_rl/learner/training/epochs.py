@@ -25,7 +25,7 @@ class Epoch:
         inputs: the network's inputs for the batch's observations, [N + E, ...].
         rows: the rows of the steps' observations in `inputs`, int64 [N].
         columns: what head and loss need, [N, ...] by name; with "time", the time step of each step
-            in its episode, minibatches have whole episodes.
+            in its episode, minibatches that are computed by Python have whole episodes.
         order: the order of the steps, int64 [N]; see `minibatches.random_order`.
         count: the number of minibatches.
     """
@@ -70,8 +70,8 @@ class Descent:
 
     def leads_too_far(self, numbers: dict[str, float]) -> bool:
         """Whether a minibatch of these numbers ends the epoch."""
-        # Not "greater than": a divergence of NaN is too far.
-        return not numbers.get("kl", 0.0) <= self.max_kl
+        # Not "greater than": a divergence of NaN is too far. As machine code compares them.
+        return not np.float32(numbers.get("kl", 0.0)) <= np.float32(self.max_kl)
 
 
 def descend(
