@@ -19,7 +19,7 @@ from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.update import make_actor_critic
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.device import reproducible
-from flame_rl.learner.training.epochs import Descent
+from flame_rl.learner.training.minibatches import Descent
 from flame_rl.wire.messages import EnvironmentSpec
 
 

@@ -8,6 +8,7 @@ back to its parameters, by torch's autograd (autograd.py) or by hand (by_hand.py
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,11 @@ NO_COLUMNS: Samples = {}
 # The derivative of each sample's loss with respect to one of its outputs: an array in the output's
 # shape, or one number for all.
 Slope = np.ndarray | float
+
+
+# Adam, an epoch, and how it descends -> the numbers of its minibatches; see
+# `flame_rl.learner.training.minibatches.descend`.
+EpochFunction = Callable[..., list[dict[str, float]]]
 
 
 class Loss(Protocol):
@@ -124,6 +130,11 @@ class Network(Protocol):
         numbers, slopes = loss(samples, *forward.outputs)
         forward.to_parameters(slopes, gradient)
         return sums_of(numbers)
+
+    def epochs_by_itself(self, loss: Loss, columns: Samples) -> EpochFunction | None:
+        """What trains the network on a loss for whole epochs, without Python, so that another
+        thread may use it; None: nothing does. `columns` are those of the samples."""
+        return None
 
 
 def spread(slopes: tuple[Slope, ...], rows: np.ndarray, count: int) -> tuple[Slope, ...]:

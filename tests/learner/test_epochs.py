@@ -13,13 +13,14 @@ from gymnasium import spaces
 from torch import nn
 
 from flame_rl.learner.algorithms.ppo import clipped_loss
-from flame_rl.learner.kernels import epochs as compiled
+from flame_rl.learner.kernels.learning import epochs as compiled
+from flame_rl.learner.kernels.learning import network
 from flame_rl.learner.on_policy import value_epochs
 from flame_rl.learner.on_policy.kl_limit import shrink_until_close
 from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.on_policy.value_epochs import ValueTraining
 from flame_rl.learner.training.choose import network_of
-from flame_rl.learner.training.epochs import Descent, Epoch, descend, descend_by, needs_no_python
+from flame_rl.learner.training.minibatches import Descent, Epoch, by_itself, descend, descend_by
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import Activation, Dense, LayerNorm, Select
@@ -104,7 +105,7 @@ def test_the_same_numbers_as_in_python(count, slice_rows, select, policy, monkey
         if policy:
             samples = epoch.columns | {"inputs": epoch.inputs.take(epoch.rows, axis=0)}
             epoch.columns["log_probs"] += 20 + theirs.network.outputs(samples)[0]
-        assert needs_no_python(ours.network, epoch, loss)
+        assert by_itself(ours.network, epoch, loss)
         found = descend(ours.network, ours.adam, epoch, loss, DESCENT)
         expected = in_python(theirs, epoch, loss, DESCENT)
         assert len(found) == len(expected) == count
@@ -170,7 +171,7 @@ def test_choices_are_learned_as_in_python():
     epoch.columns["actions"] = np.random.default_rng(1).integers(0, 20, epoch.steps, np.int32)
     epoch.columns["log_probs"] = np.full(epoch.steps, -3, np.float32)
     del epoch.columns["shares"]
-    assert needs_no_python(ours.network, epoch, loss)
+    assert by_itself(ours.network, epoch, loss)
     found = descend(ours.network, ours.adam, epoch, loss, DESCENT)
     expected = in_python(theirs, epoch, loss, DESCENT)
     for one, other in zip(found, expected, strict=True):
@@ -182,10 +183,10 @@ def test_masked_choices_are_learned_in_python():
     """What a mask forbids has no part in their probabilities."""
     layers = [Dense(WIDTH, 4)]
     policy = CategoricalPolicy((nn.Identity(), nn.Identity()), layers, (4,), False)
-    network, epoch, loss = network_of(policy), epoch_of(0), clipped_loss(0.2, 0.0)
-    assert needs_no_python(network, epoch, loss)
+    own, epoch, loss = network_of(policy), epoch_of(0), clipped_loss(0.2, 0.0)
+    assert by_itself(own, epoch, loss)
     epoch.columns[ACTION_MASKS] = np.ones((epoch.steps, 4), np.uint8)
-    assert not needs_no_python(network, epoch, loss)
+    assert by_itself(own, epoch, loss) is None
 
 
 @pytest.mark.parametrize("at_once", [1, 1 << 30])
@@ -201,7 +202,7 @@ def test_an_epoch_ends_where_the_policy_has_gone_too_far(wrong, at_once, monkeyp
     log_probs[sixth] += wrong
     epoch.columns["log_probs"] = log_probs
     descent, loss = Descent(1e-4, 0.5, 0.1), clipped_loss(0.2, 0.0)
-    assert needs_no_python(trained.network, epoch, loss)
+    assert by_itself(trained.network, epoch, loss)
     found = descend(trained.network, trained.adam, epoch, loss, descent)
     expected = in_python(unlike, epoch, loss, descent)
     assert len(found) == len(expected) == 6
@@ -214,14 +215,14 @@ def test_an_epoch_ends_where_the_policy_has_gone_too_far(wrong, at_once, monkeyp
 def test_one_core_and_two_give_the_same_bytes(algorithm, monkeypatch):
     options = {"algorithm": algorithm, "epochs": 3, "value_epochs": 2, "hidden_sizes": (16, 16)}
     learners, threads = [], []
-    original = compiled.descend
+    original = network.run_epoch
 
-    def descend_here(network, adam, epoch, loss, descent):
+    def run_here(layers, head, own, loss, *others):
         if loss is value_loss:
             threads.append(threading.current_thread() is threading.main_thread())
-        return original(network, adam, epoch, loss, descent)
+        return original(layers, head, own, loss, *others)
 
-    monkeypatch.setattr(compiled, "descend", descend_here)
+    monkeypatch.setattr(network, "run_epoch", run_here)
     for cores in (1, 2):
         monkeypatch.setattr(value_epochs, "available_cores", lambda cores=cores: cores)
         learners.append(learner_of(True, **options))
@@ -236,7 +237,7 @@ def test_one_core_and_two_give_the_same_bytes(algorithm, monkeypatch):
 
 def test_large_minibatches_are_computed_slice_by_slice(monkeypatch):
     trained = trained_network()
-    monkeypatch.setattr(compiled, "descend", None)
+    monkeypatch.setattr(network, "run_epoch", None)
     training = ValueTraining(trained)
     training.begin([epoch_of(0, steps=16 * trained.network.slice_rows, count=1)], DESCENT)
     assert training.finish() > 0
@@ -252,14 +253,14 @@ def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
     learner = make_learner(spec, **options)
     begun, may_end = threading.Event(), threading.Event()
     finished = []
-    original = compiled.descend
+    original = network.run_epoch
 
-    def slow(network, adam, epoch, loss, descent):
+    def slow(layers, head, own, loss, *others):
         if loss is value_loss:
             begun.set()
             assert may_end.wait(60)
             finished.append(True)
-        return original(network, adam, epoch, loss, descent)
+        return original(layers, head, own, loss, *others)
 
     def failing(*arguments):
         assert begun.wait(60)
@@ -267,7 +268,7 @@ def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
         raise ZeroDivisionError
 
     monkeypatch.setattr(value_epochs, "available_cores", lambda: 2)
-    monkeypatch.setattr(compiled, "descend", slow)
+    monkeypatch.setattr(network, "run_epoch", slow)
     if fails == "descend":
         monkeypatch.setattr(learner.algorithm.networks, "descend", failing)
     else:
@@ -279,18 +280,18 @@ def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
 
 def test_the_kl_limit_is_checked_while_values_learn(monkeypatch):
     learner = learner_of(True, algorithm="reinforce", hidden_sizes=(16, 16))
-    checked, original = threading.Event(), compiled.descend
+    checked, original = threading.Event(), network.run_epoch
 
-    def slow(network, adam, epoch, loss, descent):
+    def slow(layers, head, own, loss, *others):
         assert loss is not value_loss or checked.wait(60)
-        return original(network, adam, epoch, loss, descent)
+        return original(layers, head, own, loss, *others)
 
     def check(*arguments):
         checked.set()
         return shrink_until_close(*arguments)
 
     monkeypatch.setattr(value_epochs, "available_cores", lambda: 2)
-    monkeypatch.setattr(compiled, "descend", slow)
+    monkeypatch.setattr(network, "run_epoch", slow)
     monkeypatch.setattr("flame_rl.learner.on_policy.update.shrink_until_close", check)
     assert "value_loss" in learner.update(random_episodes(True))
 

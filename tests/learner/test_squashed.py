@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from flame_rl.learner.kernels.squashed import compiled_squashed_gaussian
 from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
 
 ROWS, WIDTH = 50, 3
@@ -116,43 +115,6 @@ def test_clipped_log_stds():
         np.testing.assert_allclose(own, other, atol=1e-9)
     assert actions[0, 0] == pytest.approx(0.5 * math.exp(-20), rel=1e-6)
     assert actions[0, 1] == pytest.approx(math.tanh(0.5 * math.exp(2)))
-
-
-@pytest.mark.parametrize("width", [1, 3, 16, 21])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
-def test_machine_code_is_as_close_to_float64_as_numpy(scale, width):
-    rng = np.random.default_rng(width)
-    means, noise, of_actions = rng.standard_normal((3, 200, width))
-    output = np.concatenate([scale * means, rng.uniform(-22, 3, means.shape)], axis=1)
-    given = output, noise, of_actions, rng.standard_normal(200)
-    results = []
-    for function, dtype in (
-        (compiled_squashed_gaussian, np.float32),
-        (squashed_gaussian, np.float32),
-        (squashed_gaussian, np.float64),
-    ):
-        # The same numbers for all: where float32 clips, float64 does.
-        output, noise, *slopes = (array.astype(np.float32).astype(dtype) for array in given)
-        actions, log_probs, backward = function(output, noise)
-        results.append((actions, log_probs, backward(*slopes)))
-    for ours, single, double in zip(*results, strict=True):
-        assert ours.dtype == np.float32
-        size = np.abs(double).max()
-        error = np.abs(ours - double).max() / size
-        assert error < 1e-6 + 3 * np.abs(single - double).max() / size < 1e-4
-    assert ((results[0][2][:, width:] == 0) == (results[2][2][:, width:] == 0)).mean() > 0.99
-
-
-def test_machine_code_of_huge_outputs_stays_finite():
-    output = np.array([[1e4, -1e4, 100, 2, 2, -3], [-50, 50, 0, 0, 0, 0]], np.float32)
-    noise = np.zeros((2, 3), np.float32)
-    found, expected = [], []
-    for function, results in ((compiled_squashed_gaussian, found), (squashed_gaussian, expected)):
-        actions, log_probs, backward = function(output, noise)
-        slopes = backward(np.ones((2, 3), np.float32), np.ones(2, np.float32))
-        results += [actions, log_probs, slopes]
-    for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_float32_is_close_to_float64():

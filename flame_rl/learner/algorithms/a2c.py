@@ -19,7 +19,7 @@ from flame_rl.learner.on_policy.losses import (
     policy_metrics,
 )
 from flame_rl.learner.on_policy.returns import standardize
-from flame_rl.learner.training.epochs import Descent
+from flame_rl.learner.training.minibatches import Descent
 from flame_rl.settings.a2c import A2CSettings
 from flame_rl.settings.config import TrainConfig
 

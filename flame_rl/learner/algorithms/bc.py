@@ -15,7 +15,7 @@ import numpy as np
 
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
 from flame_rl.learner.on_policy.batch import Batch
-from flame_rl.learner.training.epochs import Descent
+from flame_rl.learner.training.minibatches import Descent
 from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.nets.network import Loss, Samples, Slope
 from flame_rl.settings.config import TrainConfig

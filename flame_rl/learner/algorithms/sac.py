@@ -21,11 +21,10 @@ import torch
 from torch import nn
 
 import model
-from flame_rl.learner.kernels.squashed import compiled_squashed_gaussian
 from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.squashed import temperature_slope
+from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
 from flame_rl.learner.training.flat import adam_of
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import Train
@@ -95,13 +94,13 @@ class SAC(GradientStep):
         )
 
         next_noise = noise[:-1].reshape(-1, self._width)
-        next_actions, next_log_probs, _ = compiled_squashed_gaussian(next_output, next_noise)
+        next_actions, next_log_probs, _ = squashed_gaussian(next_output, next_noise)
         entropies = -np.float32(alpha) * next_log_probs.reshape(steps, count)
         next_values = self._critics.target_values(following, next_actions[:count]) + entropies[0]
         bonus = (samples["between_discounts"].T * entropies[1:]).sum(axis=0)
         numbers = self._critics.learn(samples, next_values, decay, bonus)
 
-        actions, log_probs, backward = compiled_squashed_gaussian(forward.outputs[0], noise[-1])
+        actions, log_probs, backward = squashed_gaussian(forward.outputs[0], noise[-1])
         values, value_slopes = self._critics.slopes(observations, actions)
         slope = backward(-value_slopes, np.full_like(log_probs, alpha))
         self._pi.descend(forward, (slope,), rate, halves=True)

@@ -9,7 +9,7 @@ from torch import nn
 
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.state import Part
-from flame_rl.learner.training.epochs import Descent, Epoch, descend
+from flame_rl.learner.training.minibatches import Descent, Epoch, descend
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of

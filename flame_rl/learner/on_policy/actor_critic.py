@@ -15,10 +15,16 @@ from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.on_policy.value_epochs import ValueTraining
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.adam import Adam
-from flame_rl.learner.training.epochs import Descent, Epoch, descend, descend_by
 from flame_rl.learner.training.frames import SideBySide, time_steps
 from flame_rl.learner.training.losses import Term, differentiate_sum, metrics_of, output_as_loss
-from flame_rl.learner.training.minibatches import number_of_minibatches, random_order
+from flame_rl.learner.training.minibatches import (
+    Descent,
+    Epoch,
+    descend,
+    descend_by,
+    number_of_minibatches,
+    random_order,
+)
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import at_once, outputs
 from flame_rl.learner.training.trained import TrainedNetwork

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from flame_rl.learner.training.epochs import Descent
+from flame_rl.learner.training.minibatches import Descent
 from flame_rl.nets.network import ElementwiseLoss, Loss, Samples, Slope
 
 # The columns that losses of a policy use, besides its inputs and outputs.

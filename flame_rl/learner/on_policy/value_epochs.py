@@ -8,7 +8,7 @@ from contextvars import copy_context
 from functools import cache
 
 from flame_rl.learner.on_policy.losses import value_loss
-from flame_rl.learner.training.epochs import Descent, Epoch, descend, needs_no_python
+from flame_rl.learner.training.minibatches import Descent, Epoch, by_itself, descend
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.system.machine import available_cores
 
@@ -25,9 +25,9 @@ class ValueTraining:
         """Begin epochs of the value loss, one at least; the network must not be used before
         `finish`."""
         self.finish()
-        elsewhere = needs_no_python(self._trained.network, epochs[0], value_loss)
+        elsewhere = by_itself(self._trained.network, epochs[0], value_loss)
         # What is computed by Python trains here, because two threads would wait for its lock.
-        if elsewhere and available_cores() > 1:
+        if elsewhere is not None and available_cores() > 1:
             # The context has NumPy's settings, and the user's wish to stop.
             context = copy_context()
             self._running = _thread().submit(context.run, self._fit, epochs, descent)

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.learner.kernels.arithmetic import CompiledArithmetic
-from flame_rl.learner.kernels.gradients import CompiledNetwork
-from flame_rl.learner.kernels.heads import has_machine_code
 from flame_rl.learner.kernels.layers import compiled_layers
+from flame_rl.learner.kernels.learning.heads import has_machine_code
+from flame_rl.learner.kernels.learning.network import CompiledNetwork
 from flame_rl.learner.kernels.recurrent import compile_memories
 from flame_rl.learner.training.autograd import (
     Apply,

@@ -12,16 +12,16 @@ from llvmlite import ir
 
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.emit import LANES, Array, Function, Index
-from flame_rl.learner.kernels.gradients import CompiledNetwork, Gradient, gradient_of, names_of
-from flame_rl.learner.kernels.heads import Head
-from flame_rl.learner.kernels.layers import contiguous
+from flame_rl.learner.kernels.layers import CompiledLayers, contiguous
+from flame_rl.learner.kernels.learning.gradients import Gradient, columns_in, gradient_of
+from flame_rl.learner.kernels.learning.heads import Head
 from flame_rl.learner.kernels.network import Stage
 from flame_rl.nets.network import ElementwiseLoss
 from flame_rl.system.signals import end_if_stopped
 
 if TYPE_CHECKING:
     from flame_rl.learner.training.adam import Adam
-    from flame_rl.learner.training.epochs import Descent, Epoch
+    from flame_rl.learner.training.minibatches import Descent, Epoch
 
 # Samples times parameters of one call, which takes a tenth of a second at most; between two calls
 # the user may stop the run.
@@ -33,12 +33,17 @@ _ARRAYS = (
 _INTEGERS = "begin", "end", "steps", "minibatches", "slice_rows", "size"
 
 
-def descend(
-    network: CompiledNetwork, adam: Adam, epoch: Epoch, loss: ElementwiseLoss, descent: Descent
+def run_epoch(
+    layers: CompiledLayers,
+    head: Head,
+    own: np.ndarray,
+    loss: ElementwiseLoss,
+    adam: Adam,
+    epoch: Epoch,
+    descent: Descent,
 ) -> list[dict[str, float]]:
-    """See `flame_rl.learner.training.epochs.descend`."""
-    layers, (head, own) = network.layers, network.head
-    names = names_of(loss, epoch.columns)
+    """See `flame_rl.learner.training.minibatches.descend`; `own` is the head's array."""
+    names = columns_in(loss, epoch.columns)
     gradient, function = _epoch(layers.stages, head, loss, names)
     inputs, steps, count = layers.inputs_of(epoch.inputs), epoch.steps, epoch.count
     rows, order = (np.ascontiguousarray(array, np.int64) for array in (epoch.rows, epoch.order))

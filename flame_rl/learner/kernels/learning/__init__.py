@@ -1,0 +1,1 @@
+"""Losses, gradients and epochs of networks as machine code."""

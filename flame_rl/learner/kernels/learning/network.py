@@ -1,0 +1,76 @@
+"""Networks whose layers and head are machine code."""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+
+import numpy as np
+
+from flame_rl.learner.kernels.emit import LANES
+from flame_rl.learner.kernels.layers import CompiledLayers, contiguous
+from flame_rl.learner.kernels.learning.epochs import run_epoch
+from flame_rl.learner.kernels.learning.gradients import columns_in, gradient_of, outputs_of
+from flame_rl.learner.kernels.learning.heads import HEADS, Head
+from flame_rl.learner.kernels.library import library
+from flame_rl.nets.by_hand import NetworkByHand
+from flame_rl.nets.network import ElementwiseLoss, EpochFunction, Loss, Samples
+from flame_rl.wire.masks import ACTION_MASKS
+
+
+class CompiledNetwork(NetworkByHand):
+    """See `Network`. Compiled layers and a head of `HEADS`, with which elementwise losses are
+    compiled."""
+
+    layers: CompiledLayers
+
+    @cached_property
+    def head(self) -> tuple[Head, np.ndarray]:
+        """The head as machine code, and its own array."""
+        return HEADS[type(self.output)](self.output, self.places)
+
+    def prepare(self, observations: np.ndarray) -> np.ndarray:
+        layer = self.normalizer
+        if layer is None:
+            return super().prepare(observations)
+        width = layer.mean.size
+        x = contiguous(observations, *np.shape(observations)[:-1], width)
+        result = np.empty_like(x)
+        library()["normalize"](result, x, layer.mean, layer.std, x.size // width, width)
+        return result
+
+    def compiles(self, loss: Loss, samples: Samples) -> bool:
+        """Whether the gradient of the loss is machine code."""
+        return isinstance(loss, ElementwiseLoss) and ACTION_MASKS not in samples
+
+    def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
+        if ACTION_MASKS in samples:
+            return super().outputs(samples)
+        layers, (head, own) = self.layers, self.head
+        x = layers.inputs_of(samples["inputs"])
+        rows = len(x)
+        seen = np.empty((head.seen, rows), np.float32)
+        output = np.empty((rows, layers.stages[-1].outputs), np.float32)
+        columns = [contiguous(samples[name], rows, w) for name, w in head.columns.items()]
+        workspace = layers.workspace(rows)
+        outputs_of(layers.stages, head)(
+            workspace, layers.weights, x, own, output, *seen, *columns, rows
+        )
+        return tuple(seen)
+
+    def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
+        if not self.compiles(loss, samples):
+            return super().differentiate(loss, samples, gradient)
+        layers, (head, own) = self.layers, self.head
+        compiled = gradient_of(layers.stages, head, loss, columns_in(loss, samples))
+        x = layers.inputs_of(samples["inputs"])
+        rows = len(x)
+        totals = np.zeros((len(compiled.numbers), LANES), np.float32)
+        columns = [contiguous(samples[name], rows, width) for name, width in compiled.columns]
+        workspace, room = layers.workspace(rows), np.empty(compiled.room(rows), np.float32)
+        compiled.function(workspace, layers.weights, x, own, gradient, room, totals, *columns, rows)
+        return dict(zip(compiled.numbers, np.add.reduce(totals, axis=1).tolist(), strict=True))
+
+    def epochs_by_itself(self, loss: Loss, columns: Samples) -> EpochFunction | None:
+        if not self.compiles(loss, columns):
+            return None
+        return partial(run_epoch, self.layers, *self.head, loss)
