@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flame_rl.learner.training.adam import Adam
     from flame_rl.learner.training.minibatches import Descent, Epoch
 
-# Samples times parameters of one call, which takes a tenth of a second at most; between two calls
+# Samples times parameters of one call, which takes about a tenth of a second; between two calls
 # the user may stop the run.
 _AT_ONCE = 1 << 30
 _ARRAYS = (
