@@ -38,7 +38,7 @@ class CompiledNetwork(NetworkByHand):
         library()["normalize"](result, x, layer.mean, layer.std, x.size // width, width)
         return result
 
-    def compiles(self, loss: Loss, samples: Samples) -> bool:
+    def _compiles(self, loss: Loss, samples: Samples) -> bool:
         """Whether the gradient of the loss is machine code."""
         return isinstance(loss, ElementwiseLoss) and ACTION_MASKS not in samples
 
@@ -58,7 +58,7 @@ class CompiledNetwork(NetworkByHand):
         return tuple(seen)
 
     def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
-        if not self.compiles(loss, samples):
+        if not self._compiles(loss, samples):
             return super().differentiate(loss, samples, gradient)
         layers, (head, own) = self.layers, self.head
         compiled = gradient_of(layers.stages, head, loss, columns_in(loss, samples))
@@ -71,6 +71,6 @@ class CompiledNetwork(NetworkByHand):
         return dict(zip(compiled.numbers, np.add.reduce(totals, axis=1).tolist(), strict=True))
 
     def epochs_by_itself(self, loss: Loss, columns: Samples) -> EpochFunction | None:
-        if not self.compiles(loss, columns):
+        if not self._compiles(loss, columns):
             return None
         return partial(run_epoch, self.layers, *self.head, loss)
