@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,12 +39,20 @@ class LayerModule(nn.Module):
 
 
 class Dense(LayerModule, nn.Linear):
-    """A fully connected layer: float32 [..., inputs] -> [..., outputs]."""
+    """A fully connected layer: float32 [..., inputs] -> [..., outputs].
+
+    Attributes:
+        linear: computes it, given x, weight and bias.
+    """
 
     kind = "dense"
+    linear: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(nn.functional.linear)
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x, self.weight, self.bias)
 
     def arrays(self) -> dict[str, Tensor]:
         # torch keeps [outputs, inputs]; the actors multiply from the left.
@@ -88,8 +96,18 @@ class LayerNorm(LayerModule, nn.LayerNorm):
         return {"weight": self.weight, "bias": self.bias, "epsilon": epsilon}
 
 
+def _by_torch(name: str, x: Tensor) -> Tensor:
+    return getattr(nn.functional, name)(x)
+
+
 class Activation(LayerModule):
-    """An activation by its name, which is the same in torch.nn.functional and for actors."""
+    """An activation by its name, which is the same in torch.nn.functional and for actors.
+
+    Attributes:
+        activate: computes it, given its name and x.
+    """
+
+    activate: Callable[[str, Tensor], Tensor] = staticmethod(_by_torch)
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -100,7 +118,7 @@ class Activation(LayerModule):
         return self.name
 
     def forward(self, x: Tensor) -> Tensor:
-        return getattr(nn.functional, self.name)(x)
+        return self.activate(self.name, x)
 
 
 class Convolution(LayerModule, nn.Conv2d):

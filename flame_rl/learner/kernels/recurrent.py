@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from flame_rl.learner.kernels import engine
+from flame_rl.learner.kernels.dense import array_for_machine, linear, parameter_slopes
 from flame_rl.learner.kernels.elementwise import tanh
 from flame_rl.learner.kernels.emit import Array, Function, Index, Vector
 from flame_rl.learner.kernels.library import library
@@ -31,9 +32,9 @@ def compile_memories(module: nn.Module) -> None:
         if not isinstance(each, nn.RNNBase) or each.num_layers > 1 or each.bidirectional:
             continue
         if isinstance(each, GRU):
-            each.recurrence = _GRU.apply
+            each.recurrence, each.linear = _GRU.apply, linear
         elif isinstance(each, LSTM) and not each.proj_size:
-            each.recurrence = _LSTM.apply
+            each.recurrence, each.linear = _LSTM.apply, linear
 
 
 class _GRU(torch.autograd.Function):
@@ -42,7 +43,7 @@ class _GRU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor, state: Tensor) -> Tensor:
         steps, count, width = _sizes(given, weight, bias, state)
-        given, weight, bias = map(_array, (given, weight, bias))
+        given, weight, bias = map(array_for_machine, (given, weight, bias))
         states = _states(steps, state)
         products, gates = np.empty_like(given), np.empty_like(given)
         transposed = np.ascontiguousarray(weight.T)
@@ -61,7 +62,7 @@ class _GRU(torch.autograd.Function):
         of_given, of_products = np.empty_like(gates), np.empty_like(gates)
         of_state, rest = np.zeros((2, count, width), np.float32)
         _functions()["gru_back"](
-            *(_array(slope), weight, states, products, gates),
+            *(array_for_machine(slope), weight, states, products, gates),
             *(of_given, of_products, of_state, rest, steps, count, width),
         )
         of_state += rest
@@ -76,7 +77,7 @@ class _LSTM(torch.autograd.Function):
         ctx: Any, given: Tensor, weight: Tensor, bias: Tensor, state: Tensor, cells: Tensor
     ) -> tuple[Tensor, Tensor]:
         steps, count, width = _sizes(given, weight, bias, state, cells)
-        given, weight, bias = map(_array, (given, weight, bias))
+        given, weight, bias = map(array_for_machine, (given, weight, bias))
         states, cells = _states(steps, state), _states(steps, cells)
         gates, shown = np.empty_like(given), np.empty_like(states[1:])
         products = np.empty(given.shape[1:], np.float32)
@@ -97,9 +98,9 @@ class _LSTM(torch.autograd.Function):
         weight, states, cells, gates, shown = ctx.kept
         steps, count, width = slope.shape
         of_gates, of_state = np.empty_like(gates), np.zeros((count, width), np.float32)
-        of_cells = _array(of_cells).copy()
+        of_cells = array_for_machine(of_cells).copy()
         _functions()["lstm_back"](
-            *(_array(slope), weight, cells, gates, shown),
+            *(array_for_machine(slope), weight, cells, gates, shown),
             *(of_gates, of_state, of_cells, steps, count, width),
         )
         slopes = _slopes(of_gates, of_gates, states, of_state)
@@ -118,10 +119,6 @@ def _sizes(given: Tensor, weight: Tensor, bias: Tensor, *states: Tensor) -> tupl
     return steps, count, width
 
 
-def _array(tensor: Tensor) -> np.ndarray:
-    return np.ascontiguousarray(tensor.detach().numpy(), np.float32)
-
-
 def _states(steps: int, first: Tensor) -> np.ndarray:
     """Room for those before and after each step, [T + 1, S, H]."""
     states = np.empty((steps + 1, *first.shape), np.float32)
@@ -135,8 +132,8 @@ def _slopes(
     """For what the inputs contribute, the weight, the bias and the first state; `of_products` is
     for what the states contribute."""
     flat = of_products.reshape(-1, of_products.shape[-1])
-    of_weight = flat.T @ states[:-1].reshape(len(flat), states.shape[-1])
-    return tuple(map(torch.from_numpy, (of_given, of_weight, flat.sum(axis=0), of_state)))
+    of_parameters = parameter_slopes(flat, states[:-1].reshape(len(flat), states.shape[-1]))
+    return tuple(map(torch.from_numpy, (of_given, *of_parameters, of_state)))
 
 
 @engine.compiled_once

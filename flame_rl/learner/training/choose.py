@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.learner.kernels.arithmetic import CompiledArithmetic
+from flame_rl.learner.kernels.dense import compile_dense
 from flame_rl.learner.kernels.layers import compiled_layers
 from flame_rl.learner.kernels.learning.heads import has_machine_code
 from flame_rl.learner.kernels.learning.network import CompiledNetwork
@@ -74,6 +75,7 @@ def network_of(module: nn.Module, apply: Apply | None = None) -> Network:
     remembers = any(layer.state and not layer.bounded for layer in layers_in(module))
     if remembers:
         compile_memories(module)
+        compile_dense(module)
     kind = SequenceNetwork if remembers else AutogradNetwork
     return kind(module, apply, device)
 
