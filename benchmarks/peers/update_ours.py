@@ -20,10 +20,12 @@ from flame_rl.learner.on_policy.update import make_actor_critic
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.device import reproducible
 from flame_rl.learner.training.minibatches import Descent
+from flame_rl.system.machine import keep_freed_memory
 from flame_rl.wire.messages import EnvironmentSpec
 
 
 def main() -> None:
+    keep_freed_memory()  # as a run does
     with reproducible("cpu", seed=0):
         tasks = {task: epochs_of(size) for task, size in UPDATES.items()}
         tasks |= {task: steps_of(memory) for task, memory in SEQUENCES.items()}

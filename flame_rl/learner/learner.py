@@ -19,6 +19,7 @@ from flame_rl.learner.training.flat import modules_in, refuse_common_parameters,
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import Critics, PolicyGradient, Replay
 from flame_rl.system.errors import UsageError
+from flame_rl.system.machine import keep_freed_memory
 from flame_rl.wire.inputs import why_no_keys
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
@@ -195,6 +196,7 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     spec = replace(spec, reward_shape=())
     frame, own = _named(config.algorithm.frame), _named(config.algorithm.learner)
     device = choose_device(config, spec)
+    keep_freed_memory()
     with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
         algorithm = frame(config, spec, own, demonstrations)
     learner = Learner(config, algorithm, rewards, demonstrations)

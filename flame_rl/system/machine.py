@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -45,6 +46,24 @@ class _OneBlasThread(ContextDecorator):
 
 
 ONE_BLAS_THREAD = _OneBlasThread()
+
+# Parameters of glibc's mallopt and their values: a smaller block comes from memory that is kept,
+# and so many free bytes are. glibc raises both by itself, but to what the largest block so far
+# needs, while those of a gradient step are freed together.
+_MMAP_THRESHOLD = -3, 1 << 25
+_TRIM_THRESHOLD = -1, 1 << 28
+
+
+def keep_freed_memory() -> None:
+    """From now on this process keeps freed memory for its next arrays. Otherwise it may go back to
+    the system after each gradient step, and the next one has to fetch it page by page, which can
+    take as long as the step. Without effect where the C library is not glibc."""
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(*_MMAP_THRESHOLD)
+        mallopt(*_TRIM_THRESHOLD)
 
 
 def available_cores() -> int:
