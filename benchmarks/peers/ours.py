@@ -9,7 +9,8 @@ from flame_rl import TrainConfig, Trainer
 
 # As many as a run has by default.
 COLLECTED = 100
-# One takes a third of a second, and how its cores are shared differs from one to the next.
+# Iterations of training that are timed together: one takes a third of a second, and how learner and
+# workers share the cores differs from one to the next.
 TRAINED = 4
 # For a score soon: few episodes an iteration; in HalfCheetah small minibatches, and collecting
 # during updates; in Hopper, which does worse by that, wider steps in fewer epochs.

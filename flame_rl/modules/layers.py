@@ -42,17 +42,17 @@ class Dense(LayerModule, nn.Linear):
     """A fully connected layer: float32 [..., inputs] -> [..., outputs].
 
     Attributes:
-        linear: computes it, given x, weight and bias.
+        compute_linear: computes the layer, given x, weight and bias.
     """
 
     kind = "dense"
-    linear: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(nn.functional.linear)
+    compute_linear: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(nn.functional.linear)
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x, self.weight, self.bias)
+        return self.compute_linear(x, self.weight, self.bias)
 
     def arrays(self) -> dict[str, Tensor]:
         # torch keeps [outputs, inputs]; the actors multiply from the left.
@@ -96,7 +96,8 @@ class LayerNorm(LayerModule, nn.LayerNorm):
         return {"weight": self.weight, "bias": self.bias, "epsilon": epsilon}
 
 
-def _by_torch(name: str, x: Tensor) -> Tensor:
+def activate_by_torch(name: str, x: Tensor) -> Tensor:
+    """The activation of this name in `torch.nn.functional`."""
     return getattr(nn.functional, name)(x)
 
 
@@ -104,10 +105,10 @@ class Activation(LayerModule):
     """An activation by its name, which is the same in torch.nn.functional and for actors.
 
     Attributes:
-        activate: computes it, given its name and x.
+        compute_activation: computes the activation, given its name and x.
     """
 
-    activate: Callable[[str, Tensor], Tensor] = staticmethod(_by_torch)
+    compute_activation: Callable[[str, Tensor], Tensor] = staticmethod(activate_by_torch)
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -118,7 +119,7 @@ class Activation(LayerModule):
         return self.name
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.activate(self.name, x)
+        return self.compute_activation(self.name, x)
 
 
 class Convolution(LayerModule, nn.Conv2d):

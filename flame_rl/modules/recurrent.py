@@ -21,7 +21,7 @@ class _Memory(LayerModule):
     Attributes:
         states: how many arrays the state is.
         burnt_in: see `burning_in`.
-        linear: see `Dense`; computes what the inputs contribute to the gates.
+        compute_linear: as in `Dense`; computes what the inputs contribute to the gates.
         recurrence: computes the steps on the CPU in float32, given what the inputs contribute to
             the gates, [T, E, gates * outputs], the state's weight and bias, and the states before
             the first step, [E, outputs] each; returns the outputs, and the states after the last
@@ -30,7 +30,7 @@ class _Memory(LayerModule):
 
     states: int
     burnt_in: Tensor | None = None
-    linear: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(nn.functional.linear)
+    compute_linear: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(nn.functional.linear)
     recurrence: Callable[..., Tensor | tuple[Tensor, ...]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class _Memory(LayerModule):
         before the first, None: 0."""
         if self.recurrence is None or x.device.type != "cpu" or x.dtype != torch.float32:
             return self.unroll_plainly(x, state)
-        given = self.linear(x, self.weight_ih_l0, self.bias_ih_l0)
+        given = self.compute_linear(x, self.weight_ih_l0, self.bias_ih_l0)
         sequences = given if x.ndim == 3 else given[:, None]
         if state is None:
             first = [sequences.new_zeros(sequences.shape[1], self.hidden_size)] * self.states

@@ -47,17 +47,19 @@ class _OneBlasThread(ContextDecorator):
 
 ONE_BLAS_THREAD = _OneBlasThread()
 
-# Parameters of glibc's mallopt and their values: a smaller block comes from memory that is kept,
-# and so many free bytes are. glibc raises both by itself, but to what the largest block so far
-# needs, while those of a gradient step are freed together.
+# Parameters of glibc's mallopt, and what they are set to. Arrays of fewer bytes than the first come
+# from memory that the process has already; of that, it gives back what is free beyond the second.
+# glibc raises both by itself, but to suit the largest array so far, and a gradient step frees many
+# at once.
 _MMAP_THRESHOLD = -3, 1 << 25
 _TRIM_THRESHOLD = -1, 1 << 28
 
 
 def keep_freed_memory() -> None:
-    """From now on this process keeps freed memory for its next arrays. Otherwise it may go back to
-    the system after each gradient step, and the next one has to fetch it page by page, which can
-    take as long as the step. Without effect where the C library is not glibc."""
+    """Let this process keep freed memory for its next arrays, up to 256 MiB in each of its heaps;
+    this cannot be undone. Otherwise a gradient step may give its memory back to the system, and the
+    next step fetches it again page by page, which can take as long as the rest of the step. Without
+    effect where the C library is not glibc."""
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from flame_rl.learner.kernels.dense import compile_dense
+from flame_rl.learner.kernels.dense import compile_dense, linear
 from flame_rl.learner.training.choose import network_of
 from flame_rl.modules.layers import Activation, Dense
-from flame_rl.modules.recurrent import GRU
+from flame_rl.modules.recurrent import GRU, LSTM
 
 
 def computed_by(stack: nn.Module, x: torch.Tensor, slope: torch.Tensor) -> list[np.ndarray]:
@@ -68,45 +68,72 @@ def test_the_slope_that_others_also_get_stays_as_it_is():
     assert torch.equal(slope, torch.ones(3, 5))
 
 
-def test_what_would_give_wrong_numbers_is_refused():
+def test_what_changed_before_the_way_back_is_refused():
     stack = nn.Sequential(Dense(4, 8), Activation("silu"))
     compile_dense(stack)
     x = torch.randn(5, 4)
-    with pytest.raises(ValueError, match="5 numbers for a dense layer that takes 4"):
-        stack(torch.randn(3, 5))
+    between = stack[0](x)
+    outputs = stack[1](between)
+    between.relu_()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        between = stack[0](x)
-        outputs = stack[1](between)
-        between.relu_()
         outputs.sum().backward()
     (slope,) = torch.autograd.grad(stack(x.requires_grad_()).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.square().sum().backward()
 
 
-def test_not_a_number_stays_one():
-    stack = nn.Sequential(Dense(4, 3), Activation("relu"), Dense(3, 2))
+def test_frozen_parameters_need_no_gradient_and_others_get_theirs_again():
+    torch.manual_seed(0)
+    compiled = nn.Sequential(Dense(4, 8), Activation("tanh"), Dense(8, 2))
+    compiled[2].requires_grad_(False)
+    plain, results = copy.deepcopy(compiled), []
+    compile_dense(compiled)
+    x = torch.randn(5, 4)
+    for stack in (compiled, plain):
+        total = stack(x).square().sum()
+        first = torch.autograd.grad(total, stack[0].weight, retain_graph=True)
+        second = torch.autograd.grad(total, stack[0].parameters())
+        results.append([each.numpy() for each in (*first, *second)])
+    for own, other in zip(*results, strict=True):
+        np.testing.assert_allclose(own, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
+def test_not_a_number_stays_one(activation):
+    stack = nn.Sequential(Dense(4, 3), Activation(activation), Dense(3, 2))
     compile_dense(stack)
     outputs = stack(torch.tensor([[0.0, 1.0, float("nan"), 2.0], [0.0, 1.0, 2.0, 3.0]]))
     assert outputs.isnan().tolist() == [[True, True], [False, False]]
 
 
-def test_other_types_and_activations_are_torchs():
-    stack = nn.Sequential(Dense(4, 8), Activation("elu"))
+def test_what_is_not_for_machine_code_is_torchs():
+    stack = nn.Sequential(Dense(4, 8), Activation("tanh"), Activation("elu"))
     compile_dense(stack)
     x = torch.randn(5, 4)
-    assert torch.equal(stack[1](x), nn.functional.elu(x))
+    assert torch.equal(stack[2](x), nn.functional.elu(x))
+    assert stack[1](torch.tensor(0.5)).shape == ()
+    assert stack(x[:0]).shape == (0, 8)
+    assert linear(x, torch.empty(0, 4), torch.empty(0)).shape == (5, 0)
+    with pytest.raises(RuntimeError, match="shapes"):
+        stack(torch.randn(3, 5))
+    stack[0].bias = nn.Parameter(torch.ones(1))
+    assert torch.equal(stack[0](x), nn.functional.linear(x, stack[0].weight, torch.ones(1)))
+    with pytest.raises(RuntimeError, match="dtype"):
+        stack[0].double()(x)
     assert stack.double()(x.double()).dtype == torch.double
 
 
-def test_networks_with_a_memory_use_them_and_their_copies_have_weights_of_their_own():
+@pytest.mark.parametrize("memory", [GRU, LSTM])
+def test_networks_with_a_memory_use_them_and_their_copies_have_weights_of_their_own(memory):
     torch.manual_seed(0)
-    module = nn.Sequential(Dense(4, 8), Activation("tanh"), GRU(8, 8), Dense(8, 2))
+    module = nn.Sequential(Dense(4, 8), Activation("tanh"), memory(8, 8), Dense(8, 2))
     x = torch.randn(6, 3, 4)
     plain = module(x)
     network_of(module)
     compiled = module(x)
-    assert type(compiled.grad_fn).__name__ == "_LinearBackward"
+    names = [type(module[:end](x).grad_fn).__name__ for end in (1, 2)]
+    assert names == ["_LinearBackward", "_ActivationBackward"]
+    assert module[2].compute_linear is linear
     np.testing.assert_allclose(compiled.detach(), plain.detach(), atol=1e-5)
     other = copy.deepcopy(module)
     with torch.no_grad():

@@ -84,13 +84,13 @@ def write_activation(module: ir.Module, name: str) -> None:
     y, x, count = f.arguments
     for i, mask in f.vectors(count):
         (y + i).store(activation.value((x + i).load(mask)), mask)
-    f.end()
+    f.end(for_python=True)
     f = Function(module, f"{name}_slope", slope="array", kept="array", count="integer")
     slope, kept, count = f.arguments
     for i, mask in f.vectors(count):
         before = activation.slope((slope + i).load(mask), (kept + i).load(mask))
         (slope + i).store(before, mask)
-    f.end()
+    f.end(for_python=True)
 
 
 def write_squared_norm(module: ir.Module) -> ir.Function:

@@ -29,7 +29,12 @@ def library() -> dict[str, Callable[..., None]]:
     elementwise.write_adam(module)
     elementwise.write_follow(module)
     engine.load(module)
-    return {
+    of_activations = {
+        name: engine.function(name, [_ARRAY, _ARRAY, _INTEGER])
+        for activation in elementwise.ACTIVATIONS
+        for name in (f"{activation}_value", f"{activation}_slope")
+    }
+    return of_activations | {
         "squared_norm": engine.function("squared_norm", [_ARRAY, _ARRAY, _INTEGER]),
         "adam": engine.function("adam", [_ARRAY] * 4 + [_NUMBER] * 3 + [_INTEGER]),
         "normalize": engine.function("normalize", [_ARRAY] * 4 + [_INTEGER] * 2),

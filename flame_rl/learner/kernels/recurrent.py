@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from flame_rl.learner.kernels import engine
-from flame_rl.learner.kernels.dense import array_for_machine, linear, parameter_slopes
+from flame_rl.learner.kernels.dense import linear, parameter_slopes, without_gaps
 from flame_rl.learner.kernels.elementwise import tanh
 from flame_rl.learner.kernels.emit import Array, Function, Index, Vector
 from flame_rl.learner.kernels.library import library
@@ -32,9 +32,9 @@ def compile_memories(module: nn.Module) -> None:
         if not isinstance(each, nn.RNNBase) or each.num_layers > 1 or each.bidirectional:
             continue
         if isinstance(each, GRU):
-            each.recurrence, each.linear = _GRU.apply, linear
+            each.recurrence, each.compute_linear = _GRU.apply, linear
         elif isinstance(each, LSTM) and not each.proj_size:
-            each.recurrence, each.linear = _LSTM.apply, linear
+            each.recurrence, each.compute_linear = _LSTM.apply, linear
 
 
 class _GRU(torch.autograd.Function):
@@ -43,7 +43,7 @@ class _GRU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor, state: Tensor) -> Tensor:
         steps, count, width = _sizes(given, weight, bias, state)
-        given, weight, bias = map(array_for_machine, (given, weight, bias))
+        given, weight, bias = map(without_gaps, (given, weight, bias))
         states = _states(steps, state)
         products, gates = np.empty_like(given), np.empty_like(given)
         transposed = np.ascontiguousarray(weight.T)
@@ -62,7 +62,7 @@ class _GRU(torch.autograd.Function):
         of_given, of_products = np.empty_like(gates), np.empty_like(gates)
         of_state, rest = np.zeros((2, count, width), np.float32)
         _functions()["gru_back"](
-            *(array_for_machine(slope), weight, states, products, gates),
+            *(without_gaps(slope), weight, states, products, gates),
             *(of_given, of_products, of_state, rest, steps, count, width),
         )
         of_state += rest
@@ -77,7 +77,7 @@ class _LSTM(torch.autograd.Function):
         ctx: Any, given: Tensor, weight: Tensor, bias: Tensor, state: Tensor, cells: Tensor
     ) -> tuple[Tensor, Tensor]:
         steps, count, width = _sizes(given, weight, bias, state, cells)
-        given, weight, bias = map(array_for_machine, (given, weight, bias))
+        given, weight, bias = map(without_gaps, (given, weight, bias))
         states, cells = _states(steps, state), _states(steps, cells)
         gates, shown = np.empty_like(given), np.empty_like(states[1:])
         products = np.empty(given.shape[1:], np.float32)
@@ -98,9 +98,9 @@ class _LSTM(torch.autograd.Function):
         weight, states, cells, gates, shown = ctx.kept
         steps, count, width = slope.shape
         of_gates, of_state = np.empty_like(gates), np.zeros((count, width), np.float32)
-        of_cells = array_for_machine(of_cells).copy()
+        of_cells = without_gaps(of_cells).copy()
         _functions()["lstm_back"](
-            *(array_for_machine(slope), weight, cells, gates, shown),
+            *(without_gaps(slope), weight, cells, gates, shown),
             *(of_gates, of_state, of_cells, steps, count, width),
         )
         slopes = _slopes(of_gates, of_gates, states, of_state)

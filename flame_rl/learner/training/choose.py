@@ -1,6 +1,6 @@
 """Choose how a network is computed: by hand (as machine code, or in NumPy) where its type says that
-the result is the same, otherwise by torch, over whole sequences if it has a memory, whose steps are
-machine code. On another device, always by torch.
+the result is the same, otherwise by torch, over whole sequences if it has a memory; then memories,
+dense layers and activations are machine code. On another device, always by torch.
 
 Networks of flame_rl/modules/networks.py whose layers know their derivatives are computed by hand. A
 module that somebody changed, by a subclass, a hook, a frozen or a shared parameter, goes through
