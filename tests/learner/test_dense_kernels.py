@@ -123,6 +123,22 @@ def test_what_is_not_for_machine_code_is_torchs():
     assert stack.double()(x.double()).dtype == torch.double
 
 
+def test_a_layer_that_somebody_derived_computes_what_it_says():
+    class Residual(Dense):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.linear(super().forward(x).relu())
+
+    torch.manual_seed(0)
+    layer, x = Residual(), torch.randn(3, 4)
+    plain = layer(x)
+    compile_dense(layer)
+    np.testing.assert_allclose(layer(x).detach(), plain.detach(), atol=1e-6)
+
+
 @pytest.mark.parametrize("memory", [GRU, LSTM])
 def test_networks_with_a_memory_use_them_and_their_copies_have_weights_of_their_own(memory):
     torch.manual_seed(0)
