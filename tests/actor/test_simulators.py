@@ -249,7 +249,7 @@ def test_plain_is_plain_and_others_have_no_twin():
 
 @pytest.mark.parametrize(
     ("megabytes", "slots", "held"),
-    [(100, None, 2), (10, None, 1), (2000, None, 32), (100, 3, 3), (100, 1, 1)],
+    [(90, None, 2), (10, None, 1), (2000, None, 32), (100, 3, 3), (100, 1, 1)],
 )
 def test_a_process_holds_as_many_environments_as_memory_allows(megabytes, slots, held, monkeypatch):
     monkeypatch.setattr(choose, "MOST_BYTES", megabytes * 1_000_000)
