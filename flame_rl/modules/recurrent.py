@@ -21,16 +21,14 @@ class _Memory(LayerModule):
     Attributes:
         states: how many arrays the state is.
         burnt_in: see `burning_in`.
-        compute_linear: as in `Dense`; computes what the inputs contribute to the gates.
-        recurrence: computes the steps on the CPU in float32, given what the inputs contribute to
-            the gates, [T, E, gates * outputs], the state's weight and bias, and the states before
-            the first step, [E, outputs] each; returns the outputs, and the states after the last
+        recurrence: computes the steps on the CPU in float32, given the inputs, [T, E, inputs],
+            their weight and bias, the state's weight and bias, and the states before the first
+            step, [E, outputs] each; returns the outputs, and the states after the last
             step besides the output. None: torch computes them.
     """
 
     states: int
     burnt_in: Tensor | None = None
-    compute_linear: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(nn.functional.linear)
     recurrence: Callable[..., Tensor | tuple[Tensor, ...]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,13 +47,14 @@ class _Memory(LayerModule):
         before the first, None: 0."""
         if self.recurrence is None or x.device.type != "cpu" or x.dtype != torch.float32:
             return self.unroll_plainly(x, state)
-        given = self.compute_linear(x, self.weight_ih_l0, self.bias_ih_l0)
-        sequences = given if x.ndim == 3 else given[:, None]
+        sequences = x if x.ndim == 3 else x[:, None]
         if state is None:
             first = [sequences.new_zeros(sequences.shape[1], self.hidden_size)] * self.states
         else:
             first = [each[0] for each in state]
-        results = self.recurrence(sequences, self.weight_hh_l0, self.bias_hh_l0, *first)
+        of_inputs = self.weight_ih_l0, self.bias_ih_l0
+        of_states = self.weight_hh_l0, self.bias_hh_l0
+        results = self.recurrence(sequences, *of_inputs, *of_states, *first)
         outputs, *rest = results if isinstance(results, tuple) else (results,)
         last = outputs[-1:], *(each[None] for each in rest)
         return outputs if x.ndim == 3 else outputs[:, 0], last

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -33,12 +32,11 @@ def compile_dense(module: nn.Module) -> None:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """As `torch.nn.functional.linear`."""
     whole = weight.numel() and x.ndim and x.shape[-1] == weight.shape[1]
-    # Whatever else torch takes, or refuses, is its own.
-    if not whole or bias is None or bias.shape != weight.shape[:1]:
-        return nn.functional.linear(x, weight, bias)
-    if not all(map(_is_for_machine, (x, weight, bias))):
-        return nn.functional.linear(x, weight, bias)
-    return _Linear.apply(x, weight, bias)
+    usual = whole and bias is not None and bias.shape == weight.shape[:1]
+    if usual and all(map(_is_for_machine, (x, weight, bias))):
+        return _Linear.apply(x, weight, bias)
+    # Whatever else it takes, or refuses, is torch's.
+    return nn.functional.linear(x, weight, bias)
 
 
 def activate(name: str, x: Tensor) -> Tensor:
@@ -58,7 +56,7 @@ def parameter_slopes(slope: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.n
     [N, outputs], and what it gets, [N, inputs]."""
     (rows, outputs), inputs = slope.shape, x.shape[1]
     of_weight, of_bias = np.empty((outputs, inputs), np.float32), np.empty(outputs, np.float32)
-    _functions()["to_parameters"](of_weight, of_bias, slope, x, rows, inputs, outputs)
+    _functions()["linear_to_parameters"](of_weight, of_bias, slope, x, rows, inputs, outputs)
     return of_weight, of_bias
 
 
@@ -92,7 +90,9 @@ class _Linear(torch.autograd.Function):
         if weight is not None:
             inputs = weight.shape[1]
             of_x = np.empty((*slope.shape[:-1], inputs), np.float32)
-            _functions()["to_inputs"](of_x, slopes, without_gaps(weight), rows, inputs, outputs)
+            _functions()["linear_to_inputs"](
+                of_x, slopes, without_gaps(weight), rows, inputs, outputs
+            )
             of_x = torch.from_numpy(of_x)
         if x is not None:
             given = without_gaps(x).reshape(rows, x.shape[-1])
@@ -127,20 +127,14 @@ class _Activation(torch.autograd.Function):
 def _functions() -> dict[str, Callable[..., None]]:
     """Compile them. Arguments: see the writers."""
     library()
-    writers = {
-        "linear": (_write_linear, "y x weight bias transposed"),
-        "to_parameters": (_write_to_parameters, "of_weight of_bias slope x"),
-        "to_inputs": (_write_to_inputs, "of_x slope weight"),
-    }
-    module, kinds = ir.Module(), {}
-    for name, (write, arrays) in writers.items():
-        kinds[name] = dict.fromkeys(arrays.split(), "array")
-        kinds[name] |= dict.fromkeys(("rows", "inputs", "outputs"), "integer")
-        f = Function(module, f"dense_{name}", **kinds[name])
-        write(f, *f.arguments)
-        f.end(for_python=True)
-    engine.load(module)
-    return {name: engine.function(f"dense_{name}", [*own.values()]) for name, own in kinds.items()}
+    sizes = "rows inputs outputs"
+    return engine.functions(
+        {
+            "linear": (_write_linear, "y x weight bias transposed", sizes),
+            "linear_to_parameters": (_write_to_parameters, "of_weight of_bias slope x", sizes),
+            "linear_to_inputs": (write_to_inputs, "of_x slope weight", sizes),
+        }
+    )
 
 
 def _write_linear(f: Function, *arguments: Any) -> None:
@@ -159,7 +153,8 @@ def _write_to_parameters(f: Function, *arguments: Any) -> None:
     f.call("product", of_bias, f.constants(1.0), slope, zero, *strides, 1, rows, outputs)
 
 
-def _write_to_inputs(f: Function, *arguments: Any) -> None:
+def write_to_inputs(f: Function, *arguments: Any) -> None:
+    """The slope for what a layer gets, [rows, inputs], given that for what it gives."""
     of_x, slope, weight, rows, inputs, outputs = arguments
     strides = inputs, outputs, 1, inputs, 0
     f.call("product", of_x, slope, weight, f.constants(0.0), *strides, rows, outputs, inputs)

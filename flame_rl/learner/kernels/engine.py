@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache, wraps
 from typing import TypeVar
 
 from llvmlite import binding, ir
 
-from flame_rl.learner.kernels.emit import python_name
+from flame_rl.learner.kernels.emit import Function, python_name
 
 Result = TypeVar("Result")
 
@@ -61,3 +61,23 @@ def function(name: str, kinds: Sequence[str]) -> Callable[..., None]:
     and without the gaps that the function expects: nothing is checked."""
     prototype = ctypes.CFUNCTYPE(None, *(_CTYPES[kind] for kind in kinds))
     return prototype(_engine().get_function_address(python_name(name)))
+
+
+def functions(
+    writers: Mapping[str, tuple[Callable[..., None], str, str]],
+) -> dict[str, Callable[..., None]]:
+    """Compile functions for Python.
+
+    Args:
+        writers: by the function's name: what writes it, given the `Function` and its arguments, and
+            the names of these, first of arrays, then of integers, with blanks between them.
+    """
+    module, kinds = ir.Module(), {}
+    for name, (write, arrays, integers) in writers.items():
+        kinds[name] = dict.fromkeys(arrays.split(), "array")
+        kinds[name] |= dict.fromkeys(integers.split(), "integer")
+        f = Function(module, name, **kinds[name])
+        write(f, *f.arguments)
+        f.end(for_python=True)
+    load(module)
+    return {name: function(name, [*own.values()]) for name, own in kinds.items()}

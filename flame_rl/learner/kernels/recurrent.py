@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from flame_rl.learner.kernels import engine
-from flame_rl.learner.kernels.dense import linear, parameter_slopes, without_gaps
+from flame_rl.learner.kernels.dense import linear, parameter_slopes, without_gaps, write_to_inputs
 from flame_rl.learner.kernels.elementwise import tanh
 from flame_rl.learner.kernels.emit import Array, Function, Index, Vector
 from flame_rl.learner.kernels.library import library
@@ -32,9 +32,19 @@ def compile_memories(module: nn.Module) -> None:
         if not isinstance(each, nn.RNNBase) or each.num_layers > 1 or each.bidirectional:
             continue
         if isinstance(each, GRU):
-            each.recurrence, each.compute_linear = _GRU.apply, linear
+            each.recurrence = _gru_of_inputs
         elif isinstance(each, LSTM) and not each.proj_size:
-            each.recurrence, each.compute_linear = _LSTM.apply, linear
+            each.recurrence = _lstm_of_inputs
+
+
+def _gru_of_inputs(x: Tensor, weight: Tensor, bias: Tensor, *others: Tensor) -> Tensor:
+    return _GRU.apply(linear(x, weight, bias), *others)
+
+
+def _lstm_of_inputs(
+    x: Tensor, weight: Tensor, bias: Tensor, *others: Tensor
+) -> tuple[Tensor, Tensor]:
+    return _LSTM.apply(linear(x, weight, bias), *others)
 
 
 class _GRU(torch.autograd.Function):
@@ -147,15 +157,9 @@ def _functions() -> dict[str, Callable[..., None]]:
         "lstm_back": "slope weight cells gates shown of_gates of_state of_cells",
     }
     writers = {"gru": _gru, "gru_back": _gru_back, "lstm": _lstm, "lstm_back": _lstm_back}
-    module, kinds = ir.Module(), {}
-    for name, write in writers.items():
-        kinds[name] = dict.fromkeys(arrays[name].split(), "array")
-        kinds[name] |= dict.fromkeys(("steps", "count", "width"), "integer")
-        f = Function(module, name, **kinds[name])
-        write(f, *f.arguments)
-        f.end(for_python=True)
-    engine.load(module)
-    return {name: engine.function(name, [*own.values()]) for name, own in kinds.items()}
+    return engine.functions(
+        {name: (write, arrays[name], "steps count width") for name, write in writers.items()}
+    )
 
 
 def _sigmoid(x: Vector) -> Vector:
@@ -219,7 +223,7 @@ def _gru_back(f: Function, *arguments: Any) -> None:
                 _store(to_given, (of_r, of_z, of_n), width, i, mask)
                 _store(to_k, (of_r, of_z, of_n * r), width, i, mask)
                 (of_rest + i).store(total * z, mask)
-        _back(of_state, own, weight, count, row, width)
+        write_to_inputs(f, of_state, own, weight, count, width, row)
 
 
 def _lstm(f: Function, *arguments: Any) -> None:
@@ -285,7 +289,7 @@ def _lstm_back(f: Function, *arguments: Any) -> None:
                     *(width, i, mask),
                 )
                 (of_c + i).store(of_cell * keep, mask)
-        _back(of_state, own, weight, count, row, width)
+        write_to_inputs(f, of_state, own, weight, count, width, row)
 
 
 def _part(array: Array, gate: int, width: Index, i: Index, mask: ir.Value | None) -> Vector:
@@ -298,12 +302,3 @@ def _store(
 ) -> None:
     for gate, part in enumerate(parts):
         (array + (width * gate + i)).store(part, mask)
-
-
-def _back(
-    result: Array, slope: Array, weight: Array, count: Index, row: Index, width: Index
-) -> None:
-    """The slope for a state, given that for its products with the weights."""
-    f = result.function
-    arrays = result, slope, weight, f.constants(0.0)
-    f.call("product", *arrays, width, row, 1, width, 0, count, row, width)
