@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.masks import beside_mask
+from flame_rl.actor.environments.mujoco_settings import may_have_models, quiet_about_own_models
 from flame_rl.actor.environments.observations import type_of
 from flame_rl.actor.environments.registering import import_registering
 from flame_rl.actor.environments.wrapping import (
@@ -74,7 +74,7 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
     """
     env_id = environment.env_id
     try:
-        with _quiet_about_own_models(env_id):
+        with quiet_about_own_models(env_id):
             env = gymnasium.make(
                 _registered(env_id),
                 max_episode_steps=environment.max_episode_steps or None,
@@ -115,7 +115,7 @@ def import_environment(environment: Environment) -> None:
             import_registering(module, name)
         spec = gymnasium.registry.get(name)
         importlib.import_module(env_id if spec is None else _module_of(spec))
-        if _may_have_models(env_id):
+        if may_have_models(env_id):
             importlib.import_module("mujoco")
 
 
@@ -388,39 +388,3 @@ def module_not_found(env_id: str, module: str) -> SimulatorError:
         f"module {module!r} of environment {env_id} is not found; it must lie in the folder of "
         "main.py, on PYTHONPATH, or be installed"
     )
-
-
-@contextlib.contextmanager
-def _quiet_about_own_models(env_id: str) -> Iterator[None]:
-    """Hide MuJoCo's deprecation warnings about Gymnasium's own model files, which no user can fix.
-
-    Other warnings, and those about a user's model, go to standard error, also after the block: with
-    a handler installed, MuJoCo writes no MUJOCO_LOG.TXT into the working directory.
-    """
-    if not _may_have_models(env_id):
-        yield
-        return
-    try:
-        import mujoco
-    except ImportError:  # gymnasium.make explains it better
-        yield
-        return
-    making_own = _is_own_model(env_id)
-
-    def warn(message: str) -> None:
-        if not (making_own and "deprecated" in message):
-            print(f"MuJoCo: {message}", file=sys.stderr)
-
-    mujoco.set_mju_user_warning(warn)
-    yield
-    making_own = False
-
-
-def _may_have_models(env_id: str) -> bool:
-    """Whether an environment may be one of MuJoCo's: Gymnasium's own, or of a user's module."""
-    return _is_own_model(env_id) or ":" in env_id
-
-
-def _is_own_model(env_id: str) -> bool:
-    spec = gymnasium.registry.get(env_id)
-    return str(getattr(spec, "entry_point", "")).startswith("gymnasium.envs.mujoco")

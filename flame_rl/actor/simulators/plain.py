@@ -14,6 +14,7 @@ from gymnasium import spaces
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.making import make_environment, reward_shape
 from flame_rl.actor.environments.masks import beside_mask, masked_choices
+from flame_rl.actor.environments.mujoco_settings import stop_clock
 from flame_rl.actor.failure import SimulatorError, is_interrupt, summary, unusable
 from flame_rl.actor.simulators.masks import Masks
 from flame_rl.actor.simulators.returned import (
@@ -77,6 +78,7 @@ class EnvironmentsSimulator(Simulator):
     def _made(self) -> Any:
         began = time.monotonic()
         env = self._make()
+        stop_clock()
         # What the first one imports takes no time again.
         self.making_seconds = min(self.making_seconds, time.monotonic() - began)
         return env

@@ -1,0 +1,59 @@
+"""What is set in MuJoCo for all of a process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator
+
+import gymnasium
+
+
+@contextlib.contextmanager
+def quiet_about_own_models(env_id: str) -> Iterator[None]:
+    """Hide MuJoCo's deprecation warnings about Gymnasium's own model files, which no user can fix.
+
+    Other warnings, and those about a user's model, go to standard error, also after the block: with
+    a handler installed, MuJoCo writes no MUJOCO_LOG.TXT into the working directory.
+    """
+    if not may_have_models(env_id):
+        yield
+        return
+    try:
+        import mujoco
+    except ImportError:  # gymnasium.make explains it better
+        yield
+        return
+    making_own = _is_own_model(env_id)
+
+    def warn(message: str) -> None:
+        if not (making_own and "deprecated" in message):
+            print(f"MuJoCo: {message}", file=sys.stderr)
+
+    mujoco.set_mju_user_warning(warn)
+    yield
+    making_own = False
+
+
+def may_have_models(env_id: str) -> bool:
+    """Whether an environment may be one of MuJoCo's: Gymnasium's own, or of a user's module."""
+    return _is_own_model(env_id) or ":" in env_id
+
+
+def _is_own_model(env_id: str) -> bool:
+    spec = gymnasium.registry.get(env_id)
+    return str(getattr(spec, "entry_point", "")).startswith("gymnasium.envs.mujoco")
+
+
+def stop_clock() -> None:
+    """Let MuJoCo not read the clock, where the process has imported it. Its Python package makes it
+    read the clock before and after each part of a step, for `MjData.timer` alone; in HalfCheetah
+    that is 15 % of a step. A clock that the user has set stays."""
+    mujoco = sys.modules.get("mujoco")
+    # Where there is another module of this name, or the clock is not found, steps stay slower.
+    with contextlib.suppress(Exception):
+        if mujoco.get_mjcb_time() is None:
+            functions = ctypes.CDLL(sys.modules[mujoco.mj_step.__module__].__file__)
+            # set_mjcb_time(None) would set the package's own clock again.
+            ctypes.c_void_p.in_dll(functions, "mjcb_time").value = None

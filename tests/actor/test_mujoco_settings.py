@@ -1,0 +1,53 @@
+"""What is set in MuJoCo for all of a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# Plays Gymnasium's own environment before and after this package makes one, with MuJoCo's clock as
+# it is first or with another; prints whether the bits are the same, then the seconds that MuJoCo
+# has counted, before and after.
+PLAY = """
+import gymnasium, mujoco
+import numpy as np
+from flame_rl.actor.simulators.choose import plain_simulator
+from flame_rl.wire.messages import Environment
+
+def play():
+    env = gymnasium.make("Hopper-v5")
+    seen = [env.reset(seed=1)[0]]
+    rng = np.random.default_rng(2)
+    seen += [env.step(rng.uniform(-1, 1, 3))[0] for _ in range(200)]
+    timers = env.unwrapped.data.timer
+    return np.array(seen).tobytes(), sum(each.duration for each in timers)
+
+{own}
+before, counted_before = play()
+plain_simulator(Environment("Hopper-v5"))
+after, counted_after = play()
+print(before == after, counted_before, counted_after)
+"""
+OWN = "mujoco.set_mjcb_time(lambda times=iter(range(10**9)): next(times))"
+
+
+@pytest.mark.parametrize(("own", "stops"), [("", True), (OWN, False)])
+def test_mujoco_reads_no_clock_but_the_users(own, stops):
+    program = [sys.executable, "-c", PLAY.format(own=own)]
+    printed = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    same_bits, before, after = printed.split()
+    assert same_bits == "True"
+    assert float(before) > 0 and (float(after) == 0) == stops
+
+
+@pytest.mark.parametrize("loaded", ["None", "types.ModuleType('mujoco')", "object()"])
+def test_another_module_called_mujoco_is_left_alone(loaded):
+    program = f"""
+import sys, types
+sys.modules["mujoco"] = {loaded}
+from flame_rl.actor.environments.mujoco_settings import stop_clock
+stop_clock()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
