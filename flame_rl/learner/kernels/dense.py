@@ -17,6 +17,7 @@ from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
 from flame_rl.learner.kernels.emit import Function
 from flame_rl.learner.kernels.library import library
+from flame_rl.learner.kernels.products import sum_rows
 from flame_rl.modules.layers import Activation, Dense, activate_by_torch
 
 
@@ -149,8 +150,7 @@ def _write_to_parameters(f: Function, *arguments: Any) -> None:
     of_weight, of_bias, slope, x, rows, inputs, outputs = arguments
     zero, strides = f.constants(0.0), (inputs, 1, outputs, inputs, 0)
     f.call("product", of_weight, slope, x, zero, *strides, outputs, rows, inputs)
-    strides = outputs, 0, 0, outputs, 0
-    f.call("product", of_bias, f.constants(1.0), slope, zero, *strides, 1, rows, outputs)
+    sum_rows(f, of_bias, slope, outputs, rows, outputs)
 
 
 def write_to_inputs(f: Function, *arguments: Any) -> None:

@@ -64,18 +64,22 @@ def function(name: str, kinds: Sequence[str]) -> Callable[..., None]:
 
 
 def functions(
-    writers: Mapping[str, tuple[Callable[..., None], str, str]],
+    writers: Mapping[str, tuple[Callable[..., None], *tuple[str, ...]]],
 ) -> dict[str, Callable[..., None]]:
-    """Compile functions for Python.
+    """Compile functions for Python, which later modules may call.
 
     Args:
         writers: by the function's name: what writes it, given the `Function` and its arguments, and
-            the names of these, first of arrays, then of integers, with blanks between them.
+            the names of these with blanks between them: of arrays, of integers and, if there are
+            any, of numbers.
     """
     module, kinds = ir.Module(), {}
-    for name, (write, arrays, integers) in writers.items():
-        kinds[name] = dict.fromkeys(arrays.split(), "array")
-        kinds[name] |= dict.fromkeys(integers.split(), "integer")
+    for name, (write, *arguments) in writers.items():
+        kinds[name] = {
+            argument: kind
+            for kind, names in zip(("array", "integer", "number"), arguments, strict=False)
+            for argument in names.split()
+        }
         f = Function(module, name, **kinds[name])
         write(f, *f.arguments)
         f.end(for_python=True)

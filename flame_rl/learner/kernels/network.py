@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from llvmlite import ir
+from functools import partial
+from typing import Any
 
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
 from flame_rl.learner.kernels.emit import LANES, Array, Function, Index, padded
 from flame_rl.learner.kernels.library import library
+from flame_rl.learner.kernels.products import sum_rows
 
 # The arrays of a stage: weight and bias of the dense layer, then those of the normalisation.
 _WEIGHT, _BIAS, _NORM_WEIGHT, _NORM_BIAS, _EPSILON = range(5)
@@ -91,33 +92,20 @@ class Passes:
 def passes_of(stages: tuple[Stage, ...]) -> Passes:
     """Compile the passes."""
     library()
-    module = ir.Module()
-    name = f"network{next(_NETWORKS)}"
+    name, places = f"network{next(_NETWORKS)}", _Places(stages)
     writers = {
-        "forward": (_write_forward, ("output", "x")),
-        "to_parameters": (_write_to_parameters, ("output", "x", "slope", "gradient")),
-        "to_inputs": (_write_to_inputs, ("output", "result", "slope")),
+        "forward": (_write_forward, "output x", "rows"),
+        "to_parameters": (_write_to_parameters, "output x slope gradient", "rows first end"),
+        "to_inputs": (_write_to_inputs, "output result slope", "rows"),
     }
-    kinds = {}
-    for own, (write, arrays) in writers.items():
-        of_rows = ("rows", "first", "end") if own == "to_parameters" else ("rows",)
-        kinds[own] = dict.fromkeys(("workspace", "weights", *arrays), "array")
-        kinds[own] |= dict.fromkeys(of_rows, "integer")
-        f = Function(module, f"{name}_{own}", **kinds[own])
-        workspace, weights, *arguments = f.arguments
-        rows = f.arguments[-len(of_rows) :]
-        p = _Pass(f, stages, workspace, weights, *rows)
-        write(p, *arguments[: len(arrays)])
-        f.end(for_python=True)
-    engine.load(module)
-    places = _Places(stages)
-    return Passes(
-        name,
-        places.fixed,
-        places.per_row,
-        tuple(itertools.pairwise(places.kept)),
-        **{own: engine.function(f"{name}_{own}", [*kinds[own].values()]) for own in writers},
+    compiled = engine.functions(
+        {
+            f"{name}_{own}": (partial(_write, write, stages), f"workspace weights {arrays}", rows)
+            for own, (write, arrays, rows) in writers.items()
+        }
     )
+    kept = tuple(itertools.pairwise(places.kept))
+    return Passes(name, places.fixed, places.per_row, kept, *compiled.values())
 
 
 class _Places:
@@ -236,9 +224,14 @@ class _Pass:
         strides = result_row, slope_row, 1, stage.inputs, 0
         self.f.call("product", *arrays, *strides, self.rows, stage.outputs, stage.inputs)
 
-    def sum_rows(self, result: Array, rows: Array, row: int, width: int) -> None:
-        arrays = result, self.f.constants(1.0), rows, self.f.constants(0.0)
-        self.f.call("product", *arrays, width, 0, 0, row, 0, 1, self.rows, width)
+
+def _write(
+    write: Callable[..., None], stages: tuple[Stage, ...], f: Function, *arguments: Any
+) -> None:
+    """Write a pass, given its arguments in the order of `Passes`."""
+    workspace, weights, *arrays = (each for each in arguments if isinstance(each, Array))
+    rows = (each for each in arguments if isinstance(each, Index))
+    write(_Pass(f, stages, workspace, weights, *rows), *arrays)
 
 
 def _write_forward(p: _Pass, output: Array, x: Array) -> None:
@@ -275,7 +268,7 @@ def _write_to_parameters(p: _Pass, output: Array, x: Array, slope: Array, gradie
         weight, bias, *of_norm = (gradient + place for place in stage.places)
         if of_norm:
             f.call("norm_gradient", of_norm[0], slope, p.kept("z", number), rows, stage.outputs)
-            p.sum_rows(of_norm[1], slope, slope_row, stage.outputs)
+            sum_rows(f, of_norm[1], slope, slope_row, rows, stage.outputs)
             p.normalization_back(number, slope)
         before, before_row = x, stage.inputs
         if number:
@@ -283,7 +276,7 @@ def _write_to_parameters(p: _Pass, output: Array, x: Array, slope: Array, gradie
         strides = stage.inputs, 1, slope_row, before_row, 0
         sizes = stage.outputs, rows, stage.inputs
         f.call("product", weight, slope, before, f.constants(0.0), *strides, *sizes)
-        p.sum_rows(bias, slope, slope_row, stage.outputs)
+        sum_rows(f, bias, slope, slope_row, rows, stage.outputs)
         if number:
             slope, slope_row = p.back(number, slope, slope_row)
 

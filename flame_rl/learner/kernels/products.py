@@ -63,6 +63,14 @@ def write_product(module: ir.Module) -> ir.Function:
     return f.end()
 
 
+def sum_rows(
+    f: Function, result: Array, x: Array, x_row: Index | int, rows: Index, width: Index | int
+) -> None:
+    """result = the sum of the rows of x, [rows, width], with any stride between rows."""
+    zero, strides = f.constants(0.0), (width, 0, 0, x_row, 0)
+    f.call("product", result, f.constants(1.0), x, zero, *strides, 1, rows, width)
+
+
 def _write_block(module: ir.Module, rows: int, vectors: int) -> ir.Function:
     """A few rows and vectors of c; see `write_product`. The last vector has `last` columns, and its
     row in c has room for `room` numbers."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llvmlite import ir
 
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.emit import LANES, Array, Function, Index
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 # the user may stop the run.
 _AT_ONCE = 1 << 30
 _ARRAYS = (
-    *("workspace", "weights", "own", "gradient", "of_slice", "parameters", "first", "second"),
-    *("inputs", "rows", "order", "samples", "room", "factors", "totals", "ends", "state"),
+    "workspace weights own gradient of_slice parameters first second "
+    "inputs rows order samples room factors totals ends state"
 )
-_INTEGERS = "begin", "end", "steps", "minibatches", "slice_rows", "size"
+_INTEGERS = "begin end steps minibatches slice_rows size"
 
 
 def run_epoch(
@@ -108,19 +108,23 @@ def _epoch(
             steps, minibatches, slice_rows, size: N, their number, the most rows of a slice, and P.
             max_norm, max_kl: see `Descent`.
     """
-    gradient_function = gradient_of(stages, head, loss, names)
-    name, widths = f"{gradient_function.name}_epoch", [w for _, w in gradient_function.columns]
-    columns = [f"column{number}" for number in range(len(widths))]
-    kinds = dict.fromkeys((*_ARRAYS, *columns), "array")
-    kinds |= dict.fromkeys(_INTEGERS, "integer") | {"max_norm": "number", "max_kl": "number"}
-    f = Function(ir.Module(), name, **kinds)
-    workspace, weights, own, gradient, of_slice, parameters, *sums = f.arguments[:8]
-    inputs, rows, order, samples, room, factors, totals, ends, state = f.arguments[8:17]
-    given, numbers = f.arguments[17 : 17 + len(widths)], f.arguments[17 + len(widths) :]
+    gradient = gradient_of(stages, head, loss, names)
+    name = f"{gradient.name}_epoch"
+    arrays = " ".join((_ARRAYS, *(f"column{number}" for number in range(len(gradient.columns)))))
+    write = partial(_write_epoch, gradient, stages[0].inputs)
+    compiled = engine.functions({name: (write, arrays, _INTEGERS, "max_norm max_kl")})
+    return gradient, compiled[name]
+
+
+def _write_epoch(compiled: Gradient, width: int, f: Function, *arguments: Any) -> None:
+    """See `_epoch`; `width` is that of the inputs."""
+    workspace, weights, own, gradient, of_slice, parameters, *sums = arguments[:8]
+    inputs, rows, order, samples, room, factors, totals, ends, state = arguments[8:17]
+    widths = [across for _, across in compiled.columns]
+    given, numbers = arguments[17 : 17 + len(widths)], arguments[17 + len(widths) :]
     begin, end, steps, minibatches, slice_rows, size, max_norm, max_kl = numbers
-    kept = len(gradient_function.numbers) * LANES
+    kept = len(compiled.numbers) * LANES
     # The inputs of a slice, and its columns.
-    width = stages[0].inputs
     places = itertools.accumulate((width, *widths[:-1]))
     x, columns = samples, [samples + slice_rows * place for place in places]
 
@@ -140,17 +144,17 @@ def _epoch(
             others = room, own_totals, *columns, rows_of_slice
             with f.if_first(part) as (alone, added):
                 with alone:
-                    f.call(gradient_function.name, workspace, weights, x, own, gradient, *others)
+                    f.call(compiled.name, workspace, weights, x, own, gradient, *others)
                 with added:
-                    f.call(gradient_function.name, workspace, weights, x, own, of_slice, *others)
+                    f.call(compiled.name, workspace, weights, x, own, of_slice, *others)
                     f.call("add", gradient, of_slice, size)
         squares = state + LANES
         f.call("squared_norm", squares, gradient, size)
         mean = 1.0 / count.number()
         norm = squares.load().sum().sqrt() * mean
         (ends + number * 2).store(norm, f.first_lanes(1))
-        if "kl" in gradient_function.numbers:
-            kl = own_totals + gradient_function.numbers.index("kl") * LANES
+        if "kl" in compiled.numbers:
+            kl = own_totals + compiled.numbers.index("kl") * LANES
             state.store(kl.load().sum() * mean)
             (ends + (number * 2 + 1)).store(state.load(), f.first_lanes(1))
         factor = mean.unless(norm > max_norm, mean * max_norm / norm)
@@ -160,9 +164,6 @@ def _epoch(
 
     with f.loop(end, first=begin) as number, f.when(state.number() <= max_kl):
         write_minibatch(number)
-    f.end(for_python=True)
-    engine.load(f.module)
-    return gradient_function, engine.function(name, [*kinds.values()])
 
 
 def _copy(f: Function, target: Array, source: Array, width: int) -> None:

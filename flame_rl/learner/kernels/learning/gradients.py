@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from llvmlite import ir
+from typing import Any
 
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.emit import LANES, Array, Function, Index, padded
@@ -31,18 +30,18 @@ def outputs_of(stages: tuple[Stage, ...], head: Head) -> Callable[..., None]:
         [rows, outputs], what a loss sees, [rows] each, the head's columns, rows.
     """
     passes = passes_of(stages).name
-    seen = [f"seen{number}" for number in range(head.seen)]
-    arrays = "workspace", "weights", "x", "own", "output", *seen, *head.columns
-    kinds = dict.fromkeys(arrays, "array") | {"rows": "integer"}
-    name = f"{passes}_outputs{next(_COUNT)}"
-    f = Function(ir.Module(), name, **kinds)
-    workspace, weights, x, own, output, *others, rows = f.arguments
-    f.call(f"{passes}_forward", workspace, weights, output, x, rows)
-    given = Given(f, output, own, tuple(others[head.seen :]), rows)
-    head.write_forward(given, others[: head.seen])
-    f.end(for_python=True)
-    engine.load(f.module)
-    return engine.function(name, [*kinds.values()])
+
+    def write(
+        f: Function, workspace: Array, weights: Array, x: Array, own: Array, output: Array, *others
+    ) -> None:
+        *others, rows = others
+        f.call(f"{passes}_forward", workspace, weights, output, x, rows)
+        given = Given(f, output, own, tuple(others[head.seen :]), rows)
+        head.write_forward(given, others[: head.seen])
+
+    name, seen = f"{passes}_outputs{next(_COUNT)}", (f"seen{i}" for i in range(head.seen))
+    arrays = " ".join(("workspace weights x own output", *seen, *head.columns))
+    return engine.functions({name: (write, arrays, "rows")})[name]
 
 
 @dataclass(frozen=True)
@@ -87,32 +86,30 @@ def gradient_of(
     passes = passes_of(stages).name
     name = f"{passes}_gradient{next(_COUNT)}"
     columns = (*head.columns.items(), *((own, 1) for own in names))
-    numbered = [f"column{number}" for number in range(len(columns))]
-    arrays = "workspace", "weights", "x", "own", "gradient", "room", "totals", *numbered
-    kinds = dict.fromkeys(arrays, "array") | {"rows": "integer"}
-    f = Function(ir.Module(), name, **kinds)
-    workspace, weights, x, own, gradient, room, totals, *others, rows = f.arguments
-    of_head, of_loss = others[: len(head.columns)], others[len(head.columns) :]
-    width, whole = stages[-1].outputs, f.padded(rows)
-    seen, slopes = (
-        [room + whole * (number + first) for number in range(head.seen)] for first in (0, head.seen)
-    )
-    output = room + whole * (2 * head.seen)
-    output_slopes = output + rows * width
+    width = stages[-1].outputs
+    numbers: list[str] = []
 
-    f.call(f"{passes}_forward", workspace, weights, output, x, rows)
-    given = Given(f, output, own, tuple(of_head), rows)
-    head.write_forward(given, seen)
-    numbers = _write_loss(
-        f, loss, dict(zip(names, of_loss, strict=True)), seen, slopes, totals, rows
-    )
-    head.write_backward(given, slopes, output_slopes, gradient)
-    arguments = workspace, weights, output, x, output_slopes, gradient, rows, 0, rows
-    f.call(f"{passes}_to_parameters", *arguments)
-    f.end(for_python=True)
-    engine.load(f.module)
-    function = engine.function(name, [*kinds.values()])
-    return Gradient(name, function, numbers, columns, width, head.seen)
+    def write(f: Function, *arguments: Any) -> None:
+        workspace, weights, x, own, gradient, room, totals, *others, rows = arguments
+        of_head, of_loss = others[: len(head.columns)], others[len(head.columns) :]
+        whole = f.padded(rows)
+        places = [room + whole * number for number in range(2 * head.seen)]
+        seen, slopes = places[: head.seen], places[head.seen :]
+        output = room + whole * (2 * head.seen)
+        output_slopes = output + rows * width
+        f.call(f"{passes}_forward", workspace, weights, output, x, rows)
+        given = Given(f, output, own, tuple(of_head), rows)
+        head.write_forward(given, seen)
+        samples = dict(zip(names, of_loss, strict=True))
+        numbers.extend(_write_loss(f, loss, samples, seen, slopes, totals, rows))
+        head.write_backward(given, slopes, output_slopes, gradient)
+        passed = workspace, weights, output, x, output_slopes, gradient, rows, 0, rows
+        f.call(f"{passes}_to_parameters", *passed)
+
+    numbered = (f"column{number}" for number in range(len(columns)))
+    arrays = " ".join(("workspace weights x own gradient room totals", *numbered))
+    compiled = engine.functions({name: (write, arrays, "rows")})
+    return Gradient(name, compiled[name], tuple(numbers), columns, width, head.seen)
 
 
 def _write_loss(

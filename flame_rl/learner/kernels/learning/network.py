@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property, partial
 
 import numpy as np
@@ -45,30 +46,34 @@ class CompiledNetwork(NetworkByHand):
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
         if ACTION_MASKS in samples:
             return super().outputs(samples)
-        layers, (head, own) = self.layers, self.head
-        x = layers.inputs_of(samples["inputs"])
-        rows = len(x)
+        stages, (head, _) = self.layers.stages, self.head
+        given, columns, rows = self._given(samples, head.columns.items())
         seen = np.empty((head.seen, rows), np.float32)
-        output = np.empty((rows, layers.stages[-1].outputs), np.float32)
-        columns = [contiguous(samples[name], rows, w) for name, w in head.columns.items()]
-        workspace = layers.workspace(rows)
-        outputs_of(layers.stages, head)(
-            workspace, layers.weights, x, own, output, *seen, *columns, rows
-        )
+        output = np.empty((rows, stages[-1].outputs), np.float32)
+        outputs_of(stages, head)(*given, output, *seen, *columns, rows)
         return tuple(seen)
 
     def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
         if not self._compiles(loss, samples):
             return super().differentiate(loss, samples, gradient)
-        layers, (head, own) = self.layers, self.head
-        compiled = gradient_of(layers.stages, head, loss, columns_in(loss, samples))
+        names = columns_in(loss, samples)
+        compiled = gradient_of(self.layers.stages, self.head[0], loss, names)
+        given, columns, rows = self._given(samples, compiled.columns)
+        totals = np.zeros((len(compiled.numbers), LANES), np.float32)
+        room = np.empty(compiled.room(rows), np.float32)
+        compiled.function(*given, gradient, room, totals, *columns, rows)
+        return dict(zip(compiled.numbers, np.add.reduce(totals, axis=1).tolist(), strict=True))
+
+    def _given(
+        self, samples: Samples, columns: Iterable[tuple[str, int]]
+    ) -> tuple[tuple[np.ndarray, ...], list[np.ndarray], int]:
+        """What machine code takes first (workspace, weights, inputs, the head's array), columns by
+        name and width, and the number of rows."""
+        layers, (_, own) = self.layers, self.head
         x = layers.inputs_of(samples["inputs"])
         rows = len(x)
-        totals = np.zeros((len(compiled.numbers), LANES), np.float32)
-        columns = [contiguous(samples[name], rows, width) for name, width in compiled.columns]
-        workspace, room = layers.workspace(rows), np.empty(compiled.room(rows), np.float32)
-        compiled.function(workspace, layers.weights, x, own, gradient, room, totals, *columns, rows)
-        return dict(zip(compiled.numbers, np.add.reduce(totals, axis=1).tolist(), strict=True))
+        arrays = [contiguous(samples[name], rows, width) for name, width in columns]
+        return (layers.workspace(rows), layers.weights, x, own), arrays, rows
 
     def epochs_by_itself(self, loss: Loss, columns: Samples) -> EpochFunction | None:
         if not self._compiles(loss, columns):
