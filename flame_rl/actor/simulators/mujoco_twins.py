@@ -117,11 +117,11 @@ class MujocoTwin(Simulator):
         before = physics.x[rows].copy()
         physics.step(clipped, slots, self._frames)
         velocity = (physics.x[rows] - before) / self._dt
-        costs = robot.control_cost * np.sum(np.square(clipped), axis=1)
+        costs = robot.control_cost * np.add.reduce(np.square(clipped), axis=1)
         parts = {"reward_forward": velocity, "reward_ctrl": -costs}
         felt = self._clipped_contacts(rows)
         if felt is not None:
-            contact_costs = _CONTACT_COST * np.sum(np.square(felt), axis=1)
+            contact_costs = _CONTACT_COST * np.add.reduce(np.square(felt), axis=1)
             parts["reward_contact"] = -contact_costs
             costs = costs + contact_costs
         if robot.is_healthy is None:
@@ -167,9 +167,9 @@ class _Together:
     """
 
     def __init__(self, model: mujoco.MjModel, slots: int) -> None:
-        from mujoco.batch import Batch  # MuJoCo 4.0 and later
+        from mujoco.batch import Batch, SimulationError  # MuJoCo 4.0 and later
 
-        self._batch = Batch(model, slots, nthread=1)
+        self._batch, self._error = Batch(model, slots, nthread=1), SimulationError
         self.positions = self._batch.bind("qpos")
         self.velocities = self._batch.bind("qvel")
         self.x = self.positions[:, 0]
@@ -183,12 +183,10 @@ class _Together:
         self._batch.forward(slots)
 
     def step(self, controls: np.ndarray, slots: np.ndarray, frames: int) -> None:
-        from mujoco.batch import SimulationError
-
         self._controls[as_rows(slots)] = controls
         try:
             self._batch.step(None if len(slots) == self._batch.nsim else slots, nstep=frames)
-        except SimulationError as error:
+        except self._error as error:
             slot = int(error.ids[0])
             raise SimulatorError(
                 "simulator", f"step raised {self._batch.error(slot)}", slot
