@@ -110,6 +110,11 @@ class Network(Protocol):
     frames: int
     parallel: bool
 
+    @property
+    def output_rows(self) -> int:
+        """As `slice_rows`, for `outputs`."""
+        return self.slice_rows
+
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         """Observations, float32 or uint8 [B, D] or `Stacks` of them, as the network takes them:
         normalised, for example. Stale once the module's buffers change."""

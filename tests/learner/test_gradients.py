@@ -330,6 +330,26 @@ def test_slopes_of_several_outputs_for_the_inputs(actions):
         assert np.abs(ours - expected.numpy()).max() < 2e-5 * expected.abs().max().item()
 
 
+@pytest.mark.parametrize("rows", [1, 7, 30])
+@pytest.mark.parametrize("actions", ["gaussian", "categorical"])
+def test_outputs_slice_by_slice(actions, rows):
+    policy, value = networks(actions, "tanh", (8, 12), False)
+    inputs = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
+    samples = policy_samples(actions, rows) | {"inputs": inputs}
+    taken = torch.from_numpy(samples["actions"])
+    taken = taken.double() if taken.is_floating_point() else taken.long()
+    for module in (policy, value):
+        network = network_of(module)
+        whole = network.outputs(samples)
+        network.layers.slice_rows = 7
+        ours = network.outputs(samples)
+        exact = copy.deepcopy(module).double()
+        theirs = exact.outputs({"inputs": torch.from_numpy(inputs).double(), "actions": taken})
+        for own, same, other in zip(ours, whole, theirs, strict=True):
+            np.testing.assert_array_equal(own, same)
+            np.testing.assert_allclose(own, other.detach().numpy(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("continuous", [True, False])
 @pytest.mark.parametrize("algorithm", ON_POLICY)
 def test_whole_updates_agree(algorithm, continuous, monkeypatch):

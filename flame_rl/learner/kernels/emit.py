@@ -424,6 +424,15 @@ class Function:
         builder.branch(test)
         builder.position_at_end(after)
 
+    @contextmanager
+    def slices(self, count: Index, most: Index) -> Iterator[tuple[Index, Index, Index]]:
+        """Slices of almost even size, as few as possible of at most `most`: the place of each among
+        them, where it begins, and how long it is."""
+        number = (count + (most - 1)).divided(most)
+        with self.loop(number) as place:
+            start = (count * place).divided(number)
+            yield place, start, (count * (place + 1)).divided(number) - start
+
     def vectors(self, count: Index) -> Iterator[tuple[Index, ir.Value | None]]:
         """Write statements twice: for whole vectors, without a mask, and for what is left."""
         with self.loop(count, step=LANES) as index:

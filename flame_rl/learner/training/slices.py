@@ -23,8 +23,6 @@ from flame_rl.system.machine import available_cores
 Result = TypeVar("Result")
 # Fewer slices are computed one after another: threads would wait for Python's lock.
 _LEAST_SLICES = 16
-# Without gradients a thread has one piece of work, not one for each slice, and waits less.
-_LEAST_SLICES_FORWARD = 4
 
 
 def accumulate(
@@ -45,7 +43,7 @@ def accumulate(
     Returns:
         The numbers, means over the samples.
     """
-    slices = _slices(network, samples)
+    slices = _slices(samples, network.slice_rows)
     if len(slices) == 1:
         totals = gradient_of(samples, gradient)
     else:
@@ -80,7 +78,7 @@ def on_all_cores(network: Network, rows: int) -> bool:
 def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[np.ndarray, ...]:
     """The network's outputs for all samples. `prepared` says whether their "inputs" are what
     `Network.prepare` returns; otherwise they are observations, and are prepared slice by slice."""
-    slices = _slices(network, samples)
+    slices = _slices(samples, network.output_rows)
 
     def of_slice(chunk: Samples) -> tuple[np.ndarray, ...]:
         if not prepared:
@@ -90,8 +88,8 @@ def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[
     def of_share(first: int, end: int) -> list[tuple[np.ndarray, ...]]:
         return [of_slice(chunk) for chunk in slices[first:end]]
 
-    alone = not network.parallel or len(slices) < _LEAST_SLICES_FORWARD
-    shares = 1 if alone else min(available_cores(), len(slices))
+    # A thread has one piece of work, not one for each slice, and seldom waits for Python's lock.
+    shares = min(available_cores(), len(slices)) if network.parallel else 1
     ends = [len(slices) * share // shares for share in range(shares + 1)]
     each = at_once([partial(of_share, first, end) for first, end in pairwise(ends)])
     columns = zip(*chain.from_iterable(each), strict=True)
@@ -114,9 +112,9 @@ def at_once(functions: Sequence[Callable[[], Result]]) -> list[Result]:
         wait(running)
 
 
-def _slices(network: Network, samples: Samples) -> list[Samples]:
+def _slices(samples: Samples, most_rows: int) -> list[Samples]:
     """The samples in as few slices as possible, of even size."""
-    count = -(-rows_of(samples) // network.slice_rows)
+    count = -(-rows_of(samples) // most_rows)
     return [samples] if count <= 1 else split(samples, count)
 
 

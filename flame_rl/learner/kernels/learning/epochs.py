@@ -131,11 +131,8 @@ def _write_epoch(compiled: Gradient, width: int, f: Function, *arguments: Any) -
     def write_minibatch(number: Index) -> None:
         first = (steps * number).divided(minibatches)
         count = (steps * (number + 1)).divided(minibatches) - first
-        slices = (count + (slice_rows - 1)).divided(slice_rows)
         own_totals = totals + number * kept
-        with f.loop(slices) as part:
-            start = (count * part).divided(slices)
-            rows_of_slice = (count * (part + 1)).divided(slices) - start
+        with f.slices(count, slice_rows) as (part, start, rows_of_slice):
             with f.loop(rows_of_slice) as i:
                 step = order.integer(first + start + i)
                 _copy(f, x + i * width, inputs + rows.integer(step) * width, width)

@@ -26,22 +26,29 @@ def outputs_of(stages: tuple[Stage, ...], head: Head) -> Callable[..., None]:
     """Compile what a loss sees.
 
     Returns:
-        A function of arrays and an integer: workspace, weights, x, own as in `Gradient`, output
-        [rows, outputs], what a loss sees, [rows] each, the head's columns, rows.
+        A function of arrays and integers: workspace, weights, x, own as in `Gradient`, room for
+        the output of a slice, [most, outputs], what a loss sees, [rows] each, the head's columns,
+        rows, and the most rows of a slice; the workspace is for as many.
     """
-    passes = passes_of(stages).name
+    passes, width = passes_of(stages).name, stages[0].inputs
 
     def write(
         f: Function, workspace: Array, weights: Array, x: Array, own: Array, output: Array, *others
     ) -> None:
-        *others, rows = others
-        f.call(f"{passes}_forward", workspace, weights, output, x, rows)
-        given = Given(f, output, own, tuple(others[head.seen :]), rows)
-        head.write_forward(given, others[: head.seen])
+        *others, rows, most = others
+        seen, columns = others[: head.seen], others[head.seen :]
+        with f.slices(rows, most) as (_, start, count):
+            f.call(f"{passes}_forward", workspace, weights, output, x + start * width, count)
+            own_columns = (
+                column + start * across
+                for column, across in zip(columns, head.columns.values(), strict=True)
+            )
+            given = Given(f, output, own, tuple(own_columns), count)
+            head.write_forward(given, [each + start for each in seen])
 
     name, seen = f"{passes}_outputs{next(_COUNT)}", (f"seen{i}" for i in range(head.seen))
     arrays = " ".join(("workspace weights x own output", *seen, *head.columns))
-    return engine.functions({name: (write, arrays, "rows")})[name]
+    return engine.functions({name: (write, arrays, "rows most")})[name]
 
 
 @dataclass(frozen=True)

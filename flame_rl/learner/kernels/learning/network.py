@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import cached_property, partial
 
@@ -17,6 +18,9 @@ from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.network import ElementwiseLoss, EpochFunction, Loss, Samples
 from flame_rl.wire.masks import ACTION_MASKS
 
+# The slices of one call that computes outputs.
+_OUTPUT_SLICES = 4
+
 
 class CompiledNetwork(NetworkByHand):
     """See `Network`. Compiled layers and a head of `HEADS`, with which elementwise losses are
@@ -28,6 +32,11 @@ class CompiledNetwork(NetworkByHand):
     def head(self) -> tuple[Head, np.ndarray]:
         """The head as machine code, and its own array."""
         return HEADS[type(self.output)](self.output, self.places)
+
+    @property
+    def output_rows(self) -> int:
+        # Of slices that machine code makes, so that threads seldom wait for Python.
+        return _OUTPUT_SLICES * self.slice_rows
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
         layer = self.normalizer
@@ -47,10 +56,11 @@ class CompiledNetwork(NetworkByHand):
         if ACTION_MASKS in samples:
             return super().outputs(samples)
         stages, (head, _) = self.layers.stages, self.head
-        given, columns, rows = self._given(samples, head.columns.items())
+        most = self.layers.slice_rows
+        given, columns, rows = self._given(samples, head.columns.items(), most)
         seen = np.empty((head.seen, rows), np.float32)
-        output = np.empty((rows, stages[-1].outputs), np.float32)
-        outputs_of(stages, head)(*given, output, *seen, *columns, rows)
+        output = np.empty((min(rows, most), stages[-1].outputs), np.float32)
+        outputs_of(stages, head)(*given, output, *seen, *columns, rows, most)
         return tuple(seen)
 
     def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
@@ -65,15 +75,16 @@ class CompiledNetwork(NetworkByHand):
         return dict(zip(compiled.numbers, np.add.reduce(totals, axis=1).tolist(), strict=True))
 
     def _given(
-        self, samples: Samples, columns: Iterable[tuple[str, int]]
+        self, samples: Samples, columns: Iterable[tuple[str, int]], most_rows: float = math.inf
     ) -> tuple[tuple[np.ndarray, ...], list[np.ndarray], int]:
         """What machine code takes first (workspace, weights, inputs, the head's array), columns by
-        name and width, and the number of rows."""
+        name and width, and the number of rows. The workspace is for `most_rows` at a time."""
         layers, (_, own) = self.layers, self.head
         x = layers.inputs_of(samples["inputs"])
         rows = len(x)
         arrays = [contiguous(samples[name], rows, width) for name, width in columns]
-        return (layers.workspace(rows), layers.weights, x, own), arrays, rows
+        workspace = layers.workspace(min(rows, most_rows))
+        return (workspace, layers.weights, x, own), arrays, rows
 
     def epochs_by_itself(self, loss: Loss, columns: Samples) -> EpochFunction | None:
         if not self._compiles(loss, columns):
