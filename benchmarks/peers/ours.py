@@ -9,9 +9,6 @@ from flame_rl import TrainConfig, Trainer
 
 # As many as a run has by default.
 COLLECTED = 100
-# Iterations of training that are timed together: one takes a third of a second, and how learner and
-# workers share the cores differs from one to the next.
-TRAINED = 4
 # For a score soon: few episodes an iteration; in HalfCheetah small minibatches, and collecting
 # during updates; in Hopper, which does worse by that, wider steps in fewer epochs.
 SCORE_FLAGS = {
@@ -46,8 +43,7 @@ def main(env_id: str) -> None:
 
         def train(trainer: Trainer) -> int:
             before = trainer.totals.env_steps
-            for _ in range(TRAINED):
-                trainer.train()
+            trainer.train()
             return trainer.totals.env_steps - before
 
         # Workers start, and the first iteration has fewer steps.

@@ -16,6 +16,8 @@ import numpy as np
 
 # One network for the policy, one for the values: two layers of so many tanh units each.
 HIDDEN = (64, 64)
+# A task is repeated for so many seconds, because a machine that has idled is slower at first.
+LEAST_SECONDS = 2.0
 # Side by side in those peers that step environments in lock step.
 ENVS = 8
 # Env steps between two updates, how often each is used in one, and in minibatches of how many.
@@ -48,7 +50,8 @@ SCORERS = {"CartPole-v1": "dqn", "Acrobot-v1": "dqn", "HalfCheetah-v5": "sac"}
 def serve(
     tasks: dict[str, Callable[[], int]], uncounted: dict[str, Callable[[], object]] | None = None
 ) -> None:
-    """Answer each line of standard input, the name of a task, with a line of JSON.
+    """Answer each line of standard input, the name of a task, with a line of JSON. A task is
+    repeated until `LEAST_SECONDS` have passed.
 
     Args:
         tasks: each does its work and returns how many env steps, or gradient steps, that were.
@@ -62,8 +65,10 @@ def serve(
         if uncounted and name in uncounted:
             uncounted[name]()
         began = time.perf_counter()
-        steps = tasks[name]()
-        seconds = time.perf_counter() - began
+        steps, seconds = 0, 0.0
+        while seconds < LEAST_SECONDS:
+            steps += tasks[name]()
+            seconds = time.perf_counter() - began
         print(json.dumps({"steps": steps, "seconds": seconds}), file=answers)
 
 
