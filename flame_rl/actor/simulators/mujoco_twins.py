@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import gymnasium
 import mujoco
@@ -18,6 +20,9 @@ from gymnasium.utils import seeding
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.wire.steps import observation_columns
+
+if TYPE_CHECKING:
+    from mujoco.batch import Batch
 
 SLOTS = 64
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -90,7 +95,8 @@ class MujocoTwin(Simulator):
         self._dt = own.dt
         self._first = own.init_qpos, own.init_qvel
         self._bounds = own.action_space.low, own.action_space.high
-        self._physics = (_OneByOne if robot.feels_contacts else _Together)(own.model, SLOTS)
+        feels = robot.feels_contacts
+        self._physics = _OneByOne(own.model, SLOTS) if feels else _Together(own.model)
         self._steps = np.zeros(SLOTS, np.int64)
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
@@ -161,22 +167,31 @@ class _Together:
     """Physics that steps all slots in one call of MuJoCo, on this thread.
 
     Attributes:
-        positions, velocities: float64 [W, nq] and [W, nv].
+        positions, velocities: float64 [W, nq] and [W, nv], W the number of slots used so far.
         x: float64 [W], the robot's position along the track.
         contacts: float64 [W, 6 * bodies], contact forces; None if they are not observed.
     """
 
-    def __init__(self, model: mujoco.MjModel, slots: int) -> None:
+    def __init__(self, model: mujoco.MjModel) -> None:
         from mujoco.batch import Batch, SimulationError  # MuJoCo 4.0 and later
 
-        self._batch, self._error = Batch(model, slots, nthread=1), SimulationError
-        self.positions = self._batch.bind("qpos")
-        self.velocities = self._batch.bind("qvel")
-        self.x = self.positions[:, 0]
+        self._make = partial(Batch, model, nthread=1)
+        self._error = SimulationError
         self.contacts = None
-        self._controls = self._batch.bind("ctrl")
+        self._use(self._make(1))
+
+    def _use(self, batch: Batch) -> None:
+        self._batch, self._controls = batch, batch.bind("ctrl")
+        self.positions, self.velocities = batch.bind("qpos"), batch.bind("qvel")
+        self.x = self.positions[:, 0]
 
     def reset(self, slots: np.ndarray, positions: np.ndarray, velocities: np.ndarray) -> None:
+        count = self._batch.nsim
+        if slots[-1] >= count:
+            # No more than are used: stepping all of a batch is quicker than stepping a part of it.
+            larger = self._make(int(slots[-1]) + 1)
+            larger.state[:count] = self._batch.state
+            self._use(larger)
         self._batch.reset(slots, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
         self.positions[slots] = positions
         self.velocities[slots] = velocities
