@@ -3,8 +3,8 @@
 For each environment, it compares:
 
 - `bare`: Gymnasium's `env.step` with recorded actions (of the policy that the collectors run),
-  resets included;
-- `floor`: `mj_step` alone with the same actions, for MuJoCo's environments;
+  resets included; with MuJoCo's clock, which the package stops;
+- `floor`: `mj_step` alone with the same actions, for MuJoCo's environments; without the clock;
 - `plain`, `fast`: the collector, which acts by a policy and records episodes, over Gymnasium's
   environments and over the fast twin;
 - `1 worker`, `2 workers`: worker processes with the fast collector, each with the same number of
@@ -25,9 +25,11 @@ os.environ |= {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 import gc
 import multiprocessing
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
@@ -43,6 +45,7 @@ from benchmarks.table import Table, compare, in_turn, write
 from flame_rl import TrainConfig, Trainer
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.making import make_environment
+from flame_rl.actor.environments.mujoco_settings import stop_clock
 from flame_rl.actor.simulators.choose import choose_simulator
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.backends.patience import Patience
@@ -250,11 +253,21 @@ class Bare:
 
     def __call__(self, k: int) -> int:
         env = self._env
-        for action in self._actions:
-            _, _, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                env.reset()
+        with mujocos_clock():
+            for action in self._actions:
+                _, _, terminated, truncated, _ = env.step(action)
+                if terminated or truncated:
+                    env.reset()
         return len(self._actions)
+
+
+@contextmanager
+def mujocos_clock() -> Iterator[None]:
+    """With the clock that MuJoCo's Python package sets, as without this package."""
+    if "mujoco" in sys.modules:
+        sys.modules["mujoco"].set_mjcb_time(None)
+    yield
+    stop_clock()
 
 
 class Floor:
