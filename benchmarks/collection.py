@@ -266,8 +266,10 @@ def mujocos_clock() -> Iterator[None]:
     """With the clock that MuJoCo's Python package sets, as without this package."""
     if "mujoco" in sys.modules:
         sys.modules["mujoco"].set_mjcb_time(None)
-    yield
-    stop_clock()
+    try:
+        yield
+    finally:
+        stop_clock()
 
 
 class Floor:

@@ -155,7 +155,6 @@ def main(env_id: str) -> None:
         run.update(run.collect(lambda _: None))
         return BATCH
 
-    collect()
     serve(
         {
             "collect": collect,

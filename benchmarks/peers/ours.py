@@ -46,8 +46,6 @@ def main(env_id: str) -> None:
             trainer.train()
             return trainer.totals.env_steps - before
 
-        # Workers start, and the first iteration has fewer steps.
-        collect(), train(trainer), train(coarse)
         serve(
             {
                 "collect": collect,

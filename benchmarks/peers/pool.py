@@ -33,7 +33,6 @@ def main(env_id: str) -> None:
             observations, *_ = envs.step(clipped)
         return ENVS * STEPS
 
-    collect()
     serve({"collect": collect})
 
 

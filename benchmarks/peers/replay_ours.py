@@ -44,8 +44,6 @@ def main() -> None:
                 pass
         return GRADIENT_STEPS
 
-    for trainer in trainers.values():
-        steps(trainer)
     serve({task: lambda trainer=trainer: steps(trainer) for task, trainer in trainers.items()})
 
 

@@ -82,8 +82,6 @@ def main(algorithms: dict[str, type[OffPolicyAlgorithm]]) -> None:
         model.train(gradient_steps=GRADIENT_STEPS, batch_size=model.batch_size)
         return GRADIENT_STEPS
 
-    for model in models.values():
-        steps(model)
     serve({task: lambda model=model: steps(model) for task, model in models.items()})
 
 

@@ -49,7 +49,6 @@ def main(env_id: str) -> None:
         result = algorithm.train()
         return int(result["env_runners"]["num_env_steps_sampled"])
 
-    collect()
     serve({"collect": collect, "train": train})
 
 

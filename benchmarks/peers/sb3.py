@@ -43,7 +43,6 @@ def main(env_id: str, kind: type[BaseAlgorithm] = PPO) -> None:
         return BATCH
 
     fine, coarse = make(MINIBATCH), make(1024)
-    collect(fine)
     serve(
         {
             "collect": lambda: collect(fine),

@@ -21,8 +21,6 @@ Samples = dict[str, jax.Array]
 def main() -> None:
     tasks = {task: epochs_of(size) for task, size in UPDATES.items()}
     tasks |= {task: steps_of(memory) for task, memory in SEQUENCES.items()}
-    for task in tasks.values():
-        task()
     serve(tasks)
 
 

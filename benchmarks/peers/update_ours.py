@@ -29,8 +29,6 @@ def main() -> None:
     with reproducible("cpu", seed=0):
         tasks = {task: epochs_of(size) for task, size in UPDATES.items()}
         tasks |= {task: steps_of(memory) for task, memory in SEQUENCES.items()}
-        for task in tasks.values():
-            task()
         serve(tasks)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 # One network for the policy, one for the values: two layers of so many tanh units each.
 HIDDEN = (64, 64)
-# A task is repeated for so many seconds, because a machine that has idled is slower at first.
+# A task is repeated until these have passed, because a machine that has idled is slower at first.
 LEAST_SECONDS = 2.0
 # Side by side in those peers that step environments in lock step.
 ENVS = 8
@@ -24,7 +24,7 @@ ENVS = 8
 BATCH, EPOCHS, MINIBATCH = 16_384, 10, 64
 # A score is the mean return of so many training episodes in a row.
 EPISODES = 20
-# Learning from replay: networks with relu units, gradient steps of a measurement, and by task the
+# Learning from replay: networks with relu units, gradient steps of a repetition, and by task the
 # algorithm, the environment and the steps in a batch.
 REPLAY_NETWORK, GRADIENT_STEPS = (256, 256), 300
 TASKS = {
@@ -50,8 +50,9 @@ SCORERS = {"CartPole-v1": "dqn", "Acrobot-v1": "dqn", "HalfCheetah-v5": "sac"}
 def serve(
     tasks: dict[str, Callable[[], int]], uncounted: dict[str, Callable[[], object]] | None = None
 ) -> None:
-    """Answer each line of standard input, the name of a task, with a line of JSON. A task is
-    repeated until `LEAST_SECONDS` have passed.
+    """Answer each line of standard input, the name of a task, with a line of JSON. Each task is
+    done once before, when what it needs is imported or compiled; then it is repeated until
+    `LEAST_SECONDS` have passed.
 
     Args:
         tasks: each does its work and returns how many env steps, or gradient steps, that were.
@@ -59,6 +60,8 @@ def serve(
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not end up between the answers
+    for task in tasks.values():
+        task()
     print(json.dumps({"ready": sorted(tasks)}), file=answers)
     for line in sys.stdin:
         name = line.strip()
@@ -90,14 +93,14 @@ class UpdateData:
 
     Attributes:
         minibatches: of `size` steps each; about 4,000 steps in all, so that none is smaller.
-        epochs: of a measurement.
+        epochs: of a repetition.
         observations, actions: float32 [N, 17] and [N, 6].
         advantages, targets: float32 [N].
     """
 
     epochs, clip_range, max_grad_norm = 40, 0.2, 0.5
-    # So small that hundreds of epochs leave the networks, and so the work, as they were.
-    learning_rate = 1e-6
+    # So small that a million steps leave the networks, and so the work, as they were.
+    learning_rate = 1e-8
 
     def __init__(self, size: int) -> None:
         self.minibatches = 4_000 // size
@@ -112,7 +115,7 @@ class SequenceData:
     """Random sequences as in CartPole, for gradient steps of R2D2, and their settings.
 
     Attributes:
-        repeats: gradient steps of a measurement.
+        repeats: gradient steps of a repetition.
         observations: float32 [B, L + 1, 4].
         actions, rewards, discounts: int64, float32 and float32 [B, L].
     """
@@ -120,7 +123,7 @@ class SequenceData:
     repeats, sequences, steps, memory = 100, 32, 40, 64
     max_grad_norm, tau = 10.0, 0.02
     # See `UpdateData`.
-    learning_rate = 1e-6
+    learning_rate = 1e-8
 
     def __init__(self) -> None:
         rng, shape = np.random.default_rng(0), (self.sequences, self.steps)
