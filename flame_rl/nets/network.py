@@ -112,7 +112,7 @@ class Network(Protocol):
 
     @property
     def output_rows(self) -> int:
-        """As `slice_rows`, for `outputs`."""
+        """The most rows that one call of `outputs` gets for best speed."""
         return self.slice_rows
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:

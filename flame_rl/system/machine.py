@@ -20,13 +20,12 @@ class _OneBlasThread(ContextDecorator):
 
     def __init__(self) -> None:
         self._lock, self._blocks = threading.Lock(), 0
-        self._libraries: list[Any] = []
-        self._modules = 0
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._blocks:
-                self._before = [(each, each.get_num_threads()) for each in self._found()]
+                found = threadpoolctl.get_cached_controller().select(user_api="blas")
+                self._before = [(each, each.get_num_threads()) for each in found.lib_controllers]
                 self._set((library, 1) for library, _ in self._before)
             self._blocks += 1
 
@@ -36,19 +35,10 @@ class _OneBlasThread(ContextDecorator):
             if not self._blocks:
                 self._set(self._before)
 
-    def _found(self) -> list[Any]:
-        """What controls each library of BLAS in the process. A search takes milliseconds, as long
-        as a small update, and finds others only where modules have been imported meanwhile."""
-        modules = len(sys.modules)
-        if modules != self._modules:
-            found = threadpoolctl.ThreadpoolController().select(user_api="blas")
-            self._libraries, self._modules = found.lib_controllers, modules
-        return self._libraries
-
     def _set(self, numbers: Iterable[tuple[Any, int]]) -> None:
         for library, number in numbers:
-            # From version 3.8 on, threadpoolctl ignores in silence all threads but the one that
-            # controls OpenBLAS, and has kept control for itself.
+            # threadpoolctl ignores in silence all threads but the one that controls OpenBLAS, which
+            # keeps control for itself.
             clear = getattr(library, "clear_controlling_thread", lambda **options: None)
             clear(force=True)
             library.set_num_threads(number)

@@ -7,27 +7,24 @@ import sys
 
 import pytest
 
-# Plays Gymnasium's own environment before and after this package makes one, with MuJoCo's clock as
-# it is first or with another; prints whether the bits are the same, then the seconds that MuJoCo
-# has counted, before and after.
+# Plays an environment of Gymnasium's and then one of this package's, with MuJoCo's clock as it is
+# at first or with another; prints whether the bits are the same, then the seconds that MuJoCo has
+# counted in each.
 PLAY = """
 import gymnasium, mujoco
 import numpy as np
 from flame_rl.actor.simulators.choose import plain_simulator
 from flame_rl.wire.messages import Environment
 
-def play():
-    env = gymnasium.make("Hopper-v5")
+def play(env):
     seen = [env.reset(seed=1)[0]]
     rng = np.random.default_rng(2)
-    seen += [env.step(rng.uniform(-1, 1, 3))[0] for _ in range(200)]
-    timers = env.unwrapped.data.timer
-    return np.array(seen).tobytes(), sum(each.duration for each in timers)
+    seen += [env.step(rng.uniform(-1, 1, 3).astype(np.float32))[0] for _ in range(200)]
+    return np.array(seen).tobytes(), sum(timer.duration for timer in env.unwrapped.data.timer)
 
 {own}
-before, counted_before = play()
-plain_simulator(Environment("Hopper-v5"))
-after, counted_after = play()
+before, counted_before = play(gymnasium.make("Hopper-v5"))
+after, counted_after = play(plain_simulator(Environment("Hopper-v5")).first)
 print(before == after, counted_before, counted_after)
 """
 OWN = "mujoco.set_mjcb_time(lambda times=iter(range(10**9)): next(times))"

@@ -16,7 +16,7 @@ import model
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy.kl_limit import log_probs_of
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
-from flame_rl.learner.training import choose, minibatches
+from flame_rl.learner.training import choose, minibatches, slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
@@ -330,9 +330,9 @@ def test_slopes_of_several_outputs_for_the_inputs(actions):
         assert np.abs(ours - expected.numpy()).max() < 2e-5 * expected.abs().max().item()
 
 
-@pytest.mark.parametrize("rows", [1, 7, 30])
+@pytest.mark.parametrize("rows", [1, 40, 100])
 @pytest.mark.parametrize("actions", ["gaussian", "categorical"])
-def test_outputs_slice_by_slice(actions, rows):
+def test_outputs_slice_by_slice(actions, rows, monkeypatch):
     policy, value = networks(actions, "tanh", (8, 12), False)
     inputs = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
     samples = policy_samples(actions, rows) | {"inputs": inputs}
@@ -341,13 +341,18 @@ def test_outputs_slice_by_slice(actions, rows):
     for module in (policy, value):
         network = network_of(module)
         whole = network.outputs(samples)
-        network.layers.slice_rows = 7
+        network.slice_rows = 40
         ours = network.outputs(samples)
         exact = copy.deepcopy(module).double()
         theirs = exact.outputs({"inputs": torch.from_numpy(inputs).double(), "actions": taken})
         for own, same, other in zip(ours, whole, theirs, strict=True):
             np.testing.assert_array_equal(own, same)
             np.testing.assert_allclose(own, other.detach().numpy(), rtol=1e-5, atol=1e-5)
+        for cores in (1, 3):
+            monkeypatch.setattr(slices, "available_cores", lambda cores=cores: cores)
+            network.slice_rows = 7
+            for own, same in zip(slices.outputs(network, samples), whole, strict=True):
+                np.testing.assert_array_equal(own, same)
 
 
 @pytest.mark.parametrize("continuous", [True, False])

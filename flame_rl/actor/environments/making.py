@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.masks import beside_mask
-from flame_rl.actor.environments.mujoco_settings import may_have_models, quiet_about_own_models
+from flame_rl.actor.environments.mujoco_settings import may_use_mujoco, quiet_about_own_models
 from flame_rl.actor.environments.observations import type_of
 from flame_rl.actor.environments.registering import import_registering
 from flame_rl.actor.environments.wrapping import (
@@ -115,7 +115,7 @@ def import_environment(environment: Environment) -> None:
             import_registering(module, name)
         spec = gymnasium.registry.get(name)
         importlib.import_module(env_id if spec is None else _module_of(spec))
-        if may_have_models(env_id):
+        if may_use_mujoco(env_id):
             importlib.import_module("mujoco")
 
 

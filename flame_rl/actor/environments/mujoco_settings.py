@@ -1,4 +1,4 @@
-"""What is set in MuJoCo for all of a process."""
+"""Settings of MuJoCo that hold for a whole process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def quiet_about_own_models(env_id: str) -> Iterator[None]:
     Other warnings, and those about a user's model, go to standard error, also after the block: with
     a handler installed, MuJoCo writes no MUJOCO_LOG.TXT into the working directory.
     """
-    if not may_have_models(env_id):
+    if not may_use_mujoco(env_id):
         yield
         return
     try:
@@ -36,7 +36,7 @@ def quiet_about_own_models(env_id: str) -> Iterator[None]:
     making_own = False
 
 
-def may_have_models(env_id: str) -> bool:
+def may_use_mujoco(env_id: str) -> bool:
     """Whether an environment may be one of MuJoCo's: Gymnasium's own, or of a user's module."""
     return _is_own_model(env_id) or ":" in env_id
 
@@ -47,13 +47,16 @@ def _is_own_model(env_id: str) -> bool:
 
 
 def stop_clock() -> None:
-    """Let MuJoCo not read the clock, where the process has imported it. Its Python package makes it
-    read the clock before and after each part of a step, for `MjData.timer` alone; in HalfCheetah
-    that is 15 % of a step. A clock that the user has set stays."""
+    """Remove the clock that MuJoCo's Python package installs. MuJoCo reads it before and after each
+    part of a step, only to fill `MjData.timer`, which takes 15 % of a step of HalfCheetah. A clock
+    that the user has set with `mujoco.set_mjcb_time` stays.
+
+    `set_mjcb_time(None)` installs the package's clock again; before MuJoCo 4.0, so does the next
+    `MjData`. On Windows the clock is not found, and stays.
+    """
     mujoco = sys.modules.get("mujoco")
-    # Where there is another module of this name, or the clock is not found, steps stay slower.
-    with contextlib.suppress(Exception):
+    # Another module may have this name.
+    with contextlib.suppress(AttributeError, KeyError, OSError, ValueError):
         if mujoco.get_mjcb_time() is None:
             functions = ctypes.CDLL(sys.modules[mujoco.mj_step.__module__].__file__)
-            # set_mjcb_time(None) would set the package's own clock again.
             ctypes.c_void_p.in_dll(functions, "mjcb_time").value = None

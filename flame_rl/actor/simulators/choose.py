@@ -51,6 +51,7 @@ VERIFIED_MUJOCO = ("4.0",)
 MOST_BYTES = 1_000_000_000
 _CHECK_EPISODES = 4
 _CHECK_STEPS = 40
+_CHECK_LATER = 5
 
 
 def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
@@ -223,10 +224,16 @@ def _make_twin(env: gymnasium.Env, reward_parts: tuple[str, ...]) -> Simulator:
 
 def _trace(simulator: Simulator, actions: gymnasium.Space) -> list[bytes]:
     """The bits of a few short episodes with random actions, side by side."""
-    rng, running = np.random.default_rng(0), np.arange(_CHECK_EPISODES)
+    rng, slots = np.random.default_rng(0), np.arange(_CHECK_EPISODES)
+    # Half of them begin later, in slots that were not in use.
+    running, later = np.split(slots, 2)
     simulator.reset(running, 1000 + running)
     seen = [simulator.observations[running].tobytes()]
-    for _ in range(_CHECK_STEPS):
+    for step in range(_CHECK_STEPS):
+        if step == _CHECK_LATER:
+            simulator.reset(later, 1000 + later)
+            seen.append(simulator.observations[later].tobytes())
+            running = np.union1d(running, later)
         if isinstance(actions, gymnasium.spaces.Box):
             # Beyond the bounds, too.
             chosen = rng.uniform(-1.2, 1.2, (_CHECK_EPISODES, *actions.shape)).astype("f4")

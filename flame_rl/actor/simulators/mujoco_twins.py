@@ -167,9 +167,10 @@ class _Together:
     """Physics that steps all slots in one call of MuJoCo, on this thread.
 
     Attributes:
-        positions, velocities: float64 [W, nq] and [W, nv], W the number of slots used so far.
+        positions, velocities: float64 [W, nq] and [W, nv], for all slots up to the last that has
+            been used.
         x: float64 [W], the robot's position along the track.
-        contacts: float64 [W, 6 * bodies], contact forces; None if they are not observed.
+        contacts: None; see `_OneByOne`.
     """
 
     def __init__(self, model: mujoco.MjModel) -> None:
@@ -188,7 +189,7 @@ class _Together:
     def reset(self, slots: np.ndarray, positions: np.ndarray, velocities: np.ndarray) -> None:
         count = self._batch.nsim
         if slots[-1] >= count:
-            # No more than are used: stepping all of a batch is quicker than stepping a part of it.
+            # No larger than needed: stepping all of a batch is quicker than stepping a part of it.
             larger = self._make(int(slots[-1]) + 1)
             larger.state[:count] = self._batch.state
             self._use(larger)
@@ -209,9 +210,10 @@ class _Together:
 
 
 class _OneByOne:
-    """As `_Together`, one slot after another in a single MjData, into which it loads each state.
+    """As `_Together`, one slot after another in a single MjData, into which it loads each state;
+    W is the number of all slots, and `contacts` are the contact forces, float64 [W, 6 * bodies].
 
-    Contact forces need a second call after each step, which a batch does not make. One MjData stays
+    These need a second call after each step, which a batch does not make. One MjData stays
     in the processor's cache; many would not.
     """
 

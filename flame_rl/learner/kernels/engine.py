@@ -69,9 +69,9 @@ def functions(
     """Compile functions for Python, which later modules may call.
 
     Args:
-        writers: by the function's name: what writes it, given the `Function` and its arguments, and
-            the names of these with blanks between them: of arrays, of integers and, if there are
-            any, of numbers.
+        writers: for each function by name, what writes its statements, given a `Function` and its
+            arguments, and then the names of the arguments, with blanks between them: first those
+            of arrays, then of integers, then of numbers. No two are the same.
     """
     module, kinds = ir.Module(), {}
     for name, (write, *arguments) in writers.items():

@@ -100,12 +100,17 @@ def passes_of(stages: tuple[Stage, ...]) -> Passes:
     }
     compiled = engine.functions(
         {
-            f"{name}_{own}": (partial(_write, write, stages), f"workspace weights {arrays}", rows)
+            f"{name}_{own}": (
+                partial(_write_pass, write, stages),
+                f"workspace weights {arrays}",
+                rows,
+            )
             for own, (write, arrays, rows) in writers.items()
         }
     )
     kept = tuple(itertools.pairwise(places.kept))
-    return Passes(name, places.fixed, places.per_row, kept, *compiled.values())
+    passes = dict(zip(writers, compiled.values(), strict=True))
+    return Passes(name, places.fixed, places.per_row, kept, **passes)
 
 
 class _Places:
@@ -225,13 +230,13 @@ class _Pass:
         self.f.call("product", *arrays, *strides, self.rows, stage.outputs, stage.inputs)
 
 
-def _write(
-    write: Callable[..., None], stages: tuple[Stage, ...], f: Function, *arguments: Any
+def _write_pass(
+    write_statements: Callable[..., None], stages: tuple[Stage, ...], f: Function, *arguments: Any
 ) -> None:
     """Write a pass, given its arguments in the order of `Passes`."""
     workspace, weights, *arrays = (each for each in arguments if isinstance(each, Array))
     rows = (each for each in arguments if isinstance(each, Index))
-    write(_Pass(f, stages, workspace, weights, *rows), *arrays)
+    write_statements(_Pass(f, stages, workspace, weights, *rows), *arrays)
 
 
 def _write_forward(p: _Pass, output: Array, x: Array) -> None:

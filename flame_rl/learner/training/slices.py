@@ -88,7 +88,7 @@ def outputs(network: Network, samples: Samples, prepared: bool = True) -> tuple[
     def of_share(first: int, end: int) -> list[tuple[np.ndarray, ...]]:
         return [of_slice(chunk) for chunk in slices[first:end]]
 
-    # A thread has one piece of work, not one for each slice, and seldom waits for Python's lock.
+    # Each thread has one piece of work, not one for each slice.
     shares = min(available_cores(), len(slices)) if network.parallel else 1
     ends = [len(slices) * share // shares for share in range(shares + 1)]
     each = at_once([partial(of_share, first, end) for first, end in pairwise(ends)])

@@ -27,15 +27,13 @@ def outputs_of(stages: tuple[Stage, ...], head: Head) -> Callable[..., None]:
 
     Returns:
         A function of arrays and integers: workspace, weights, x, own as in `Gradient`, room for
-        the output of a slice, [most, outputs], what a loss sees, [rows] each, the head's columns,
-        rows, and the most rows of a slice; the workspace is for as many.
+        the output of a slice, what a loss sees, [rows] each, the head's columns, rows, and the most
+        rows of a slice. Workspace and output have room for a slice.
     """
     passes, width = passes_of(stages).name, stages[0].inputs
 
-    def write(
-        f: Function, workspace: Array, weights: Array, x: Array, own: Array, output: Array, *others
-    ) -> None:
-        *others, rows, most = others
+    def write(f: Function, *arguments: Any) -> None:
+        workspace, weights, x, own, output, *others, rows, most = arguments
         seen, columns = others[: head.seen], others[head.seen :]
         with f.slices(rows, most) as (_, start, count):
             f.call(f"{passes}_forward", workspace, weights, output, x + start * width, count)
@@ -94,7 +92,7 @@ def gradient_of(
     name = f"{passes}_gradient{next(_COUNT)}"
     columns = (*head.columns.items(), *((own, 1) for own in names))
     width = stages[-1].outputs
-    numbers: list[str] = []
+    numbers: list[str] = []  # filled when the function is written
 
     def write(f: Function, *arguments: Any) -> None:
         workspace, weights, x, own, gradient, room, totals, *others, rows = arguments

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from functools import cached_property, partial
 
@@ -15,10 +14,10 @@ from flame_rl.learner.kernels.learning.gradients import columns_in, gradient_of,
 from flame_rl.learner.kernels.learning.heads import HEADS, Head
 from flame_rl.learner.kernels.library import library
 from flame_rl.nets.by_hand import NetworkByHand
-from flame_rl.nets.network import ElementwiseLoss, EpochFunction, Loss, Samples
+from flame_rl.nets.network import ElementwiseLoss, EpochFunction, Loss, Samples, rows_of, split
 from flame_rl.wire.masks import ACTION_MASKS
 
-# The slices of one call that computes outputs.
+# One call of `outputs` computes at most this number of slices.
 _OUTPUT_SLICES = 4
 
 
@@ -35,7 +34,7 @@ class CompiledNetwork(NetworkByHand):
 
     @property
     def output_rows(self) -> int:
-        # Of slices that machine code makes, so that threads seldom wait for Python.
+        # Machine code goes from slice to slice, and threads seldom wait for Python's lock.
         return _OUTPUT_SLICES * self.slice_rows
 
     def prepare(self, observations: np.ndarray) -> np.ndarray:
@@ -53,38 +52,38 @@ class CompiledNetwork(NetworkByHand):
         return isinstance(loss, ElementwiseLoss) and ACTION_MASKS not in samples
 
     def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
-        if ACTION_MASKS in samples:
-            return super().outputs(samples)
         stages, (head, _) = self.layers.stages, self.head
-        most = self.layers.slice_rows
-        given, columns, rows = self._given(samples, head.columns.items(), most)
+        rows, most = rows_of(samples), self.slice_rows
+        if ACTION_MASKS in samples:
+            slices = split(samples, max(1, -(-rows // most)))
+            columns = zip(*map(super().outputs, slices), strict=True)
+            return tuple(map(np.concatenate, columns))
+        arrays, columns = self._arguments(samples, head.columns.items(), min(rows, most))
         seen = np.empty((head.seen, rows), np.float32)
         output = np.empty((min(rows, most), stages[-1].outputs), np.float32)
-        outputs_of(stages, head)(*given, output, *seen, *columns, rows, most)
+        outputs_of(stages, head)(*arrays, output, *seen, *columns, rows, most)
         return tuple(seen)
 
     def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
         if not self._compiles(loss, samples):
             return super().differentiate(loss, samples, gradient)
-        names = columns_in(loss, samples)
+        names, rows = columns_in(loss, samples), rows_of(samples)
         compiled = gradient_of(self.layers.stages, self.head[0], loss, names)
-        given, columns, rows = self._given(samples, compiled.columns)
+        arrays, columns = self._arguments(samples, compiled.columns, rows)
         totals = np.zeros((len(compiled.numbers), LANES), np.float32)
         room = np.empty(compiled.room(rows), np.float32)
-        compiled.function(*given, gradient, room, totals, *columns, rows)
+        compiled.function(*arrays, gradient, room, totals, *columns, rows)
         return dict(zip(compiled.numbers, np.add.reduce(totals, axis=1).tolist(), strict=True))
 
-    def _given(
-        self, samples: Samples, columns: Iterable[tuple[str, int]], most_rows: float = math.inf
-    ) -> tuple[tuple[np.ndarray, ...], list[np.ndarray], int]:
-        """What machine code takes first (workspace, weights, inputs, the head's array), columns by
-        name and width, and the number of rows. The workspace is for `most_rows` at a time."""
+    def _arguments(
+        self, samples: Samples, columns: Iterable[tuple[str, int]], at_once: int
+    ) -> tuple[tuple[np.ndarray, ...], list[np.ndarray]]:
+        """The first arguments of machine code, which are a workspace for `at_once` rows, weights,
+        inputs and the head's array; and the samples' columns, given their names and widths."""
         layers, (_, own) = self.layers, self.head
-        x = layers.inputs_of(samples["inputs"])
-        rows = len(x)
-        arrays = [contiguous(samples[name], rows, width) for name, width in columns]
-        workspace = layers.workspace(min(rows, most_rows))
-        return (workspace, layers.weights, x, own), arrays, rows
+        arrays = layers.workspace(at_once), layers.weights, layers.inputs_of(samples["inputs"]), own
+        rows = rows_of(samples)
+        return arrays, [contiguous(samples[name], rows, width) for name, width in columns]
 
     def epochs_by_itself(self, loss: Loss, columns: Samples) -> EpochFunction | None:
         if not self._compiles(loss, columns):
