@@ -25,6 +25,7 @@ from flame_rl.modules.networks import CriticNetwork, Returns
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerByHand
+from flame_rl.wire.masks import ACTION_MASKS, pack_masks
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.learners import (
     ON_POLICY,
@@ -353,6 +354,23 @@ def test_outputs_slice_by_slice(actions, rows, monkeypatch):
             network.slice_rows = 7
             for own, same in zip(slices.outputs(network, samples), whole, strict=True):
                 np.testing.assert_array_equal(own, same)
+
+
+def test_masked_outputs_slice_by_slice():
+    """Where each row allows its own action and the next choice."""
+    policy, _ = networks("categorical", "tanh", (8,), False)
+    network, rows = network_of(policy), np.arange(100)
+    inputs = np.random.default_rng(0).standard_normal((100, 4)).astype(np.float32)
+    samples = policy_samples("categorical", 100) | {"inputs": inputs}
+    actions = samples["actions"].astype(int)
+    allowed = np.zeros((100, 5), bool)
+    allowed[rows, actions] = allowed[rows, (actions + 1) % 5] = True
+    network.slice_rows = 40
+    log_probs, _ = network.outputs(samples | {ACTION_MASKS: pack_masks(allowed)})
+    with torch.no_grad():
+        logits = copy.deepcopy(policy).double()(torch.from_numpy(inputs).double()).numpy()
+    own, other = logits[rows, actions], logits[rows, (actions + 1) % 5]
+    np.testing.assert_allclose(log_probs, -np.log1p(np.exp(other - own)), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("continuous", [True, False])
