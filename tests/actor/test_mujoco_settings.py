@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from unittest import mock
 
+import mujoco
 import pytest
+
+from flame_rl.actor.environments.mujoco_settings import stop_clock
 
 # Plays an environment of Gymnasium's and then one of this package's, with MuJoCo's clock as it is
 # at first or with another; prints whether the bits are the same, then the seconds that MuJoCo has
@@ -30,6 +34,7 @@ print(before == after, counted_before, counted_after)
 OWN = "mujoco.set_mjcb_time(lambda times=iter(range(10**9)): next(times))"
 
 
+@pytest.mark.skipif(mujoco.__version__ < "4", reason="each MjData installs a clock")
 @pytest.mark.parametrize(("own", "stops"), [("", True), (OWN, False)])
 def test_mujoco_reads_no_clock_but_the_users(own, stops):
     program = [sys.executable, "-c", PLAY.format(own=own)]
@@ -48,3 +53,11 @@ from flame_rl.actor.environments.mujoco_settings import stop_clock
 stop_clock()
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_older_mujoco_is_left_alone(monkeypatch):
+    """Where other threads may step while each `MjData` installs the clock again."""
+    older = mock.Mock(__version__="3.3.7")
+    monkeypatch.setitem(sys.modules, "mujoco", older)
+    stop_clock()
+    assert not older.method_calls

@@ -49,14 +49,15 @@ def _is_own_model(env_id: str) -> bool:
 def stop_clock() -> None:
     """Remove the clock that MuJoCo's Python package installs. MuJoCo reads it before and after each
     part of a step, only to fill `MjData.timer`, which takes 15 % of a step of HalfCheetah. A clock
-    that the user has set with `mujoco.set_mjcb_time` stays.
+    that the user has set with `mujoco.set_mjcb_time` stays; `set_mjcb_time(None)` installs the
+    package's again.
 
-    `set_mjcb_time(None)` installs the package's clock again; before MuJoCo 4.0, so does the next
-    `MjData`. On Windows the clock is not found, and stays.
+    The clock also stays before MuJoCo 4.0, where each `MjData` installs it, and on Windows, where
+    it is not found.
     """
     mujoco = sys.modules.get("mujoco")
     # Another module may have this name.
     with contextlib.suppress(AttributeError, KeyError, OSError, ValueError):
-        if mujoco.get_mjcb_time() is None:
+        if int(mujoco.__version__.partition(".")[0]) >= 4 and mujoco.get_mjcb_time() is None:
             functions = ctypes.CDLL(sys.modules[mujoco.mj_step.__module__].__file__)
             ctypes.c_void_p.in_dll(functions, "mjcb_time").value = None
