@@ -1,4 +1,4 @@
-"""What is set in MuJoCo for all of a process."""
+"""Settings of MuJoCo that hold for a whole process."""
 
 from __future__ import annotations
 

@@ -75,8 +75,9 @@ def test_cartpole_is_learned_with_shared_layers(algorithm):
     options = {"shared_torso": True, "steps_per_iter": 2000, "iterations": 25}
     with Trainer(make_config("cartpole", algorithm=algorithm, **options, local=True)) as trainer:
         means = [result.reward_mean for result in trainer]
-    # Not the last: with shared layers, many seeds fall back afterwards.
     assert max(means) > 475
+    # The other two often fall back after that.
+    assert means[-1] > 400 or algorithm in ("reinforce", "a2c")
 
 
 FLAGS = (

@@ -213,8 +213,8 @@ class _OneByOne:
     """As `_Together`, one slot after another in a single MjData, into which it loads each state;
     W is the number of all slots, and `contacts` are the contact forces, float64 [W, 6 * bodies].
 
-    These need a second call after each step, which a batch does not make. One MjData stays
-    in the processor's cache; many would not.
+    These need a second call after each step, which a batch does not make. One MjData stays in the
+    processor's cache; many would not.
     """
 
     def __init__(self, model: mujoco.MjModel, slots: int) -> None:

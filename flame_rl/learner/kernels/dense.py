@@ -17,7 +17,7 @@ from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
 from flame_rl.learner.kernels.emit import Function
 from flame_rl.learner.kernels.library import library
-from flame_rl.learner.kernels.products import sum_rows
+from flame_rl.learner.kernels.products import write_row_sums
 from flame_rl.modules.layers import Activation, Dense, activate_by_torch
 
 
@@ -150,7 +150,7 @@ def _write_to_parameters(f: Function, *arguments: Any) -> None:
     of_weight, of_bias, slope, x, rows, inputs, outputs = arguments
     zero, strides = f.constants(0.0), (inputs, 1, outputs, inputs, 0)
     f.call("product", of_weight, slope, x, zero, *strides, outputs, rows, inputs)
-    sum_rows(f, of_bias, slope, outputs, rows, outputs)
+    write_row_sums(f, of_bias, slope, outputs, rows, outputs)
 
 
 def write_to_inputs(f: Function, *arguments: Any) -> None:

@@ -16,7 +16,7 @@ from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS
 from flame_rl.learner.kernels.emit import LANES, Array, Function, Index, padded
 from flame_rl.learner.kernels.library import library
-from flame_rl.learner.kernels.products import sum_rows
+from flame_rl.learner.kernels.products import write_row_sums
 
 # The arrays of a stage: weight and bias of the dense layer, then those of the normalisation.
 _WEIGHT, _BIAS, _NORM_WEIGHT, _NORM_BIAS, _EPSILON = range(5)
@@ -273,7 +273,7 @@ def _write_to_parameters(p: _Pass, output: Array, x: Array, slope: Array, gradie
         weight, bias, *of_norm = (gradient + place for place in stage.places)
         if of_norm:
             f.call("norm_gradient", of_norm[0], slope, p.kept("z", number), rows, stage.outputs)
-            sum_rows(f, of_norm[1], slope, slope_row, rows, stage.outputs)
+            write_row_sums(f, of_norm[1], slope, slope_row, rows, stage.outputs)
             p.normalization_back(number, slope)
         before, before_row = x, stage.inputs
         if number:
@@ -281,7 +281,7 @@ def _write_to_parameters(p: _Pass, output: Array, x: Array, slope: Array, gradie
         strides = stage.inputs, 1, slope_row, before_row, 0
         sizes = stage.outputs, rows, stage.inputs
         f.call("product", weight, slope, before, f.constants(0.0), *strides, *sizes)
-        sum_rows(f, bias, slope, slope_row, rows, stage.outputs)
+        write_row_sums(f, bias, slope, slope_row, rows, stage.outputs)
         if number:
             slope, slope_row = p.back(number, slope, slope_row)
 

@@ -63,7 +63,7 @@ def write_product(module: ir.Module) -> ir.Function:
     return f.end()
 
 
-def sum_rows(
+def write_row_sums(
     f: Function, result: Array, x: Array, x_row: Index | int, rows: Index, width: Index | int
 ) -> None:
     """result = the sum of the rows of x, [rows, width], with any stride between rows."""
