@@ -24,8 +24,7 @@ from flame_rl.run.saved.folder import (
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import Interrupted, RunError, UsageError
-from flame_rl.system.machine import has_display
-from flame_rl.system.optional import require
+from flame_rl.system.machine import has_display, require
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import StopSignal, stop_on_signals
 

@@ -14,8 +14,7 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.settings.ranges import ranges_of
 from flame_rl.system.errors import UsageError
-from flame_rl.system.machine import available_cores
-from flame_rl.system.optional import require
+from flame_rl.system.machine import available_cores, require
 from flame_rl.system.output import say
 from flame_rl.system.signals import stop_on_signals
 from flame_rl.tools.study.pruning import Pruner

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from flame_rl.system.errors import UsageError
-from flame_rl.system.optional import require
+from flame_rl.system.machine import require
 
 GROUP = "video"
 SUFFIXES = (".mp4", ".gif")
