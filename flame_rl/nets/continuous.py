@@ -10,7 +10,6 @@ import numpy as np
 from flame_rl.nets.heads import Backward, HeadKind
 from flame_rl.nets.layers import Shapes
 from flame_rl.nets.network import NO_COLUMNS, Samples, Slope
-from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.packing import WireError
 
 # The logarithms of a squashed Gaussian's standard deviations are clipped to this, where it acts and
@@ -71,12 +70,6 @@ class GaussianHead(HeadKind):
 
         return (log_probs, entropies), backward
 
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        return {"mean": output}
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        graph.apply("Identity", x, output="mean")
-
 
 class SquashedGaussianHead(HeadKind):
     """The tanh of a diagonal Gaussian: the output is its means, then the logarithms of its standard
@@ -112,17 +105,6 @@ class SquashedGaussianHead(HeadKind):
     def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
         mean, _ = self.mean_and_log_std(output)
         return np.tanh(mean).astype(np.float32)
-
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        mean, log_std = self.mean_and_log_std(output)
-        return {"mean": mean, "log_std": log_std, "action": self.greedy(output)}
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        first, second = np.arange(2 * self.noise_width, dtype=np.int32).reshape(2, -1)
-        mean = graph.apply("Gather", x, graph.constant(first), output="mean", axis=1)
-        log_std = graph.apply("Gather", x, graph.constant(second), axis=1)
-        graph.apply("Clip", log_std, *map(graph.constant, LOG_STD_RANGE), output="log_std")
-        graph.apply("Tanh", mean, output="action")
 
 
 class NoisyHead(HeadKind):
@@ -161,9 +143,3 @@ class NoisyHead(HeadKind):
     def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
         # np.clip takes several times as long on arrays this small.
         return np.minimum(np.maximum(output, -1.0), 1.0).astype(np.float32)
-
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        return {"action": self.greedy(output)}
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        graph.apply("Clip", x, graph.constant(-1.0), graph.constant(1.0), output="action")

@@ -12,7 +12,6 @@ import numpy as np
 from flame_rl.nets.heads import Backward, HeadKind
 from flame_rl.nets.layers import Shapes
 from flame_rl.nets.network import NO_COLUMNS, Samples, Slope
-from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.masks import FORBIDDEN_LOGIT, allowed_in, masked
 from flame_rl.wire.packing import WireError
 
@@ -87,12 +86,6 @@ class FactoredHead(HeadKind):
 
         return (log_probs, entropies), backward
 
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        return {"logits": _allowed_logits(output, seen)}
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        _where_allowed(graph, x, allowed, "logits")
-
 
 class CategoricalHead(FactoredHead):
     """A categorical distribution: the output is its logits; actions are int32 [B].
@@ -152,13 +145,6 @@ class EpsilonGreedyHead(HeadKind):
     def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
         return self._allowed_values(output, seen).argmax(axis=1).astype(np.int32)
 
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        return {"values": self._allowed_values(output, seen), "action": self.greedy(output, seen)}
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        _where_allowed(graph, x, allowed, "values")
-        graph.apply("ArgMax", "values", output="action", axis=1, keepdims=0)
-
     def _allowed_values(self, output: np.ndarray, seen: Samples) -> np.ndarray:
         return masked(self.values(output), seen, FORBIDDEN_LOGIT)
 
@@ -185,7 +171,6 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
             raise WireError("support: not finite")
         super().__init__(width, epsilon, repeat)
         self._support = support.astype(np.float64)
-        self._actions = width // len(support)
 
     def values(self, output: np.ndarray) -> np.ndarray:
         # The atoms of an action lie side by side, and NumPy adds them in the same order whatever
@@ -193,18 +178,6 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
         logits = np.ascontiguousarray(output).reshape(len(output), -1, len(self._support))
         weights = np.exp(logits - logits.max(axis=2, keepdims=True))
         return (weights * self._support).sum(axis=2) / weights.sum(axis=2)
-
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        logits = output.reshape(len(output), -1, len(self._support))
-        return {"logits": logits} | super().onnx_outputs(output, seen)
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        shape = graph.constant(np.array([-1, self._actions, len(self._support)], np.int64))
-        logits = graph.apply("Reshape", x, shape, output="logits")
-        probabilities = graph.apply("Softmax", logits, axis=2)
-        values = graph.apply("MatMul", probabilities, graph.constant(self._support))
-        _where_allowed(graph, values, allowed, "values")
-        graph.apply("ArgMax", "values", output="action", axis=1, keepdims=0)
 
 
 def sample_choices(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
@@ -254,14 +227,6 @@ def epsilon_greedy(
 def _allowed_logits(logits: np.ndarray, columns: Samples) -> np.ndarray:
     """The logits, with `FORBIDDEN_LOGIT` where a mask among the columns forbids a choice."""
     return masked(logits, columns, FORBIDDEN_LOGIT)
-
-
-def _where_allowed(graph: Graph, x: str, allowed: str | None, output: str) -> None:
-    """Name the numbers `x` of all choices `output`, with `FORBIDDEN_LOGIT` for forbidden ones."""
-    if allowed is None:
-        graph.apply("Identity", x, output=output)
-    else:
-        graph.apply("Where", allowed, x, graph.constant(FORBIDDEN_LOGIT), output=output)
 
 
 def choose_allowed(uniform: np.ndarray, allowed: np.ndarray) -> np.ndarray:

@@ -13,7 +13,6 @@ import numpy as np
 
 from flame_rl.nets.layers import Shapes
 from flame_rl.nets.network import NO_COLUMNS, Samples, Slope
-from flame_rl.nets.onnx_graph import Graph
 
 NoiseKind = Literal["normal", "uniform"]
 # Given the slopes of a loss for a head's outputs, returns the slope for the last layer. Given
@@ -110,24 +109,4 @@ class HeadKind(RawOutput):
 
     def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
         """The action without noise: the mean, or the choice that is likeliest or worth most."""
-        raise NotImplementedError
-
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        """The outputs of a policy in ONNX, other than the head's arrays, by name. `action` is the
-        action without noise; if it is an integer, `values` are those of all actions, [B, A].
-
-        Args:
-            output: the network's, float64 [B, width].
-            seen: as in `sample`.
-        """
-        raise NotImplementedError
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        """Add the nodes of the outputs in `onnx_outputs`.
-
-        Args:
-            graph: has the network's nodes.
-            x: the name of the network's output.
-            allowed: that of the mask of allowed choices, bool [B, A]; None: there is none.
-        """
         raise NotImplementedError

@@ -1,7 +1,7 @@
 """The layers of a network in NumPy: one class for each kind.
 
 An instance is a layer with its arrays. It acts, for actors; it learns, where the kind knows its
-derivative (`LayerByHand`); and it writes itself into an ONNX graph. kinds.py lists all kinds.
+derivative (`LayerByHand`). kinds.py lists all kinds.
 
 How a layer acts: an observation's action must not depend on which other observations share the
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
@@ -23,7 +23,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.packing import WireError
 
 ROW_BLOCK = 8
@@ -99,11 +98,6 @@ class LayerKind:
         """`act`, or the same function with constants computed in advance."""
         return self.act
 
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        """Add the layer's nodes, given the name of its input; returns the name of its output. A
-        layer with a memory has none."""
-        raise NotImplementedError
-
 
 class LayerByHand(LayerKind):
     """A layer that knows its derivative: y = f(x), float32 [B, inputs] -> [B, outputs].
@@ -154,12 +148,6 @@ class NormalizeLayer(LayerKind):
         x /= self.std
         return np.clip(x, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=x)
 
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        x = graph.apply("Sub", x, graph.constant(self.mean))
-        x = graph.apply("Div", x, graph.constant(self.std))
-        bounds = graph.constant(-OBSERVATION_CLIP), graph.constant(OBSERVATION_CLIP)
-        return graph.apply("Clip", x, *bounds)
-
 
 class ScaleLayer(LayerKind):
     """Multiplies by a number, which brings a picture's integers near 1."""
@@ -171,9 +159,6 @@ class ScaleLayer(LayerKind):
     def act(self, x: np.ndarray) -> np.ndarray:
         x *= self.factor
         return x
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return graph.apply("Mul", x, graph.constant(self.factor))
 
 
 class CenterLayer(LayerKind):
@@ -187,10 +172,6 @@ class CenterLayer(LayerKind):
         x -= self.mean
         x *= self.factor
         return x
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        x = graph.apply("Sub", x, graph.constant(self.mean))
-        return graph.apply("Mul", x, graph.constant(self.factor))
 
 
 class FramesLayer(LayerKind):
@@ -247,9 +228,6 @@ class SelectLayer(LayerByHand):
         np.add.at(back, (slice(None), self.places), slope)
         return back
 
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return graph.apply("Gather", x, graph.constant(self.places.astype(np.int64)), axis=-1)
-
 
 class DenseLayer(LayerByHand):
     """A fully connected layer, y = x W + b."""
@@ -298,10 +276,6 @@ class DenseLayer(LayerByHand):
         # The same numbers; BLAS takes three times as long with a single column.
         return slope * weight if slope.shape[1] == 1 else slope @ weight
 
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        x = graph.apply("MatMul", x, graph.constant(self.weight))
-        return graph.apply("Add", x, graph.constant(self.bias))
-
 
 class LayerNormLayer(LayerByHand):
     """y = w (x - mean) / sqrt(variance + epsilon) + b, with mean and variance of each row (Ba et
@@ -344,12 +318,6 @@ class LayerNormLayer(LayerByHand):
         slope *= inverse
         return slope
 
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        arrays = graph.constant(self.weight), graph.constant(self.bias)
-        return graph.apply(
-            "LayerNormalization", x, *arrays, axis=-1, epsilon=float(self.epsilon[0])
-        )
-
 
 class _ActivationLayer(LayerByHand):
     """An elementwise function."""
@@ -375,9 +343,6 @@ class TanhLayer(_ActivationLayer):
         slope *= own
         return slope
 
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return graph.apply("Tanh", x)
-
 
 class ReluLayer(_ActivationLayer):
     kind = "relu"
@@ -393,9 +358,6 @@ class ReluLayer(_ActivationLayer):
     def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
         slope *= kept[0] > 0
         return slope
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return graph.apply("Relu", x)
 
 
 class SiluLayer(_ActivationLayer):
@@ -417,9 +379,6 @@ class SiluLayer(_ActivationLayer):
         x, y, sigmoid = kept
         slope *= sigmoid * (1.0 + x - y)
         return slope
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return graph.apply("Mul", x, graph.apply("Sigmoid", x))
 
 
 def float32_tanh(x: np.ndarray) -> np.ndarray:

@@ -19,7 +19,6 @@ from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.layers import SelectLayer
 from flame_rl.run.policy import Agent
 from flame_rl.system.errors import UsageError
-from flame_rl.tools.onnx_file import check_onnx, to_onnx
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
@@ -170,8 +169,11 @@ def test_what_it_does_not_observe_may_be_left_out():
 
 def test_it_is_exported():
     pytest.importorskip("onnxruntime")
-    snapshot = policy_of(WITH_PICTURES, ("camera", "speed")).snapshot()
-    check_onnx(to_onnx(snapshot, "X-v0"), snapshot)
+    from flame_rl.tools.onnx_file import ExportedPolicy, check_onnx, to_onnx
+
+    policy = policy_of(WITH_PICTURES, ("camera", "speed"))
+    exported = ExportedPolicy(policy, policy.snapshot())
+    check_onnx(to_onnx(exported, "X-v0"), exported.snapshot)
 
 
 @pytest.mark.parametrize(
