@@ -103,8 +103,9 @@ def outputs_of(head: Layer, output: Tensor, mask: Tensor | None = None) -> dict[
         case "gaussian":
             return {"mean": output}
         case "squashed_gaussian":
-            mean, log_std = output.chunk(2, dim=1)
-            return {"mean": mean, "log_std": log_std.clamp(*LOG_STD_RANGE), "action": mean.tanh()}
+            width = int(output.shape[1]) // 2
+            mean, log_std = output[:, :width], output[:, width:].clamp(*LOG_STD_RANGE)
+            return {"mean": mean, "log_std": log_std, "action": mean.tanh()}
         case "noisy":
             return {"action": output.clamp(-1, 1)}
         case "epsilon_greedy":

@@ -17,9 +17,10 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from tests.helpers import ROOT, run_here, run_main, spec_of
 
-REASON = "the optional packages are not installed (uv run --group export pytest)"
-onnx = pytest.importorskip("onnx", reason=REASON)
-onnxruntime = pytest.importorskip("onnxruntime", reason=REASON)
+pytest.importorskip("onnx", reason="uv run --group export pytest")
+pytest.importorskip("onnxruntime", reason="uv run --group export pytest")
+
+import onnxruntime
 
 from flame_rl.tools.onnx_file import ExportedPolicy, check_onnx, to_onnx
 
@@ -60,8 +61,8 @@ def of_pictures(shape):
     return dataclasses.replace(DISCRETE, observation_space=space)
 
 
-# A maker of the module, the shapes of the file's outputs, and how torch computes the first ones from
-# the network's output.
+# A maker of the module, the shapes of the file's outputs, and how torch computes the first ones
+# from the network's output.
 POLICIES = {
     "gaussian": (make_policy, {"mean": ["batch", 3], "log_std": [3]}, lambda y: [y]),
     "silu": (
