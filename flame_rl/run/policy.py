@@ -11,9 +11,9 @@ import numpy as np
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.masks import allowed_choices, allows_something, first_choices
 from flame_rl.actor.environments.observations import write_observation
+from flame_rl.learner.training.network import Samples
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK, SelectLayer
-from flame_rl.nets.network import Samples
 from flame_rl.run.checks import own_networks
 from flame_rl.run.saved.folder import files_of
 from flame_rl.run.saved.resume import find_checkpoint, load_state

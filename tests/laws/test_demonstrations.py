@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flame_rl.learner.kernels.learning import epochs
 
 from flame_rl import Trainer
-from flame_rl.learner.kernels.learning import epochs
 from flame_rl.learner.training import adam
 from flame_rl.run.saved.checkpoint import read_checkpoint
 from flame_rl.run.saved.retention import list_checkpoints

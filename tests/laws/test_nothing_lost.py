@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flame_rl.learner.kernels.learning import epochs
 
 from flame_rl import TrainConfig, Trainer
-from flame_rl.learner.kernels.learning import epochs
 from flame_rl.learner.learner import Learner
 from flame_rl.report import Reporters
 from flame_rl.report.tables import TableReporter, metrics_row

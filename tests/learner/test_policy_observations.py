@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium import spaces
 
 import model
@@ -15,7 +16,6 @@ from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.layers import SelectLayer
 from flame_rl.run.policy import Agent
 from flame_rl.system.errors import UsageError

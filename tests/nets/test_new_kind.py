@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -17,7 +18,6 @@ from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import LayerModule
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import Kept, LayerByHand, Shapes, sum_rows
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot

@@ -1,14 +1,13 @@
 """What a loss and an optimiser see of a network.
 
 A loss is a function of a network's outputs, and knows its own derivative: it returns numbers for
-each sample, and the slope of its "loss" with respect to each output. The network carries the slopes
-back to its parameters, by torch's autograd (autograd.py) or by hand (by_hand.py).
+each sample, and the gradient of its "loss" for each output. The network carries these back to its
+parameters, by torch's autograd (autograd.py) or by compiled code (learner/compiled/).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,16 +18,9 @@ import numpy as np
 # array. Where rows are steps of sequences, one sequence after another, "time" counts the steps of
 # each sequence from 0, and `split` keeps sequences whole.
 Samples = dict[str, np.ndarray]
-# Where a head is given nothing but the network's output.
-NO_COLUMNS: Samples = {}
 # The derivative of each sample's loss with respect to one of its outputs: an array in the output's
 # shape, or one number for all.
-Slope = np.ndarray | float
-
-
-# Adam, an epoch, and how it descends -> the numbers of its minibatches; see
-# `flame_rl.learner.training.minibatches.descend`.
-EpochFunction = Callable[..., list[dict[str, float]]]
+Gradient = np.ndarray | float
 
 
 class Loss(Protocol):
@@ -36,34 +28,38 @@ class Loss(Protocol):
 
     def __call__(
         self, samples: Samples, *outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
         """
         Args:
             samples: B samples.
             outputs: the network's outputs for them, float32 [B, ...] each.
 
         Returns:
-            Numbers by name, float32 [B] each, and the slope of "loss" for each output.
+            Numbers by name, float32 [B] each, and the gradient of "loss" for each output.
         """
         ...
 
 
 @dataclass(frozen=True)
-class ElementwiseLoss:
-    """A loss that sees each sample alone, and is written in NumPy's elementwise functions of
-    numbers, so that it may be compiled together with its network.
+class NativeLoss:
+    """A loss that the compiled library has, too; see learner/compiled/core.c.
 
     Attributes:
-        function: the loss, whose outputs and columns are [B] each.
-        columns: those of the samples that it uses, where they are there.
+        function: the loss.
+        kind: what the library calls it: policy_gradient, clipped or squared_error.
+        numbers: names of the loss's numbers, in the library's order.
+        clip_range, entropy_coefficient: its settings, where it has any.
     """
 
     function: Loss
-    columns: tuple[str, ...]
+    kind: str
+    numbers: tuple[str, ...]
+    clip_range: float = 0.0
+    entropy_coefficient: float = 0.0
 
     def __call__(
         self, samples: Samples, *outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
         return self.function(samples, *outputs)
 
 
@@ -76,22 +72,17 @@ class Pass(Protocol):
 
     outputs: tuple[np.ndarray, ...]
 
-    def to_parameters(
-        self, slopes: tuple[Slope, ...], gradient: np.ndarray, halves: bool = False
-    ) -> None:
-        """Write the gradient of a loss, summed over the samples, to `gradient`.
+    def backward(self, gradients: tuple[Gradient, ...], gradient: np.ndarray) -> None:
+        """Write the gradient of a loss for the parameters, summed over the samples.
 
         Args:
-            slopes: the loss's slope for each output.
+            gradients: of the loss, for each output.
             gradient: float32 [P], overwritten: all parameters in order, each flat.
-            halves: whether each half of the samples may be computed on a core of its own; never
-                within `slices.at_once`. It decides the last bits of the sum.
         """
         ...
 
-    def to_inputs(self, slopes: tuple[Slope, ...], rows: np.ndarray | None = None) -> np.ndarray:
-        """The loss's slope for "inputs", float32 [B, ...]; with `rows`, int64 [K], `slopes` are
-        those for the outputs of these samples, and the result is that for their inputs."""
+    def backward_inputs(self, gradients: tuple[Gradient, ...]) -> np.ndarray:
+        """The gradient of a loss for "inputs", float32 [B, ...], given those for each output."""
         ...
 
 
@@ -130,28 +121,11 @@ class Network(Protocol):
 
     def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
         """Write the gradient of the loss, summed over the samples, to `gradient`; returns the sums
-        of the loss's numbers. See `Pass.to_parameters`."""
+        of the loss's numbers. See `Pass.backward`."""
         forward = self.forward(samples)
-        numbers, slopes = loss(samples, *forward.outputs)
-        forward.to_parameters(slopes, gradient)
+        numbers, gradients = loss(samples, *forward.outputs)
+        forward.backward(gradients, gradient)
         return sums_of(numbers)
-
-    def epochs_by_itself(self, loss: Loss, columns: Samples) -> EpochFunction | None:
-        """What trains the network on a loss for whole epochs, without Python, so that another
-        thread may use it; None: nothing does. `columns` are those of the samples."""
-        return None
-
-
-def spread(slopes: tuple[Slope, ...], rows: np.ndarray, count: int) -> tuple[Slope, ...]:
-    """Slopes for some rows of outputs, [K, ...], as those for all `count` rows; 0 elsewhere."""
-    whole = []
-    for slope in slopes:
-        if isinstance(slope, np.ndarray):
-            own = slope
-            slope = np.zeros((count, *own.shape[1:]), own.dtype)
-            slope[rows] = own
-        whole.append(slope)
-    return tuple(whole)
 
 
 def sums_of(numbers: dict[str, np.ndarray]) -> dict[str, float]:
