@@ -92,7 +92,7 @@ def compiled_network(module: nn.Module) -> CompiledNetwork | None:
     fields: list[dict[str, float]] = []
     while layers:
         dense = layers.pop(0)
-        if type(dense) is not Dense:
+        if type(dense) is not Dense or dense.bias is None:
             return None
         own = {"inputs": dense.in_features, "outputs": dense.out_features, "norm_weight": -1}
         own |= {name: _place(module, getattr(dense, name)) for name in ("weight", "bias")}
