@@ -4,13 +4,12 @@ refusal of updates that are not finite."""
 from __future__ import annotations
 
 import hashlib
-import importlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+from flame_rl.learner.algorithms import make_algorithm
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
 from flame_rl.learner.state import Part, count_in, refuse_unless_finite
 from flame_rl.learner.training.choose import computing_on
@@ -26,6 +25,7 @@ from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 if TYPE_CHECKING:
     from torch import nn
 
+    from flame_rl.learner.demonstrations.demonstrations import Demonstrations
     from flame_rl.learner.off_policy.replay.replay import ReplayMemory
 
 
@@ -190,15 +190,17 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     rewards, demonstrations = make_rewards(config.experiment, spec), None
     _refuse_policy_observations(config, spec)
     if config.experiment.demonstrations is not None:
+        # Here and not above: few runs have any.
+        from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+
         replays = isinstance(config.algorithm, Replay)
         demonstrations = Demonstrations(config.experiment, spec, rewards, replays)
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
-    frame, own = _named(config.algorithm.frame), _named(config.algorithm.learner)
     device = choose_device(config, spec)
     keep_freed_memory()
     with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
-        algorithm = frame(config, spec, own, demonstrations)
+        algorithm = make_algorithm(config, spec, demonstrations)
     learner = Learner(config, algorithm, rewards, demonstrations)
     refuse_common_parameters(modules_in(learner.parts))
     return learner
@@ -222,12 +224,6 @@ def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> N
         )
     if why := why_no_keys(spec.env_id, spec.observation_space, keys):
         raise UsageError(f"{name}: {why}")
-
-
-def _named(name: str) -> Any:
-    """The function or class that "module:name" is."""
-    module, _, name = name.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def arrays_digest(arrays: dict[str, np.ndarray]) -> str:

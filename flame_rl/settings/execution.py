@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from flame_rl.settings.checks import (
+    RARE,
     Count,
     CountOrZero,
     Positive,
     Seed,
-    Within,
     check_fields,
     refuse,
+    within,
 )
-from flame_rl.wire.fields import RARE
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Execution:
     as a port, a licence or a robot needs it; then also --workers 1. The fast simulators have no
     such environments."""
 
-    task_timeout: Annotated[float, Within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
+    task_timeout: Annotated[float, within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
     """Seconds after which a worker that gives no answer is killed and its episodes are collected
     again; none: ten times the longest task so far, but at least a minute, and more for a task of
     more episodes than any before; 600 at first."""

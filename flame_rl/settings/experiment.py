@@ -1,27 +1,29 @@
-"""Settings that decide the result of a run, whichever algorithm learns."""
+"""Settings that decide the result of a run, whichever algorithm learns; names of environments."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from flame_rl.settings.checks import (
+    RARE,
     Among,
     Count,
     CountOrZero,
     Fraction,
     Number,
     Seed,
-    Within,
     check_fields,
     refuse,
+    within,
 )
-from flame_rl.settings.environments import environment_name, keyword_texts
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.fields import RARE
 
 if TYPE_CHECKING:
     import gymnasium
@@ -30,6 +32,26 @@ if TYPE_CHECKING:
 else:
     # A command line can only give a name; `__post_init__` checks a function.
     EnvironmentSource = str
+
+
+# Short names for --env.
+ENVIRONMENTS = {
+    "cartpole": "CartPole-v1",
+    "halfcheetah": "HalfCheetah-v5",
+    "hopper": "Hopper-v5",
+    "walker2d": "Walker2d-v5",
+    "ant": "Ant-v5",
+}
+
+# Arguments of `gymnasium.make` that are not the environment's, and what is there in their place.
+_NOT_KEYWORDS = {
+    "max_episode_steps": "--max-episode-steps N sets it",
+    "id": "--env names the environment",
+    "disable_env_checker": "main.py check runs Gymnasium's checker",
+}
+
+# Prefix of the name, in config.json, of an environment that a Python function makes.
+CALLABLE = "callable "
 
 
 @dataclass(frozen=True)
@@ -124,7 +146,7 @@ class Experiment:
     report the return of the environment's own rewards."""
 
     hidden_sizes: Annotated[
-        tuple[Annotated[int, Within(1, 1 << 40, "from 1 to 2**40")], ...],
+        tuple[Annotated[int, within(1, 1 << 40, "from 1 to 2**40")], ...],
         Among("32 32", "64 64", "128 128", "256 256"),
     ] = (64, 64)
     """Widths of the hidden layers of every network."""
@@ -132,7 +154,7 @@ class Experiment:
     activation: Annotated[Literal["tanh", "relu", "silu"], Among("tanh", "relu")] = "tanh"
     """Nonlinearity between the layers."""
 
-    frame_stack: Annotated[int, Within(1, 1000, "from 1 to 1000")] = 1
+    frame_stack: Annotated[int, within(1, 1000, "from 1 to 1000")] = 1
     """Observations that every network sees side by side, the latest and those before it; before an
     episode's first there are zeros. Not for ddpg, td3 and sac."""
 
@@ -197,3 +219,62 @@ class Experiment:
     def env_name(self) -> str:
         """`env` as text; for a function "callable " and its qualified name."""
         return environment_name(self.env)
+
+
+def environment_id(env: str) -> str:
+    """The Gymnasium id that a short name stands for; any other name is an id already."""
+    return ENVIRONMENTS.get(env.lower(), env)
+
+
+def environment_name(env: str | Callable[[], Any]) -> str:
+    """`env` as text: for a function, "callable " and its qualified name."""
+    if isinstance(env, str):
+        return env
+    # A callable object has no name of its own.
+    named = env if hasattr(env, "__qualname__") else type(env)
+    return f"{CALLABLE}{named.__module__}.{named.__qualname__}"
+
+
+def keyword_texts(given: Any) -> Any:
+    """The arguments of an environment's constructor as texts "name=JSON", ordered by name.
+
+    Args:
+        given: a mapping from names to values of JSON, or texts "name=value" whose values are as in
+            JSON or Python, and otherwise texts themselves. Anything else is returned as it is.
+
+    Raises:
+        UsageError: a name is no identifier, comes twice or is not the environment's; a value is not
+            of JSON.
+    """
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    elif isinstance(given, list | tuple) and all(isinstance(word, str) for word in given):
+        pairs = [_keyword(word) for word in given]
+    else:
+        return given
+    texts: dict[str, str] = {}
+    for name, value in pairs:
+        if not isinstance(name, str) or not name.isidentifier():
+            refuse("env_kwargs", "name=value, each name one of Python", name)
+        if name in texts:
+            refuse("env_kwargs", "each name once", name)
+        if name in _NOT_KEYWORDS:
+            raise UsageError(f"--env-kwargs: {name}: {_NOT_KEYWORDS[name]}; leave it out")
+        try:
+            texts[name] = f"{name}={json.dumps(value)}"
+        except (TypeError, ValueError):
+            refuse("env_kwargs", f"a value of JSON for {name} (a number, a text, a list, …)", value)
+    return tuple(texts[name] for name in sorted(texts))
+
+
+def _keyword(word: str) -> tuple[str, Any]:
+    """The name and the value of "name=value"."""
+    name, equals, text = word.partition("=")
+    if not equals:
+        refuse("env_kwargs", "name=value, such as use_contact_forces=True", word)
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            value = read(text)
+            json.dumps(value)
+            return name, value
+    return name, text

@@ -13,8 +13,9 @@ import pytest
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import SECTIONS, TrainConfig, names_of
-from flame_rl.settings.environments import ENVIRONMENTS, environment_id
+from flame_rl.settings.experiment import ENVIRONMENTS, environment_id
 from flame_rl.settings.parse import parse
+from flame_rl.settings.presets import PRESETS
 from flame_rl.system.errors import UsageError
 from tests.helpers import ROOT, run_here
 
@@ -171,7 +172,7 @@ def test_other_commands_are_read_alike():
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("env", [*ENVIRONMENTS, "Pendulum-v1"])
 def test_presets_are_values_of_fields_and_reach_training(algorithm, env):
-    preset = settings_class(algorithm).presets.get(environment_id(env), {})
+    preset = PRESETS[algorithm].get(environment_id(env), {})
     config = TrainConfig(env=env, algorithm=algorithm)
     assert config.algorithm.name == config.algorithm_name == algorithm
     for name, value in preset.items():
@@ -255,13 +256,15 @@ def test_every_default_is_the_one_that_its_class_states(algorithm):
     for field in dataclasses.fields(kind):
         assert field.default is not None
         assert field.default == getattr(kind, field.name), field.name
-    assert kind().title and ":" in kind.learner and ":" in kind.frame
+    assert kind().title
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_flag_says_what_it_is(algorithm, capsys):
     text = " ".join(options_of(algorithm, capsys).split())
-    before_defaults = [before[-80:] for before in text.split(" (default: ")[:-1]]
+    before_defaults = [
+        before[-80:] for before in re.split(r" \((?:default: |repeatable)", text)[:-1]
+    ]
     sections = vars(TrainConfig(algorithm=algorithm)).values()
     assert len(before_defaults) == sum(len(names_of(type(each))) for each in sections) + 1
     assert [before for before in before_defaults if not before.endswith(".")] == []

@@ -24,7 +24,6 @@ from flame_rl.run.saved.folder import (
     is_held,
     read_config,
 )
-from flame_rl.settings.checks import Count, CountOrZero
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse
 from flame_rl.settings.ranges import Range, Value, value_of, words_of
@@ -35,7 +34,7 @@ from flame_rl.system.signals import StopSignal
 from flame_rl.tools.seeds import errors_in, share_of, start_run
 from flame_rl.tools.study.pruning import RUNGS, Pruner, goes_on, mean_return, score_at
 from flame_rl.tools.study.trials import Trial, TrialsFile, suggest
-from flame_rl.wire.fields import Length, WireError, from_data, to_data
+from flame_rl.wire.fields import Length, WireError, Within, from_data, to_data
 
 STUDY_NAME = "study.json"
 TRIALS_NAME = "trials.log"
@@ -47,6 +46,8 @@ _MISTAKE = 2
 # Exit codes of a process that a signal ended: no doing of its trial.
 _KILLED = (*range(-64, 0), 129, 130, 143)
 _MOST_BEGUN = 3
+Count = Annotated[int, Within(1, 1 << 40, "at least 1, at most 2**40")]
+CountOrZero = Annotated[int, Within(0, 1 << 40, "0 or more, at most 2**40")]
 
 
 @dataclass(frozen=True)
