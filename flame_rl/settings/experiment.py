@@ -59,17 +59,15 @@ class Experiment:
     """Settings that decide the result of a run, together with the algorithm's."""
 
     env: EnvironmentSource = "cartpole"
-    """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id (Pendulum-v1), or
-    your own as module:EnvId; of several agents, a module of PettingZoo's kind
-    (pettingzoo.sisl.multiwalker_v9); in Python also a function that makes one."""
+    """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id, your own as
+    module:EnvId, or a module of several agents (pettingzoo.sisl.multiwalker_v9); in Python also a
+    function that makes one."""
 
     env_kwargs: tuple[str, ...] = ()
-    """Arguments of the environment's constructor, name=value with values as in JSON, such as
-    use_contact_forces=True; in Python a dictionary."""
+    """Arguments of the environment's constructor, name=value as in JSON; in Python a dictionary."""
 
     wrapper: tuple[str, ...] = ()
-    """Wrappers around the environment, module:Class, such as gymnasium.wrappers:FlattenObservation,
-    applied in this order; a function of the environment is one, too."""
+    """Wrappers around the environment, module:Class, the innermost first; or functions of it."""
 
     seed: Seed = 0
     """Seed of everything random. The same seed gives the same metrics.csv."""
@@ -85,12 +83,11 @@ class Experiment:
     """Training iterations. A resumed run may be given more of them."""
 
     env_steps: Count | None = None
-    """Train until that number of env steps is collected, in place of a fixed number of iterations;
-    the last iteration is whole."""
+    """Train until N env steps are collected, in place of --iterations; the last one is whole."""
 
     stop_at: Annotated[Number | None, RARE] = None
-    """End the run once the mean return of an iteration reaches this, or with evaluate_every that of
-    an evaluation. A resumed run may be given another."""
+    """End the run once the mean return of an iteration, or with --evaluate-every of an evaluation,
+    reaches this. A resumed run may be given another."""
 
     episodes_per_iter: Count = 100
     """Complete episodes collected in each iteration; what several agents play together is one."""
@@ -100,9 +97,9 @@ class Experiment:
     whole episodes follows from their mean length in the previous iteration."""
 
     first_episodes: Count | None = 8
-    """With steps_per_iter, episodes of the first iteration, when their length is not yet known;
-    none: as few as have that number of steps if each lasts to its time limit; and while episodes
-    get longer, the next iteration expects them to go on as fast, up to twice the length."""
+    """With --steps-per-iter, episodes of the first iteration, whose length is not yet known; none:
+    as few as have that number of steps if each lasts to its time limit, and while episodes get
+    longer, the next iteration expects them to go on as fast."""
 
     max_episode_steps: CountOrZero | None = None
     """A time limit in steps that replaces the environment's own; none: where the environment has
@@ -112,30 +109,25 @@ class Experiment:
     """Keys of a Dict that are observed, such as image and direction; by default all are."""
 
     policy_observations: tuple[str, ...] = ()
-    """Keys of a Dict that the policy observes; value networks and critics see all of them (Pinto et
-    al. 2018, "Asymmetric Actor Critic for Image-Based Robot Learning"). By default the policy does,
-    too. Not for algorithms whose policy is its action values."""
+    """Keys of a Dict that the policy observes, where value networks and critics see all (Pinto et
+    al. 2018). Not for algorithms whose policy is its action values."""
 
     agent_number: bool = False
-    """Let each of several agents observe its own number, too, so that the policy that they share
-    may give them different parts."""
+    """Let each of several agents observe its own number, too."""
 
     action_mask: bool = True
-    """Read the masks of allowed actions that an environment gives, in `info["action_mask"]` or
-    beside its observations; what a mask forbids is never chosen."""
+    """Read masks of allowed actions, in `info["action_mask"]` or beside the observations."""
 
     gamma: Annotated[Fraction, Among("0.95", "0.98", "0.99", "0.995", "0.999")] = 0.99
     """Discount of future rewards per step, 0 to 1. At 1 a return is the plain sum to the episode's
     end, and, without a value network, a time limit counts as that end."""
 
     reward_parts: tuple[str, ...] = ()
-    """Names of numbers in the environment's `info` that are recorded at every step, such as
-    reward_forward and reward_ctrl; metrics.csv has a column for each."""
+    """Numbers in `info` that are recorded at every step; metrics.csv has a column for each."""
 
     outcomes: tuple[str, ...] = ()
-    """Names of numbers in the environment's `info` at an episode's last step, such as is_success or
-    episode.r (of a dictionary in it); metrics.csv has a column for the mean of each, of a flag its
-    rate."""
+    """Numbers in `info` at an episode's last step, such as is_success, or episode.r of a dictionary
+    in it; metrics.csv has a column for the mean of each."""
 
     reward_weights: tuple[Number, ...] = ()
     """Learn from the weighted sum of the reward's parts: a weight for each number of a reward that
@@ -155,31 +147,28 @@ class Experiment:
     """Nonlinearity between the layers."""
 
     frame_stack: Annotated[int, within(1, 1000, "from 1 to 1000")] = 1
-    """Observations that every network sees side by side, the latest and those before it; before an
-    episode's first there are zeros. Not for ddpg, td3 and sac."""
+    """Latest observations that every network sees side by side. Not for ddpg, td3 and sac."""
 
     memory: Literal["none", "gru", "lstm"] = "none"
-    """Recurrent layer of every network, between the hidden layers and the output: what it should do
-    may then depend on all observations of the episode so far. For reinforce, a2c, ppo, r2d2
-    and bc."""
+    """Recurrent layer of every network, between the hidden layers and the output. For reinforce,
+    a2c, ppo, r2d2 and bc."""
 
     memory_size: Count = 64
     """Width of the recurrent layer."""
 
     evaluate_every: Count | None = None
-    """Evaluate the policy after every N iterations and after the last one, in separate episodes,
-    without exploring; best.ckpt is then the best by their mean return, not by that of training."""
+    """Evaluate the policy after every N iterations and after the last one, without exploring;
+    best.ckpt is then the best by that."""
 
     evaluate_episodes: Count = 20
     """Number of episodes in an evaluation."""
 
     demonstrations: str | None = None
-    """Learn from demonstrations, too: an .npz file, the folder of a run with a replay memory, or
-    the name of a Minari dataset on this machine."""
+    """Learn from demonstrations, too: an .npz file, a run with a replay memory, or a Minari
+    dataset."""
 
     demonstrations_digest: str | None = None
-    """SHA-256 of the demonstrations, which config.json keeps: the run learns from no others; none:
-    that of those with which it begins."""
+    """SHA-256 of the demonstrations, which config.json keeps: the run learns from no others."""
 
     def __post_init__(self) -> None:
         named = isinstance(self.env, str) and bool(self.env.strip())

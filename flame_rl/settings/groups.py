@@ -121,8 +121,8 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
     batch at once."""
 
     max_kl: MaxKL = 0.05
-    """Greatest KL divergence, in nats, between the policy before an update and after it. The
-    epoch ends there, and a step beyond it is undone."""
+    """Greatest KL divergence, in nats, between the policy before an update and after it. The epoch
+    ends there, and a step beyond it is undone."""
 
     shared_torso: bool = False
     """Let policy and values share all layers but the last one of each, the output. The network then
