@@ -140,7 +140,7 @@ class Trainer:
             raise
 
     def _make_learner(self) -> None:
-        from flame_rl.learner.learner import make_learner
+        from flame_rl.learner.make import make_learner
         from flame_rl.learner.training.device import choose_device
 
         experiment = self.config.experiment

@@ -315,7 +315,7 @@ class BCSettings(Cloning, AlgorithmSettings):
     """About the initial standard deviation of a squashed Gaussian's actions, before tanh."""
 
 
-# `flame_rl.learner.algorithms` has a table of the same names, of what each algorithm does.
+# `flame_rl.learner.make` has a table of the same names, of what each algorithm does.
 ALGORITHMS: dict[str, type[AlgorithmSettings]] = {
     kind.name: kind
     for kind in (

@@ -12,8 +12,8 @@ from flame_rl import Trainer
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.groups import Hindsight
 from tests.flame_fixtures import run as run_on
-from tests.helpers import ROOT, described, environment_id
-from tests.learners import OF_CONTINUOUS_ACTIONS, demonstrations_for, make_config
+from tests.helpers import ROOT, environment_id
+from tests.learners import OF_CONTINUOUS_ACTIONS, make_config
 from tests.runs import SMALL
 
 LOSSES = {
@@ -103,7 +103,7 @@ ABILITIES: dict[str, list[tuple[str, str, dict]]] = {
         ("tests.goals:Panda-v0", "sac", BITS | {"n_step": 3}),
     ],
     "agents": [
-        (RAGGED, "ppo", {"reward_parts": ("left",), "steps_per_iter": 300}),
+        (RAGGED, "ppo", {"reward_parts": ("left",)}),
         (RAGGED, "sac", {"agent_number": True}),
         (RELAY, "dqn", {"evaluate_every": 2}),
         (RAGGED, "a2c", GRU),
@@ -134,9 +134,10 @@ def test_workers_a_death_and_a_stop_change_no_byte(env, algorithm, options, tmp_
         pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
     options = SMALL | options
     if options.get("demonstrations"):
-        spec = described(env)
-        name = demonstrations_for(spec.action_space, spec.observation_space)
-        options["demonstrations"] = name
+        plain = {name: options[name] for name in ("max_episode_steps",) if name in options}
+        options["demonstrations"] = str(tmp_path / "recorded.npz")
+        with Trainer(make_config(env, workers=0, local=True, **plain)) as trainer:
+            trainer.evaluate(6, explore=True, record=tmp_path / "recorded.npz")
     config = make_config(env, algorithm=algorithm, workers=0, **options)
     with Trainer(config) as trainer:
         whole = [result.weights_digest for result in trainer]
