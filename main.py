@@ -15,7 +15,7 @@ from flame_rl.system.files import why_refused
 from flame_rl.system.output import warn
 
 # What a Python without this project's environment lacks; see pyproject.toml.
-NEEDED = ("gymnasium", "numpy", "safetensors", "threadpoolctl", "torch", "tyro")
+NEEDED = ("gymnasium", "msgspec", "numpy", "safetensors", "threadpoolctl", "torch", "tyro")
 
 
 def main() -> int:

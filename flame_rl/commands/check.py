@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from flame_rl.settings.config import TrainConfig, environment_of
-from flame_rl.settings.environments import environment_id
+from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.output import say
 

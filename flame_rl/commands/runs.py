@@ -86,7 +86,7 @@ def runs(arguments: Sequence[str]) -> None:
 
 def _chosen(rows: list[RunRow], command: RunsCommand) -> list[RunRow]:
     """Those that were asked for, in the order that was asked for; what has no score comes last."""
-    from flame_rl.settings.environments import environment_id
+    from flame_rl.settings.experiment import environment_id
 
     env = None if command.env is None else environment_id(command.env)
     chosen = [

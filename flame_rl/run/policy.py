@@ -175,7 +175,7 @@ class Policy:
         Raises:
             UsageError: there is no sound checkpoint, or it does not fit the networks in model.py.
         """
-        from flame_rl.learner.learner import make_learner
+        from flame_rl.learner.make import make_learner
 
         path = Path(path)
         checkpoint, _ = find_checkpoint(path, best)

@@ -41,9 +41,8 @@ from flame_rl.run.saved.folder import CONFIG_NAME, differences, files_beside, fi
 from flame_rl.run.saved.resume import checkpoints_of, find_checkpoint, load_state, what_differs
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig, environment_of
-from flame_rl.settings.environments import CALLABLE, environment_id
 from flame_rl.settings.execution import Output
-from flame_rl.settings.experiment import EnvironmentSource
+from flame_rl.settings.experiment import CALLABLE, EnvironmentSource, environment_id
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.files import write_atomically
 from flame_rl.system.signals import unless_stopped
@@ -141,7 +140,7 @@ class Trainer:
             raise
 
     def _make_learner(self) -> None:
-        from flame_rl.learner.learner import make_learner
+        from flame_rl.learner.make import make_learner
         from flame_rl.learner.training.device import choose_device
 
         experiment = self.config.experiment

@@ -13,7 +13,7 @@ from flame_rl.run.iteration import run_iteration
 from flame_rl.run.saved.checkpoint import Checkpoint
 from flame_rl.run.trainer import Trainer
 from flame_rl.settings.config import TrainConfig, environment_of
-from flame_rl.settings.environments import environment_id
+from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.groups import Replay
 from flame_rl.system.machine import available_cores
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from flame_rl.run.saved.folder import CONFIG_NAME
-from flame_rl.settings.checks import Count, CountOrZero, Span
+from flame_rl.settings.checks import Span
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.ranges import Range, Value, value_of, words_of
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import open_regular, write_atomically
 from flame_rl.system.signals import StopSignal
 from flame_rl.tools.seeds import SideRun, row_of, share_of, supervise, without
-from flame_rl.wire.fields import Length, WireError, from_data, to_data
+from flame_rl.wire.fields import Length, WireError, Within, from_data, to_data
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -35,6 +35,10 @@ STUDY_NAME = "study.json"
 _LONGER = 4
 _EPISODES = 100
 _ONLY_AT_THE_END = 1_000_000
+
+
+Count = Annotated[int, Within(1, 1 << 40, "at least 1, at most 2**40")]
+CountOrZero = Annotated[int, Within(0, 1 << 40, "0 or more, at most 2**40")]
 
 
 @dataclass(frozen=True)

@@ -93,15 +93,6 @@ def wholes(files, tmp_path_factory):
     return whole
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize(
-    "run",
-    [r if r == "sac" else pytest.param(r, marks=pytest.mark.slow) for r in RUNS],
-)
-def test_the_number_of_workers_changes_no_byte(run, workers, files, wholes, tmp_path):
-    assert_same_run(train(tmp_path, run, files, workers=workers), wholes(run))
-
-
 @pytest.mark.parametrize(
     "run",
     [r if r in ("ppo", "dqn") else pytest.param(r, marks=pytest.mark.slow) for r in RUNS],

@@ -24,7 +24,7 @@ from gymnasium import spaces
 import model
 from flame_rl import Policy, TrainConfig, Trainer
 from flame_rl.actor.environments.making import make_environment
-from flame_rl.settings.environments import CALLABLE, ENVIRONMENTS
+from flame_rl.settings.experiment import CALLABLE, ENVIRONMENTS
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.signals import unless_stopped
 from flame_rl.wire.messages import Environment

@@ -20,7 +20,7 @@ from flame_rl.learner.on_policy.losses import (
 )
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.learner.training.epoch import StepConfig
-from flame_rl.settings.a2c import A2CSettings
+from flame_rl.settings.algorithms import A2CSettings
 from flame_rl.settings.config import TrainConfig
 
 

@@ -26,8 +26,8 @@ from flame_rl.learner.on_policy.losses import (
 from flame_rl.learner.on_policy.returns import standardize
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Gradient, Loss, NativeLoss, Samples
+from flame_rl.settings.algorithms import PPOSettings
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.ppo import PPOSettings
 
 
 def ppo(

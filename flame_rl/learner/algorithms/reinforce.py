@@ -21,8 +21,8 @@ from flame_rl.learner.on_policy.losses import (
 )
 from flame_rl.learner.on_policy.returns import above_baseline, leave_one_out, standardize
 from flame_rl.learner.training.epoch import StepConfig
+from flame_rl.settings.algorithms import ReinforceSettings
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.reinforce import ReinforceSettings
 
 
 def reinforce(

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import platform
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -22,11 +23,10 @@ import safetensors.numpy
 
 from flame_rl.actor.remote import processor
 from flame_rl.run.results import RunState, Totals
-from flame_rl.settings.checks import Number
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.system.files import open_regular, why_refused, write_atomically
-from flame_rl.wire.fields import RARE, Whole, WireError, from_data, to_data
+from flame_rl.wire.fields import RARE, Whole, WireError, Within, from_data, to_data
 from flame_rl.wire.messages import EnvironmentSpec
 from flame_rl.wire.packing import pack, unpack
 
@@ -37,6 +37,7 @@ WEIGHTS_NAME = "weights.safetensors"
 # Begins the name of a table among the arrays.
 _TABLE = "table "
 _MAX_TABLE_BYTES = 1 << 30
+Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
 
 
 class CheckpointError(ValueError):
