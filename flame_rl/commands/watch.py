@@ -85,7 +85,7 @@ def watch(arguments: Sequence[str]) -> int:
 def _run(command: WatchCommand, stop: StopSignal) -> None:
     """Show the episodes and print each one's return."""
     from flame_rl.report.bar import LateBar
-    from flame_rl.tools.viewer import show
+    from flame_rl.tools.watching import show
 
     with _load(command, stop) as trainer:
         for warning in trainer.warnings:
