@@ -60,52 +60,43 @@ def profile(arguments: Sequence[str]) -> int:
         for warning in [] if found is None else found[1]:
             warn(f"warning: {warning}")
         one, several = measure_both(config, stop, found)
-        title = f"{environment_id(config.experiment.env)}, {config.algorithm_name}"
-        noun = "executors" if is_distributed(config) else "workers"
-        say(as_json(one, several) if command.json else as_text(title, noun, one, several))
+        if command.json:
+            measured = {"one": asdict(one), "several": asdict(several)}
+            say(json.dumps(measured | conclusions(one, several)))
+        else:
+            title = f"{environment_id(config.experiment.env)}, {config.algorithm_name}"
+            noun = "executors" if is_distributed(config) else "workers"
+            say(as_text(title, noun, one, several))
     return stop.exit_code
 
 
-def speedup(one: Measured, several: Measured) -> float:
-    """How many times as fast several workers collect as one."""
-    return one.collecting / several.collecting
-
-
-def worth(one: Measured, several: Measured) -> int:
-    """The number of workers that is worth it, of the two that were measured."""
+def conclusions(one: Measured, several: Measured) -> dict[str, float]:
+    """How many times as fast several workers collect as one, and which number is worth it."""
     seconds = several.collecting + several.updating
     saves = one.collecting + several.updating > (1 + _WORTH) * seconds
-    return several.workers if saves else one.workers
-
-
-def as_json(one: Measured, several: Measured) -> str:
-    """What was measured and what follows."""
-    follows = {"speedup": speedup(one, several), "worth": worth(one, several)}
-    return json.dumps({"one": asdict(one), "several": asdict(several)} | follows)
+    worth = several.workers if saves else one.workers
+    return {"speedup": one.collecting / several.collecting, "worth": worth}
 
 
 def as_text(title: str, noun: str, one: Measured, several: Measured) -> str:
     """A table of what was measured, and what follows from it; `noun` is the flag that sets the
     number of workers, without its dashes."""
-    limit = (
-        f"Collecting takes longer than updating: more {noun} may shorten an iteration, by at most "
-        f"{several.collecting / (several.collecting + several.updating):.0%}."
-    )
-    if several.updating >= several.collecting:
-        limit = "The learner is the limit: updating takes longer than collecting."
-    rows = [
-        f"  {each.workers:<10}{each.collecting:>10.3g} s{each.updating:>10.3g} s"
+    follows = conclusions(one, several)
+    share = several.collecting / (several.collecting + several.updating)
+    limit = "The learner is the limit: updating takes longer than collecting."
+    if share > 0.5:
+        limit = (
+            f"Collecting takes longer than updating: more {noun} may shorten an iteration, by at "
+            f"most {share:.0%}."
+        )
+    table = "".join(
+        f"\n  {each.workers:<10}{each.collecting:>10.3g} s{each.updating:>10.3g} s"
         f"{each.env_steps_per_second:>14,.0f}"
         for each in (one, several)
-    ]
-    return "\n".join(
-        [
-            f"{title}: {several.episodes} episodes and {several.env_steps:,.0f} env steps an "
-            "iteration\n",
-            f"  {noun:<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}",
-            *rows,
-            f"\n{several.workers} {noun} collect {speedup(one, several):.2f} times as fast as one.",
-            limit,
-            f"Worth it: --{noun} {worth(one, several)}",
-        ]
+    )
+    return (
+        f"{title}: {several.episodes} episodes and {several.env_steps:,.0f} env steps an iteration"
+        f"\n\n  {noun:<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}{table}\n\n"
+        f"{several.workers} {noun} collect {follows['speedup']:.2f} times as fast as one.\n"
+        f"{limit}\nWorth it: --{noun} {follows['worth']}"
     )

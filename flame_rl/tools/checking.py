@@ -47,8 +47,6 @@ FAR = 100.0
 _EPISODES = 100
 # Of the episodes whose info is looked at, and whose actions are at their bounds.
 _STEPS = 100
-# Another environment is made for its memory alone only where that is quick.
-_QUICK_SECONDS = 5.0
 # When a fork is killed, beyond the time that it plays.
 _MORE_SECONDS = 120
 
@@ -63,7 +61,7 @@ class Examined:
         spec: its description, with where it has masks.
         layers: the classes of its wrappers, the outermost first, and its own.
         making_seconds: how long an object takes.
-        bytes: memory of a further object in the same process.
+        bytes: memory that an object takes.
         played: what a random policy did; see `random_play`.
         info: names of the entries of `info`.
         differs, beside: how episodes differ that should be the same, in turn and beside another.
@@ -109,6 +107,7 @@ def examine(environment: Environment, seconds: float) -> Examined:
     beside, alone = check_beside(env_id, lambda: plain_and_spec(both), effort)
     return replace(
         examined,
+        bytes=checked.bytes or None,
         differs=checked.differs,
         # Its own cause is known by then.
         beside="" if checked.differs else beside,
@@ -154,9 +153,6 @@ def _play(
         _play_at_bounds(simulator, spec)
         note({"doing": "its info was looked at"})
         note({"info": _names_in_info(simulator)})
-        note({"doing": "another was made"})
-        if making < _QUICK_SECONDS:
-            note({"bytes": _bytes_of_another(environment, closing)})
     except SimulatorError as error:
         note({"failures": [f"{error}{_last_line(error.cause)}"]})
     except Exception as error:
@@ -304,19 +300,6 @@ def _names_in_info(simulator: EnvironmentsSimulator) -> list[str]:
         ended = not env.agents if several else terminated or truncated
     found = [own for info in infos for own in (info.values() if several else (info,))]
     return list(dict.fromkeys(str(name) for own in found for name in own))[:50]
-
-
-def _bytes_of_another(environment: Environment, closing: contextlib.ExitStack) -> int | None:
-    """By how much the process grows with another object, after a reset; None: it does not, as far
-    as the system tells, or none can be made."""
-    before = own_bytes()
-    try:
-        another = plain_simulator(environment)
-    except SimulatorError:
-        return None
-    closing.callback(another.close)
-    another.reset(np.arange(another.agents), np.full(another.agents, SEED))
-    return max(0, own_bytes() - before) or None
 
 
 def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:

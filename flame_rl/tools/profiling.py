@@ -37,13 +37,11 @@ def measure_both(
     config: TrainConfig, stop: threading.Event, found: tuple[Checkpoint, list[str]] | None = None
 ) -> tuple[Measured, Measured]:
     """Run the same few iterations as training would, with one worker, and with as many as `config`
-    asks for: by default one for each core, and on a cluster all its executors.
-
-    Nothing is written. With `resume`, the policy is that of the run; otherwise it is untrained, and
-    an algorithm that learns from replay has no warm-up, in which it would take no gradient step.
+    asks for: by default one for each core, and on a cluster all its executors. Nothing is written.
 
     Args:
-        config: what is measured.
+        config: what is measured. Without `resume` the policy is untrained, and an algorithm that
+            learns from replay has no warm-up, in which it would take no gradient step.
         stop: ends it, when another thread sets it.
         found: see `Trainer.resume_run`.
 
@@ -53,11 +51,13 @@ def measure_both(
     if config.output.resume is None and isinstance(config.algorithm, Replay):
         config = config.changed(warm_up_steps=0)
     if is_distributed(config):
-        return measure(config.changed(executors=1), stop, found), measure(config, stop, found)
-    asked = config.execution.workers or 0
-    several = asked if asked > 1 else max(2, available_cores())
-    one, more = (config.changed(workers=count) for count in (1, several))
-    return measure(one, stop, found), measure(more, stop, found)
+        both = config.changed(executors=1), config
+    else:
+        asked = config.execution.workers or 0
+        several = asked if asked > 1 else max(2, available_cores())
+        both = config.changed(workers=1), config.changed(workers=several)
+    one, several = (measure(each, stop, found) for each in both)
+    return one, several
 
 
 def measure(

@@ -10,7 +10,7 @@ import pytest
 
 from flame_rl import TrainConfig
 from flame_rl.commands import profile as command
-from flame_rl.commands.profile import as_text, speedup
+from flame_rl.commands.profile import as_text, conclusions
 from flame_rl.run.saved import resume
 from flame_rl.tools import profiling
 from flame_rl.tools.profiling import Measured, measure_both
@@ -64,7 +64,7 @@ def test_a_simulator_that_waits_gains_from_more_workers_than_cores():
     assert one.env_steps == several.env_steps == 2 * 24
     # 20 ms a step, of one episode after another.
     assert one.collecting >= 24 * 2 * 0.02
-    assert speedup(one, several) > 3
+    assert conclusions(one, several)["speedup"] > 3
 
 
 def test_a_profile_with_replay_has_an_update_that_learns(monkeypatch):
