@@ -54,18 +54,6 @@ def has_opengl() -> bool:
 needs_opengl = pytest.mark.skipif(not has_opengl(), reason="no OpenGL by EGL is found")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    done = run_here(
-        *("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "5"),
-        *("--output", "run"),
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
 def play(video, name="Drawn", stop=None, **options):
     env_id = environment_id(name)
     snapshot = snapshot_for(described(env_id))
