@@ -95,4 +95,4 @@ def _chosen(rows: list[RunRow], command: RunsCommand) -> list[RunRow]:
     column = command.sort.replace("-", "_")
     having = [row for row in chosen if getattr(row, column) is not None]
     having.sort(key=lambda row: getattr(row, column), reverse=column in _GREATEST_FIRST)
-    return having + [row for row in chosen if getattr(row, column) is None]
+    return having + [row for row in chosen if row not in having]

@@ -61,10 +61,9 @@ def _about_owner(path: Path, here: Path) -> str:
     owner = path.stat().st_uid
     if owner == os.geteuid():
         return ""
-    try:
+    user = f"user {owner}"
+    with contextlib.suppress(KeyError):
         user = pwd.getpwuid(owner).pw_name
-    except KeyError:
-        user = f"user {owner}"
     if here not in path.parents:
         return f"; {path} belongs to {user}: name another folder with --output"
     # The remedy is for all of it that is below the user's own folder.

@@ -30,12 +30,9 @@ _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 
 class StopSignal(threading.Event):
-    """Set once the user asks to stop.
+    """Set once the user asks to stop."""
 
-    Attributes:
-        exit_code: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 0 before.
-    """
-
+    # 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
     exit_code = 0
 
 

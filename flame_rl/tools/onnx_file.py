@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from flame_rl.actor.environments.masks import ACTION_MASK
 from flame_rl.learner.learner import Learner
 from flame_rl.modules.layers import Dense
-from flame_rl.modules.networks import ActionValueNetwork, ObservationNetwork
+from flame_rl.modules.networks import ActionValueNetwork
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.nets.kinds import LAYERS
@@ -47,12 +47,12 @@ class ExportedPolicy(nn.Module):
     ) -> None:
         """
         Args:
-            policy: the torch module, an `ObservationNetwork`.
+            policy: the torch module, whose output is that of its last layer.
             snapshot: its export for actors.
             first: what normalises observations before `policy` does; None: nothing.
 
         Raises:
-            RunError: the policy has a memory, or is of another class.
+            RunError: the policy has a memory.
         """
         super().__init__()
         for layer in snapshot.layers:
@@ -61,8 +61,6 @@ class ExportedPolicy(nn.Module):
                     f"{layer.kind!r} cannot be exported: it remembers an episode, and the file's "
                     "only input is one observation"
                 )
-        if not isinstance(policy, ObservationNetwork):
-            raise RunError(f"{type(policy).__name__} cannot be exported: no `ObservationNetwork`")
         network = [policy]
         if isinstance(policy, ActionValueNetwork):
             # The last layer for actors gives the values of actions, whatever the module predicts.
@@ -75,7 +73,7 @@ class ExportedPolicy(nn.Module):
         self.network = nn.Sequential(*([] if first is None else [first]), *network)
         self.snapshot = snapshot
         output = torch.zeros(1, ActingPolicy(snapshot).output_dim)
-        self.outputs = [*outputs_of(snapshot.head, output), *snapshot.head.arrays]
+        self.outputs = [*head_outputs(snapshot.head, output), *snapshot.head.arrays]
 
     @classmethod
     def of_learner(cls, learner: Learner) -> ExportedPolicy:
@@ -86,11 +84,11 @@ class ExportedPolicy(nn.Module):
 
     def forward(self, observation: Tensor, action_mask: Tensor | None = None) -> list[Tensor]:
         head = self.snapshot.head
-        outputs = outputs_of(head, self.network(observation), action_mask)
+        outputs = head_outputs(head, self.network(observation), action_mask)
         return [*outputs.values(), *map(torch.from_numpy, head.arrays.values())]
 
 
-def outputs_of(head: Layer, output: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+def head_outputs(head: Layer, output: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
     """The outputs by name, but for the head's arrays, given the network's output, [B, width].
     Logits and values of what the mask forbids are `FORBIDDEN_LOGIT`."""
 
@@ -177,7 +175,7 @@ def check_onnx(model: bytes, snapshot: PolicySnapshot, choices: tuple[int, ...] 
         inputs[ACTION_MASK], seen[ACTION_MASKS] = masks, pack_masks(masks)
         mask = torch.from_numpy(masks)
     output = torch.from_numpy(policy.forward(inputs["observation"]))
-    expected = {n: each.numpy() for n, each in outputs_of(snapshot.head, output, mask).items()}
+    expected = {n: each.numpy() for n, each in head_outputs(snapshot.head, output, mask).items()}
     if "action" in expected:
         expected["action"] = policy.act(inputs["observation"], None, seen=seen)
     names = [each.name for each in session.get_outputs()]

@@ -7,13 +7,13 @@ the same number of them side by side therefore give the same study, however long
 
 from __future__ import annotations
 
-import contextlib
 import math
+import os
 import statistics
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from flame_rl.report.tables import read_columns
 from flame_rl.run.saved.folder import EVALUATIONS_NAME, METRICS_NAME, is_held
 from flame_rl.settings.checks import Span
-from flame_rl.settings.ranges import Range, value_of
+from flame_rl.settings.ranges import value_of
 from flame_rl.system.errors import Interrupted, RunError, UsageError
 from flame_rl.system.output import say
 from flame_rl.system.signals import StopSignal
@@ -58,83 +58,63 @@ _KILLED = (*range(-64, 0), 129, 130, 143)
 _MOST_STARTS = 3
 # The exit code of a mistake in the command, which all trials have in common.
 _MISTAKE = 2
+_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+_BEGUN = (*_FINISHED, TrialState.RUNNING)
+# Of parts of Optuna that are used here.
+warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
 
 
-class Trials:
-    """The journal of a study's trials. One process has it at a time."""
+def open_study(search: Search) -> optuna.Study:
+    """The study in its journal, which begins with the first trial's settings. Raises UsageError if
+    the file is damaged."""
+    path = search.folder / TRIALS_NAME
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
+            # A last line without its end, of a process that died.
+            os.truncate(path, data.rfind(b"\n") + 1)
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(path))),
+            study_name="flame-rl",
+            direction="maximize",
+            pruner=PRUNERS[search.study.pruner],
+            load_if_exists=True,
+        )
+        wanted = _distributions(search)
+        if any(each.distributions not in ({}, wanted) for each in study.trials):
+            raise ValueError("it has other settings, or other ranges")
+        if not study.trials:
+            study.enqueue_trial({name: value_of(search.config, name) for name in search.ranges})
+    except OSError:
+        raise
+    except Exception as error:  # Optuna has no errors of its own for a damaged file
+        raise UsageError(
+            f"{path}: no trials of this study ({type(error).__name__}: {error}); begin another "
+            "study, or put back a copy of the file"
+        ) from error
+    return study
 
-    def __init__(self, search: Search) -> None:
-        """Open the journal, or begin it. Raises UsageError if it is damaged."""
-        self._distributions = {name: _distribution(each) for name, each in search.ranges.items()}
-        self._seed, path = search.config.experiment.seed, search.folder / TRIALS_NAME
-        try:
-            _drop_half_a_line(path)
-            with _quiet():
-                self._study = optuna.create_study(
-                    storage=JournalStorage(JournalFileBackend(str(path))),
-                    study_name="flame-rl",
-                    direction="maximize",
-                    pruner=PRUNERS[search.study.pruner],
-                    load_if_exists=True,
-                )
-                if not self._study.get_trials():
-                    first = {name: value_of(search.config, name) for name in search.ranges}
-                    self._study.enqueue_trial(first)
-            if any(each.distributions != self._distributions for each in self.begun()):
-                raise ValueError("it has other settings, or other ranges")
-        except OSError:
-            raise
-        except Exception as error:  # Optuna has no errors of its own for a damaged file
-            raise UsageError(
-                f"{path}: no trials of this study ({type(error).__name__}: {error}); begin another "
-                "study, or put back a copy of the file"
-            ) from error
 
-    def begun(self) -> list[FrozenTrial]:
-        """The trials that have begun, by number."""
-        return [each for each in self._study.get_trials() if each.state != TrialState.WAITING]
-
-    def finished(self) -> list[FrozenTrial]:
-        """The trials that have ended, by number."""
-        return [each for each in self.begun() if each.state.is_finished()]
-
-    def begin(self) -> FrozenTrial:
-        """Begin the next trial. Its settings are a function of the seed, its number and the trials
-        so far."""
-        own = np.random.SeedSequence(self._seed, spawn_key=(len(self.begun()),))
-        with _quiet():
-            self._study.sampler = optuna.samplers.TPESampler(seed=int(own.generate_state(1)[0]))
-            number = self._study.ask(self._distributions).number
-        return self.begun()[number]
-
-    def report(self, trial: FrozenTrial, rung: int, value: float) -> bool:
-        """Write the value of a rung. Returns whether the trial is pruned."""
-        with _quiet():
-            live = optuna.trial.Trial(self._study, trial._trial_id)
-            live.report(value, rung)
-            return rung < RUNGS and live.should_prune()
-
-    def end(self, trial: FrozenTrial, state: TrialState) -> FrozenTrial:
-        """Write how a trial ended. Its value is that of its last rung."""
-        with _quiet():
-            value = self.begun()[trial.number].intermediate_values.get(RUNGS)
-            self._study.tell(trial.number, value, state)
-        return self.begun()[trial.number]
+def begin_trial(search: Search, study: optuna.Study) -> optuna.Trial:
+    """The next trial. Its settings are a function of the seed, its number and the trials so far."""
+    number = len(study.get_trials(states=_BEGUN))
+    own = np.random.SeedSequence(search.config.experiment.seed, spawn_key=(number,))
+    study.sampler = optuna.samplers.TPESampler(seed=int(own.generate_state(1)[0]))
+    return study.ask(_distributions(search))
 
 
 class _Playing:
     """A trial whose run is not finished.
 
     Attributes:
-        trial: as it began.
-        run: its run.
+        trial: the trial.
         rung: the next one that it comes to.
+        run: its run.
         process: of its run; None before it begins.
     """
 
-    def __init__(self, search: Search, trial: FrozenTrial) -> None:
-        self.trial, self.run = trial, search.trial_run(trial)
-        self.rung = len(trial.intermediate_values) + 1
+    def __init__(self, search: Search, trial: optuna.Trial, rung: int = 1) -> None:
+        self.trial, self.rung, self.run = trial, rung, search.trial_run(trial)
         self.process, self._starts, self._search = None, 0, search
 
     def wait_for_value(self, stop: StopSignal) -> float | None:
@@ -180,53 +160,53 @@ def run_trials(search: Search, stop: StopSignal) -> list[FrozenTrial]:
         UsageError: the command has a mistake, which the first trial found; or a file of the study
             is damaged.
     """
-    trials = Trials(search)
-    began = [each for each in trials.begun() if not each.state.is_finished()]
-    playing = deque(_Playing(search, trial) for trial in began)
+    study, playing = open_study(search), deque()
+    for each in study.get_trials(states=(TrialState.RUNNING,)):
+        live = optuna.Trial(study, each._trial_id)
+        playing.append(_Playing(search, live, len(each.intermediate_values) + 1))
     try:
         while not stop.is_set():
             while len(playing) < search.study.parallel and (
-                len(trials.begun()) < search.study.trials
+                len(study.get_trials(states=_BEGUN)) < search.study.trials
             ):
-                playing.append(_Playing(search, trials.begin()))
+                playing.append(_Playing(search, begin_trial(search, study)))
             if not playing:
                 break
             # It stays among them, so that it is ended whatever happens.
             playing.rotate(-1)
-            ended = _advance(trials, playing[-1], stop)
-            if ended is not None:
-                playing.pop()
-                say(_line(ended, search))
+            if _has_ended(study, playing[-1], stop):
+                say(_line(study.trials[playing.pop().trial.number], search))
     except Interrupted:
         pass
     finally:
         for each in playing:
             each.end()
-    return trials.finished()
+    return study.get_trials(states=_FINISHED)
 
 
-def _advance(trials: Trials, playing: _Playing, stop: StopSignal) -> FrozenTrial | None:
-    """Let a trial come to its next rung. Returns it if it has ended there."""
-    value = playing.wait_for_value(stop)
+def _has_ended(study: optuna.Study, playing: _Playing, stop: StopSignal) -> bool:
+    """Let a trial come to its next rung; whether it has ended there."""
+    value, trial = playing.wait_for_value(stop), playing.trial
     if value is None:
         prints = playing.run.prints
-        if playing.trial.number == 0 and playing.process.returncode == _MISTAKE:
+        if trial.number == 0 and playing.process.returncode == _MISTAKE:
             said = errors_in(prints) or [f"error: {prints} says why"]
             raise UsageError(said[-1].removeprefix("error: "))
-        ended = trials.end(playing.trial, TrialState.FAIL)
-        finished = trials.finished()
-        if len(finished) == _MOST_FAILURES and all(
-            each.state == TrialState.FAIL for each in finished
-        ):
-            raise RunError(f"the first {len(finished)} trials failed; {prints} says why")
-        return ended
-    pruned = trials.report(playing.trial, playing.rung, value)
-    if pruned:
+        study.tell(trial, state=TrialState.FAIL)
+        ends = [each.state for each in study.get_trials(states=_FINISHED)]
+        if ends == _MOST_FAILURES * [TrialState.FAIL]:
+            raise RunError(f"the first {len(ends)} trials failed; {prints} says why")
+        return True
+    trial.report(value, playing.rung)
+    playing.rung += 1
+    if playing.rung > RUNGS:
+        study.tell(trial, value)
+    elif trial.should_prune():
         playing.end()
-    elif playing.rung < RUNGS:
-        playing.rung += 1
-        return None
-    return trials.end(playing.trial, TrialState.PRUNED if pruned else TrialState.COMPLETE)
+        study.tell(trial, state=TrialState.PRUNED)
+    else:
+        return False
+    return True
 
 
 def _value(search: Search, folder: Path, rung: int, ended: bool) -> float | None:
@@ -274,39 +254,22 @@ def importances(trials: Sequence[FrozenTrial]) -> Mapping[str, float]:
     scored = [each for each in trials if each.value is not None]
     if len({each.value for each in scored}) < 2:
         return {}
-    with _quiet():
-        study = optuna.create_study(direction="maximize")
-        for each in scored:
-            own = {"params": each.params, "distributions": each.distributions}
-            study.add_trial(create_trial(value=each.value, **own))
-        evaluator = PedAnovaImportanceEvaluator(target_quantile=0.5)
-        found = get_param_importances(study, evaluator=evaluator)
+    study = optuna.create_study(direction="maximize")
+    for each in scored:
+        own = {"params": each.params, "distributions": each.distributions}
+        study.add_trial(create_trial(value=each.value, **own))
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=0.5)
+    found = get_param_importances(study, evaluator=evaluator)
     return {name: share for name, share in found.items() if math.isfinite(share)}
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Optuna reports what is done here; some of what is used here it calls experimental."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        try:
-            yield
-        finally:
-            optuna.logging.set_verbosity(before)
-
-
-def _drop_half_a_line(path: Path) -> None:
-    """Drop a last line without its end, of a process that died."""
-    if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(data.rfind(b"\n") + 1)
-
-
-def _distribution(span: Range) -> BaseDistribution:
-    if not isinstance(span, Span):
-        return CategoricalDistribution(span.words)
-    if isinstance(span.low, int) and isinstance(span.high, int):
-        return IntDistribution(span.low, span.high, log=span.log)
-    return FloatDistribution(span.low, span.high, log=span.log)
+def _distributions(search: Search) -> dict[str, BaseDistribution]:
+    found: dict[str, BaseDistribution] = {}
+    for name, span in search.ranges.items():
+        if not isinstance(span, Span):
+            found[name] = CategoricalDistribution(span.words)
+        else:
+            whole = isinstance(span.low, int) and isinstance(span.high, int)
+            kind = IntDistribution if whole else FloatDistribution
+            found[name] = kind(span.low, span.high, log=span.log)
+    return found

@@ -219,7 +219,7 @@ def test_the_saved_weights_are_those_of_the_last_row(finished):
     assert_saved_weights(folder)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 3])
 def test_any_number_of_workers_writes_the_same_metrics(finished, workers, tmp_path):
     _, folder = finished
     done = run_here(*QUICK, "--local", "--workers", str(workers), "--output", "run", cwd=tmp_path)
@@ -485,12 +485,6 @@ def test_a_full_disk_costs_the_report_and_not_the_run(tmp_path):
         reporters.report(result)
     reporters.close()
     assert sound == [0, 1, 2]
-
-
-def test_config_round_trip():
-    config = TrainConfig(env="ant", hidden_sizes=(3, 4, 5), output=None, workers=3)
-    assert TrainConfig.from_json(config.to_json()) == config
-    assert json.loads(config.to_json())["experiment"]["hidden_sizes"] == [3, 4, 5]
 
 
 def test_a_moving_average_and_spread_are_drawn_for_short_and_long_runs(tmp_path):

@@ -91,7 +91,7 @@ def test_a_killed_study_goes_on(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_saves_the_trials(tmp_path):
     words = ("tune", *QUICK[:4], "--env-steps", "1000000", "--local", "--output", "study")
-    process = start_main(*words, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    process = start_main(*words, cwd=tmp_path, stdout=subprocess.PIPE)
     until = time.monotonic() + SOON
     while not all(rows(tmp_path / "study" / f"trial-00{number}") > 2 for number in (0, 1)):
         assert time.monotonic() < until and process.poll() is None

@@ -61,58 +61,44 @@ def of_pictures(shape):
     return dataclasses.replace(DISCRETE, observation_space=space)
 
 
+LOGITS = {"logits": ["batch", 3]}
+VALUES = {"values": ["batch", 3], "action": ["batch"], "epsilon": [1], "repeat": [1]}
+
+
+def itself(y):
+    return [y]
+
+
 # A maker of the module, the shapes of the file's outputs, and how torch computes the first ones
 # from the network's output.
 POLICIES = {
-    "gaussian": (make_policy, {"mean": ["batch", 3], "log_std": [3]}, lambda y: [y]),
+    "gaussian": (make_policy, {"mean": ["batch", 3], "log_std": [3]}, itself),
     "silu": (
         lambda: make_policy(DISCRETE, activation="silu", hidden_sizes=(7, 8)),
-        {"logits": ["batch", 3]},
-        lambda y: [y],
+        *(LOGITS, itself),
     ),
     "factored": (
         lambda: make_policy(of_space(spaces.MultiDiscrete([2, 4, 3]))),
-        {"logits": ["batch", 9], "choices": [3]},
-        lambda y: [y],
+        *({"logits": ["batch", 9], "choices": [3]}, itself),
     ),
     "bits": (
         lambda: make_policy(of_space(spaces.MultiBinary(4))),
-        {"logits": ["batch", 8], "choices": [4]},
-        lambda y: [y],
+        *({"logits": ["batch", 8], "choices": [4]}, itself),
     ),
-    "small pictures": (
-        lambda: make_policy(of_pictures((10, 7, 2))),
-        {"logits": ["batch", 3]},
-        lambda y: [y],
-    ),
-    "large pictures": (
-        lambda: make_policy(of_pictures((40, 36))),
-        {"logits": ["batch", 3]},
-        lambda y: [y],
-    ),
-    "values": (
-        action_values,
-        {"values": ["batch", 3], "action": ["batch"], "epsilon": [1], "repeat": [1]},
-        lambda y: [y, y.argmax(dim=1)],
-    ),
+    "small pictures": (lambda: make_policy(of_pictures((10, 7, 2))), LOGITS, itself),
+    "large pictures": (lambda: make_policy(of_pictures((40, 36))), LOGITS, itself),
+    "values": (action_values, VALUES, lambda y: [y, y.argmax(dim=1)]),
     "duelling quantiles": (
         lambda: action_values(dueling=True, quantiles=5),
-        {"values": ["batch", 3], "action": ["batch"], "epsilon": [1], "repeat": [1]},
-        lambda y: [duelling(y, 5).mean(dim=2)],
+        *(VALUES, lambda y: [duelling(y, 5).mean(dim=2)]),
     ),
     "successor features": (
         lambda: action_values(weights=np.array([1, -2], np.float32)),
-        {"values": ["batch", 3], "action": ["batch"], "epsilon": [1], "repeat": [1]},
-        lambda y: [y.unflatten(1, (3, 2)) @ torch.tensor([1.0, -2])],
+        *(VALUES, lambda y: [y.unflatten(1, (3, 2)) @ torch.tensor([1.0, -2])]),
     ),
     "distribution": (
         lambda: action_values(support=SUPPORT, dueling=True),
-        {
-            "logits": ["batch", 3, 51],
-            "values": ["batch", 3],
-            "action": ["batch"],
-            **{"epsilon": [1], "repeat": [1], "support": [51]},
-        },
+        {"logits": ["batch", 3, 51]} | VALUES | {"support": [51]},
         lambda y: [
             duelling(y, 51),
             duelling(y, 51).softmax(dim=2) @ torch.tensor(SUPPORT, dtype=torch.float32),
@@ -125,8 +111,7 @@ POLICIES = {
     ),
     "noisy": (
         lambda: shaken(model.deterministic_policy(CONTINUOUS, TrainConfig(algorithm="td3")), 0.03),
-        {"action": ["batch", 3], "std": [3], "theta": [1]},
-        lambda y: [y],
+        *({"action": ["batch", 3], "std": [3], "theta": [1]}, itself),
     ),
 }
 
@@ -285,18 +270,6 @@ def test_a_file_of_another_head_is_refused(name):
     module.forward = changed
     with pytest.raises(RunError, match="nothing was written"):
         check_onnx(to_onnx(module, "Some-v0"), module.snapshot)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    done = run_here(
-        *("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "5"),
-        *("--algorithm", "ppo", "--output", "run"),
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 def test_the_command_exports_a_run(trained):

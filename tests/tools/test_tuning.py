@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("optuna", reason="uv run --group tune pytest")
 
+import optuna
 from optuna.trial import TrialState
 
 from flame_rl.commands.tune import search_of
@@ -23,7 +24,7 @@ from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.signals import StopSignal
 from flame_rl.tools import seeds, trials
 from flame_rl.tools.study import Study, run_finals
-from flame_rl.tools.trials import RUNGS, Trials, best_of, importances, run_trials
+from flame_rl.tools.trials import RUNGS, begin_trial, best_of, importances, open_study, run_trials
 
 WORDS = ("--env", "cartpole", "--algorithm", "ppo", "--env-steps", "800", "--seed", "4")
 
@@ -109,19 +110,23 @@ def test_a_study_is_the_same_however_long_each_trial_takes(runs, tmp_path, prune
 
 def test_a_study_that_died_goes_on_with_the_trials_that_had_begun(runs, tmp_path, monkeypatch):
     search = search_in(tmp_path / "study")
-    for name, count in (("begin", 3), ("report", 5), ("end", 2)):
-        function, left = getattr(Trials, name), [count]
+    for place, name, count in (
+        (trials, "begin_trial", 3),
+        (optuna.Trial, "report", 5),
+        (optuna.Study, "tell", 2),
+    ):
+        function, left = getattr(place, name), [count]
 
-        def dying(*arguments, function=function, left=left):
+        def dying(*arguments, function=function, left=left, **options):
             left[0] -= 1
             if not left[0]:
                 raise DiedError
-            return function(*arguments)
+            return function(*arguments, **options)
 
         with monkeypatch.context() as patched, pytest.raises(DiedError):
-            patched.setattr(Trials, name, dying)
+            patched.setattr(place, name, dying)
             run_trials(search, StopSignal())
-    before = {each.number: each.params for each in Trials(search).begun()}
+    before = {each.number: each.params for each in open_study(search).trials}
     done = run_trials(search, StopSignal())
     assert [trial.number for trial in done] == list(range(13))
     assert {each.number: each.params for each in done if each.number in before} == before
@@ -206,11 +211,11 @@ def test_trials_that_fail_from_the_first_on_end_the_study(
 )
 def test_a_damaged_journal_is_refused(tmp_path, damage):
     search = search_in(tmp_path)
-    Trials(search).begin()
+    begin_trial(search, open_study(search))
     path = tmp_path / "trials.log"
     path.write_text(damage(path.read_text()))
     with pytest.raises(UsageError, match=r"trials\.log: no trials of this study"):
-        Trials(search)
+        open_study(search)
 
 
 def test_half_a_line_is_dropped_and_nothing_is_unpickled(tmp_path, monkeypatch):
@@ -220,14 +225,14 @@ def test_half_a_line_is_dropped_and_nothing_is_unpickled(tmp_path, monkeypatch):
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, refuse)
     search = search_in(tmp_path)
-    Trials(search).begin()
+    begin_trial(search, open_study(search))
     path = tmp_path / "trials.log"
     path.write_bytes(path.read_bytes() + b'{"half')
-    journal = Trials(search)
-    (first,) = journal.begun()
+    journal = open_study(search)
+    (first,) = journal.trials
     assert search.settings_of(first) == {"learning_rate": 0.001, "gamma": "0.99"}
-    journal.begin()
-    assert len(Trials(search).begun()) == 2
+    begin_trial(search, journal)
+    assert len(open_study(search).trials) == 2
 
 
 # By gamma and seed, the mean return of the last policy. Seed 4 is that of the trials.
@@ -274,15 +279,13 @@ def final_search(folder: Path, words=WORDS, **options):
 
 def finished_trials(search):
     """Of gamma 0.95 with the best score, 0.98, and one that was pruned, which is in no final."""
-    journal = Trials(search)
+    journal = open_study(search)
     for gamma, value in (("0.99", 20.0), ("0.95", 90.0), ("0.999", None), ("0.98", 80.0)):
-        if journal.begun():
-            journal._study.enqueue_trial({"gamma": gamma})
-        trial = journal.begin()
-        for rung in range(1, RUNGS + 1 if value else 2):
-            journal.report(trial, rung, value or 95.0)
-        journal.end(trial, TrialState.COMPLETE if value else TrialState.PRUNED)
-    return best_of(journal.finished())
+        journal.enqueue_trial({"gamma": gamma}, skip_if_exists=True)
+        trial = begin_trial(search, journal)
+        trial.report(value or 95.0, 1)
+        journal.tell(trial, value, TrialState.COMPLETE if value else TrialState.PRUNED)
+    return best_of(journal.trials)
 
 
 def test_the_mean_of_seeds_that_no_trial_had_decides(finals, tmp_path):
