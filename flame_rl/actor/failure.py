@@ -39,6 +39,11 @@ def unusable(message: str, cause: str = "") -> SimulatorError:
     return SimulatorError("environment", message, cause=cause)
 
 
+def invalid(message: str, slot: int) -> SimulatorError:
+    """The error of an environment that returned what it must not."""
+    return SimulatorError("invalid", message, slot)
+
+
 def of_another_api(what: str) -> SimulatorError:
     """The error of an environment whose methods are not called, or do not return, as Gymnasium's;
     `what` says which and how."""

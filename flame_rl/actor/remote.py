@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.lib.introspect import opt_func_info
 
-from flame_rl.actor.presence import Presence
+from flame_rl.actor.watchdog import Watchdog
 from flame_rl.actor.worker.supervisor import Limits
 from flame_rl.actor.worker.team import Team
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, FailureKind
 from flame_rl.wire.packing import Buffer
 
-# Every executor has it; the workers of one machine need not.
+# Every executor has it; workers without a cluster need not.
 if TYPE_CHECKING:
     import pyarrow
 
@@ -68,7 +68,7 @@ class Collector:
         with contextlib.suppress(OSError):
             self._worker.start()
         self._about = json.dumps({"node": socket.gethostname()} | versions() | processor()).encode()
-        self._presence = Presence(self._end)
+        self._watchdog = Watchdog(self._end)
 
     def _end(self) -> None:
         self._worker.close()
@@ -99,7 +99,7 @@ class Collector:
             Encoded episodes or an encoded failure in a `column`, which says what this executor
             runs.
         """
-        self._presence.busy()
+        self._watchdog.busy()
         try:
             if len(snapshot) == 0:
                 return self._failure("stale", "the learner has withdrawn this task")
@@ -109,7 +109,7 @@ class Collector:
         except Exception as error:
             return self._failure("garbled", f"{type(error).__name__}: {error}")
         finally:
-            self._presence.busy()
+            self._watchdog.busy()
 
     def _failure(self, kind: FailureKind, message: str) -> pyarrow.RecordBatch:
         return column(codec.encode_failure(CollectFailure(kind, message)), self._about)
@@ -128,7 +128,7 @@ class _Withdrawal:
         if now - self._asked_at < min(1.0, max(0.3, (now - self._began) / 10)):
             return False
         self._asked_at = now
-        # Imported here: every executor has Flame's client; the workers of one machine need not.
+        # Imported here: every executor has Flame's client; workers without a cluster need not.
         from flamepy.core import ObjectRef, get_object
 
         try:

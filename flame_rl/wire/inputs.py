@@ -16,7 +16,7 @@ import gymnasium
 from gymnasium import spaces
 
 # Spaces of numbers; Dict and Tuple have parts.
-_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 # Types of a Box whose numbers one byte holds.
 OF_ONE_BYTE = ("uint8", "bool")
 # The least sides of a picture, for one convolution of 3 rows and columns.
@@ -100,7 +100,7 @@ def observation_parts(space: gymnasium.Space) -> tuple[ObservationPart, ...]:
     parts, start = [], 0
     for path, each in leaves:
         name = "".join(f"[{key!r}]" for key in path)
-        stop = start + (spaces.flatdim(each) if isinstance(each, _LEAVES) else 0)
+        stop = start + (spaces.flatdim(each) if isinstance(each, LEAVES) else 0)
         parts.append(ObservationPart(name, path, each, start, stop, apart and _has_bytes(each)))
         start = stop
     return tuple(parts)

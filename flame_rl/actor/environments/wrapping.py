@@ -33,26 +33,18 @@ def explain_arguments(
     refused = _NO_KEYWORD.search(str(error)) if isinstance(error, TypeError) else None
     if refused is None or refused[1] not in given:
         return None
+    text = f"--env-kwargs: {environment.env_id} takes no argument {refused[1]}"
     try:
         parameters = inspect.signature(make).parameters.values()
-        known = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD,)]
     except (TypeError, ValueError):
-        known = []
-    takes = f"; it takes {', '.join(known)}" if known else ""
-    return unusable(f"--env-kwargs: {environment.env_id} takes no argument {refused[1]}{takes}")
+        return unusable(text)
+    known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+    return unusable(f"{text}; it takes {', '.join(known)}" if known else text)
 
 
 def wrapped(environment: Environment, env: Any, kind: type) -> Any:
-    """The environment within its wrappers.
-
-    Args:
-        environment: names the wrappers.
-        env: what is wrapped.
-        kind: the class of what each wrapper must return.
-
-    Raises:
-        SimulatorError: of kind "environment".
-    """
+    """The environment `env` within the wrappers that `environment` names, each of which must return
+    a `kind`. Raises SimulatorError of kind "environment"."""
     for name in environment.wrapper:
         wrap = _imported(name)
         try:
@@ -82,10 +74,9 @@ def _imported(name: str) -> Callable[[Any], Any]:
     try:
         found = getattr(importlib.import_module(module), attribute, None)
     except (Exception, SystemExit) as error:
-        where = "; it must lie in the folder of main.py, on PYTHONPATH, or be installed"
         raise unusable(
-            f"--wrapper: module {module!r} cannot be imported: {summary(error)}"
-            f"{where if isinstance(error, ModuleNotFoundError) else ''}",
+            f"--wrapper: module {module!r} cannot be imported: {summary(error)}; one of your own "
+            "lies in the folder of main.py or on PYTHONPATH",
             traceback_of(error),
         ) from error
     if not callable(found):

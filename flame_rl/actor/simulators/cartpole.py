@@ -29,7 +29,7 @@ MAX_POSITION = 2.4
 MAX_ANGLE = 12 * 2 * math.pi / 360
 
 
-class CartPoleTwin(Simulator):
+class FastCartPole(Simulator):
     """`SLOTS` poles.
 
     The equations of motion are Florian's ("Correct equations for the dynamics of the cart-pole

@@ -50,29 +50,17 @@ class Effort(NamedTuple):
 
 # A quick environment takes half a second at most.
 QUICK = Effort(100, 0.1, 0.5, 5)
-# How a fork ended, in words.
-_FORK_ENDS = {"": "raise an error", "SIGALRM": "hang"}
-
-_ENDS = ("terminated", "truncated")
 # Two numbers that differ by less than this share of their size differ by rounding.
 _ROUNDING = 1e-6
+_OF_ROUNDING = (
+    "numbers are added in an order that is not always the same, such as that of a set, whose order "
+    "depends on where its objects lie in memory; sort them first"
+)
 
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
 # Makes a simulator with environments of its own, and their description.
 Make = Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]]
-
-
-class _Difference(NamedTuple):
-    """How two episodes differ.
-
-    Attributes:
-        where: what differs, and from which step on, in words.
-        rounding: why numbers may be rounded in two ways, where they differ by no more; or "".
-    """
-
-    where: str
-    rounding: str
 
 
 @dataclass(frozen=True)
@@ -152,21 +140,20 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
         except SimulatorError as error:
             note({"alone": str(error)})
         else:
-            difference = _difference(first, second)
-            note({} if difference is None else difference._asdict())
-            note({"kind": type(both.first.unwrapped).__name__})
+            where, rounded = _difference(first, second)
+            note({"where": where, "rounded": rounded, "kind": type(both.first.unwrapped).__name__})
 
     found, ended = in_fork(work)
     if ended or not found:
-        return "", f"two objects beside each other {_FORK_ENDS.get(ended, f'end by {ended}')}"
+        how = {"": "raise an error", "SIGALRM": "hang"}.get(ended, f"end by {ended}")
+        return "", f"two objects beside each other {how}"
     if not found.get("where"):
         return "", found.get("alone", "")
-    cause, remedy = found["rounding"], "results depend on the number of workers"
-    if not cause:
+    cause, remedy = _OF_ROUNDING, "results depend on the number of workers"
+    if not found["rounded"]:
         cause = (
             f"objects of {found['kind']} share state, in an attribute of the class, a variable of "
-            "the module, or a simulator's default connection (in PyBullet every call needs its "
-            "physicsClientId); keep it in self"
+            "the module, or a simulator's default connection; keep it in self"
         )
         remedy = "--slots 1 plays one in each process"
     return (
@@ -186,24 +173,27 @@ def _repeated(
     # Only now: what an environment has half made, nobody would close.
     signal.alarm(effort.most_seconds)
     in_constructor, before = _drawn_since(before), _global_states()
+
+    def begun() -> None:
+        if one.masks.found_in is not None:
+            note({"action_mask": one.masks.found_in})
+
     try:
-        first = _play(one, spec, effort, begun=lambda: note(_masks_of(one)))
+        first = _play(one, spec, effort, begun=begun)
     except SimulatorError as error:
         return {"unusable": str(error)} if error.kind == "environment" else {}
     found = {"bytes": max(0, own_bytes() - memory)}
     if (seconds := time.monotonic() - began) > effort.making_seconds:
         return found | {"unknown": f"an object and its first step take {seconds:.1f} s"}
-    steps = _as_long(first)
-    again = _difference(first, _play(one, spec, steps))
+    again, rounded = _difference(first, _play(one, spec, _as_long(first)))
     drawn = _drawn_since(before)
     with contextlib.suppress(Exception):
         closing.close()
     another, _ = make()
     closing.callback(another.close)
     # Others draw from the global generators meanwhile, as its neighbours in a worker do.
-    other = _difference(first, _play(another, spec, steps, disturbed=True))
-    difference = again or other
-    if difference is None:
+    other, other_rounded = _difference(first, _play(another, spec, _as_long(first), disturbed=True))
+    if not (again or other):
         return found
     kind = type(another.first.unwrapped).__name__
     if drawn:
@@ -211,8 +201,8 @@ def _repeated(
             f"it draws from {' and '.join(drawn)}, which all environments of a process "
             "share; draw from self.np_random, which reset(seed=…) seeds"
         )
-    elif difference.rounding:
-        cause = difference.rounding
+    elif rounded if again else other_rounded:
+        cause = _OF_ROUNDING
     elif not again:
         source = f", from {' and '.join(in_constructor)}" if in_constructor else ""
         cause = (
@@ -227,11 +217,10 @@ def _repeated(
     else:
         layer = _layer_at_fault(another.first)
         cause = f"{layer} has state that survives reset; begin it anew there, or leave it out"
-    which = "a second episode" if again else "another object"
+    where = f"{again} in a second episode" if again else f"{other} in another object"
     return found | {
         "differs": f"{spec.env_id} does not repeat itself: with one seed and the same actions, "
-        f"{difference.where} in {which}. Likely cause: {cause}. "
-        "Until then results depend on the number of workers"
+        f"{where}. Likely cause: {cause}. Until then results depend on the number of workers"
     }
 
 
@@ -274,14 +263,16 @@ def _play(
     simulator: EnvironmentsSimulator,
     spec: EnvironmentSpec,
     effort: Effort,
-    *,
     disturbed: bool = False,
     environments: int = 1,
     begun: Callable[[], None] = lambda: None,
 ) -> list[_Row]:
-    """Play to the end of the episode, of all agents, or no further than the effort allows.
+    """An episode of random actions, of all agents, from its reset on.
 
     Args:
+        simulator: plays it.
+        spec: of the environment.
+        effort: how long it is played; one step in any case.
         disturbed: whether the global generators are drawn from between the steps.
         environments: how many are played side by side; what is returned is the first one's. The
             others have other seeds and actions.
@@ -300,6 +291,7 @@ def _play(
             random.random()
             np.random.random()
 
+    after_a_step = ("rewards", "reward_parts", "outcomes", "terminated", "truncated")
     simulator.reset(running, SEED + running // agents)
     begun()
     record("observations", ACTION_MASKS)
@@ -314,34 +306,25 @@ def _play(
             beside = random_actions(simulator, actions, others, slice(agents, count))
             chosen = np.concatenate([chosen, beside])
         simulator.step(chosen, running)
-        record("observations", ACTION_MASKS, "rewards", "reward_parts", "outcomes", *_ENDS)
+        record("observations", ACTION_MASKS, *after_a_step)
         running = running[~(simulator.terminated | simulator.truncated)[running]]
     return rows
 
 
-def _masks_of(simulator: EnvironmentsSimulator) -> dict[str, str]:
-    """Where an environment that was reset has masks."""
-    found = simulator.masks.found_in
-    return {} if found is None else {"action_mask": found}
-
-
-def _difference(first: list[_Row], second: list[_Row]) -> _Difference | None:
-    """How the second episode differs; None if it does not."""
+def _difference(first: list[_Row], second: list[_Row]) -> tuple[str, bool]:
+    """What differs between two episodes, and from which step on, in words, and whether that is by
+    rounding alone; "" where nothing does."""
     for step, (one, other) in enumerate(zip(first, second, strict=False)):
         names = [name for name in one if one[name].tobytes() != other[name].tobytes()]
         if not names:
             continue
         shown = " and ".join(name.replace("_", " ") for name in names)
         where = f"{shown} differ from {f'step {step}' if step else 'reset'} on"
-        gaps = [_gap(one[name], other[name]) for name in names]
-        if max(gaps) > _ROUNDING:
-            return _Difference(where, "")
-        rounding = (
-            "numbers are added in an order that is not always the same, such as that of a set, "
-            "whose order depends on where its objects lie in memory; sort them first"
-        )
-        return _Difference(f"{where}, there by rounding ({max(gaps):.0e} of their size)", rounding)
-    return None
+        gap = max(_gap(one[name], other[name]) for name in names)
+        if gap > _ROUNDING:
+            return where, False
+        return f"{where}, there by rounding ({gap:.0e} of their size)", True
+    return "", False
 
 
 def _gap(one: np.ndarray, other: np.ndarray) -> float:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from flame_rl.actor.worker.frames import CLOSE_SECONDS, PROGRESS, read_frame, write_frame
+from flame_rl.actor.worker.process import CLOSE_SECONDS, PROGRESS, read_frame, write_frame
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, PolicySnapshot
 from flame_rl.wire.packing import Buffer, WireError
@@ -30,7 +30,7 @@ def main(
         questions_fd, answers_fd: the pipes of the frames.
         last_words_fd: the file for the traceback of a crash.
         lifeline: the pipe whose other end the supervisor holds.
-        progress_fd: the file for `frames.PROGRESS` of the task.
+        progress_fd: the file for `process.PROGRESS` of the task.
     """
     faulthandler.enable(os.fdopen(last_words_fd, "w"))
     questions = os.fdopen(questions_fd, "rb", buffering=0)
@@ -58,8 +58,7 @@ def main(
             environment = codec.decode_describe(frame)
             simulator, spec = describe(environment)
             # As requests will name it.
-            described = replace(environment, env_id=spec.env_id, slots=spec.slots)
-            simulators[described] = simulator
+            simulators[replace(environment, slots=spec.slots)] = simulator
             return codec.encode_description(spec)
         request = codec.decode_request(frame)
         environment = request.environment

@@ -75,7 +75,7 @@ ROBOTS = {
 _CONTACT_COST = 5e-4
 
 
-class MujocoTwin(Simulator):
+class FastMujoco(Simulator):
     """`SLOTS` robots."""
 
     def __init__(
