@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import traceback
 
-from flame_rl.wire.messages import CollectFailure, FailureKind
-from flame_rl.wire.text import legible
+from flame_rl.wire.messages import CollectFailure, FailureKind, legible
 
 # The most characters of an exception's text, so that it leaves room for the rest of the failure.
 _TEXT_CHARACTERS = 1_000

@@ -21,7 +21,6 @@ from gymnasium import spaces
 from flame_rl.wire.fields import RARE, Converted, Length, Size, Whole, WireError, Within
 from flame_rl.wire.inputs import OBSERVATIONS
 from flame_rl.wire.spaces import MAX_PARTS, choices_of, space_from_data, space_to_data
-from flame_rl.wire.text import legible
 
 # The most layers of a policy, activations included.
 MAX_LAYERS = 64
@@ -32,6 +31,8 @@ _MAX_ROW_NUMBERS = 1 << 24
 # The most characters of a failure's two texts. In JSON a character may take twelve bytes.
 MAX_MESSAGE_CHARACTERS = 10_000
 MAX_TRACEBACK_CHARACTERS = 50_000
+# What stands in the place of a text's middle, and at least its length with a number in it.
+_CUT, _CUT_LENGTH = " … {} characters … ", 40
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,8 @@ class EnvironmentSpec:
         env_id: as in `Environment`.
         observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
-        note: a line each on why the environment's fast simulator is not used, on what is not
-            known of it, on a limit that it has by default, and on what takes long or much memory;
-            else empty.
+        note: a line for each thing that a user should know of it, such as why its fast simulator is
+            not used.
         differs: one line on how episodes with the same seed and actions differ; else empty.
         slots: `Environment.slots` where it is given, else what the memory of an environment
             allows; None: a fast simulator, which has no such environments.
@@ -347,9 +347,8 @@ class Episodes(_Recorded):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[Episode]:
-        stops, steps = np.cumsum(self.lengths).tolist(), self.steps
-        # How many rows more than steps an episode has in each column.
-        columns = [(name, array, int(len(array) > steps)) for name, array in self.columns.items()]
+        stops, more = np.cumsum(self.lengths).tolist(), self._more_rows()
+        columns = [(name, array, more[name]) for name, array in self.columns.items()]
         start = 0
         for place, stop in enumerate(stops):
             yield Episode(
@@ -365,12 +364,8 @@ class Episodes(_Recorded):
 
     def between(self, start: int, stop: int) -> Episodes:
         """The episodes from place `start` up to `stop`, as views."""
-        ends, steps = np.cumsum(self.lengths), self.steps
-        first = int(ends[start - 1]) if start else 0
-        last = int(ends[stop - 1])
-        part = slice(start, stop)
-        # How many rows more than steps an episode has in each column.
-        more = {name: int(len(array) > steps) for name, array in self.columns.items()}
+        first, last = int(self.lengths[:start].sum()), int(self.lengths[:stop].sum())
+        part, more = slice(start, stop), self._more_rows()
         return Episodes(
             self.index[part],
             self.lengths[part],
@@ -382,16 +377,19 @@ class Episodes(_Recorded):
             },
         )
 
+    def _more_rows(self) -> dict[str, int]:
+        """How many rows more than steps an episode has in each column."""
+        steps = self.steps
+        return {name: int(len(array) > steps) for name, array in self.columns.items()}
+
 
 def concatenate(batches: Sequence[Episodes]) -> Episodes:
     """The episodes of all batches, one batch after another."""
     if len(batches) == 1:
         return batches[0]
+    names = ("index", "lengths", "terminated", "truncated")
     return Episodes(
-        np.concatenate([batch.index for batch in batches]),
-        np.concatenate([batch.lengths for batch in batches]),
-        np.concatenate([batch.terminated for batch in batches]),
-        np.concatenate([batch.truncated for batch in batches]),
+        *(np.concatenate([getattr(batch, name) for batch in batches]) for name in names),
         {n: np.concatenate([b.columns[n] for b in batches]) for n in batches[0].columns},
     )
 
@@ -438,13 +436,28 @@ class CollectFailure:
         object.__setattr__(self, "traceback", legible(self.traceback, MAX_TRACEBACK_CHARACTERS))
 
     def __str__(self) -> str:
-        known = {
-            "environment": self.env_id,
-            "iteration": self.iteration,
-            "episode": self.index,
-            "step": self.step,
-            "seed": self.seed,
-        }
-        where = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
-        text = f"{self.message} ({where})"
+        names = {"environment": "env_id", "episode": "index"}
+        known = [
+            f"{name} {value}"
+            for name in ("environment", "iteration", "episode", "step", "seed")
+            if (value := getattr(self, names.get(name, name))) is not None
+        ]
+        text = f"{self.message} ({', '.join(known)})"
         return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text
+
+
+def legible(text: str, most: int) -> str:
+    """A text of others (a simulator's exception, a dead worker's last words) for a terminal, with
+    at most `most` characters: a longer one is cut in its middle. Characters that cannot be printed,
+    which a terminal may obey, are written as Python's repr writes them; newline and tab stay."""
+    half = (most - _CUT_LENGTH) // 2
+    head, tail = _printable(text[:most]), _printable(text[-half:])
+    if len(text) <= most and len(head) <= most:
+        return head
+    return head[:half] + _CUT.format(max(0, len(text) - 2 * half)) + tail[-half:]
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
