@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,7 +104,7 @@ class Collector:
         try:
             if len(snapshot) == 0:
                 return self._failure("stale", "the learner has withdrawn this task")
-            withdrawn = _Withdrawal(snapshot, snapshot_ref).asked
+            withdrawn = _withdrawal(snapshot, snapshot_ref)
             answer = self._worker.collect(snapshot.tobytes(), request, Limits(*limits), withdrawn)
             return column(answer, self._about)
         except Exception as error:
@@ -115,27 +116,27 @@ class Collector:
         return column(codec.encode_failure(CollectFailure(kind, message)), self._about)
 
 
-class _Withdrawal:
-    """Whether nobody wants a task's answer any more: its weights are no longer those in the cache.
-    The cache is asked more and more rarely, so that long tasks cost it little."""
+def _withdrawal(snapshot: np.ndarray, snapshot_ref: str) -> Callable[[], bool]:
+    """Returns whether nobody wants a task's answer any more: its weights are no longer those in the
+    cache, which is asked more and more rarely, so that long tasks cost it little."""
+    began = asked_at = time.monotonic()
 
-    def __init__(self, snapshot: np.ndarray, snapshot_ref: str) -> None:
-        self._snapshot, self._ref = snapshot, snapshot_ref
-        self._began = self._asked_at = time.monotonic()
-
-    def asked(self) -> bool:
+    def withdrawn() -> bool:
+        nonlocal asked_at
         now = time.monotonic()
-        if now - self._asked_at < min(1.0, max(0.3, (now - self._began) / 10)):
+        if now - asked_at < min(1.0, max(0.3, (now - began) / 10)):
             return False
-        self._asked_at = now
+        asked_at = now
         # Imported here: every executor has Flame's client; workers without a cluster need not.
         from flamepy.core import ObjectRef, get_object
 
         try:
-            found = get_object(ObjectRef(**json.loads(self._ref)))
-            return not np.array_equal(found, self._snapshot)
+            found = get_object(ObjectRef(**json.loads(snapshot_ref)))
+            return not np.array_equal(found, snapshot)
         except Exception:
             return False  # the cache may be away for a moment; the deadline still holds
+
+    return withdrawn
 
 
 def column(data: Buffer, about: bytes) -> pyarrow.RecordBatch:

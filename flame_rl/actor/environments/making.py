@@ -223,11 +223,10 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
     """What `gymnasium.make` raised, as one sentence with a remedy."""
     module, _, name = env_id.rpartition(":")
     if (module or env_id).endswith(".py"):
-        path = Path(module or env_id).with_suffix("")
-        dotted = path.name if path.is_absolute() else ".".join(path.parts)
+        dotted = ".".join(Path(module or env_id).with_suffix("").parts).lstrip("/.")
         return unusable(
-            f"--env: {env_id}: a module is named without .py, and lies in the folder of main.py or "
-            f"on PYTHONPATH: {dotted}:{name if module else 'Mine-v0'}"
+            f"--env: {env_id}: a module is named without .py, from the folder of main.py or one on "
+            f"PYTHONPATH: {dotted}:{name if module else 'Mine-v0'}"
         )
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
         return of_another_api(f"{env_id}: {summary(error)}")

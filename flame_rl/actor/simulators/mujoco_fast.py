@@ -115,7 +115,7 @@ class FastMujoco(Simulator):
         self._physics.reset(slots, positions, velocities)
         self._steps[slots] = 0
         rows = as_rows(slots)
-        self._observe(rows, self._clipped_contacts(rows))
+        self._observe(rows)
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         robot, physics, rows = self._robot, self._physics, as_rows(slots)
@@ -125,8 +125,8 @@ class FastMujoco(Simulator):
         velocity = (physics.x[rows] - before) / self._dt
         costs = robot.control_cost * np.add.reduce(np.square(clipped), axis=1)
         parts = {"reward_forward": velocity, "reward_ctrl": -costs}
-        felt = self._clipped_contacts(rows)
-        if felt is not None:
+        if physics.contacts is not None:
+            felt = np.clip(physics.contacts[rows], -1.0, 1.0)
             contact_costs = _CONTACT_COST * np.add.reduce(np.square(felt), axis=1)
             parts["reward_contact"] = -contact_costs
             costs = costs + contact_costs
@@ -139,15 +139,11 @@ class FastMujoco(Simulator):
             self.terminated[rows] = ~healthy
         for place, name in enumerate(self.part_names):
             self.reward_parts[rows, place] = parts[name]
-        self._observe(rows, felt)
+        self._observe(rows)
         self._steps[rows] += 1
         self.truncated[rows] = self._steps[rows] >= self._limit
 
-    def _clipped_contacts(self, rows: slice | np.ndarray) -> np.ndarray | None:
-        contacts = self._physics.contacts
-        return None if contacts is None else np.clip(contacts[rows], -1.0, 1.0)
-
-    def _observe(self, rows: slice | np.ndarray, felt: np.ndarray | None) -> None:
+    def _observe(self, rows: slice | np.ndarray) -> None:
         robot, physics = self._robot, self._physics
         positions = physics.positions[rows, robot.hidden :]
         velocities = physics.velocities[rows]
@@ -159,8 +155,8 @@ class FastMujoco(Simulator):
         with np.errstate(over="ignore"):
             self.observations[rows, :middle] = positions
             self.observations[rows, middle:end] = velocities
-            if felt is not None:
-                self.observations[rows, end:] = felt[:, 6:]  # without the world's own body
+            if physics.contacts is not None:  # without the world's own body
+                self.observations[rows, end:] = np.clip(physics.contacts[rows, 6:], -1.0, 1.0)
 
 
 class _Together:

@@ -10,7 +10,6 @@ import contextlib
 import math
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, get_args
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.actor.memory import own_bytes
@@ -198,13 +198,13 @@ def _repeated(
     kind = type(another.first.unwrapped).__name__
     if drawn:
         cause = (
-            f"it draws from {' and '.join(drawn)}, which all environments of a process "
+            f"it draws from {drawn}, which all environments of a process "
             "share; draw from self.np_random, which reset(seed=…) seeds"
         )
     elif rounded if again else other_rounded:
         cause = _OF_ROUNDING
     elif not again:
-        source = f", from {' and '.join(in_constructor)}" if in_constructor else ""
+        source = f", from {in_constructor}" if in_constructor else ""
         cause = (
             f"the constructor of {kind} draws random numbers{source}, or counts objects; do that "
             "in reset, from self.np_random"
@@ -215,8 +215,8 @@ def _repeated(
             "state; draw from self.np_random, after super().reset(seed=seed)"
         )
     else:
-        layer = _layer_at_fault(another.first)
-        cause = f"{layer} has state that survives reset; begin it anew there, or leave it out"
+        classes = _classes(another.first)
+        cause = f"{classes} has state that survives reset; begin it anew there, or leave it out"
     where = f"{again} in a second episode" if again else f"{other} in another object"
     return found | {
         "differs": f"{spec.env_id} does not repeat itself: with one seed and the same actions, "
@@ -336,9 +336,8 @@ def _gap(one: np.ndarray, other: np.ndarray) -> float:
     # A number near 0 may be the difference of larger ones.
     size = np.maximum(size, _ROUNDING * size.max(initial=0))
     with np.errstate(all="ignore"):
-        gaps = np.abs(one - other)[one != other] / size[one != other]
-    greatest = gaps.max(initial=0)
-    return float(greatest) if np.isfinite(greatest) else math.inf
+        gap = float((np.abs(one - other)[one != other] / size[one != other]).max(initial=0))
+    return gap if math.isfinite(gap) else math.inf
 
 
 def _global_states() -> dict[str, object]:
@@ -347,30 +346,17 @@ def _global_states() -> dict[str, object]:
     return {"random": random.getstate(), "np.random": (key.tobytes(), position)}
 
 
-def _drawn_since(before: dict[str, object]) -> list[str]:
-    return [name for name, state in _global_states().items() if state != before[name]]
+def _drawn_since(before: dict[str, object]) -> str:
+    """The names of the generators that were drawn from."""
+    states = _global_states()
+    return " and ".join(name for name, state in states.items() if state != before[name])
 
 
-def _layer_at_fault(env: object) -> str:
-    """The innermost wrapper, or the environment itself, that does not repeat itself."""
-    layers = [env]
-    while isinstance(layers[-1], gymnasium.Wrapper):
-        layers.append(layers[-1].env)
-    for layer in reversed(layers):
-        with contextlib.suppress(Exception):
-            if _shown(layer) != _shown(layer):
-                kind = "the wrapper " if isinstance(layer, gymnasium.Wrapper) else ""
-                return f"{kind}{type(layer).__name__}"
-    return type(layers[-1]).__name__
-
-
-def _shown(layer: gymnasium.Env) -> list[str]:
-    """An episode as text, to the last digit."""
-    layer.action_space.seed(SEED)
-    returned, ended = [layer.reset(seed=SEED)[0]], False
-    while not ended and len(returned) <= QUICK.steps:
-        observation, reward, terminated, truncated, _ = layer.step(layer.action_space.sample())
-        returned.append((observation, reward))
-        ended = terminated or truncated
-    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
-        return [repr(each) for each in returned]
+def _classes(env: object) -> str:
+    """The classes of an environment's wrappers, but those of Gymnasium's registry, and its own."""
+    names = []
+    while isinstance(env, gymnasium.Wrapper):
+        if not isinstance(env, TimeLimit | OrderEnforcing):
+            names.append(type(env).__name__)
+        env = env.env
+    return " or ".join([*names, type(env).__name__])
