@@ -52,7 +52,7 @@ class Execution:
     versions must be the learner's in any case."""
 
     simulator: Literal["auto", "plain", "fast"] = "auto"
-    """Simulator of the environment. plain: Gymnasium; fast: a faster twin with the same bits,
+    """Simulator of the environment. plain: Gymnasium; fast: a faster one with the same bits,
     for cartpole, halfcheetah, hopper, walker2d and ant; auto: fast where that is possible."""
 
     strict: bool = False

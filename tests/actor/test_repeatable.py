@@ -196,11 +196,11 @@ gymnasium.register("NormalizedObservation-v0", normalized_observation)
         ("Numpys", "rewards differ from step 1 on in a second", "draws from np.random, which all"),
         ("Hardly", "there by rounding", "draws from np.random, which all"),
         ("Sums", "there by rounding (2e-16 of their size) in a second", "added in an order"),
-        ("NormalizedReward", "rewards differ from step", "the wrapper NormalizeReward has state"),
+        ("NormalizedReward", "rewards differ from step", "NormalizeReward or Wandering has state"),
         (
             "NormalizedObservation",
             "observations differ from reset on",
-            "the wrapper NormalizeObservation has state that survives reset; begin it anew",
+            "ClipReward or NormalizeObservation or Wandering has state that survives reset",
         ),
     ],
 )
