@@ -1,10 +1,10 @@
-"""The messages between the learner and the actors.
+"""The messages between the learner and the actors: frozen, of NumPy arrays, plain values and the
+spaces of Gymnasium. `flame_rl.wire.codec` turns them into bytes and back, and
+`flame_rl.wire.fields` checks what is received by the annotations here.
 
-Every message is frozen and holds NumPy arrays, plain values and the spaces of Gymnasium;
-`flame_rl.wire.codec` turns it into bytes and back, and `flame_rl.wire.fields` checks what is
-received by the annotations here. In shapes, D is the width of a flattened observation, A the width
-of a continuous action, F the number of factors of a discrete action, T the number of steps of an
-episode, E the number of episodes, and N the number of steps of all E.
+In shapes, D is the width of a flattened observation, A the width of a continuous action, F the
+number of factors of a discrete one, T the number of steps of an episode, E the number of episodes,
+and N the number of steps of all E.
 """
 
 from __future__ import annotations
@@ -43,14 +43,13 @@ class Environment:
         env_id: the Gymnasium id, `module:Name-v0` for a user's own; for several agents the name of
             PettingZoo's module, `pettingzoo.sisl.multiwalker_v9`.
         max_episode_steps: a time limit in steps that replaces the environment's own; None: the
-            default limit where the environment has none; 0: no limit but its own.
+            default limit where it has none; 0: no limit but its own.
         simulator: "plain", "fast", or "auto": the fast one where it gives the same bits.
         reward_parts: names of numbers in `info` that are recorded at every step.
         agent_number: whether each of several agents observes its own number, too.
         outcomes: names of numbers in `info` that are recorded at an episode's last step; "a.b" is
             the entry "b" of the dictionary "a".
-        slots: the most episodes that a process plays side by side in environments of their own;
-            None: as many as are worth it.
+        slots: the most episodes that a process plays side by side; None: as are worth it.
         action_mask: whether the masks of allowed actions that it returns are read.
         env_kwargs: arguments of the environment's constructor, each "name=JSON".
         wrapper: classes or functions around the environment, `module:Class`, the innermost first.
@@ -89,8 +88,7 @@ class EnvironmentSpec:
         note: a line for each thing that a user should know of it, such as why its fast simulator is
             not used.
         differs: one line on how episodes with the same seed and actions differ; else empty.
-        slots: `Environment.slots` where it is given, else what the memory of an environment
-            allows; None: a fast simulator, which has no such environments.
+        slots: `Environment.slots`, or what memory allows; None of a fast simulator.
         time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
         limited_by_default: whether that is the default limit, because nobody has set another.
         reward_shape: () where a reward is one number, (K,) where it is a vector.
@@ -160,8 +158,8 @@ class Layer:
         kind: a name in `flame_rl.nets.kinds.LAYERS` or, for a head, in `HEADS`; these declare the
             arrays of each kind.
         arrays: the parameters by name, float32, or int32 where the kind declares it.
-        input: after a layer of the kind "inputs", the place of the one input that it acts on; None:
-            it acts on all of them side by side.
+        input: after a layer of the kind "inputs", the place of the input that it acts on; None:
+            all of them side by side.
     """
 
     kind: str
@@ -174,8 +172,7 @@ class PolicySnapshot:
     """A policy's network, and the head that turns the network's output into actions.
 
     Attributes:
-        version: the number of updates behind these weights; actors refuse a request that names
-            another version.
+        version: the number of updates behind these weights; a request names the same.
         layers: in order from the observation to the output, at most `MAX_LAYERS`.
         head: turns the output into an action.
     """
@@ -202,8 +199,7 @@ class Column:
         shape: the shape of one row.
         per_observation: whether an episode of T steps has T+1 rows, one for each observation;
             otherwise it has T.
-        choices: for integers, the number of values, counted from 0, that each number of a row may
-            have. Empty: not restricted.
+        choices: the number of values, counted from 0, of each integer of a row; empty: any.
     """
 
     name: str
@@ -221,11 +217,11 @@ class Column:
 
     def refuse_other_choices(self, name: str, array: np.ndarray) -> None:
         """Raise WireError, with the array's name, if a number is none of the choices."""
-        if self.choices and array.size:
-            # Only the maximum is compared: comparing every number takes longer.
-            highest = array.max(axis=0)
-            if array.min() < 0 or (highest.ravel() >= self.choices).any():
-                raise WireError(f"{name}: a choice below 0, or not below {self.choices[:20]}")
+        if not (self.choices and array.size):
+            return
+        # Comparing every number takes longer.
+        if array.min() < 0 or (array.max(axis=0).ravel() >= self.choices).any():
+            raise WireError(f"{name}: a choice below 0, or not below {self.choices[:20]}")
 
 
 @dataclass(frozen=True)
@@ -237,8 +233,8 @@ class CollectRequest:
         environment: what is played.
         run_seed: the seed of the whole run.
         iteration: the training iteration, from 0.
-        indices: which episodes of that iteration, ascending. Several agents play one together, and
-            it becomes an episode of each, under the same index, agent by agent.
+        indices: which episodes of that iteration, ascending. One that several agents play becomes
+            an episode of each, under the same index, agent by agent.
         policy_version: the version of the snapshot that must act.
         columns: what is recorded at every step; see `flame_rl.wire.steps.recorded_columns`.
         stream: what the episodes are for; it decides their seeds.
@@ -273,9 +269,9 @@ class _Recorded:
 
     @property
     def observations(self) -> np.ndarray:
-        """float32 or uint8 [T+1, D] of an episode, [N+E, D] of several: flattened, as the policy
-        saw them. It did not act on the last one of an episode. Those of several inputs are put side
-        by side at each call, in float32."""
+        """float32 or uint8 [T+1, D] of an episode, [N+E, D] of several: flattened, the last one of
+        an episode included. Those of several inputs are put side by side at each call, in float32.
+        """
         inputs = observation_arrays(self.columns)
         return inputs[0] if len(inputs) == 1 else np.concatenate(inputs, axis=1, dtype=np.float32)
 
@@ -320,16 +316,13 @@ class Episode(_Recorded):
 
 @dataclass(frozen=True)
 class Episodes(_Recorded):
-    """Complete episodes, one after another in the same arrays.
-
-    Iteration gives each `Episode` as views. They are made on demand, because making them takes as
-    long as playing short episodes.
+    """Complete episodes, one after another in the same arrays. Iteration makes each `Episode` of
+    views, which takes as long as playing a short one.
 
     Attributes:
         index, terminated, truncated: int64, bool and bool [E], as in `Episode`.
         lengths: int64 [E], in steps.
-        columns: the recorded arrays by column name, [N+E, ...] for a column with a row per
-            observation, otherwise [N, ...].
+        columns: the recorded arrays by column name, [N+E, ...] or [N, ...].
     """
 
     index: np.ndarray

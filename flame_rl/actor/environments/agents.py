@@ -53,15 +53,8 @@ def has_agents(env_id: str) -> bool:
 
 
 def make_agents(environment: Environment, render_mode: str | None = None) -> ParallelEnv:
-    """A parallel environment whose spaces can be learned by one policy.
-
-    Args:
-        environment: `max_episode_steps` and `simulator` are not the environment's business.
-        render_mode: "human", "rgb_array", or None: the episodes are not shown.
-
-    Raises:
-        SimulatorError: of kind "environment".
-    """
+    """A parallel environment whose spaces can be learned by one policy, shown as `render_mode`
+    says. Raises SimulatorError of kind "environment"."""
     env_id = environment.env_id
     options, module = constructor_arguments(environment, render_mode), None
     try:
@@ -95,11 +88,8 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
 
 
 def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
-    """The spec of an environment that `make_agents` made.
-
-    The time limit is the lesser of `limit_of` and the environment's own. Raises SimulatorError of
-    kind "environment" if it cannot be sent.
-    """
+    """The spec of an environment that `make_agents` made; the time limit is the lesser of
+    `limit_of` and its own. Raises SimulatorError of kind "environment" if it cannot be sent."""
     first, *_ = agents = env.possible_agents
     actions = env.action_space(first)
     space, masks = beside_mask(environment, env.observation_space(first), actions)

@@ -61,15 +61,8 @@ class DefaultTimeLimit(TimeLimit):
 
 
 def make_environment(environment: Environment, render_mode: str | None = None) -> gymnasium.Env:
-    """A Gymnasium environment whose spaces can be learned, within its wrappers.
-
-    Args:
-        environment: its id is registered, or `module:Name-v0`, which imports `module` first.
-        render_mode: Gymnasium's, to show or film episodes; None: neither.
-
-    Raises:
-        SimulatorError: of kind "environment".
-    """
+    """A Gymnasium environment whose spaces can be learned, within its wrappers; `render_mode` is
+    Gymnasium's. Raises SimulatorError of kind "environment"."""
     env_id = environment.env_id
     try:
         with quiet_about_own_models(env_id):

@@ -29,11 +29,7 @@ class AgentsSimulator(EnvironmentsSimulator):
     """
 
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
-        """
-        Args:
-            environment: which environment to make; its `simulator` is ignored.
-            render_mode: as in `make_agents`.
-        """
+        """For the arguments see `plain_simulator`."""
         super().__init__(environment, lambda: make_agents(environment, render_mode), spec_of)
         self._names = list(self.first.possible_agents)
         self._has_numbers = environment.agent_number

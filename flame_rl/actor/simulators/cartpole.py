@@ -39,12 +39,8 @@ class FastCartPole(Simulator):
     def __init__(
         self, env: gymnasium.Env, max_episode_steps: int, reward_parts: tuple[str, ...]
     ) -> None:
-        """
-        Args:
-            env: Gymnasium's environment, of which only the observation space is used.
-            max_episode_steps: the step at which an episode is truncated.
-            reward_parts: none.
-        """
+        """`env` is Gymnasium's environment, of which only the observation space is used, and
+        `max_episode_steps` the step at which an episode is truncated; no reward has parts."""
         super().__init__(SLOTS, observation_columns(env.observation_space), reward_parts)
         self.rewards[:] = 1  # every step pays 1, the last one too
         # Position, velocity, angle and angular velocity of each slot.

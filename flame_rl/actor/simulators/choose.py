@@ -1,8 +1,7 @@
 """Choose an environment's simulator: a fast one where it is sure to give the same bits.
 
-Sure means three things: the environment is the registered one as Gymnasium makes it, the libraries
-have versions with which the fast simulator was compared, and a short comparison in this process
-agrees.
+Sure means: the environment is the registered one as Gymnasium makes it, the libraries have versions
+with which the fast simulator was compared, and a short comparison in this process agrees.
 """
 
 from __future__ import annotations
@@ -55,11 +54,8 @@ _CHECK_LATER = 5
 
 
 def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
-    """The simulator of an environment, and one line on why its fast one is not used, or "".
-
-    Raises:
-        SimulatorError: of kind "environment"; also if "fast" is asked for and not possible.
-    """
+    """The simulator of an environment, and one line on why its fast one is not used, or "". Raises
+    SimulatorError of kind "environment", also if "fast" is asked for and not possible."""
     return _choose(environment, plain_simulator(environment))
 
 
@@ -128,15 +124,9 @@ def plain_and_spec(environment: Environment) -> tuple[EnvironmentsSimulator, Env
 def plain_simulator(
     environment: Environment, render_mode: str | None = None
 ) -> PlainSimulator | AgentsSimulator:
-    """The simulator that works with any environment, of one agent or of several.
-
-    Args:
-        environment: its `simulator` is ignored.
-        render_mode: Gymnasium's, to show or film episodes; None: neither.
-
-    Raises:
-        SimulatorError: of kind "environment".
-    """
+    """The simulator that works with any environment, of one agent or of several, whatever
+    `environment.simulator` says; `render_mode` is Gymnasium's, to show or film episodes. Raises
+    SimulatorError of kind "environment"."""
     kind = AgentsSimulator if has_agents(environment.env_id) else PlainSimulator
     return kind(environment, render_mode)
 

@@ -1,8 +1,7 @@
 """HalfCheetah, Hopper, Walker2d and Ant: the same bits as Gymnasium's environments, faster.
 
-Rewards, termination and observations are computed for all slots together. The bits are Gymnasium's
-because every operation is the same: control costs, for one, are sums in float32.
-tests/actor/test_simulators.py compares the two.
+Rewards, termination and observations are computed for all slots together, by the same operations:
+control costs, for one, are sums in float32. tests/actor/test_simulators.py compares the two.
 """
 
 from __future__ import annotations
@@ -81,12 +80,8 @@ class FastMujoco(Simulator):
     def __init__(
         self, env: gymnasium.Env, max_episode_steps: int, reward_parts: tuple[str, ...]
     ) -> None:
-        """
-        Args:
-            env: Gymnasium's environment, whose model is used.
-            max_episode_steps: the step at which an episode is truncated.
-            reward_parts: names of parts of the reward, as `info` has them.
-        """
+        """`env` is Gymnasium's environment, whose model is used, `max_episode_steps` the step at
+        which an episode is truncated, and `reward_parts` the names of parts in `info`."""
         own = env.unwrapped
         super().__init__(SLOTS, observation_columns(own.observation_space), reward_parts)
         self._robot = robot = ROBOTS[own.spec.id]
@@ -206,12 +201,9 @@ class _Together:
 
 
 class _OneByOne:
-    """As `_Together`, one slot after another in a single MjData, into which it loads each state;
-    W is the number of all slots, and `contacts` are the contact forces, float64 [W, 6 * bodies].
-
-    These need a second call after each step, which a batch does not make. One MjData stays in the
-    processor's cache; many would not.
-    """
+    """As `_Together`, one slot after another in a single MjData, which stays in the processor's
+    cache; W is the number of all slots. `contacts` are the contact forces, float64 [W, 6 * bodies],
+    which need a second call after each step that a batch does not make."""
 
     def __init__(self, model: mujoco.MjModel, slots: int) -> None:
         self._model = model

@@ -56,12 +56,7 @@ class EnvironmentsSimulator(Simulator):
         make: Callable[[], Any],
         describe: Callable[[Environment, Any], EnvironmentSpec],
     ) -> None:
-        """
-        Args:
-            environment: which environment to make; its `simulator` is ignored.
-            make: makes one.
-            describe: returns the spec of one.
-        """
+        """`make` makes one, and `describe` returns its spec."""
         self._env_id, self._make = environment.env_id, make
         self._born, self.making_seconds = time.monotonic(), math.inf
         self._envs = [self._made()]
@@ -144,11 +139,7 @@ class PlainSimulator(EnvironmentsSimulator):
     """A Gymnasium environment per slot, stepped one after another."""
 
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
-        """
-        Args:
-            environment: which environment to make; its `simulator` is ignored.
-            render_mode: Gymnasium's, to show or film episodes; None: neither.
-        """
+        """For the arguments see `plain_simulator`."""
         super().__init__(
             environment, lambda: make_environment(environment, render_mode), describe_environment
         )

@@ -37,8 +37,7 @@ class Effort(NamedTuple):
 
     Attributes:
         steps, seconds: an episode is played no further.
-        making_seconds: environments that take longer for an object and its first step are not
-            examined.
+        making_seconds: environments that take longer for an object and a step are not examined.
         most_seconds: when the fork is killed: the environment hangs.
     """
 
@@ -83,17 +82,8 @@ class Checked:
 def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
     """Play an episode twice in one object and once in another. At most one exists at a time.
 
-    Args:
-        env_id: of the environment, for what is returned.
-        make: makes a simulator with environments of its own, and their description.
-        effort: how far it is played.
-
-    Returns:
-        What was found. Of an environment that fails it is nothing: the run will say so, with the
-        episode.
-
-    Raises:
-        SimulatorError: of kind "environment": it cannot be played at all.
+    Nothing is found of an environment that fails: the run will say so, with the episode. Raises
+    SimulatorError of kind "environment" if it cannot be played at all.
     """
     found, ended = in_fork(lambda note, closing: note(_repeated(make, effort, note, closing)))
     if "unusable" in found:
@@ -115,12 +105,8 @@ def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
 
 def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
     """Play an episode alone, and again in another object while a third one is played, step by step
-    in turns, as it is where a process has several slots.
-
-    Args:
-        env_id: of the environment, for what is returned.
-        make: as in `check_repeats`; the simulator has slots for two environments.
-        effort: how far it is played.
+    in turns, as it is where a process has several slots; `make` makes simulators with slots for
+    two environments.
 
     Returns:
         Where the episodes differ and why, and why no two can be played; either or both are "".
@@ -165,8 +151,7 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
 def _repeated(
     make: Make, effort: Effort, note: Note, closing: contextlib.ExitStack
 ) -> dict[str, Any]:
-    """What `check_repeats` returns or raises, by name; `note` is told what is known before a step
-    may crash or hang, and `closing` closes what is still open."""
+    """What `check_repeats` returns or raises, by name."""
     began, before, memory = time.monotonic(), _global_states(), own_bytes()
     one, spec = make()
     closing.callback(one.close)
@@ -230,16 +215,8 @@ def random_actions(
     generator: np.random.Generator,
     slots: slice,
 ) -> np.ndarray:
-    """Actions as a policy's are recorded, each that is allowed as likely as any other.
-
-    Args:
-        simulator: has the masks of the slots.
-        column: that of the actions, as in `flame_rl.wire.steps.step_columns`.
-        generator: is drawn from.
-        slots: those that act, n of them.
-
-    Returns:
-        float32 [n, A], from -1 to 1, or int32 [n] or [n, F].
+    """Actions of n slots as a policy's are recorded, in the column of actions: float32 [n, A], from
+    -1 to 1, or int32 [n] or [n, F], each that the simulator's masks allow as likely as any other.
     """
     count = slots.stop - slots.start
     shape, choices = (count, *column.shape), column.choices
@@ -267,16 +244,13 @@ def _play(
     environments: int = 1,
     begun: Callable[[], None] = lambda: None,
 ) -> list[_Row]:
-    """An episode of random actions, of all agents, from its reset on.
+    """An episode of random actions, of all agents, from its reset on, after which `begun` is
+    called; of one step at least.
 
     Args:
-        simulator: plays it.
-        spec: of the environment.
-        effort: how long it is played; one step in any case.
         disturbed: whether the global generators are drawn from between the steps.
         environments: how many are played side by side; what is returned is the first one's. The
             others have other seeds and actions.
-        begun: is called after the reset.
     """
     (actions,) = (column for column in step_columns(spec) if column.name == "actions")
     agents, count = simulator.agents, environments * simulator.agents

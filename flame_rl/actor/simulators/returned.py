@@ -139,12 +139,8 @@ class Masks:
     """
 
     def __init__(self, space: gymnasium.Space, found_in: MaskSource | None, rows: int) -> None:
-        """
-        Args:
-            space: of the actions.
-            found_in: where the masks are, if that is known before the first reset.
-            rows: those of the simulator; in each all is allowed.
-        """
+        """`space` is that of the actions, `found_in` where the masks are, if that is known before
+        the first reset, and `rows` the number of the simulator's; in each all is allowed."""
         self.found_in = found_in
         self._space = space
         self._first = first_choices(space)

@@ -24,14 +24,8 @@ from flame_rl.wire.packing import Buffer, WireError
 def main(
     questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int, progress_fd: int
 ) -> None:
-    """Read frames and answer requests until the pipe of the questions closes.
-
-    Args:
-        questions_fd, answers_fd: the pipes of the frames.
-        last_words_fd: the file for the traceback of a crash.
-        lifeline: the pipe whose other end the supervisor holds.
-        progress_fd: the file for `process.PROGRESS` of the task.
-    """
+    """Read frames and answer requests until the pipe of the questions closes; the other descriptors
+    are as in `supervisor._Player`."""
     faulthandler.enable(os.fdopen(last_words_fd, "w"))
     questions = os.fdopen(questions_fd, "rb", buffering=0)
     answers = os.fdopen(answers_fd, "wb", buffering=0)
