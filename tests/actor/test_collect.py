@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import gymnasium
 import numpy as np
@@ -19,7 +17,7 @@ from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.randomness import noise_generator, reset_seed
 from flame_rl.actor.recording import Block, cut_out
-from flame_rl.actor.simulators.choose import choose_simulator, describe
+from flame_rl.actor.simulators.choose import describe
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import HEADS
 from flame_rl.wire.inputs import observation_parts
@@ -167,40 +165,6 @@ def test_the_noise_of_an_episode_begins_at_0():
         for action in episode.actions[:, 0]:
             x = (1 - 0.01) * x + 0.01 * generator.standard_normal()
             assert action == pytest.approx(x, rel=1e-4, abs=1e-6)
-
-
-def test_many_at_once_equal_gymnasium_one_step_at_a_time():
-    """More than slots, shorter and longer than a block."""
-    limit, count = 150, 300
-    # It pushes where the pole leans and turns to: some fall soon, others never.
-    weight = np.array([[0, 0], [0, 0], [-1, 1], [-1, 1]], np.float32)
-    layer = Layer("dense", {"weight": weight, "bias": np.zeros(2, np.float32)})
-    snapshot = replace(random_snapshot(4, 2, False), layers=(layer,))
-    simulator, _ = choose_simulator(Environment("CartPole-v1", limit, "fast"))
-    assert count > simulator.slots
-    request = request_for("CartPole-v1", range(count), max_episode_steps=limit)
-    episodes = collect_episodes(snapshot, request, simulator)
-    assert min(episodes.lengths) < BLOCK_STEPS < limit and limit in episodes.lengths
-    env = gymnasium.make("CartPole-v1", max_episode_steps=limit)
-    for episode in itertools.islice(episodes, 0, None, 3):
-        expected = plain_episode(env, snapshot, request, episode.index)
-        for array, right in zip(
-            (episode.observations, episode.actions, episode.rewards), expected, strict=False
-        ):
-            assert array.tobytes() == right.tobytes()
-        assert (episode.terminated, episode.truncated) == expected[3:]
-    env.close()
-
-
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Hopper-v5"])
-def test_neighbours_order_and_history_change_no_bit(env_id):
-    snapshot = snapshot_for(described(env_id))
-    together = list(collect(env_id, range(20), snapshot))
-    simulator = plain(env_id)
-    for part in ([19], [3, 4], list(range(10, 0, -1))):
-        alone = collect_episodes(snapshot, request_for(env_id, part), simulator)
-        assert_same_episodes(alone, [together[i] for i in part])
-    simulator.close()
 
 
 @pytest.mark.parametrize("run_seed", [0, 7, 1 << 40, (1 << 63) - 1])
