@@ -303,6 +303,8 @@ def _mismatch(request: CollectRequest, policy: ActingPolicy, simulator: Simulato
         return f"the policy is for observations of {expected} numbers, and these have {width}"
     known = {name: (str(a.dtype), a.shape[1:]) for name, a in simulator.recorded.items()}
     known["actions"] = policy.head.dtype, policy.head.shape
+    # Bytes beside numbers lie as float32 in the simulator, and are recorded as bytes.
+    known |= {column.name: (column.dtype, column.shape) for column in simulator.observed}
     by_observation = {*(column.name for column in simulator.observed), ACTION_MASKS}
     for column in request.columns:
         name = column.name

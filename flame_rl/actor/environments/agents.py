@@ -31,7 +31,7 @@ from flame_rl.actor.environments.making import (
     needs_package,
 )
 from flame_rl.actor.environments.masks import beside_mask
-from flame_rl.actor.environments.wrapping import constructor_arguments, explain_arguments, wrapped
+from flame_rl.actor.environments.wrapping import constructor_arguments, wrapped
 from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
@@ -56,15 +56,13 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
     """A parallel environment whose spaces can be learned by one policy, shown as `render_mode`
     says. Raises SimulatorError of kind "environment"."""
     env_id = environment.env_id
-    options, module = constructor_arguments(environment, render_mode), None
+    options = constructor_arguments(environment, render_mode)
     try:
-        module = importlib.import_module(env_id)
-        env = _made(env_id, module, options)
+        env = _made(env_id, importlib.import_module(env_id), options)
     except SimulatorError:
         raise
     except (Exception, SystemExit) as error:
-        make = getattr(module, "parallel_env", None)
-        raise explain_arguments(environment, error, make) or _explain(env_id, error) from error
+        raise _explain(env_id, error) from error
     if environment.wrapper:
         from pettingzoo import ParallelEnv
 
@@ -81,9 +79,8 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
                     "SuperSuit's pad_observations_v0 and pad_action_space_v0 make them alike"
                 )
     actions = env.action_space(first)
-    check_spaces(
-        env_id, beside_mask(environment, env.observation_space(first), actions)[0], actions
-    )
+    seen, _ = beside_mask(environment, env.observation_space(first), actions)
+    check_spaces(env_id, seen, actions)
     return env
 
 

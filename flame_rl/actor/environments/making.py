@@ -7,13 +7,12 @@ import difflib
 import importlib
 import re
 import traceback
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import gymnasium
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.masks import beside_mask
@@ -21,7 +20,6 @@ from flame_rl.actor.environments.mujoco_settings import may_use_mujoco, quiet_ab
 from flame_rl.actor.environments.observations import type_of
 from flame_rl.actor.environments.wrapping import (
     constructor_arguments,
-    explain_arguments,
     import_wrappers,
     wrapped,
 )
@@ -78,8 +76,7 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
                 **constructor_arguments(environment, render_mode),
             )
     except (Exception, SystemExit) as error:
-        refused = explain_arguments(environment, error, _constructor_of(env_id))
-        raise refused or _explain(env_id, error) from error
+        raise _explain(env_id, error) from error
     env = wrapped(environment, env, gymnasium.Env)
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
@@ -249,15 +246,6 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
             )
         return unusable(f"{_UNKNOWN} {env_id}: {error}{hint}")
     return cannot_be_made(env_id, error)
-
-
-def _constructor_of(env_id: str) -> Callable[..., object] | None:
-    """The class or function that makes a registered environment; None if it is not found."""
-    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
-    with contextlib.suppress(Exception, SystemExit):
-        entry = spec.entry_point
-        return load_env_creator(entry) if isinstance(entry, str) else entry
-    return None
 
 
 def _module_of(spec: EnvSpec) -> str:

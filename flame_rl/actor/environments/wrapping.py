@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
-import re
 import shlex
 from collections.abc import Callable
 from typing import Any
 
-from flame_rl.actor.failure import SimulatorError, summary, traceback_of, unusable
+from flame_rl.actor.failure import summary, traceback_of, unusable
 from flame_rl.wire.messages import Environment
-
-_NO_KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 def constructor_arguments(environment: Environment, render_mode: str | None) -> dict[str, Any]:
@@ -22,24 +18,6 @@ def constructor_arguments(environment: Environment, render_mode: str | None) -> 
     given = dict(text.split("=", 1) for text in environment.env_kwargs)
     mode = {} if render_mode is None else {"render_mode": render_mode}
     return {name: json.loads(value) for name, value in given.items()} | mode
-
-
-def explain_arguments(
-    environment: Environment, error: BaseException, make: Callable[..., Any] | None
-) -> SimulatorError | None:
-    """The error of an environment whose constructor, `make`, refused one of `env_kwargs`; None if
-    that is not what was raised."""
-    given = [text.partition("=")[0] for text in environment.env_kwargs]
-    refused = _NO_KEYWORD.search(str(error)) if isinstance(error, TypeError) else None
-    if refused is None or refused[1] not in given:
-        return None
-    text = f"--env-kwargs: {environment.env_id} takes no argument {refused[1]}"
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):
-        return unusable(text)
-    known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
-    return unusable(f"{text}; it takes {', '.join(known)}" if known else text)
 
 
 def wrapped(environment: Environment, env: Any, kind: type) -> Any:
