@@ -171,7 +171,7 @@ def test_several_agents_have_arguments_and_wrappers_too(monkeypatch):
         running = running[~(simulator.terminated | simulator.truncated)[running]]
     assert not len(running)
     with pytest.raises(
-        SimulatorError, match="cannot be made: TypeError: .*unexpected keyword argument 'size'"
+        SimulatorError, match=r"cannot be made: TypeError: .*unexpected keyword argument 'size'"
     ):
         describe(Environment("tests.agents.relay_v0", env_kwargs=("size=1",)))
     with pytest.raises(SimulatorError, match="returned a NoneType, which is no ParallelEnv"):
