@@ -49,18 +49,14 @@ def cut_out(
     length: np.ndarray,
     last: dict[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """The steps of E episodes, one episode after another.
+    """The columns of E episodes, as in `flame_rl.wire.messages.Episodes`.
 
     Args:
         blocks: all lock steps in order; the list is emptied, which frees memory early.
-        columns: the columns to cut out.
-        slot: int [E], the slot in which each episode played.
-        first: int [E], the lock step at which it began.
-        length: int [E], its number of steps.
+        columns: which to cut out.
+        slot, first, length: int [E], the slot in which each episode played, the lock step at which
+            it began, and its number of steps.
         last: for each column with a row per observation, the row after the last step, [E, ...].
-
-    Returns:
-        The columns as in `flame_rl.wire.messages.Episodes`.
     """
     count, steps = len(length), int(length.sum())
     start = np.cumsum(length) - length

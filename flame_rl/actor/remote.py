@@ -93,12 +93,10 @@ class Collector:
                 withdraws its tasks by an empty one, and those that it asked for twice by the next.
             request: encoded.
             limits: the task's `Limits`.
-            snapshot_ref: JSON of the reference that `snapshot` was resolved from, to see
-                whether it has changed in the meantime.
+            snapshot_ref: JSON of the reference that `snapshot` was resolved from.
 
         Returns:
-            Encoded episodes or an encoded failure in a `column`, which says what this executor
-            runs.
+            Encoded episodes or an encoded failure, in a `column`.
         """
         self._watchdog.busy()
         try:

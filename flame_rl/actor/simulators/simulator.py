@@ -74,25 +74,18 @@ class Simulator:
         }
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin an episode in each of `slots`, determined by its seed.
-
-        Args:
-            slots: int [n], ascending; of an environment, those of all agents.
-            seeds: int [n]; of an environment, the same for all agents.
-
-        Raises:
-            SimulatorError: the environment failed, or returned invalid data; `step` raises it too.
-        """
+        """Begin an episode in each of `slots`, int [n], ascending, determined by its seed, int [n];
+        of an environment, in the slots of all agents with one seed. Raises SimulatorError if the
+        environment failed, or returned invalid data; so does `step`."""
         raise NotImplementedError
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
-        """Take one step in each of `slots`; the other slots stay as they are.
+        """Take one step in each of `slots`, int [n], ascending, all with a running episode; the
+        other slots stay as they are.
 
-        Args:
-            actions: a row for each slot up to at least the highest in `slots`, other rows are not
-                used: float32 [rows, A], from -1 at the lower bound to 1 at the upper one, or int32
-                [rows] or [rows, F], counted from 0; see `environments.actions`.
-            slots: int [n], ascending: those with a running episode.
+        Actions have a row for each slot up to at least the highest: float32 [rows, A], from -1 at
+        the lower bound to 1 at the upper one, or int32 [rows] or [rows, F], counted from 0; see
+        `environments.actions`.
         """
         raise NotImplementedError
 

@@ -41,8 +41,8 @@ class Limits(NamedTuple):
     Attributes:
         episodes: the number of the task's episodes.
         deadline: seconds after which the child is killed, if there is no answer.
-        child_episodes: a child is replaced after it has played this many.
-        child_megabytes: a child is replaced if its peak memory exceeds this.
+        child_episodes, child_megabytes: a child is replaced after it has played this many, or if
+            its peak memory exceeds this.
         workers: how many workers of an executor share the task; see team.py.
     """
 
@@ -54,16 +54,10 @@ class Limits(NamedTuple):
 
 
 class _Player(ChildProcess):
-    """The child, and what its supervisor remembers of it.
-
-    Attributes:
-        last_words: the file for the traceback of a crash.
-        progress: the file in which it notes how far it is with its task.
-        asked: whether it was ever asked anything, so that it may have environments.
-        sent: the encoded weights that it holds.
-        episodes: how many it has played.
-        memory_bytes: its peak memory at its last answer.
-    """
+    """The child, and what its supervisor remembers of it: the files for the traceback of a crash
+    and for its progress with a task, whether it was ever asked anything, so that it may have
+    environments, the encoded weights that it holds, the number of episodes that it has played, and
+    its peak memory at its last answer."""
 
     def __init__(self) -> None:
         self.asked = False
