@@ -92,8 +92,8 @@ def import_registering(module: str, name: str) -> None:
     """Import the module that registers an environment. Where its import does not do that, call the
     function that its package names among Gymnasium's entry points, as MinAtar does."""
     importlib.import_module(module)
-    stems = {known.rpartition("-v")[0] for known in [*gymnasium.registry]}
-    if name in gymnasium.registry or name.rpartition("-v")[0] in stems:
+    # Gymnasium explains a name that is known in another version.
+    if name in gymnasium.registry or _stem(name) in map(_stem, [*gymnasium.registry]):
         return
     groups = metadata.entry_points()
     for group in sorted(groups.groups):
@@ -235,9 +235,8 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
         )
     if isinstance(error, gymnasium.error.Error):
         # Ids by their lower-case name without version; of several versions the newest stays.
-        known = {known.lower().rpartition("-v")[0]: known for known in [*gymnasium.registry]}
-        stem = re.sub(r"-v\d+$", "", name.lower())
-        if near := difflib.get_close_matches(stem, known, n=4):
+        known = {_stem(known.lower()): known for known in [*gymnasium.registry]}
+        if near := difflib.get_close_matches(_stem(name.lower()), known, n=4):
             hint = f"; nearest names: {', '.join(known[n] for n in near)}"
         else:
             hint = (
@@ -246,6 +245,11 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
             )
         return unusable(f"{_UNKNOWN} {env_id}: {error}{hint}")
     return cannot_be_made(env_id, error)
+
+
+def _stem(name: str) -> str:
+    """An id without its version."""
+    return re.sub(r"-v\d+$", "", name)
 
 
 def _module_of(spec: EnvSpec) -> str:
