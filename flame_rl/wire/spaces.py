@@ -85,14 +85,16 @@ class _Reader:
         try:
             if depth > MAX_NESTING or self._parts > MAX_PARTS:
                 raise ValueError(f"more than {MAX_NESTING} levels or {MAX_PARTS} parts")
+            if not isinstance(data, dict):
+                raise TypeError(f"not a space: {data!s:.40}")
             return self._space(data, where, depth)
         except WireError:
             raise
         except (KeyError, TypeError, ValueError, AssertionError, OverflowError) as error:
             raise WireError(f"{where}: {type(error).__name__}: {error!s:.200}") from error
 
-    def _space(self, data: Any, where: str, depth: int) -> gymnasium.Space:
-        kind = data["type"]
+    def _space(self, data: dict[str, Any], where: str, depth: int) -> gymnasium.Space:
+        kind = data.get("type")
         if kind == "tuple":
             parts = enumerate(_list(data["spaces"]))
             return spaces.Tuple([self.read(part, f"{where}[{i}]", depth + 1) for i, part in parts])

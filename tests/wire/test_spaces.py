@@ -138,7 +138,7 @@ def nested(levels: int) -> dict:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (None, "space: not a space"),
+        (None, r"space: .*not a space"),
         ([], "not a space"),
         ({}, "no known kind"),
         ({"type": "text"}, "no known kind"),
@@ -146,8 +146,8 @@ def nested(levels: int) -> dict:
         ({"type": "tuple", "spaces": [DISCRETE] * 2000}, "parts"),
         ({"type": "tuple", "spaces": 3}, "not a list"),
         ({"type": "dict", "spaces": {"a": DISCRETE}}, "not a list"),
-        ({"type": "dict", "spaces": [["a"]]}, "pairs"),
-        ({"type": "dict", "spaces": [[3, DISCRETE]]}, "pairs"),
+        ({"type": "dict", "spaces": [["a"]]}, "expected 2"),
+        ({"type": "dict", "spaces": [[3, DISCRETE]]}, "not a name"),
         ({"type": "dict", "spaces": [["a", DISCRETE]] * 2}, "twice"),
         ({"type": "dict", "spaces": [["a", {"type": "?"}]]}, r"space\['a'\]"),
         (DISCRETE | {"n": 0}, "positive"),
@@ -156,12 +156,12 @@ def nested(levels: int) -> dict:
         (DISCRETE | {"n": True}, "integer"),
         (DISCRETE | {"n": "3"}, "integer"),
         (DISCRETE | {"dtype": "float32"}, "dtype"),
-        (DISCRETE | {"dtype": ["int64"]}, "dtype|unhashable"),
+        (DISCRETE | {"dtype": ["int64"]}, "not a name"),
         ({"type": "discrete", "dtype": "int64", "n": 3}, "start"),
         (BOX | {"shape": [1 << 30, 1 << 30]}, "numbers"),
         (BOX | {"shape": [-1]}, "shape"),
         (BOX | {"shape": [1] * 9}, "shape"),
-        (BOX | {"shape": 2}, "shape"),
+        (BOX | {"shape": 2}, "not a list"),
         (BOX | {"shape": [2.0]}, "integer"),
         (BOX | {"low": [[0, 3]]}, "3 numbers where 2"),
         (BOX | {"low": [[0, -1], [0, 3]]}, "numbers"),
@@ -177,7 +177,7 @@ def nested(levels: int) -> dict:
         (MULTI | {"nvec": "inf"}, "space"),
         ({"type": "multibinary", "n": 1 << 50}, "numbers"),
         ({"type": "multibinary", "n": 0}, "space"),
-        ({"type": "multibinary", "n": "3"}, "shape"),
+        ({"type": "multibinary", "n": "3"}, "not a list"),
     ],
 )
 def test_data_that_is_no_space_is_refused(data, words):
