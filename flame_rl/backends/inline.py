@@ -10,7 +10,7 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.simulator import Simulator
-from flame_rl.actor.worker.frames import CLOSE_SECONDS
+from flame_rl.actor.worker.process import CLOSE_SECONDS
 from flame_rl.backends.dispatch import Collected, Transport, explain, gather, tell
 from flame_rl.backends.shares import Shares
 from flame_rl.system.errors import UsageError

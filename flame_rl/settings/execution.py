@@ -48,8 +48,8 @@ class Execution:
     their nodes install them; image: they are there."""
 
     simulator: Literal["auto", "plain", "fast"] = "auto"
-    """Simulator of the environment. plain: Gymnasium; fast: a faster twin with the same bits, for
-    cartpole, halfcheetah, hopper, walker2d and ant; auto: fast where that is possible."""
+    """Simulator of the environment. plain: Gymnasium; fast: a faster one with the same bits,
+    for cartpole, halfcheetah, hopper, walker2d and ant; auto: fast where that is possible."""
 
     strict: bool = False
     """End a run at its start, and do not only warn, where an environment gives another episode for

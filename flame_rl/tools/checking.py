@@ -23,7 +23,6 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
-from flame_rl.actor.environments.finding import with_module
 from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.memory import own_bytes
@@ -87,7 +86,7 @@ class Examined:
 
 def examine(environment: Environment, seconds: float) -> Examined:
     """Examine an environment; random episodes are played for this many seconds."""
-    environment = with_module(replace(environment, simulator="plain", slots=1))
+    environment = replace(environment, simulator="plain", slots=1)
     import_environment(environment)
     env_id = environment.env_id
     found, ended = in_fork(lambda note, closing: _play(environment, seconds, note, closing))

@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused(tmp_path):
             ("--env", "tests.agents.relai_v3"),
             "no module tests.agents.relai_v3; nearest names: relay",
         ),
-        (("--env", RELAY, "--simulator", "fast"), "several agents, and no fast twin"),
+        (("--env", RELAY, "--simulator", "fast"), "several agents, and no fast simulator"),
     ):
         done = run_here(*words, "--local", "--workers", "1", cwd=tmp_path)
         assert done.returncode == 2 and text in done.stderr, done.stderr

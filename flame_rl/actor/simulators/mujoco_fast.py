@@ -1,8 +1,7 @@
 """HalfCheetah, Hopper, Walker2d and Ant: the same bits as Gymnasium's environments, faster.
 
-Rewards, termination and observations are computed for all slots together. The bits are Gymnasium's
-because every operation is the same: control costs, for one, are sums in float32.
-tests/actor/test_simulators.py compares the two.
+Rewards, termination and observations are computed for all slots together, by the same operations:
+control costs, for one, are sums in float32. tests/actor/test_simulators.py compares the two.
 """
 
 from __future__ import annotations
@@ -75,18 +74,14 @@ ROBOTS = {
 _CONTACT_COST = 5e-4
 
 
-class MujocoTwin(Simulator):
+class FastMujoco(Simulator):
     """`SLOTS` robots."""
 
     def __init__(
         self, env: gymnasium.Env, max_episode_steps: int, reward_parts: tuple[str, ...]
     ) -> None:
-        """
-        Args:
-            env: Gymnasium's environment, whose model is used.
-            max_episode_steps: the step at which an episode is truncated.
-            reward_parts: names of parts of the reward, as `info` has them.
-        """
+        """`env` is Gymnasium's environment, whose model is used, `max_episode_steps` the step at
+        which an episode is truncated, and `reward_parts` the names of parts in `info`."""
         own = env.unwrapped
         super().__init__(SLOTS, observation_columns(own.observation_space), reward_parts)
         self._robot = robot = ROBOTS[own.spec.id]
@@ -115,7 +110,7 @@ class MujocoTwin(Simulator):
         self._physics.reset(slots, positions, velocities)
         self._steps[slots] = 0
         rows = as_rows(slots)
-        self._observe(rows, self._clipped_contacts(rows))
+        self._observe(rows)
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         robot, physics, rows = self._robot, self._physics, as_rows(slots)
@@ -125,8 +120,8 @@ class MujocoTwin(Simulator):
         velocity = (physics.x[rows] - before) / self._dt
         costs = robot.control_cost * np.add.reduce(np.square(clipped), axis=1)
         parts = {"reward_forward": velocity, "reward_ctrl": -costs}
-        felt = self._clipped_contacts(rows)
-        if felt is not None:
+        if physics.contacts is not None:
+            felt = np.clip(physics.contacts[rows], -1.0, 1.0)
             contact_costs = _CONTACT_COST * np.add.reduce(np.square(felt), axis=1)
             parts["reward_contact"] = -contact_costs
             costs = costs + contact_costs
@@ -139,15 +134,11 @@ class MujocoTwin(Simulator):
             self.terminated[rows] = ~healthy
         for place, name in enumerate(self.part_names):
             self.reward_parts[rows, place] = parts[name]
-        self._observe(rows, felt)
+        self._observe(rows)
         self._steps[rows] += 1
         self.truncated[rows] = self._steps[rows] >= self._limit
 
-    def _clipped_contacts(self, rows: slice | np.ndarray) -> np.ndarray | None:
-        contacts = self._physics.contacts
-        return None if contacts is None else np.clip(contacts[rows], -1.0, 1.0)
-
-    def _observe(self, rows: slice | np.ndarray, felt: np.ndarray | None) -> None:
+    def _observe(self, rows: slice | np.ndarray) -> None:
         robot, physics = self._robot, self._physics
         positions = physics.positions[rows, robot.hidden :]
         velocities = physics.velocities[rows]
@@ -159,8 +150,8 @@ class MujocoTwin(Simulator):
         with np.errstate(over="ignore"):
             self.observations[rows, :middle] = positions
             self.observations[rows, middle:end] = velocities
-            if felt is not None:
-                self.observations[rows, end:] = felt[:, 6:]  # without the world's own body
+            if physics.contacts is not None:  # without the world's own body
+                self.observations[rows, end:] = np.clip(physics.contacts[rows, 6:], -1.0, 1.0)
 
 
 class _Together:
@@ -210,12 +201,9 @@ class _Together:
 
 
 class _OneByOne:
-    """As `_Together`, one slot after another in a single MjData, into which it loads each state;
-    W is the number of all slots, and `contacts` are the contact forces, float64 [W, 6 * bodies].
-
-    These need a second call after each step, which a batch does not make. One MjData stays in the
-    processor's cache; many would not.
-    """
+    """As `_Together`, one slot after another in a single MjData, which stays in the processor's
+    cache; W is the number of all slots. `contacts` are the contact forces, float64 [W, 6 * bodies],
+    which need a second call after each step that a batch does not make."""
 
     def __init__(self, model: mujoco.MjModel, slots: int) -> None:
         self._model = model

@@ -24,7 +24,7 @@ SECONDS_PER_EXECUTOR = 0.05
 CALL_SECONDS = 5.0
 
 
-class Presence:
+class Watchdog:
     """Watches the executor that this process belongs to, in a thread of its own."""
 
     def __init__(self, gone: Callable[[], None]) -> None:
@@ -60,7 +60,7 @@ class Presence:
 
 def _executors() -> set[str]:
     """The ids of all executors that Flame knows."""
-    # Imported here: every executor has Flame's client; the workers of one machine need not.
+    # Imported here: every executor has Flame's client; workers without a cluster need not.
     from flamepy.core.client import ConnectionInstance
     from flamepy.proto.frontend_pb2 import ListExecutorRequest
 
