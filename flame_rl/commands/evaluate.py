@@ -89,7 +89,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 def _run(command: EvaluateCommand, stop: StopSignal) -> None:
     """Evaluate and print."""
     from flame_rl.backends.select import where_collected
-    from flame_rl.run.elsewhere import load_policy
+    from flame_rl.run.trainer import Trainer
 
     # Nothing is learned, so that no graphics card is needed.
     changes: dict[str, object] = {
@@ -101,7 +101,7 @@ def _run(command: EvaluateCommand, stop: StopSignal) -> None:
         changes["reward_weights"] = command.reward_weights
     names = ("env", "env_kwargs", "wrapper")
     environment = {name: getattr(command, name) for name in names}
-    with load_policy(command.run, command.best, environment, stop, **changes) as trainer:
+    with Trainer.load_policy(command.run, command.best, environment, stop, **changes) as trainer:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         if notice := where_collected(trainer.config):

@@ -78,7 +78,7 @@ def plot(arguments: Sequence[str]) -> None:
 
 def _below(path: Path) -> list[Path]:
     """The runs in a folder, or the path itself where there are none."""
-    from flame_rl.run.saved.folder import runs_below
+    from flame_rl.run.folder import runs_below
 
     return (runs_below(path)[0] if path.is_dir() else []) or [path]
 

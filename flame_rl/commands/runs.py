@@ -54,7 +54,7 @@ def runs(arguments: Sequence[str]) -> None:
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.report.grid import grid
     from flame_rl.report.overview import RunRow, read_row
-    from flame_rl.run.saved.folder import runs_below
+    from flame_rl.run.folder import runs_below
 
     try:
         folders, foreign = runs_below(command.folder)

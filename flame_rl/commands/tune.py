@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flame_rl.run.saved.folder import hold_folder, path_to_show
+from flame_rl.run.folder import hold_folder, path_to_show
 from flame_rl.settings.checks import Count, CountOrZero, check_fields
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from flame_rl.report.tables import TIMING_NAME, read_columns
-from flame_rl.run.saved.folder import EVALUATIONS_NAME, METRICS_NAME, read_config
+from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME, read_config
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.environments import environment_id
 from flame_rl.system.errors import UsageError

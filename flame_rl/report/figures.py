@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from flame_rl.report.curves import EVALUATION, Axis, Setting, mean_curve, smooth, smoothing_window
 from flame_rl.report.tables import read_columns
-from flame_rl.run.saved.folder import EVALUATIONS_NAME, METRICS_NAME
+from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import has_display
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from flame_rl.report.tables import TIMING_NAME, read_columns
+from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME, is_held, read_config
 from flame_rl.run.results import Totals, ended
-from flame_rl.run.saved.folder import EVALUATIONS_NAME, METRICS_NAME, is_held, read_config
 from flame_rl.settings.environments import environment_id
 from flame_rl.system.errors import UsageError
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flame_rl.report.scalars import Settings, scalars_of, settings_of
+from flame_rl.run.folder import STARTS_NAME
 from flame_rl.run.results import IterationResult
-from flame_rl.run.saved.starts import STARTS_NAME
 from flame_rl.settings.config import TrainConfig
 
 PROJECT = "flame-rl"

@@ -12,7 +12,7 @@ from flame_rl.actor.environments.observations import write_observation
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.run.policy import Agent
+from flame_rl.run.policy import Policy
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_dtype, observation_parts
 from flame_rl.wire.messages import Episodes
@@ -135,7 +135,7 @@ def test_what_one_byte_does_not_hold_is_refused(name):
 
 def test_an_agent_takes_what_it_observes_as_it_is():
     spec = described(environment_id("Catch"))
-    agent = Agent(snapshot_for(spec, hidden=(8,)), spec)
+    agent = Policy(snapshot_for(spec, hidden=(8,)), spec)
     assert agent.act(np.full((10, 5), 255, np.uint8)) in range(3)
     with pytest.raises(ValueError, match="not integers from 0 to 255"):
         agent.act(np.full((10, 5), -1))

@@ -23,16 +23,17 @@ from hypothesis import strategies as st
 
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.learner.learner import Learner, make_learner
-from flame_rl.run.results import RunState, Totals
-from flame_rl.run.saved.checkpoint import (
+from flame_rl.run.checkpoint import (
     MAGIC,
     CheckpointError,
     encode_checkpoint,
+    list_checkpoints,
+    load_newest,
     read_checkpoint,
 )
-from flame_rl.run.saved.folder import CHECKPOINTS_NAME, EVALUATIONS_NAME
-from flame_rl.run.saved.resume import load_newest
-from flame_rl.run.saved.retention import BEST_NAME, Checkpointer, list_checkpoints
+from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, EVALUATIONS_NAME
+from flame_rl.run.results import RunState, Totals
+from flame_rl.run.retention import Checkpointer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec, packing

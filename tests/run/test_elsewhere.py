@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gymnasium import spaces
 
-from flame_rl.run.elsewhere import _form
+from flame_rl.run.transfer import form_of
 from tests.helpers import environment_id, run_here
 
 HERE = ("--local", "--workers", "0", "--episodes", "3", "--json")
@@ -60,7 +60,7 @@ def test_the_order_of_several_inputs_is_part_of_them():
         spaces.Dict(OrderedDict(pairs))
         for pairs in ([("a", one), ("b", another)], [("b", another), ("a", one)])
     )
-    assert _form(here) != _form(there)
+    assert form_of(here) != form_of(there)
 
 
 def test_a_film_shows_the_other_environment(run):
@@ -85,4 +85,4 @@ def test_a_film_shows_the_other_environment(run):
     ],
 )
 def test_the_form_of_a_space_is_all_but_its_bounds(left, right, same):
-    assert (_form(left) == _form(right)) is same
+    assert (form_of(left) == form_of(right)) is same

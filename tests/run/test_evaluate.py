@@ -19,10 +19,10 @@ import torch
 
 from flame_rl import TrainConfig, Trainer
 from flame_rl.actor.randomness import reset_seed
+from flame_rl.run import checkpoint
+from flame_rl.run.checkpoint import list_checkpoints
 from flame_rl.run.evaluation import bootstrap_interval
-from flame_rl.run.saved import checkpoint
-from flame_rl.run.saved.folder import CONFIG_NAME
-from flame_rl.run.saved.retention import list_checkpoints
+from flame_rl.run.folder import CONFIG_NAME
 from tests.flame_fixtures import Flame
 from tests.helpers import SOON, environment_id, run_here, run_main, start_main
 

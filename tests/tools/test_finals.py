@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("optuna", reason="uv run --group tune pytest")
 
 from flame_rl.commands.tune import _search
-from flame_rl.run.saved.folder import read_config, write_config
+from flame_rl.run.folder import read_config, write_config
 from flame_rl.settings.parse import parse
 from flame_rl.system.errors import UsageError
 from flame_rl.system.signals import StopSignal

@@ -12,7 +12,7 @@ import pytest
 from flame_rl import TrainConfig
 from flame_rl.commands import profile as command
 from flame_rl.commands.profile import as_text, conclusions
-from flame_rl.run.saved import resume
+from flame_rl.run import checkpoint
 from flame_rl.tools import profiling
 from flame_rl.tools.profiling import Measured, Profile, measure_profile
 from tests.flame_fixtures import Flame, run
@@ -131,7 +131,7 @@ def test_the_command_measures_a_run_as_it_has_become(tmp_path, monkeypatch, caps
     run_here(*flags, "--workers", "0", "--output", "run", cwd=tmp_path)
     before = (tmp_path / "run" / "metrics.csv").read_bytes()
     monkeypatch.chdir(tmp_path)
-    with mock.patch.object(resume, "read_checkpoint", wraps=resume.read_checkpoint) as read:
+    with mock.patch.object(checkpoint, "read_checkpoint", wraps=checkpoint.read_checkpoint) as read:
         assert command.profile(["--resume", "run", "--json"]) == 0
     assert read.call_count == 1
     answer = json.loads(capsys.readouterr().out)

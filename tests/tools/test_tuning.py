@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("optuna", reason="uv run --group tune pytest")
 
-from flame_rl.run.saved.folder import read_config, write_config
+from flame_rl.run.folder import read_config, write_config
 from flame_rl.settings.checks import Among, Span
 from flame_rl.settings.parse import parse
 from flame_rl.system.errors import RunError, UsageError

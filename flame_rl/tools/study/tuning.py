@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 from flame_rl.report.tables import read_columns
-from flame_rl.run.saved.folder import (
+from flame_rl.run.folder import (
     CONFIG_NAME,
     EVALUATIONS_NAME,
     METRICS_NAME,
