@@ -169,7 +169,6 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
     """Do and report the remaining iterations; save what was learned, whatever ends them."""
     from flame_rl.report import Reporters
     from flame_rl.report.console import ConsoleReporter
-    from flame_rl.report.scalars import settings_of
     from flame_rl.report.tables import (
         TIMING_NAME,
         TableReporter,
@@ -179,6 +178,7 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
         scheduled_evaluations,
         timing_row,
     )
+    from flame_rl.report.trackers import settings_of
     from flame_rl.run.checkpoint import save_weights
     from flame_rl.run.results import ended
     from flame_rl.run.retention import Checkpointer

@@ -167,8 +167,8 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def _conclude(search: Search, trials: Sequence[Trial], finals: Sequence[Final]) -> None:
     """Print the best trials and how to go on, and draw the study."""
-    from flame_rl.report.grid import grid
-    from flame_rl.report.study import draw_best_so_far, draw_finals, draw_importances
+    from flame_rl.report.figures import draw_best_so_far, draw_finals, draw_importances
+    from flame_rl.report.runs import grid
     from flame_rl.tools.study.finals import best_of, final_command, final_env_steps, final_seeds
     from flame_rl.tools.study.trials import importances
 
