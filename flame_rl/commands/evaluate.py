@@ -100,8 +100,8 @@ def _run(command: EvaluateCommand, stop: StopSignal) -> None:
     if command.reward_weights is not None:
         changes["reward_weights"] = command.reward_weights
     names = ("env", "env_kwargs", "wrapper")
-    environment = {name: getattr(command, name) for name in names}
-    with Trainer.load_policy(command.run, command.best, environment, stop, **changes) as trainer:
+    changes["environment"] = {name: getattr(command, name) for name in names}
+    with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         if notice := where_collected(trainer.config):

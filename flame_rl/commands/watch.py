@@ -141,4 +141,4 @@ def _load(command: WatchCommand, stop: StopSignal) -> Trainer:
     given = {"env": command.env, "env_kwargs": command.env_kwargs, "wrapper": command.wrapper}
     if command.untrained:
         return Trainer(TrainConfig(**given, **here), stop=stop)
-    return Trainer.load_policy(command.run, command.best, given, stop, **here)
+    return Trainer.load(command.run, command.best, stop=stop, environment=given, **here)

@@ -12,16 +12,10 @@ from flame_rl.settings.experiment import Experiment
 
 @dataclass(frozen=True)
 class Totals:
-    """The progress of a run.
-
-    Attributes:
-        iterations, episodes, env_steps: done since the start.
-        length_mean: mean steps per episode in the last iteration; 0 before the first.
-        length_growth: how many times as long episodes became in the last iteration, from 1 to 2; 1
-            before the second.
-        mean_return: of the last iteration's evaluation, or with no evaluations in the run of its
-            episodes; None where none was due.
-    """
+    """The progress of a run: what is done since the start, and of the last iteration the mean
+    steps per episode (0 before the first), how many times as long as before they are (1 to 2), and
+    the mean return: of its evaluation, or with no evaluations in the run of its episodes; None
+    where none was due."""
 
     iterations: int = 0
     episodes: int = 0
@@ -41,12 +35,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run at one moment.
-
-    Attributes:
-        totals: its progress.
-        learner: what `Learner.state_dict` returned.
-    """
+    """A run at one moment: its progress, and what `Learner.state_dict` returned."""
 
     totals: Totals
     learner: dict[str, np.ndarray]

@@ -42,7 +42,7 @@ from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, run_of
 from flame_rl.run.iteration import collect_iteration, learn_iteration, make_request
 from flame_rl.run.policy import Action, Policy
 from flame_rl.run.prefetching import EitherEvent, PrefetchingBackend
-from flame_rl.run.results import IterationResult, RunState, Totals, ended, progress, reached
+from flame_rl.run.results import IterationResult, RunState, Totals, ended, reached
 from flame_rl.run.transfer import (
     begin_from,
     load_state,
@@ -59,7 +59,7 @@ from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.files import write_atomically
 from flame_rl.system.machine import ONE_BLAS_THREAD
 from flame_rl.system.signals import end_if_stopped, stoppable, unless_stopped
-from flame_rl.wire.messages import CollectRequest, EnvironmentSpec, Episodes
+from flame_rl.wire.messages import CollectRequest, Episodes
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
     from flame_rl.learner.off_policy.replay.replay import ReplayMemory
@@ -84,13 +84,12 @@ class Trainer:
     Attributes:
         config: as given, with the device that `auto` means here, and the number of environments
             that a process holds.
-        spec: the environment's description.
-        note: what to know of the environment, a line each; see `EnvironmentSpec`; and what was
+        spec, note: the environment's description, and what to know of it, a line each; and what was
             taken of the run that this one begins with.
         distributed: whether episodes are collected on a Flame cluster.
         learner: the networks and the algorithm that updates them.
-        totals: the progress of the run.
-        before: a copy of the state before the latest iteration; None before the first.
+        totals, before: the progress of the run, and a copy of the state before the latest
+            iteration; None before the first.
         tables: the text of a resumed run's CSV files, by file name.
         stop: set while the user asks to stop.
         warnings: for the user, about the environment or a resumed run.
@@ -201,6 +200,7 @@ class Trainer:
         best: bool = False,
         callback: Callback | None = None,
         stop: threading.Event | None = None,
+        environment: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Trainer:
         """Continue from a file that `save` wrote, or from the newest checkpoint of a run folder.
@@ -209,91 +209,56 @@ class Trainer:
             path: a checkpoint file or a run folder.
             best: use the run folder's best checkpoint, not its newest.
             callback, stop: as in `Trainer`.
+            environment: new values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy in
+                another environment with the same spaces, not to train it; what is None or empty is
+                the run's, but another `env` has none of its arguments.
             changes: new values of `iterations` or of settings of `execution`, such as `workers`;
                 and `env`, where a function made the environments.
 
         Raises:
-            UsageError: there is no sound checkpoint, it does not fit the networks in model.py, or a
-                change would make it another run.
+            UsageError: there is no sound checkpoint, it does not fit the networks in model.py, a
+                change would make it another run, or the other environment has other spaces.
         """
         path = Path(path)
         checkpoint, warnings = find_checkpoint(path, best)
         saved = TrainConfig.from_data(checkpoint.config)
+        other = {name: value for name, value in (environment or {}).items() if value}
+        if "env" in other:
+            other = {"env_kwargs": ()} | other
         if saved.experiment.env_name.startswith(CALLABLE) and "env" in changes:
             saved = saved.changed(env=changes["env"])
-        config = saved.changed(**changes)
-        if different := differences(saved, config):
+        config = saved.changed(**other, **changes)
+        if not other and (different := differences(saved, config)):
             raise UsageError(f"these changes would make it another run: {different}")
         _refuse_reports(replace(Output(), **{n: changes[n] for n in REPORTS if n in changes}))
         # The run folder's own settings ask nothing of this Trainer.
         trainer = cls(config, callback, stop, reports=True)
-        return trainer._loaded(checkpoint, path, warnings, refuse_another_environment)
-
-    @classmethod
-    def load_policy(
-        cls,
-        path: Path,
-        best: bool,
-        environment: dict[str, Any],
-        stop: threading.Event | None = None,
-        **changes: Any,
-    ) -> Trainer:
-        """A Trainer to evaluate or watch a run's policy, in its environment or in another one, and
-        not to train it.
-
-        Args:
-            path, best, stop, changes: as in `load`.
-            environment: new values of `env`, `env_kwargs` and `wrapper`; what is None or empty is
-                the run's, but another `env` has none of its arguments.
-
-        Raises:
-            UsageError: as in `load`; or the other environment has other spaces.
-        """
-        given = {name: value for name, value in environment.items() if value}
-        if not given:
-            return cls.load(path, best, stop=stop, **changes)
-        checkpoint, warnings = find_checkpoint(path, best)
-        if "env" in given:
-            given = {"env_kwargs": ()} | given
-        config = TrainConfig.from_data(checkpoint.config).changed(**given, **changes)
-        trainer = cls(config, stop=stop, reports=True)
-        return trainer._loaded(checkpoint, path, warnings, refuse_other_spaces)
-
-    def _loaded(
-        self,
-        checkpoint: Checkpoint,
-        path: Path,
-        warnings: list[str],
-        refuse: Callable[[EnvironmentSpec, EnvironmentSpec, Path], None],
-    ) -> Trainer:
-        """This Trainer with the state of a checkpoint, unless `refuse` raises; only the warnings
-        about the checkpoint remain."""
+        refuse = refuse_other_spaces if other else refuse_another_environment
         try:
-            refuse(checkpoint.spec, self.spec, path)
-            self._take_up(checkpoint, path)
+            refuse(checkpoint.spec, trainer.spec, path)
+            trainer._take_up(checkpoint, path)
         except BaseException:
-            self.close()
+            trainer.close()
             raise
-        self.warnings = warnings
-        return self
+        # Other warnings are for those who train.
+        trainer.warnings = warnings
+        return trainer
 
     def resume_run(self, found: tuple[Checkpoint, list[str]] | None = None) -> None:
         """Continue the run that `config.output.resume` names: a run folder, or a checkpoint in one.
         A run that was never saved, or a new one, begins at the beginning.
 
-        Args:
-            found: what `find_checkpoint` returned for it; None: it is called here.
+        `found` is what `find_checkpoint` returned for it, if it was called.
 
         Raises:
             UsageError: it was saved and no checkpoint can be used, or the newest sound one does not
                 fit config.json or the networks in model.py.
         """
         path = self.config.output.resume
-        if path is None:
-            self._begin()
-            return
-        if path.is_dir() and not checkpoints_of(path):
+        if path is not None and path.is_dir() and not checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")
+            path = None
+        if path is None:
             self._begin()
             return
         checkpoint, damaged = found or find_checkpoint(path)
@@ -319,17 +284,17 @@ class Trainer:
             RunError: workers kept failing, or the update became NaN. The learner is as it was.
             Interrupted: `stop` was set.
         """
-        if reached(self.config.experiment, self.totals):
+        experiment, totals = self.config.experiment, self.totals
+        if reached(experiment, totals):
             raise UsageError(
-                f"--stop-at: the mean return {self.totals.mean_return:.1f} has reached "
-                f"{self.config.experiment.stop_at}; save(path), then Trainer.load(path, "
-                "stop_at=None), goes on"
+                f"--stop-at: the mean return {totals.mean_return:.1f} has reached "
+                f"{experiment.stop_at}; save(path), then Trainer.load(path, stop_at=None), goes on"
             )
-        if progress(self.config.experiment, self.totals) >= 1:
-            name = "iterations" if self.config.experiment.env_steps is None else "env_steps"
+        if ended(experiment, totals):
+            name = "iterations" if experiment.env_steps is None else "env_steps"
             raise UsageError(
-                f"--{name.replace('_', '-')}: all {getattr(self.config.experiment, name)} are "
-                f"done; save(path), then Trainer.load(path, {name}=…), goes on"
+                f"{flag(name)}: all {getattr(experiment, name)} are done; save(path), then "
+                f"Trainer.load(path, {name}=…), goes on"
             )
         self._refuse_if_closed()
         if self.stop.is_set():
