@@ -213,18 +213,6 @@ def test_an_iteration_that_failed_is_tried_again_as_if_nothing_had_been(monkeypa
 # Acting
 
 
-def test_actions_are_torchs_likeliest():
-    rng = np.random.default_rng(0)
-    with make(algorithm="ppo", iterations=2) as trainer:
-        list(trainer)
-        policy = trainer.learner.parts["policy"].double()
-        for observation in rng.standard_normal((50, 4)).astype(np.float32):
-            with torch.no_grad():
-                (logits,) = policy(torch.from_numpy(observation[None]).double())
-            action = trainer.compute_action(observation)
-            assert type(action) is np.int64 and action == int(logits.argmax())
-
-
 def test_actions_are_torchs_mean_within_the_bounds():
     rng = np.random.default_rng(0)
     with make("Pendulum-v1", algorithm="a2c", iterations=1) as trainer:
