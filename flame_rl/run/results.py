@@ -67,14 +67,11 @@ class Timing:
     Attributes:
         collecting: seconds from asking for the episodes to having them all; with `overlap` they
             may have been on their way.
-        updating: seconds of the learner's update.
+        updating, evaluating: seconds of the learner's update, and of the evaluation.
         waiting: seconds in which this process had nothing to do while episodes were collected.
-        evaluating: seconds of the evaluation; 0 where there was none.
-        env_steps_per_second: steps of all workers together, divided by the seconds that
-            collecting took, asked for or ahead.
+        env_steps_per_second: steps of all workers together, by the seconds that collecting took.
         bytes_out, bytes_in: bytes sent to the workers and received from them.
-        retries: tasks that had to be sent again.
-        dropped: answers that came too late and were discarded.
+        retries, dropped: tasks that were sent again, and answers that came too late.
     """
 
     collecting: float
@@ -95,16 +92,13 @@ class IterationResult:
     Attributes:
         iteration: from 0.
         episodes, env_steps: totals since the start.
-        reward_mean, reward_std, reward_min, reward_max: statistics, over this iteration's episodes,
-            of the undiscounted sum of rewards.
+        reward_mean, reward_std, reward_min, reward_max: of this iteration's returns, undiscounted.
         length_mean: mean steps per episode.
         losses: the algorithm's metrics by name; empty in an iteration without an update.
         weights_digest: SHA-256 over the learner's weights after the update.
-        timing: see `Timing`.
         evaluation: of the policy after the update, where one was due.
-        reward_parts: by name, the mean over this iteration's episodes of the undiscounted sum of
-            each part of the reward; see `flame_rl.learner.rewards.Rewards.means`.
-        outcomes: by name, the mean of each outcome over this iteration's episodes.
+        reward_parts, outcomes: by name, the means over this iteration's episodes of each part's
+            undiscounted sum and of each outcome; see `Rewards.means`.
         mean_return: see `Totals`.
     """
 
