@@ -189,9 +189,10 @@ class Trainer:
         """Begin with another run's networks, where `from_` names one."""
         begun = begin_from(self.learner, self.config)
         if begun is not None:
-            self.config = self.config.changed(from_digest=begun.digest)
-            self.note = "\n".join(filter(None, (self.note, begun.note)))
-            self.warnings += begun.warnings
+            digest, note, warnings = begun
+            self.config = self.config.changed(from_digest=digest)
+            self.note = "\n".join(filter(None, (self.note, note)))
+            self.warnings += warnings
 
     @classmethod
     def load(

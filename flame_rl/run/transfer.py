@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,24 +138,13 @@ def form_of(space: spaces.Space) -> object:
 # --from: another run's networks
 
 
-@dataclass(frozen=True)
-class Begun:
-    """What a run began with.
-
-    Attributes:
-        digest: SHA-256 of the other run's state; see `arrays_digest`.
-        note: what was taken, in words.
-        warnings: what was not, and why.
-    """
-
-    digest: str
-    note: str
-    warnings: list[str]
-
-
-def begin_from(learner: Learner, config: TrainConfig) -> Begun | None:
+def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[str]] | None:
     """Give a new learner what fits of the run that `config.experiment.from_` names; None if it
     names none. All else begins anew: optimisers, versions, counters, random numbers.
+
+    Returns:
+        The SHA-256 of the other run's state, see `arrays_digest`; what was taken, in words; and
+        what was not, and why.
 
     Raises:
         UsageError: there is no sound checkpoint, its state is not that of `from_digest`, nothing of
@@ -201,7 +190,7 @@ def begin_from(learner: Learner, config: TrainConfig) -> Begun | None:
             "see other numbers than they know; --normalize-observations True, where "
             f"{config.algorithm_name} has it"
         )
-    return Begun(digest, f"Begun with {path}, {source}: {', '.join(parts)}", warnings)
+    return digest, f"Begun with {path}, {source}: {', '.join(parts)}", warnings
 
 
 def _normalizes(state: State) -> bool:
