@@ -479,18 +479,6 @@ def test_nothing_is_left_behind_by_one_that_cannot_be_made():
 # The configuration for a reader
 
 
-def test_a_configuration_prints_as_a_table():
-    config = TrainConfig(algorithm="ppo", hidden_sizes=(3, 4), gamma=0.5)
-    rows = [line.split(maxsplit=1) for line in str(config).splitlines()]
-    lines = dict(row for row in rows if len(row) == 2)
-    parts = (config.experiment, config.algorithm, config.execution, config.output)
-    assert lines.keys() == {"algorithm"}.union(*(vars(part) for part in parts))
-    assert lines["env"] == "cartpole" and lines["hidden_sizes"] == "3 4"
-    # What training uses: the preset for CartPole, and no open default.
-    assert lines["gamma"] == "0.5" and lines["learning_rate"] == "0.001"
-    assert "callable tests.run.test_trainer.twice_the_pay" in str(TrainConfig(env=twice_the_pay))
-
-
 def test_a_configuration_of_a_function_is_read_as_text():
     config = TrainConfig(env=twice_the_pay, output=Path("x"))
     assert TrainConfig.from_json(config.to_json()) == config.changed(env=config.experiment.env_name)
