@@ -101,13 +101,13 @@ def test_a_simulator_that_waits_gains_from_more_workers_than_cores():
 
 def test_a_profile_with_replay_has_an_update_that_learns(monkeypatch):
     """Its warm-up, in which no gradient step is taken, would last for thousands of env steps."""
-    results, iterate = [], profiling.run_iteration
+    results, iterate = [], profiling.Trainer.iterate
 
     def kept(*arguments):
         results.append(iterate(*arguments))
         return results[-1]
 
-    monkeypatch.setattr(profiling, "run_iteration", kept)
+    monkeypatch.setattr(profiling.Trainer, "iterate", kept)
     options = {"hidden_sizes": (8,), "steps_per_iter": 20, "updates_per_step": 0.1}
     config = TrainConfig(env="cartpole", algorithm="dqn", local=True, workers=2, **options)
     measure_profile(config, threading.Event())
