@@ -13,7 +13,7 @@ from tests.helpers import run_here
 def test_columns_are_known_before_the_first_update(tmp_path):
     done = run_here(
         *("--env", "cartpole", "--algorithm", "dqn", "--steps-per-iter", "40", "--iterations", "4"),
-        *("--warm-up-steps", "100", "--batch-size", "8", "--hidden-sizes", "4", "--local"),
+        *("--warm-up-steps", "200", "--batch-size", "8", "--hidden-sizes", "4", "--local"),
         *("--max-episode-steps", "20", "--workers", "0", "--verbose", "--output", "run"),
         cwd=tmp_path,
     )
