@@ -132,7 +132,7 @@ class Learner:
 
         Raises:
             RunError: a metric or a part of the state became NaN or infinite. The state is then
-                that of a broken update; see `run_iteration`, which restores it.
+                that of a broken update; see `Trainer.iterate`, which restores it.
             UsageError: a module has drawn torch's random numbers, with the same remark.
         """
         # Spawn keys of episodes have three numbers or more, (iteration, index, …), so no stream of

@@ -15,8 +15,7 @@ from flame_rl.learner.kernels.learning import epochs
 
 from flame_rl import Trainer
 from flame_rl.learner.training import adam
-from flame_rl.run.saved.checkpoint import read_checkpoint
-from flame_rl.run.saved.retention import list_checkpoints
+from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.signals import end_if_stopped
