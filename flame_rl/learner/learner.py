@@ -12,7 +12,7 @@ import numpy as np
 
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.rewards import OWN, Rewards, make_rewards
-from flame_rl.learner.state import Part, count_in, refuse_unless_finite
+from flame_rl.learner.state import Stateful, count_in, refuse_unless_finite
 from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import choose_device, device_of, reproducible
 from flame_rl.learner.training.flat import modules_in, refuse_common_parameters, state_of
@@ -51,7 +51,7 @@ class Algorithm(Protocol):
     def notice(self) -> str: ...
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]: ...
+    def parts(self) -> dict[str, Stateful | nn.Module]: ...
 
     @property
     def metrics(self) -> tuple[str, ...]: ...
@@ -113,7 +113,7 @@ class Learner:
         return [text for text in (self.algorithm.notice, demonstrated) if text]
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         """The algorithm's parts, by name."""
         return self.algorithm.parts
 
@@ -240,7 +240,7 @@ def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _arrays_of(parts: dict[str, Part | nn.Module]) -> dict[str, np.ndarray]:
+def _arrays_of(parts: dict[str, Stateful | nn.Module]) -> dict[str, np.ndarray]:
     return {
         f"{name}.{own}": array
         for name, part in parts.items()

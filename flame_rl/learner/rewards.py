@@ -48,22 +48,22 @@ class Rewards:
         """The names of what `means` and `outcomes_of` return."""
         return (*self.parts, *self.outcomes, *([] if self.learned is None else [LEARNED]))
 
-    def own_of(self, episodes: Episodes) -> Episodes:
+    def raw(self, episodes: Episodes) -> Episodes:
         """The collected episodes with the environment's own reward, one number for each step.
 
         Raises:
             UsageError: the user's function raised an exception, or returned something else than a
-                finite number for each step. `learned_of` raises it, too.
+                finite number for each step. `shaped` raises it, too.
         """
         return episodes if self.own is None else _with_rewards(episodes, self.own)
 
-    def learned_of(self, collected: Episodes, own: Episodes) -> Episodes:
+    def shaped(self, collected: Episodes, own: Episodes) -> Episodes:
         """The episodes with the rewards that are learned from; where there are parts, all of them
         are the column "reward_parts", float64 [N, P].
 
         Args:
             collected: as they came from the actors.
-            own: what `own_of` made of them.
+            own: what `raw` made of them.
         """
         episodes = own if self.learned is None else _with_rewards(own, self.learned)
         if self.outcomes:
@@ -82,9 +82,9 @@ class Rewards:
         means = collected.columns["outcomes"][last].mean(axis=0)
         return dict(zip(self.outcomes, means.tolist(), strict=True))
 
-    def own_return(self, episode: Episode) -> float:
+    def raw_return(self, episode: Episode) -> float:
         """The undiscounted sum of the environment's own reward in a collected episode. Raises
-        UsageError as `own_of` does."""
+        UsageError as `raw` does."""
         return float((episode.rewards if self.own is None else self.own(episode)).sum())
 
     def means(self, collected: Episodes, learned: Episodes) -> dict[str, float]:
@@ -93,7 +93,7 @@ class Rewards:
 
         Args:
             collected: as they came from the actors.
-            learned: what `learned_of` made of them.
+            learned: what `shaped` made of them.
         """
         means: dict[str, float] = {}
         if self.parts:

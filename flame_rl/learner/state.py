@@ -16,7 +16,7 @@ _REMEDY = (
 )
 
 
-class Part(Protocol):
+class Stateful(Protocol):
     """Something with state: an optimiser, running moments, a replay store."""
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -37,7 +37,7 @@ def count_in(state: dict[str, np.ndarray], name: str) -> int:
 
 
 class Counter:
-    """A count; a `Part`.
+    """A count; a `Stateful`.
 
     Attributes:
         count: so far.

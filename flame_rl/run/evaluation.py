@@ -56,14 +56,14 @@ def evaluate_policy(
     backend: Backend, snapshot: PolicySnapshot, request: CollectRequest, rewards: Rewards
 ) -> Evaluation:
     """Play the requested episodes and summarise the returns of the environment's own rewards.
-    Raises as `Backend.collect` and `Rewards.own_of` do."""
+    Raises as `Backend.collect` and `Rewards.raw` do."""
     return evaluation_of(backend.collect(snapshot, request).episodes, request.agents, rewards)
 
 
 def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluation:
     """The summary of collected episodes, where `agents` play one together. Raises as
-    `Rewards.own_of` does."""
-    episodes = rewards.own_of(collected)
+    `Rewards.raw` does."""
+    episodes = rewards.raw(collected)
     returns = np.array([episode.rewards.sum() for episode in episodes])
     # Agents that play together share their luck: their mean is one sample.
     low, high = bootstrap_interval(returns.reshape(-1, agents).mean(axis=1))

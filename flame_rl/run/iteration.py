@@ -53,8 +53,8 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
         latest = learner.snapshot()
         backend.begin(latest, training_request(config, spec, after, latest.version))
     with undone_if_it_fails(trainer):
-        own = learner.rewards.own_of(collected.episodes)
-        learned = learner.rewards.learned_of(collected.episodes, own)
+        raw = learner.rewards.raw(collected.episodes)
+        learned = learner.rewards.shaped(collected.episodes, raw)
         losses = learner.update(learned, progress(experiment, done))
         updated = time.perf_counter()
         evaluation = None
@@ -62,7 +62,7 @@ def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
         if every and (after.iterations % every == 0 or progress(experiment, after) >= 1):
             evaluation = _validate(trainer, backend)
         evaluated = time.perf_counter()
-        returns = np.array([episode.rewards.sum() for episode in own])
+        returns = np.array([episode.rewards.sum() for episode in raw])
         scored = float(returns.mean()) if every is None else None
         if evaluation is not None:
             scored = evaluation.reward_mean

@@ -96,7 +96,7 @@ class Demonstrations:
         else:
             arrays = read_minari(source, self._spec)
         collected = episodes_of(arrays, self._spec, len(self._experiment.reward_parts))
-        return self._rewards.learned_of(collected, self._rewards.own_of(collected))
+        return self._rewards.shaped(collected, self._rewards.raw(collected))
 
 
 def digest_of(episodes: Episodes) -> str:

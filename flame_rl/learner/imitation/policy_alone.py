@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from flame_rl.learner.on_policy.batch import Batch
-from flame_rl.learner.state import Part
+from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.minibatches import Descent, Epoch, descend
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.trained import TrainedNetwork
@@ -24,7 +24,7 @@ class PolicyAlone:
         self.remembers, self.frames = policy.network.remembers, policy.network.frames
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         """Everything with state, by name."""
         return {"policy": self.policy.module, "policy_adam": self.adam}
 

@@ -16,7 +16,7 @@ from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.imitation.policy_alone import PolicyAlone
 from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.update import Update
-from flame_rl.learner.state import Part, learning_rate_factor
+from flame_rl.learner.state import Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training
 from flame_rl.modules.networks import PolicyNetwork
 from flame_rl.settings.bc import BCSettings
@@ -48,7 +48,7 @@ class Imitation:
     metrics = ("loss", "gradient_norm", "policy_steps")
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         return self.networks.parts
 
     def snapshot(self) -> PolicySnapshot:

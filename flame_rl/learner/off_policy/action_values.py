@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.state import Part
+from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.nets.network import Loss, Pass, Samples, Slope
 from flame_rl.settings.config import TrainConfig
@@ -33,7 +33,7 @@ class ActionValues:
         self.target = TargetNetwork(self.online)
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         """See `GradientStep.parts`."""
         return {
             "policy": self.online.module,

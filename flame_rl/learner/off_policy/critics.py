@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 
 import model
-from flame_rl.learner.state import Part
+from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import TargetNetwork, Train, TrainedNetwork
 from flame_rl.nets.network import Pass, Samples
@@ -64,9 +64,9 @@ class CriticEnsemble:
         self._targets = [TargetNetwork(critic) for critic in self._critics]
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         """See `GradientStep.parts`."""
-        parts: dict[str, Part | nn.Module] = {}
+        parts: dict[str, Stateful | nn.Module] = {}
         for number, critic in enumerate(self._critics, start=1):
             parts[f"critic{number}"] = critic.module
             parts[f"critic{number}_adam"] = critic.adam

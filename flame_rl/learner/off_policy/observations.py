@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.state import Part
+from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.frames import SideBySide
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.modules.layers import layers_of, side_by_side
@@ -40,7 +40,7 @@ class NormalizedObservations:
         self._moments = RunningMoments(inputs[-1].stop)
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         """Everything with state, by name."""
         return {"normalizer": self._module, "observations": self._moments}
 

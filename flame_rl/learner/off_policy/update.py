@@ -26,7 +26,7 @@ from flame_rl.learner.off_policy.replay.minibatches import (
     WithDemonstrations,
 )
 from flame_rl.learner.off_policy.replay.replay import PART, ReplayMemory, refuse_longer_episodes
-from flame_rl.learner.state import Counter, Part, learning_rate_factor, refuse_unless_finite
+from flame_rl.learner.state import Counter, Stateful, learning_rate_factor, refuse_unless_finite
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.frames import observations_of
 from flame_rl.learner.training.trained import Train
@@ -70,7 +70,7 @@ class OffPolicy:
     steps: Counter = field(default_factory=Counter)
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         own = {} if self.observations is None else self.observations.parts
         return {**self.inner.parts, **own, "gradient_steps": self.steps, PART: self.replay}
 

@@ -11,7 +11,7 @@ from flame_rl.learner.algorithms.bc import bc
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm, Update, on_policy
-from flame_rl.learner.state import Counter, Part, learning_rate_factor
+from flame_rl.learner.state import Counter, Stateful, learning_rate_factor
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
@@ -38,7 +38,7 @@ class ClonedFirst:
     lag = 0
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         return self.inner.parts | {"cloned": self.cloned}
 
     @property

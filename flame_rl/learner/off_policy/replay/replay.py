@@ -34,7 +34,7 @@ _LEAST_PRIORITY = 1e-6
 
 
 class ReplayMemory:
-    """Episodes to learn from again and again; a `Part` of an algorithm's state.
+    """Episodes to learn from again and again; a `Stateful` of an algorithm's state.
 
     A checkpoint holds no episodes, only how far it got in a journal (journal.py). The journal lies
     in the run's folder, or, for a learner without one, in a temporary folder.
