@@ -13,8 +13,8 @@ from torch import nn
 
 import model
 from flame_rl.learner.demonstrations.conversion import flattened
+from flame_rl.learner.factory import make_learner as learner_of_config
 from flame_rl.learner.learner import Learner
-from flame_rl.learner.learner import make_learner as learner_of_config
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import TrainedNetwork

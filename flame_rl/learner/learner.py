@@ -3,52 +3,32 @@ refusal of updates that are not finite."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 import numpy as np
+from torch import nn
 
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
-from flame_rl.learner.rewards import OWN, Rewards, make_rewards
-from flame_rl.learner.state import Stateful, count_in, refuse_unless_finite
-from flame_rl.learner.training.choose import computing_on
-from flame_rl.learner.training.device import choose_device, device_of, reproducible
-from flame_rl.learner.training.flat import modules_in, refuse_common_parameters, state_of
+from flame_rl.learner.rewards import OWN, Rewards
+from flame_rl.learner.state import Stateful, arrays_digest, count_in, refuse_unless_finite
+from flame_rl.learner.training.device import reproducible
+from flame_rl.learner.training.flat import modules_in, state_of
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import Critics, PolicyGradient, Replay
-from flame_rl.system.errors import UsageError
-from flame_rl.system.machine import keep_freed_memory
-from flame_rl.wire.inputs import why_no_keys
-from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from flame_rl.learner.off_policy.replay.replay import ReplayMemory
+from flame_rl.wire.messages import Episodes, PolicySnapshot
 
 
 class Algorithm(Protocol):
-    """An algorithm, as `Learner` uses it.
+    """An algorithm, as `Learner` uses it; one inherits this and overrides what differs.
 
     Attributes:
         parts: everything with state that the next update depends on, by name. The torch modules
             among them are networks; their weights are digested and written to weights.safetensors.
+            A replay memory is `REPLAY`.
         metrics: names of the numbers that `update` may return, in the order of metrics.csv.
-        files: the replay memory, whose episodes no checkpoint holds; None if there is none.
         notice: what a person should know when a run begins; "" if nothing.
         lag: by how many updates the policy that collects is older than the latest one.
     """
-
-    @property
-    def lag(self) -> int: ...
-
-    @property
-    def files(self) -> ReplayMemory | None: ...
-
-    @property
-    def notice(self) -> str: ...
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]: ...
@@ -56,13 +36,21 @@ class Algorithm(Protocol):
     @property
     def metrics(self) -> tuple[str, ...]: ...
 
+    @property
+    def notice(self) -> str:
+        return ""
+
+    @property
+    def lag(self) -> int:
+        return 0
+
     def snapshot(self) -> PolicySnapshot:
         """The latest policy. The learner stamps the version."""
         ...
 
     def collector_snapshot(self) -> PolicySnapshot:
         """The policy that collects the next iteration: the latest, or one `lag` updates older."""
-        ...
+        return self.snapshot()
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
@@ -81,7 +69,6 @@ class Algorithm(Protocol):
 
     def close(self) -> None:
         """Close what is open besides files, such as an environment. May be called twice."""
-        ...
 
 
 class Learner:
@@ -127,10 +114,10 @@ class Learner:
         return replace(self.algorithm.collector_snapshot(), version=version)
 
     def update(self, episodes: Episodes, progress: float = 0.0) -> dict[str, float]:
-        """Improve the policy by whole episodes, collected by `collecting`.
+        """Improve the policy by whole episodes.
 
         Args:
-            episodes: what `rewards` made of them.
+            episodes: what `rewards` made of those that the latest `collector_snapshot` played.
             progress: the share of the run that is done, from 0 to 1.
 
         Returns:
@@ -178,66 +165,6 @@ class Learner:
             }
             state_of(part).load_state_dict(own)
         self._updates = count_in(state, "updates")
-
-
-def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
-    """A learner with the configured algorithm; its initial weights follow from the seed.
-
-    Raises:
-        UsageError: the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
-            card.
-    """
-    rewards, demonstrations = make_rewards(config.experiment, spec), None
-    _refuse_policy_observations(config, spec)
-    if config.experiment.demonstrations is not None:
-        replays = isinstance(config.algorithm, Replay)
-        demonstrations = Demonstrations(config.experiment, spec, rewards, replays)
-    # Algorithms learn from one number.
-    spec = replace(spec, reward_shape=())
-    frame, own = _named(config.algorithm.frame), _named(config.algorithm.learner)
-    device = choose_device(config, spec)
-    keep_freed_memory()
-    with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
-        algorithm = frame(config, spec, own, demonstrations)
-    learner = Learner(config, algorithm, rewards, demonstrations)
-    refuse_common_parameters(modules_in(learner.parts))
-    return learner
-
-
-def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> None:
-    """Raise UsageError for keys that the policy alone cannot observe."""
-    keys, settings = config.experiment.policy_observations, config.algorithm
-    if not keys:
-        return
-    name = "--policy-observations"
-    if not isinstance(settings, PolicyGradient | Critics):
-        raise UsageError(
-            f"{name}: {config.algorithm_name} has no critic beside its policy, which would observe "
-            "more; choose reinforce, a2c, ppo, impala, ddpg, td3 or sac, or leave the flag out"
-        )
-    if settings.shared_torso:
-        raise UsageError(
-            f"{name}: with --shared-torso policy and values are one network, which observes the "
-            "same; leave one of the two out"
-        )
-    if why := why_no_keys(spec.env_id, spec.observation_space, keys):
-        raise UsageError(f"{name}: {why}")
-
-
-def _named(name: str) -> Any:
-    """The function or class that "module:name" is."""
-    module, _, name = name.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
-    """SHA-256 in hexadecimal over names, types, shapes and bytes, in the order of names."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
 
 
 def _arrays_of(parts: dict[str, Stateful | nn.Module]) -> dict[str, np.ndarray]:

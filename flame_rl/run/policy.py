@@ -175,7 +175,8 @@ class Policy:
         Raises:
             UsageError: there is no sound checkpoint, or it does not fit the networks in model.py.
         """
-        from flame_rl.learner.learner import make_learner
+        from flame_rl.learner.factory import make_learner
+        from flame_rl.learner.state import REPLAY
 
         path = Path(path)
         checkpoint, _ = find_checkpoint(path, best)
@@ -183,7 +184,7 @@ class Policy:
         config = TrainConfig.from_data(checkpoint.config).changed(device="cpu", reward=None)
         with own_networks():
             learner = make_learner(config, checkpoint.spec)
-            if (files := learner.algorithm.files) is not None:
+            if (files := learner.parts.get(REPLAY)) is not None:
                 files.read_from(files_of(path))
             load_state(learner, checkpoint, path)
         return cls(learner.snapshot(), checkpoint.spec, seed)

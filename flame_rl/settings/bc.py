@@ -14,7 +14,7 @@ from flame_rl.settings.groups import Cloning
 class BCSettings(Cloning, AlgorithmSettings):
     """Settings of behaviour cloning (Pomerleau 1991), from --demonstrations alone."""
 
-    frame: ClassVar[str] = "flame_rl.learner.imitation.update:imitation"
+    frame: ClassVar[str] = "flame_rl.learner.demonstrations.cloning:imitation"
     learner = "flame_rl.learner.algorithms.bc:bc"
     presets: ClassVar = {
         # The episodes of an iteration only say how good the policy is.

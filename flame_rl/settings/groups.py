@@ -99,7 +99,7 @@ class PolicyGradient:
 class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
     """Updates from the episodes of one iteration, which the policy itself has played."""
 
-    frame: ClassVar[str] = "flame_rl.learner.on_policy.cloned_first:cloned_first"
+    frame: ClassVar[str] = "flame_rl.learner.demonstrations.cloning:cloned_first"
 
     value_learning_rate: LearningRate = 1e-3
     """Step size of the value network's Adam; not used with --shared-torso."""

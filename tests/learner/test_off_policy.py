@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import model
 from flame_rl.learner.learner import Learner
-from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.critics import CriticEnsemble
+from flame_rl.learner.off_policy.values import ActionValues
 from flame_rl.learner.training import choose, slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork

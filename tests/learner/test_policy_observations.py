@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 import model
-from flame_rl.learner.learner import make_learner
+from flame_rl.learner.factory import make_learner
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of

@@ -22,7 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flame_rl.actor.randomness import reset_seed
-from flame_rl.learner.learner import Learner, make_learner
+from flame_rl.learner.factory import make_learner
+from flame_rl.learner.learner import Learner
 from flame_rl.run.results import RunState, Totals
 from flame_rl.run.saved.checkpoint import (
     MAGIC,

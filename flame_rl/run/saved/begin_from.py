@@ -46,7 +46,7 @@ def begin_from(learner: Learner, config: TrainConfig) -> Begun | None:
         UsageError: there is no sound checkpoint, its state is not that of `from_digest`, nothing of
             it fits, or with `with_replay` its replay memory does not.
     """
-    from flame_rl.learner.learner import arrays_digest
+    from flame_rl.learner.state import arrays_digest
     from flame_rl.learner.transfer import take
 
     path, with_replay = config.experiment.from_, _takes_replay(config)
@@ -106,11 +106,11 @@ def _take_replay(
 ) -> None:
     """Add the other run's episodes to the replay memory. The gradient steps that are due for them
     count as taken: what comes is learned from at the usual pace."""
-    from flame_rl.learner.off_policy.replay.replay import PART
     from flame_rl.learner.off_policy.update import gradient_steps_due
+    from flame_rl.learner.state import REPLAY
     from flame_rl.learner.transfer import of_part
 
-    state, replay = of_part(PART, checkpoint.learner), learner.algorithm.files
+    state, replay = of_part(REPLAY, checkpoint.learner), learner.parts[REPLAY]
     if not state:
         raise UsageError(
             f"--with-replay: {_whose(checkpoint)} has no replay memory; leave the flag out"
