@@ -23,7 +23,7 @@ import model
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.values import ActionValues
-from flame_rl.learner.training import choose, slices
+from flame_rl.learner.training import slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, PolicyNetwork
@@ -523,24 +523,6 @@ def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, mon
     compare_steps(learner, variant)
 
 
-@pytest.mark.parametrize("variant", ["rainbow", "sarsa", "ddpg", "td3", "sac with layer norm"])
-def test_by_hand_and_by_torch_are_the_same(variant, monkeypatch):
-    results = []
-    for kind in (NetworkByHand, AutogradNetwork):
-        if kind is AutogradNetwork:
-            monkeypatch.setattr(choose, "network_by_hand", lambda module: None)
-        learner = learner_of(variant, warm_up_steps=17, updates_per_step=0.3)
-        assert set(networks_of(learner)) == {kind}
-        metrics = [learner.update(random_episodes(variant in CONTINUOUS)) for _ in range(3)]
-        results.append((metrics, learner.weights()))
-    (ours, our_weights), (theirs, weights) = results
-    assert ours[-1]["gradient_steps"] == 16  # 51 steps after 17 of warm-up
-    for name, tensor in weights.items():
-        np.testing.assert_allclose(our_weights[name], tensor, rtol=1e-3, atol=2e-4, err_msg=name)
-    for own, other in zip(ours, theirs, strict=True):
-        assert own == pytest.approx(other, rel=1e-3, abs=1e-3)
-
-
 # When gradient steps are taken, and how exploration falls
 
 
@@ -608,13 +590,6 @@ def test_noise_is_wide_during_the_warm_up(algorithm):
     for std in (1.0, 1.0, 0.25, 0.25):
         np.testing.assert_array_equal(learner.snapshot().head.arrays["std"], [std, std])
         learner.update(random_episodes(True))
-
-
-def test_sac_begins_with_the_standard_deviation_of_its_setting():
-    first, small = (learner_of("sac", initial_std=std).snapshot().layers[-1] for std in (1.0, 0.1))
-    np.testing.assert_array_equal(small.arrays["weight"], first.arrays["weight"])
-    ratios = np.exp(small.arrays["bias"] - first.arrays["bias"])
-    np.testing.assert_allclose(ratios, [1, 1, 0.1, 0.1], rtol=1e-5)
 
 
 def test_importance_weights_become_whole(monkeypatch):
