@@ -64,15 +64,8 @@ class PolicyAlone:
 
 @dataclass(frozen=True)
 class Imitation(Algorithm):
-    """An algorithm that learns from demonstrations alone: the iteration's episodes only say how
-    good the policy was before the update.
-
-    Attributes:
-        config: the run's settings.
-        networks: the policy.
-        algorithm: see `Update`.
-        demonstrations: what it learns from.
-    """
+    """An algorithm that learns from demonstrations alone, by an `Update` of its policy: the
+    iteration's episodes only say how good the policy was before."""
 
     config: TrainConfig
     networks: PolicyAlone
@@ -141,13 +134,7 @@ def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
 class ClonedFirst(Algorithm):
     """Another algorithm, whose first update clones the demonstrations, and fits the values to their
     returns. The first iteration's episodes, of a policy that has learned nothing yet, are not
-    learned from.
-
-    Attributes:
-        inner: does all other updates.
-        demonstrations: what is cloned.
-        cloned: 1 after the first update.
-    """
+    learned from. `cloned` is 1 after the first update, and `inner` does all others."""
 
     inner: OnPolicyAlgorithm
     demonstrations: Demonstrations

@@ -129,16 +129,8 @@ class CriticEnsemble:
     def slopes(
         self, observations: np.ndarray, actions: np.ndarray, first: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Values, and their gradients with respect to the actions.
-
-        Args:
-            observations: float32 [B, D].
-            actions: float32 [B, A].
-            first: whether to use the first critic alone.
-
-        Returns:
-            Q(s, a), float32 [B]; dQ/da, float32 [B, A].
-        """
+        """Q(s, a), float32 [B], and dQ/da, float32 [B, A], of observations [B, D] and actions
+        [B, A]; by the `first` critic alone, or as values are."""
         inputs, width = _inputs(observations, actions), self._observation_dim
         critics = self._critics[:1] if first else self._critics
         passes = at_once([partial(critic.network.forward, inputs) for critic in critics])
@@ -220,12 +212,8 @@ def squashed_gaussian(
 
 def temperature_gradient(log_probs: np.ndarray, target_entropy: float) -> float:
     """The gradient for log alpha of the loss mean -log alpha * (log pi(a | s) + target entropy),
-    which raises the temperature alpha while the policy's entropy is below its target (Haarnoja et
-    al. 2018, eq. 18, but with log alpha in alpha's place, as in the authors' code: the step does
-    not shrink with alpha).
-
-    Args:
-        log_probs: of actions by the current policy, [B].
-        target_entropy: in nats; usually -A.
-    """
+    which raises the temperature alpha while the policy's entropy is below its target, in nats,
+    usually -A (Haarnoja et al. 2018, eq. 18, but with log alpha in alpha's place, as in the
+    authors' code: the step does not shrink with alpha). `log_probs`, [B], are of actions by the
+    current policy."""
     return -float(log_probs.mean()) - target_entropy

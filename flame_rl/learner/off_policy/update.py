@@ -119,15 +119,9 @@ class OffPolicy(Algorithm):
     def gradient_steps(
         self, number: int, beta: float, generator: np.random.Generator, decay: float = 1.0
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Take gradient steps, each on a minibatch of its own; yields what `GradientStep.step` of
-        each returns.
-
-        Args:
-            number: of steps.
-            beta: exponent of the importance weights.
-            generator: draws the minibatches, and the random numbers of the steps.
-            decay: factor of the learning rates.
-        """
+        """Take that number of gradient steps, each on a minibatch of its own, with `beta` as the
+        exponent of importance weights and `decay` as the factor of learning rates; yields what
+        `GradientStep.step` of each returns."""
         while number > 0:
             count = min(number, self.minibatches.at_once)
             drawn, positions = self.minibatches.draw(count, beta, generator)

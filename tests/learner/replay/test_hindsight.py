@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from flame_rl.learner.off_policy.goals import GoalPlaces
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.off_policy.replay.hindsight import Relabelling
+from flame_rl.learner.off_policy.replay.hindsight import GoalPlaces, Relabelling
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.wire.messages import Column, Episodes

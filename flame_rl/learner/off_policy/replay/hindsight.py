@@ -45,12 +45,8 @@ _Function = Callable[[np.ndarray, np.ndarray], Any]
 
 @dataclass(frozen=True)
 class GoalPlaces:
-    """Where the goals lie in a flattened observation.
-
-    Attributes:
-        achieved, desired: slices, G numbers each.
-        space: of a goal, a Box or MultiBinary.
-    """
+    """Where the goals lie in a flattened observation, slices of G numbers each, and the space of
+    one, a Box or MultiBinary."""
 
     achieved: slice
     desired: slice
@@ -152,18 +148,9 @@ class GoalFunctions:
         self._refuse_if_many("compute_terminated", ended != terminated, ended, terminated)
 
     def outcomes(self, achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What steps give that lead to these achieved goals.
-
-        Args:
-            achieved, desired: as they are observed, float32 [M, G].
-
-        Returns:
-            Rewards, float32 [M], and whether the episode terminates, bool [M].
-
-        Raises:
-            UsageError: the environment has no such functions, or they raise an exception or return
-                something else.
-        """
+        """Rewards, float32 [M], and whether the episode terminates, bool [M], of steps that lead to
+        these achieved goals; both kinds of goals are as they are observed, float32 [M, G]. Raises
+        UsageError if the environment has no such functions, or they fail."""
         if not len(achieved):
             return np.zeros(0, np.float32), np.zeros(0, bool)
         space = self.places.space
@@ -312,14 +299,8 @@ class RelabelledSteps:
         goals: np.ndarray,
         lengths: np.ndarray,
     ) -> None:
-        """
-        Args:
-            store: the steps as they were played.
-            functions: of the environment's goals.
-            chosen: whether a position's goal is replaced, bool [B].
-            goals: by these, [B, G].
-            lengths: steps of each position's episode, int32 [B].
-        """
+        """`chosen`, bool [B], says which positions get the `goals`, [B, G]; `lengths`, int32 [B],
+        are the steps of their episodes."""
         self._store, self._functions = store, functions
         self._chosen, self._goals, self._lengths = chosen, goals, lengths
         self.steps, self.rows = store.steps, store.rows

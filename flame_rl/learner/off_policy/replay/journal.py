@@ -71,15 +71,8 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """Episodes that were appended together.
-
-    Attributes:
-        before: number of episodes before these.
-        steps_before: index of their first step.
-        episodes: what was appended.
-        segment, end: it ends at byte `end` of the segment `segment`.
-        previous, digest: see above.
-    """
+    """Episodes that were appended together, after so many episodes and steps. It ends at byte `end`
+    of its segment; for the digests see above."""
 
     before: int
     steps_before: int
@@ -137,18 +130,10 @@ class Journal:
         return Place(*kept, self._segment, self._end, self._digest)
 
     def restore(self, store: ReplayStore, place: Place) -> None:
-        """Bring a store to this place, and cut off the journal there.
-
-        Args:
-            store: whatever it holds is forgotten.
-            place: as `place` returned it; one of a capacity alone: nothing was added.
-
-        Raises:
-            JournalError: as `read` does, or the store has another capacity. Nothing is cut off, and
-                the store is of no use.
-            ValueError: a record is sound and the store does not take it, with the same remark.
-            OSError: the disk refuses.
-        """
+        """Bring a store, which forgets what it holds, to this place, and cut off the journal there.
+        A place of a capacity alone is that before the first episode. Raises as `read` does, and
+        JournalError if the store has another capacity; then nothing is cut off, and the store is of
+        no use."""
         self.folder.mkdir(parents=True, exist_ok=True)
         store.begin(0, 0)
         for record in self.read(place):

@@ -68,17 +68,12 @@ class Minibatches:
     def draw(
         self, number: int, beta: float, generator: np.random.Generator
     ) -> tuple[Samples, np.ndarray]:
-        """Draw minibatches.
-
-        Args:
-            number: K, of minibatches.
-            beta: exponent of the importance weights.
-            generator: draws.
+        """Draw K = `number` minibatches.
 
         Returns:
-            Samples, [K, B, ...], with importance "weights", float32, unless steps are drawn
-            uniformly; and the positions of the first of each minibatch in the replay memory, int64
-            [K, b].
+            Samples, [K, B, ...], with importance "weights" to the power of `beta`, float32, unless
+            steps are drawn uniformly; and the positions in the replay memory of the first b samples
+            of each, int64 [K, b].
         """
         demonstrated = 0
         if self.demonstrations is not None:

@@ -86,17 +86,10 @@ class ReplayMemory:
         self._source = folder
 
     def take_over(self, state: dict[str, np.ndarray], folder: Path) -> None:
-        """Add the episodes of another replay memory, whose files stay as they are.
-
-        Args:
-            state: what its `state_dict` returned.
-            folder: of its journal.
-
-        Raises:
-            KeyError, ValueError: the state is none; episodes are missing or damaged, or lack a
-                column or have it in another form; `add` raises more.
-            OSError: the files cannot be read.
-        """
+        """Add the episodes of another replay memory, given what its `state_dict` returned and the
+        folder of its journal, which stays as it is. Raises KeyError or ValueError if the state is
+        none, or if episodes are missing, damaged or of another form; OSError if the files cannot be
+        read; and as `add` does."""
         for record in Journal(folder, self.store.columns).read(_place_in(state)):
             self.add(record.episodes)
 

@@ -34,16 +34,11 @@ class PrioritizedSampler:
     def sample(
         self, count: int, beta: float, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw steps, with replacement.
-
-        Args:
-            count: B.
-            beta: how far the weights correct the preference, from 0 (not at all) to 1 (wholly).
-            generator: draws.
+        """Draw B = `count` steps, with replacement.
 
         Returns:
             Positions, int64 [B], and importance weights, float32 [B]: (size * P(i))^-beta, divided
-            by the greatest of the batch (section 3.4).
+            by the greatest of the batch (section 3.4). Beta 0 corrects nothing, 1 all.
         """
         self._follow_store()
         share = self._tree.total / count
@@ -55,13 +50,8 @@ class PrioritizedSampler:
         return positions, weights.astype(np.float32)
 
     def update(self, positions: np.ndarray, priorities: np.ndarray) -> None:
-        """Set the priorities of steps, such as |TD error| plus a little; of a position named twice,
-        the last counts.
-
-        Args:
-            positions: int64 [B].
-            priorities: [B], finite and greater than 0.
-        """
+        """Set the priorities of steps, int64 and float [B], finite and greater than 0, such as |TD
+        error| plus a little; of a position named twice, the last counts."""
         priorities = np.asarray(priorities, np.float64)
         self._follow_store()
         self._greatest = max(self._greatest, float(priorities.max(initial=0)))
