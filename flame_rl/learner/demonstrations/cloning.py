@@ -29,29 +29,53 @@ from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 
-class PolicyAlone:
-    """A policy that learns without values: what behaviour cloning needs of a
-    `flame_rl.learner.on_policy.actor_critic.ActorCritic`."""
+class Imitation(Algorithm):
+    """An algorithm that learns from demonstrations alone, by an `Update` of its policy: the
+    iteration's episodes only say how good the policy was before. It is also what the `Update` needs
+    of a `flame_rl.learner.on_policy.actor_critic.ActorCritic`.
 
-    def __init__(self, policy: TrainedNetwork) -> None:
-        self.policy, self.adam = policy, policy.adam
-        self.remembers, self.frames = policy.network.remembers, policy.network.frames
+    Attributes:
+        policy: the policy in training.
+    """
+
+    metrics = ("loss", "gradient_norm", "policy_steps")
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        policy: TrainedNetwork,
+        algorithm: Update,
+        demonstrations: Demonstrations,
+    ) -> None:
+        self.policy = policy
+        self._config, self._algorithm, self._demonstrations = config, algorithm, demonstrations
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
-        """Everything with state, by name."""
-        return {"policy": self.policy.module, "policy_adam": self.adam}
+        return {"policy": self.policy.module, "policy_adam": self.policy.adam}
 
-    def prepare(self, batch: Batch) -> Batch:
-        """Normalise observations by the statistics of this batch, where they are normalised, and
-        add the network's inputs to it."""
-        normalizers = normalizers_of(self.policy.module)
-        if normalizers:
+    def snapshot(self) -> PolicySnapshot:
+        return self.policy.module.snapshot()
+
+    def update(
+        self, episodes: Episodes, generator: np.random.Generator, progress: float
+    ) -> dict[str, float]:
+        """Learn from the demonstrations; see `Algorithm.update`."""
+        decay = learning_rate_factor(self._config.algorithm.learning_rate_decay, progress)
+        batch, network = self._batch, self.policy.network
+        # Where observations are normalised, by the statistics of the demonstrations.
+        if normalizers := normalizers_of(self.policy.module):
             moments = RunningMoments(np.asarray(batch.observations[:1]).shape[1])
             moments.update(batch.observations)
             for numbers, normalizer in normalizers:
                 normalizer.set(moments.mean[numbers], moments.std[numbers])
-        return replace(batch, policy_inputs=self.policy.network.prepare(batch.network_inputs))
+        batch = replace(batch, policy_inputs=network.prepare(batch.network_inputs))
+        return self._algorithm(self, batch, self._config, decay, generator)
+
+    @cached_property
+    def _batch(self) -> Batch:
+        network = self.policy.network
+        return make_batch(self._demonstrations.episodes, network.remembers, network.frames)
 
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
         """See `ActorCritic`."""
@@ -59,40 +83,7 @@ class PolicyAlone:
 
     def descend(self, epoch: Epoch, loss: Loss, descent: Descent) -> list[dict[str, float]]:
         """See `ActorCritic`."""
-        return descend(self.policy.network, self.adam, epoch, loss, descent)
-
-
-@dataclass(frozen=True)
-class Imitation(Algorithm):
-    """An algorithm that learns from demonstrations alone, by an `Update` of its policy: the
-    iteration's episodes only say how good the policy was before."""
-
-    config: TrainConfig
-    networks: PolicyAlone
-    algorithm: Update
-    demonstrations: Demonstrations
-
-    metrics = ("loss", "gradient_norm", "policy_steps")
-
-    @property
-    def parts(self) -> dict[str, Stateful | nn.Module]:
-        return self.networks.parts
-
-    def snapshot(self) -> PolicySnapshot:
-        return self.networks.policy.module.snapshot()
-
-    def update(
-        self, episodes: Episodes, generator: np.random.Generator, progress: float
-    ) -> dict[str, float]:
-        """Learn from the demonstrations; see `Algorithm.update`."""
-        decay = learning_rate_factor(self.config.algorithm.learning_rate_decay, progress)
-        batch = self.networks.prepare(self._batch)
-        return self.algorithm(self.networks, batch, self.config, decay, generator)
-
-    @cached_property
-    def _batch(self) -> Batch:
-        networks = self.networks
-        return make_batch(self.demonstrations.episodes, networks.remembers, networks.frames)
+        return descend(self.policy.network, self.policy.adam, epoch, loss, descent)
 
 
 def imitation(
@@ -109,8 +100,7 @@ def imitation(
             "file, as main.py evaluate RUN --record FILE.npz writes it, the folder of a run with a "
             "replay memory, or a Minari dataset"
         )
-    policy = in_training(make_policy(config, spec))
-    return Imitation(config, PolicyAlone(policy), algorithm, demonstrations)
+    return Imitation(config, in_training(make_policy(config, spec)), algorithm, demonstrations)
 
 
 def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
