@@ -45,15 +45,6 @@ def distributions(rows: int, atoms: int, seed: int = 0) -> np.ndarray:
 # Targets
 
 
-def test_the_expectation_over_the_next_action():
-    target, epsilon = normal(ROWS, ACTIONS), 0.3
-    for b in range(ROWS):
-        chances = [epsilon / ACTIONS] * ACTIONS
-        chances[list(target[b]).index(max(target[b]))] += 1 - epsilon
-        expected = sum(chance * value for chance, value in zip(chances, target[b], strict=True))
-        assert expected_values(target, epsilon)[b] == pytest.approx(expected)
-
-
 # C51's projection
 
 
@@ -195,47 +186,12 @@ def test_losses_and_slopes_by_autograd(name, weighted):
     np.testing.assert_array_equal(again, slope)
 
 
-def test_numbers_of_c51():
-    loss, width, targets = loss_of("c51")
-    logits, actions = normal(ROWS, width, seed=6), actions_of(ROWS)
-    numbers, _ = loss({"actions": actions, "targets": targets}, logits)
-    for b in range(ROWS):
-        chosen = logits[b, actions[b] * ATOMS : (actions[b] + 1) * ATOMS]
-        total = sum(math.exp(x) for x in chosen)
-        p = [math.exp(x) / total for x in chosen]
-        pairs = [(m, q) for m, q in zip(targets[b], p, strict=True) if m > 0]
-        divergence = sum(m * math.log(m / q) for m, q in pairs)
-        assert numbers["td_error"][b] == pytest.approx(divergence)
-        assert numbers["value"][b] == pytest.approx(np.dot(p, SUPPORT))
-        np.testing.assert_allclose(softmax(logits, ATOMS)[b, actions[b]], p)
-
-
-def test_a_distribution_that_is_predicted_has_no_divergence_and_no_slope():
-    logits = normal(ROWS, ATOMS, scale=5).astype(np.float32)
-    targets = softmax(logits, ATOMS)[:, 0]
-    samples = {"actions": np.zeros(ROWS, np.int32), "targets": targets}
-    numbers, (slope,) = c51_loss(SUPPORT)(samples, logits)
-    assert (numbers["td_error"] >= 0).all()
-    np.testing.assert_allclose(numbers["td_error"], 0, atol=1e-6)
-    np.testing.assert_allclose(slope, 0, atol=1e-6)
-
-
 def test_c51_with_logits_that_no_exponential_holds():
     logits = np.array([[1000, -1000, 0, 0, 0]], np.float32)
     samples = {"actions": np.array([0]), "targets": np.eye(ATOMS, dtype=np.float32)[1:2]}
     numbers, (slope,) = c51_loss(SUPPORT)(samples, logits)
     assert numbers["loss"] == pytest.approx(2000) and numbers["value"] == -2
     np.testing.assert_allclose(slope, [[1, -1, 0, 0, 0]])
-
-
-def test_numbers_of_quantiles():
-    loss, width, targets = loss_of("quantile")
-    outputs, actions = normal(ROWS, width, seed=6), actions_of(ROWS)
-    numbers, _ = loss({"actions": actions, "targets": targets}, outputs)
-    for b in range(ROWS):
-        value = np.mean(outputs[b, actions[b] * ATOMS : (actions[b] + 1) * ATOMS])
-        assert numbers["value"][b] == pytest.approx(value)
-        assert numbers["td_error"][b] == pytest.approx(abs(np.mean(targets[b]) - value))
 
 
 # Duelling
