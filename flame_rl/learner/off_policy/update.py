@@ -144,13 +144,7 @@ def off_policy(
     make: Callable[[TrainConfig, EnvironmentSpec, Train], GradientStep],
     demonstrations: Demonstrations | None = None,
 ) -> OffPolicy:
-    """An algorithm over a replay memory.
-
-    Args:
-        config: see `OffPolicy`.
-        spec: of the environment.
-        make: makes the algorithm with new networks; see `GradientStep`.
-        demonstrations: what a share of each minibatch is drawn from, if there are any.
+    """The algorithm that `make` makes with new networks, over a replay memory.
 
     Raises:
         UsageError: the algorithm is not for these actions, not for networks with a memory, or not

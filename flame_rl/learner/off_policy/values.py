@@ -41,12 +41,8 @@ class ActionValues:
     """
 
     def __init__(self, config: TrainConfig, online: TrainedNetwork, target_period: int = 1) -> None:
-        """
-        Args:
-            config: its `algorithm` has `EpsilonGreedy` settings.
-            online: Q; its output is [B, A], or more numbers for each action.
-            target_period: gradient steps for each move of the target network.
-        """
+        """Q in training, whose output is [B, A] or more numbers for each action. The algorithm has
+        `EpsilonGreedy` settings; the target network moves every `target_period` gradient steps."""
         self._settings = config.algorithm
         self._target_period = target_period
         self.online, self.target = online, TargetNetwork(online)
@@ -77,11 +73,8 @@ class ActionValues:
         Args:
             samples: "observations", "actions" and what else the loss needs, [B, ...].
             targets: what the loss gets as "targets", [B] or [B, ...].
-            loss: of Q's output for the observations.
+            loss: of Q's output for the observations; its numbers, [B] each, are returned.
             decay: factor of the learning rate.
-
-        Returns:
-            The loss's numbers, [B] each.
         """
         forward = self.online.network.forward({"inputs": samples["observations"]})
         numbers, gradients = loss(samples | {"targets": targets}, *forward.outputs)

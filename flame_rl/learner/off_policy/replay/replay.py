@@ -45,17 +45,9 @@ class ReplayMemory:
         alpha: float | None = None,
         frames: int = 1,
     ) -> None:
-        """
-        Args:
-            spec: of the environment.
-            columns: what is kept of every step.
-            capacity: in steps.
-            alpha: exponent of the priorities; None: steps are drawn uniformly.
-            frames: how many observations are read as one.
-
-        Raises:
-            UsageError: they do not fit into this machine's memory.
-        """
+        """A memory of these columns of `capacity` steps, where `frames` observations are read as
+        one. `alpha` is the exponent of the priorities; None: steps are drawn uniformly. Raises
+        UsageError if they do not fit into this machine's memory."""
         self.prioritized = alpha is not None
         needed = bytes_needed(columns, capacity) + self.prioritized * tree_bytes(capacity)
         self.needs = in_words(spec.env_id, capacity, needed)
