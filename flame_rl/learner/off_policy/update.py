@@ -179,15 +179,9 @@ def off_policy(
         # Bytes are not normalised.
         if any(each.space is None for each in observation_inputs(space)):
             observations = NormalizedObservations(space)
-    goals = isinstance(settings, groups.Hindsight)
-    minibatches = Minibatches(
-        replay,
-        inner,
-        settings.batch_size,
-        make_hindsight(config, spec) if goals else None,
-        demonstrations,
-        settings.demonstration_share,
-    )
+    hindsight = make_hindsight(config, spec) if isinstance(settings, groups.Hindsight) else None
+    size, share = settings.batch_size, settings.demonstration_share
+    minibatches = Minibatches(replay, inner, size, hindsight, demonstrations, share)
     return OffPolicy(config, inner, replay, observations, beta, minibatches)
 
 
