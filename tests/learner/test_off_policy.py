@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import MultiDiscrete
 from torch import Tensor, nn
 
 import model
@@ -29,7 +28,7 @@ from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, PolicyNetwork
 from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.system.errors import RunError, UsageError
-from flame_rl.wire.messages import EnvironmentSpec, Episodes
+from flame_rl.wire.messages import Episodes
 from tests.helpers import spec_of
 from tests.learners import (
     OF_CONTINUOUS_ACTIONS,
@@ -668,25 +667,6 @@ def test_priorities_are_the_last_errors():
 
 
 # Refusals
-
-
-@pytest.mark.parametrize("algorithm", OF_DISCRETE_ACTIONS)
-def test_continuous_actions_are_refused(algorithm):
-    with pytest.raises(
-        UsageError, match=r"^--algorithm: .*Discrete.* X-v0 has Box.*choose ppo or sac"
-    ):
-        make_learner(spec_of(3, 2, True), algorithm=algorithm)
-    several = EnvironmentSpec("X-v0", spec_of(3, 2, True).observation_space, MultiDiscrete([2, 3]))
-    with pytest.raises(UsageError, match=r"X-v0 has MultiDiscrete.*choose ppo$"):
-        make_learner(several, algorithm=algorithm)
-
-
-@pytest.mark.parametrize("algorithm", OF_CONTINUOUS_ACTIONS)
-def test_discrete_actions_are_refused(algorithm):
-    with pytest.raises(
-        UsageError, match=r"^--algorithm: .*Box.* X-v0 has Discrete\(2\); choose dqn or ppo$"
-    ):
-        make_learner(spec_of(3, 2, False), algorithm=algorithm)
 
 
 @pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS, "impala"])
