@@ -682,7 +682,7 @@ def test_what_a_run_needs_has_the_priorities_among_it():
     2 ** 17 leaves twice 8."""
     for prioritized, needed in ((False, 4.0), (True, 4.0 + 2.1)):
         options = {"algorithm": "dqn", "capacity": 100_000, "prioritized": prioritized}
-        files = make_learner(spec_of(3, 2, False), **options).algorithm.files
+        files = make_learner(spec_of(3, 2, False), **options).parts["replay"]
         assert files.needs == f"100,000 steps of X-v0 need {needed:.1f} MB"
 
 
