@@ -121,7 +121,7 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
             warn(f"warning: {warning}")
         if config.output.reproduce is not None:
             for episode in trainer.reproduce():
-                own = trainer.learner.rewards.own_return(episode)
+                own = trainer.learner.rewards.raw_return(episode)
                 say(f"Return {own} in {episode.length} steps; nothing failed.")
             return
         for notice in trainer.learner.notices:

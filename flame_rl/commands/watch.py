@@ -83,7 +83,7 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
             names = [f", {agent}" for agent in trainer.spec.agents] or [""]
             lengths: list[int] = []
             for episode in show(snapshot, request, command.video, stop, on_step):
-                own = trainer.learner.rewards.own_return(episode)
+                own = trainer.learner.rewards.raw_return(episode)
                 who = f"Episode {episode.index}{names[len(lengths)]}"
                 say(f"  {who}: return {own:.1f} in {episode.length} steps")
                 lengths.append(episode.length)

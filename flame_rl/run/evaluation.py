@@ -46,8 +46,8 @@ class Evaluation:
 
 def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluation:
     """The summary of collected episodes, where `agents` play one together. Raises as
-    `Rewards.own_of` does."""
-    episodes = rewards.own_of(collected)
+    `Rewards.raw` does."""
+    episodes = rewards.raw(collected)
     returns = np.array([episode.rewards.sum() for episode in episodes])
     # Agents that play together share their luck: their mean is one sample.
     low, high = bootstrap_interval(returns.reshape(-1, agents).mean(axis=1))

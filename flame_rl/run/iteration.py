@@ -66,8 +66,8 @@ def learn_iteration(
     experiment, rewards, episodes = config.experiment, learner.rewards, collected.episodes
     after = done.plus(len(episodes), episodes.steps)
     began, arrived = times
-    own = rewards.own_of(episodes)
-    learned = rewards.learned_of(episodes, own)
+    own = rewards.raw(episodes)
+    learned = rewards.shaped(episodes, own)
     losses = learner.update(learned, progress(experiment, done))
     updated = time.perf_counter()
     returns = np.array([episode.rewards.sum() for episode in own])

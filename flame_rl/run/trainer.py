@@ -364,7 +364,7 @@ class Trainer:
         request = self.evaluation_request(episodes, explore, seed)
         collected = self._backend.collect(self.learner.snapshot(), request).episodes
         if record is not None:
-            from flame_rl.learner.demonstrations.demonstrations import write_demonstrations
+            from flame_rl.learner.demonstrations.files import write_demonstrations
 
             write_demonstrations(Path(record), collected, self.spec)
         return evaluation_of(collected, request.agents, self.learner.rewards)
@@ -418,7 +418,9 @@ class Trainer:
     @property
     def files(self) -> ReplayMemory | None:
         """The replay memory, whose episodes are in files of their own; None if there is none."""
-        return self.learner.algorithm.files
+        from flame_rl.learner.state import REPLAY
+
+        return self.learner.parts.get(REPLAY)
 
     def keep_files(self, folder: Path) -> None:
         """Keep replayed episodes in this folder; otherwise they are in a temporary one."""

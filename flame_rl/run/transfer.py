@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium import spaces
 
+from flame_rl.learner.state import REPLAY, arrays_digest
 from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import files_of, library_versions
 from flame_rl.settings.config import TrainConfig
@@ -41,7 +42,7 @@ _PLACED = re.compile(r"(.*\bnetwork\.)(\d+)(\..*)")
 def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
     """Load the state of a checkpoint that was found at this path, whose replayed episodes are read
     when they are needed. Raises UsageError if it does not fit."""
-    if (files := learner.algorithm.files) is not None:
+    if (files := learner.parts.get(REPLAY)) is not None:
         files.read_from(files_of(path))
     try:
         learner.load_state_dict(checkpoint.learner)
@@ -150,7 +151,6 @@ def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[st
         UsageError: there is no sound checkpoint, its state is not that of `from_digest`, nothing of
             it fits, or with `with_replay` its replay memory does not.
     """
-    from flame_rl.learner.learner import arrays_digest
 
     path, settings = config.experiment.from_, config.algorithm
     with_replay = isinstance(settings, Replay) and settings.with_replay
@@ -202,10 +202,9 @@ def _take_replay(
 ) -> None:
     """Add the other run's episodes to the replay memory. The gradient steps that are due for them
     count as taken: what comes is learned from at the usual pace."""
-    from flame_rl.learner.off_policy.replay.replay import PART
     from flame_rl.learner.off_policy.update import gradient_steps_due
 
-    state, replay = _part_of(checkpoint.learner, PART), learner.algorithm.files
+    state, replay = _part_of(checkpoint.learner, REPLAY), learner.parts[REPLAY]
     if not state:
         raise UsageError(f"--with-replay: {source} has no replay memory; leave the flag out")
     try:

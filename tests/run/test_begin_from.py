@@ -249,7 +249,7 @@ def test_a_refused_run_leaves_no_folder(old, tmp_path):
 
 
 def steps_of(trainer: Trainer) -> np.ndarray:
-    store = trainer.learner.algorithm.files.store
+    store = trainer.files.store
     return store.read(store.rows(np.arange(store.first, store.steps)))["observations"]
 
 
