@@ -10,27 +10,20 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import flamepy.core.client
-import psutil
 import pytest
 from flamepy.core.types import FlameError, ResourceRequirement, SessionAttributes
 from flamepy.proto import types_pb2
 from flamepy.runner.runner import RunnerService
 
-from flame_rl.actor.remote import Collector
-from flame_rl.backends.flame import session
-from flame_rl.backends.flame.backend import FlameBackend
 from flame_rl.backends.flame.cleanup import Janitor
 from flame_rl.backends.flame.cluster import connect
-from flame_rl.backends.flame.executors import ASK_SECONDS
-from flame_rl.backends.flame.room import Room, Wish, memory_share
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import ROOT, SECRET, Flame, finish, run, start
 from tests.helpers import SOON
@@ -352,56 +345,31 @@ def test_faulty_environment_is_named_with_episode_and_step(
     flame.assert_nothing_left()
 
 
-def test_the_session_is_asked_now_and_then_while_the_first_executor_starts() -> None:
-    backend = FlameBackend.__new__(FlameBackend)
-    backend._checked_at, backend._stop, backend._watch = 0.0, threading.Event(), Mock()
-    backend._silence, backend._bypass = 120.0, Mock(open=False)
-    backend._watch.ask.return_value = False
-    backend._session = SimpleNamespace(id="ours", event_codes=Mock(return_value=set()))
-    backend._tally = session.Tally()
-    answer: Future[bytes] = Future()
-    threading.Timer(1.0, answer.set_result, [b""]).start()
-    backend._await_executor(answer)
-    assert backend._session.event_codes.call_count == 1
-    backend._watch.ask.assert_called_once_with("ours", ASK_SECONDS)
+def open_session(
+    name: str, service: Callable, janitor: Janitor, capacity: Capacity = Capacity(1)
+) -> Session:
+    """Of an application of that name, whose runner opens services in this way."""
+    application = Application(name, SimpleNamespace(service=service), [])
+    return Session(application, capacity, janitor, Counters())
 
 
 def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(monkeypatch) -> None:
     """Otherwise a cluster that hangs would never be given up, or what it opens late would stay."""
-    monkeypatch.setattr(session, "CALL_SECONDS", 0.1)
+    monkeypatch.setattr(compat, "CALL_SECONDS", 0.1)
     janitor, answered, names = Mock(), threading.Event(), []
 
     def service(kind: type, **options: object) -> None:
         names.append(kind._session_context.session_id)
         answered.wait(100)
 
-    runner = SimpleNamespace(service=service, _name="ours")
     with pytest.raises(TimeoutError):
-        session.Session(runner, Room(1), janitor, session.Tally())
+        open_session("ours", service, janitor)
     answered.set()
     assert names[0].startswith("ours-")
     janitor.remember.assert_called_once_with("session", names[0])
 
 
 # Executors
-
-
-def test_an_executor_starts_its_simulators_process_before_it_is_asked() -> None:
-    collector = Collector()
-    try:
-        assert psutil.pid_exists(collector._worker._workers[0].pid)
-    finally:
-        collector._worker.close()
-
-
-@pytest.mark.parametrize(
-    ("nodes", "executors", "share"),
-    [([24], 10, 2), ([24], 1, 24), ([24], 25, 0), ([10, 4], 3, 4), ([8, 8], 3, 4), ([], 1, 0)],
-)
-def test_executors_share_the_memory_of_the_nodes(
-    nodes: list[int], executors: int, share: int
-) -> None:
-    assert memory_share(nodes, executors) == share
 
 
 @pytest.fixture
@@ -417,23 +385,24 @@ def memory_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFlame]:
 
 
 def test_executors_are_asked_for_by_their_share_of_the_memory(memory_here: MemoryFlame) -> None:
-    _, room = connect(threading.Event(), Wish(48))
-    assert room == Room(48, ResourceRequirement(cpu=0, memory=256 << 20), 48)
+    connect(threading.Event())
+    nodes = flamepy.core.client.list_nodes()
+    capacity = capacity_of(nodes, ExecutorRequest(48))
+    assert capacity == Capacity(48, ResourceRequirement(cpu=0, memory=256 << 20), 48)
     asked = Mock()
-    session.Session(SimpleNamespace(service=asked, _name="x"), room, Mock(), session.Tally())
-    assert asked.call_args.kwargs == {"autoscale": False, "warmup": 48, "resreq": room.claim}
+    open_session("x", asked, Mock(), capacity)
+    assert asked.call_args.kwargs == {"autoscale": False, "warmup": 48, "resreq": capacity.claim}
     with pytest.raises(UsageError, match=r"--executors: 100 would have 245 MB .* at most 96$"):
-        connect(threading.Event(), Wish(100))
+        capacity_of(nodes, ExecutorRequest(100))
 
 
 def test_a_session_that_is_refused_leaves_no_object(memory_here: MemoryFlame) -> None:
     """flamepy puts one into the cache before it asks for the session."""
     janitor = Janitor()
     janitor.remember("application", "gone")
-    runner = SimpleNamespace(service=partial(RunnerService, "gone"), _name="gone")
     for _ in range(3):
         with pytest.raises(FlameError, match="gone not found"):
-            session.Session(runner, Room(1), janitor, session.Tally())
+            open_session("gone", partial(RunnerService, "gone"), janitor)
     assert len(memory_here.objects) == 3
     assert janitor.clean_up(10.0)
     assert memory_here.objects == {}
@@ -442,11 +411,13 @@ def test_a_session_that_is_refused_leaves_no_object(memory_here: MemoryFlame) ->
 
 def test_a_task_is_heard_of_while_many_others_still_run(memory_here: MemoryFlame) -> None:
     """flamepy by itself watches ten."""
-    _, room = connect(threading.Event(), Wish())
-    assert room == Room(12)
+    connect(threading.Event())
+    capacity = capacity_of(flamepy.core.client.list_nodes(), ExecutorRequest())
+    assert capacity == Capacity(12)
+    compat.watch_at_once(capacity.in_flight)
     spec = SessionAttributes(id="many", application="flmrun", min_instances=0)
     many = flamepy.core.client.open_session("many", spec)
-    futures = [many.run(b"") for _ in range(room.in_flight)]
+    futures = [many.run(b"") for _ in range(capacity.in_flight)]
     last = memory_here.sessions["many"].tasks[str(len(futures))]
     memory_here.manager.finish(last, types_pb2.TaskState.Succeed, "done", b"answer")
     assert futures[-1].result(timeout=50) == b"answer"

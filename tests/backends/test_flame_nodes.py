@@ -27,10 +27,10 @@ import pytest
 from flamepy.proto import types_pb2 as pb
 
 from flame_rl.actor.remote import processor
+from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.flame.backend import FlameBackend
-from flame_rl.backends.flame.room import Wish
+from flame_rl.backends.flame.cluster import ExecutorRequest
 from flame_rl.backends.inline import InlineBackend
-from flame_rl.backends.patience import Patience
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import Environment, Episodes
 from tests.flame_fixtures import finish, run, start
@@ -93,9 +93,11 @@ def on(pace: None, monkeypatch: pytest.MonkeyPatch) -> Callable:
 
 def another(install: bool = True) -> FlameBackend:
     """Another run's, on the cluster of the one that is."""
-    patience = Patience(None, 100_000, 4096)
+    deadlines = Deadlines(None, 100_000, 4096)
     stop = threading.Event()
-    return FlameBackend(Environment(TINY), patience, 20.0, stop, Wish(), install=install)
+    return FlameBackend(
+        Environment(TINY), deadlines, 20.0, stop, ExecutorRequest(), install=install
+    )
 
 
 def collect(backend: object, iteration: int, episodes: int = 8, env: str = TINY) -> Episodes:
@@ -112,7 +114,7 @@ def assert_as_here(found: Episodes, iteration: int, env: str = TINY) -> None:
 
 def look(backend: FlameBackend) -> None:
     """The next time it is asked, Flame is asked again."""
-    backend._watch._asked_at = 0.0
+    backend._monitor._asked_at = 0.0
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 100.0) -> None:
@@ -216,7 +218,7 @@ def test_runs_of_equal_content_share_an_install_and_remove_only_what_is_theirs(o
             # What it needs is still there: for executors that start now, too.
             shutil.rmtree(memory.folder / "apps")
             first._leave_session()
-            first._session = first._open_session()
+            first._open_session()
             assert_as_here(collect(first, 1), 1)
         assert not memory.applications and not memory.objects
         with on(memory) as third:
@@ -241,7 +243,7 @@ def test_executors_with_the_packages_in_their_image_install_nothing(
         else:
             with pytest.raises(RunError, match=r"cannot start.*numpy.*Their image must hold"):
                 collect(backend, 0)
-        (installed,) = (memory.folder / "apps" / backend._runner._name).glob("deps")
+        (installed,) = (memory.folder / "apps" / backend._application.name).glob("deps")
         assert not (installed / "mujoco").exists()
         backend.close()
 
@@ -254,7 +256,7 @@ def test_executors_look_for_the_package_where_the_cache_says_that_it_is(
         own = memory.cache.endpoint
         memory.environment["FLAME_CACHE_ENDPOINT"] = own.replace("127.0.0.1", "localhost")
         with on(memory) as backend:
-            name = backend._runner._name
+            name = backend._application.name
             url = memory.manager.applications[name].spec.url
             assert url == f"{own}/{name}/pkg/{name}.tar.gz"
 
@@ -284,7 +286,7 @@ def test_an_application_without_its_package_is_shipped_again(on) -> None:
             del memory.cache.objects[name]
         # The first has a session of it, so that it stays as it is, and is of no use.
         second = another()
-        assert second._runner._name.startswith(f"{application}-")
+        assert second._application.name.startswith(f"{application}-")
         second.close()
         first.close()
         assert not memory.applications
@@ -298,11 +300,11 @@ def test_a_run_waits_for_executors_that_another_one_has_longer_than_for_a_cluste
     """Flame takes them back in a long update, and the other run keeps what it was given."""
     with MemoryFlame(nodes={"a": 1}) as memory, on(memory) as backend:
         assert_as_here(collect(backend, 0), 0)
-        now, watch = time.monotonic(), backend._watch
-        backend._tally.last_result = watch._alive_at = backend._began = now - 200
-        backend._most_episodes, watch._taken_at = 0, now
+        now, monitor = time.monotonic(), backend._monitor
+        backend._counters.last_result = monitor._alive_at = backend._began = now - 200
+        backend._most_episodes, monitor._taken_at = 0, now
         backend._give_up_if_lost("none")
-        watch._taken_at = now - 150
+        monitor._taken_at = now - 150
         with pytest.raises(RunError, match="no result"):
             backend._give_up_if_lost("none")
 
@@ -347,7 +349,9 @@ def test_results_are_deleted_in_the_object_cache_that_has_them(on) -> None:
             assert put.is_set()
             wait_until(lambda: not memory.caches[1].objects)
             # As one that comes when nobody waits for it any more.
-            memory.caches[1].objects |= {f"{backend._runner._name}/{backend._session.id}/late": b""}
+            memory.caches[1].objects |= {
+                f"{backend._application.name}/{backend._session.id}/late": b""
+            }
         assert memory.objects == {}
 
 

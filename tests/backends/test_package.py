@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from flame_rl.backends.package import stage_package
+from flame_rl.backends.flame.package import stage_package
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Environment
 from tests.flame_fixtures import SECRET
