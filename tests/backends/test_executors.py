@@ -34,6 +34,7 @@ def node(name: str, state: str = "Ready", cores: int = 2, gigabytes: int = 8) ->
 
 
 OURS, THEIRS = executor("a", "Bound", "ours"), executor("b", "Bound", "theirs")
+DEAD = executor("a", "Unbinding")
 
 
 @pytest.mark.parametrize(

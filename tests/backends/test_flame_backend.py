@@ -17,13 +17,18 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import flamepy.core.client
+import psutil
 import pytest
 from flamepy.core.types import FlameError, ResourceRequirement, SessionAttributes
 from flamepy.proto import types_pb2
 from flamepy.runner.runner import RunnerService
 
+from flame_rl.actor.remote import Collector
+from flame_rl.backends.flame import compat
 from flame_rl.backends.flame.cleanup import Janitor
-from flame_rl.backends.flame.cluster import connect
+from flame_rl.backends.flame.cluster import Capacity, ExecutorRequest, capacity_of, connect
+from flame_rl.backends.flame.package import Application
+from flame_rl.backends.flame.session import Counters, Session
 from flame_rl.system.errors import UsageError
 from tests.flame_fixtures import ROOT, SECRET, Flame, finish, run, start
 from tests.helpers import SOON
@@ -346,11 +351,11 @@ def test_faulty_environment_is_named_with_episode_and_step(
 
 
 def open_session(
-    name: str, service: Callable, janitor: Janitor, capacity: Capacity = Capacity(1)
+    name: str, service: Callable, janitor: Janitor, capacity: Capacity | None = None
 ) -> Session:
     """Of an application of that name, whose runner opens services in this way."""
     application = Application(name, SimpleNamespace(service=service), [])
-    return Session(application, capacity, janitor, Counters())
+    return Session(application, capacity or Capacity(1), janitor, Counters())
 
 
 def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(monkeypatch) -> None:
@@ -370,6 +375,14 @@ def test_a_session_that_does_not_open_is_given_up_and_remembered_all_the_same(mo
 
 
 # Executors
+
+
+def test_an_executor_starts_its_simulators_process_before_it_is_asked() -> None:
+    collector = Collector()
+    try:
+        assert psutil.pid_exists(collector._worker._workers[0].pid)
+    finally:
+        collector._worker.close()
 
 
 @pytest.fixture
