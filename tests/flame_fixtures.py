@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlparse
@@ -229,17 +229,11 @@ class Flame:
 
     def stop(self, server: str) -> None:
         """End `session-manager`, `object-cache` or `executor-manager`; what they keep stays."""
-        if self.memory is not None:
-            self.memory.stop(server)
-        else:
-            self.real.stop(server)
+        (self.memory or self.real).stop(server)
 
     def start(self, server: str) -> None:
         """Start it again where it was."""
-        if self.memory is not None:
-            self.memory.start(server)
-        else:
-            self.real.start(server)
+        (self.memory or self.real).start(server)
 
     @contextlib.contextmanager
     def frontend(self) -> Iterator[FrontendStub]:
@@ -300,6 +294,20 @@ def finish(process: subprocess.Popen[str], folder: Path, seconds: float = 1200) 
 
 def run(project: Path, folder: Path, environment: dict[str, str], *flags: str) -> Finished:
     return finish(start(project, folder, environment, *flags), folder)
+
+
+def rows(folder: Path) -> int:
+    """The number of iterations that the run in `folder` has reported."""
+    with contextlib.suppress(FileNotFoundError):
+        return max(0, (folder / "run" / "metrics.csv").read_bytes().count(b"\n") - 1)
+    return 0
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 100.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.02)
 
 
 def processes_with(value: str) -> list[psutil.Process]:
@@ -438,11 +446,11 @@ class RealFlame:
 
 
 def wait_for_port(address: str, port: int, process: subprocess.Popen[bytes]) -> None:
-    limit = time.monotonic() + 200
-    while True:
+    def listens() -> bool:
+        assert process.poll() is None, f"{process.args[0]} ended: {process.returncode}"
         with contextlib.suppress(OSError):
             socket.create_connection((address, port), 1).close()
-            return
-        assert process.poll() is None, f"{process.args[0]} ended: {process.returncode}"
-        assert time.monotonic() < limit, f"{process.args[0]} does not listen"
-        time.sleep(0.1)
+            return True
+        return False
+
+    wait_until(listens, 200.0)

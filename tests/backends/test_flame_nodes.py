@@ -33,7 +33,7 @@ from flame_rl.backends.flame.cluster import ExecutorRequest
 from flame_rl.backends.inline import InlineBackend
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import Environment, Episodes
-from tests.flame_fixtures import finish, run, start
+from tests.flame_fixtures import finish, rows, run, start, wait_until
 from tests.flame_nodes import FlameNodes
 from tests.helpers import assert_same_episodes, random_snapshot, request_for
 from tests.memory_flame import MemoryFlame, link_packages
@@ -115,13 +115,6 @@ def assert_as_here(found: Episodes, iteration: int, env: str = TINY) -> None:
 def look(backend: FlameBackend) -> None:
     """The next time it is asked, Flame is asked again."""
     backend._monitor._asked_at = 0.0
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 100.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 def test_nodes_that_join_get_tasks_and_one_that_is_lost_costs_its_tasks_alone(on) -> None:
@@ -420,11 +413,6 @@ def cluster(tmp_path: Path) -> Iterator[FlameNodes]:
             flame.start_node(name)
         wait_until(lambda: flame.nodes() == {"alpha": "Ready", "beta": "Ready"})
         yield flame
-
-
-def rows(folder: Path) -> int:
-    path = folder / "run" / "metrics.csv"
-    return path.read_bytes().count(b"\n") - 1 if path.exists() else 0
 
 
 @pytest.mark.cluster

@@ -21,6 +21,7 @@ from flamepy.proto.types_pb2 import ExecutorState
 from flamepy.runner import Runner
 from flamepy.runner.runner import RunnerService
 
+from tests.flame_fixtures import wait_until
 from tests.memory_flame import MemoryFlame
 
 JOB = """
@@ -55,13 +56,6 @@ def deploy() -> tuple[Runner, RunnerService]:
 
     runner = Runner("test-app", fail_if_exists=True, dependencies=[])
     return runner, runner.service(job.nap)
-
-
-def wait_until(condition, seconds: float = 100.0) -> None:
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_objects_are_put_updated_fetched_and_deleted(flame: MemoryFlame) -> None:
