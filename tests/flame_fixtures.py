@@ -27,6 +27,17 @@ from tests.memory_flame import MemoryFlame, free_ports
 
 ROOT = Path(__file__).resolve().parent.parent
 EXECUTORS = 3
+# What travels of this package: three folders, of which nothing but the code, and what makes it one.
+CORE = {
+    "flame_rl/__init__.py",
+    "flame_rl_wheel.py",
+    "flame_rl_actor-0.1.0-py3-none-any.whl",
+    "pyproject.toml",
+} | {
+    path.relative_to(ROOT).as_posix()
+    for folder in ("actor", "nets", "wire")
+    for path in (ROOT / "flame_rl" / folder).rglob("*.py")
+}
 # In every file of the user's that must not travel.
 SECRET = "nobody else's business"
 

@@ -83,9 +83,9 @@ def test_task_size_changes_no_bit_and_episodes_are_sorted(task_size):
 @pytest.mark.parametrize("episode_seconds", [1e-4, 0.02, 0.3, 40.0])
 @pytest.mark.parametrize("episodes", [1, 7, 100, 1000])
 def test_tasks_are_worth_sending_and_end_together(workers, episode_seconds, episodes):
-    sizes = TaskSizes(workers)
+    task_sizes = TaskSizes(workers)
     for known in (False, True):
-        sizes = sizes.split(episodes)
+        sizes = task_sizes.split(episodes)
         assert sum(sizes) == episodes and min(sizes) >= 1
         assert len(sizes) >= min(workers, episodes)
         assert sizes == sorted(sizes, reverse=True)
@@ -98,24 +98,24 @@ def test_tasks_are_worth_sending_and_end_together(workers, episode_seconds, epis
             assert sizes[-1] * episode_seconds <= max(0.25, 0.01 * workers, episode_seconds)
             small = [size for size in sizes if size * episode_seconds < 0.12]
             assert len(small) <= max(2 * workers, 2)
-        sizes.learn(episodes, episodes * episode_seconds / workers, [])
+        task_sizes.learn(episodes, episodes * episode_seconds / workers, [])
 
 
 def test_many_workers_get_no_more_tasks_than_the_learner_can_send():
     """In the time of a task it can send 200 a second, and so 200 tasks' worth to 200 workers."""
-    sizes = TaskSizes(200)
-    sizes.learn(10_000, 10_000 * 0.05 / 200, [])
-    assert len(sizes.split(10_000)) / 200 <= 10_000 * 0.05 / 200
+    task_sizes = TaskSizes(200)
+    task_sizes.learn(10_000, 10_000 * 0.05 / 200, [])
+    assert len(task_sizes.split(10_000)) / 200 <= 10_000 * 0.05 / 200
 
 
 @pytest.mark.parametrize("episodes", [1, 15, 16, 17, 100, 1000])
 def test_tasks_keep_all_processes_of_an_executor_busy(episodes):
-    sizes = TaskSizes(4, together=16)
+    task_sizes = TaskSizes(4, together=16)
     for _ in range(2):
-        sizes = sizes.split(episodes)
+        sizes = task_sizes.split(episodes)
         assert sum(sizes) == episodes and all(size % 16 == 0 for size in sizes[:-1])
         assert sizes[-1] > 0
-        sizes.learn(episodes, 1.0 * math.ceil(episodes / 64), [])
+        task_sizes.learn(episodes, 1.0 * math.ceil(episodes / 64), [])
 
 
 def test_no_more_in_flight_than_allowed():

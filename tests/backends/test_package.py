@@ -17,15 +17,7 @@ import pytest
 from flame_rl.backends.flame.package import stage_package
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Environment
-from tests.flame_fixtures import SECRET
-from tests.helpers import ROOT
-
-# What travels of this package: three folders, of which nothing but the code, and what makes it one.
-CORE = {"flame_rl/__init__.py", "flame_rl_wheel.py", "pyproject.toml"} | {
-    path.relative_to(ROOT).as_posix()
-    for folder in ("actor", "nets", "wire")
-    for path in (ROOT / "flame_rl" / folder).rglob("*.py")
-}
+from tests.flame_fixtures import CORE, SECRET
 
 
 @pytest.fixture
@@ -157,11 +149,8 @@ def test_a_wheel_of_what_is_shipped_names_the_dependencies_alone(tmp_path, monke
 
 
 def test_executors_that_have_the_packages_install_none(tmp_path):
-    folder = tmp_path / "staging"
-    folder.mkdir()
-    package = stage_package(folder, Environment("ant"), install=False)
-    assert package.dependencies == []
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert stage_package(tmp_path, Environment("ant"), install=False).dependencies == []
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
     assert project["dependencies"] == []
 
 
