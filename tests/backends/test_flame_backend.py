@@ -76,21 +76,19 @@ def test_flame_gives_the_same_bytes_as_this_machine(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "env"),
+    "algorithm",
     [
-        ("dqn", "cartpole"),
-        pytest.param("sarsa", "cartpole", marks=pytest.mark.slow),
-        pytest.param("successor", "cartpole", marks=pytest.mark.slow),
-        pytest.param("r2d2", "cartpole", marks=pytest.mark.slow),
-        pytest.param("impala", "cartpole", marks=pytest.mark.slow),
-        pytest.param("ddpg", "InvertedPendulum-v5", marks=pytest.mark.slow),
-        pytest.param("td3", "InvertedPendulum-v5", marks=pytest.mark.slow),
-        pytest.param("sac", "InvertedPendulum-v5", marks=pytest.mark.slow),
+        "dqn",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("sarsa", "successor", "r2d2", "impala", "ddpg", "td3", "sac")
+        ),
     ],
 )
 def test_experience_from_flame_is_replayed_as_that_of_this_machine(
-    algorithm: str, env: str, flame: Flame, project: Path, local, tmp_path: Path
+    algorithm: str, flame: Flame, project: Path, local, tmp_path: Path
 ) -> None:
+    env = "InvertedPendulum-v5" if algorithm in ("ddpg", "td3", "sac") else "cartpole"
     flags = ("--env", env, "--algorithm", algorithm, "--iterations", "4", "--steps-per-iter", "50")
     flags += ("--warm-up-steps", "60", "--updates-per-step", "0.2", "--hidden-sizes", "8")
     if algorithm == "dqn":
@@ -272,71 +270,31 @@ def test_simulator_that_dies_or_hangs_costs_one_task_and_no_executor(
     undisturbed = local(*flags)
     (project / "died").unlink()
     with MemoryFlame(executors=1, worker_path=[no_torch]) as memory:
-        pids: set[int] = set()
-        ended = threading.Event()
-
-        def watch() -> None:
-            while not ended.wait(0.05):
-                pids.update(memory.worker_pids())
-
-        watching = threading.Thread(target=watch)
-        watching.start()
         finished = run(project, tmp_path, memory.environment, *flags)
-        ended.set()
-        watching.join()
         assert memory.finished_tasks["Failed"] == 0
-        assert pids == set(memory.started_workers)
-        assert len(pids) == 1
+        assert len(memory.started_workers) == 1
     assert (project / "died").exists()
     assert finished.code == 0, finished.err
     assert "  Tasks sent again: 1\n" in finished.out
     assert finished.metrics == undisturbed
 
 
-def test_a_collector_is_replaced_after_so_many_episodes(
-    project: Path, local, no_torch: Path, tmp_path: Path
-) -> None:
-    """As one that leaks must be; the executor stays the same."""
-    flags = ("--env", "my_env:Mine-v0", *SMALL)
-    with MemoryFlame(executors=1, worker_path=[no_torch]) as memory:
-        pids: set[int] = set()
-        process = start(project, tmp_path, memory.environment, *flags, "--worker-episodes", "10")
-        while process.poll() is None:
-            pids.update(collector.pid for collector in Flame({}, memory).collectors())
-            time.sleep(0.05)
-        finished = finish(process, tmp_path)
-        assert len(memory.started_workers) == 1
-    assert len(pids) >= 3
-    assert "Tasks sent again" not in finished.out
-    assert finished.metrics == local(*flags)
-
-
-@pytest.mark.parametrize(
-    ("fault", "expected"),
-    [
-        ("raises", "step raised ValueError: broken on purpose"),
-        pytest.param("nan", "observation: step returned NaN or infinity", marks=pytest.mark.slow),
-        pytest.param(
-            "shape",
-            "observation: step returned shape (2,) where the observation space promises (3,)",
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
 def test_faulty_environment_is_named_with_episode_and_step(
-    fault: str, expected: str, flame: Flame, project: Path, tmp_path: Path
+    flame: Flame, project: Path, tmp_path: Path
 ) -> None:
-    flags = ("--env", f"my_env:Mine{fault}-v0", "--iterations", "1", "--episodes-per-iter", "1")
+    flags = ("--env", "my_env:Mineraises-v0", "--iterations", "1", "--episodes-per-iter", "1")
     finished = run(project, tmp_path, flame.environment, *flags)
-    # An exception may be chance, and was tried again; what is returned is not.
-    assert finished.code == (1 if fault == "raises" else 2)
-    attempts = "an episode failed in 3 attempts: " if fault == "raises" else ""
-    assert f"error: {attempts}{expected}" in finished.err
-    assert f"(environment my_env:Mine{fault}-v0, iteration 0, episode 0, step 4" in finished.err
+    assert finished.code == 1
+    words = "error: an episode failed in 3 attempts: step raised ValueError: broken on purpose"
+    assert words in finished.err
+    assert "(environment my_env:Mineraises-v0, iteration 0, episode 0, step 4" in finished.err
     # Its own traceback helps; that of this program would not.
-    assert finished.err.count("Traceback (most recent call last)") == (fault == "raises")
-    assert finished.err.count("main.py") == (fault == "raises")  # how to reproduce it
+    assert finished.err.count("Traceback (most recent call last)") == 1
+    assert finished.err.count("main.py") == 1  # how to reproduce it
     flame.assert_nothing_left()
+
+
+# Sessions
 
 
 def open_session(

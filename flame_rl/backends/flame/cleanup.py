@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import time
+from collections import defaultdict
 
 from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.system.signals import call_with_timeout
@@ -29,6 +30,8 @@ _CACHE_SECONDS = 5.0
 _REPLICA_SECONDS = 1.0
 # An executor ends a task within about a second of its weights' removal; its answer may come first.
 _LATE_SECONDS = 2.0
+# Names by their kind, see `Janitor.remember`.
+Left = defaultdict[str, list[str]]
 
 
 class Janitor:
@@ -39,7 +42,7 @@ class Janitor:
     """
 
     def __init__(self) -> None:
-        self._left = _nothing()
+        self._left: Left = defaultdict(list)
         self._process = ChildProcess(__name__, silent=True)
 
     def remember(self, kind: str, name: str) -> None:
@@ -68,11 +71,7 @@ class Janitor:
             self._process.questions.write(f"{line}\n".encode())
 
 
-def _nothing() -> dict[str, list[str]]:
-    return {"application": [], "session": [], "weights": [], "cache": []}
-
-
-def clean_up(left: dict[str, list[str]], seconds: float) -> bool:
+def clean_up(left: Left, seconds: float) -> bool:
     """Close the sessions, delete their objects, and unregister the application unless other runs
     have sessions of it; returns whether nothing is left.
 
@@ -100,7 +99,7 @@ def clean_up(left: dict[str, list[str]], seconds: float) -> bool:
         time.sleep(0.2)
 
 
-def _remove(application: str, left: dict[str, list[str]]) -> bool:
+def _remove(application: str, left: Left) -> bool:
     """Remove the run's objects and, where no other run has a session of it, the application;
     returns whether they are gone."""
     from flamepy.core import client, types
@@ -150,7 +149,7 @@ def _withdraw(reference: str) -> None:
 
 def main(lines: int) -> None:
     """Remember the lines that come through this pipe; clean up if it ends without `dismissed`."""
-    left = _nothing()
+    left: Left = defaultdict(list)
     for line in os.fdopen(lines):
         kind, _, name = line.rstrip("\n").partition(" ")
         if kind == "dismissed":

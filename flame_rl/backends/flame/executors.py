@@ -47,10 +47,9 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Executors:
-    """The executors of a cluster, as seen by one run.
+    """The executors of a cluster, as seen by one run that can have `wanted` of them.
 
     Attributes:
-        wanted: the number that the run can have.
         working: the ids of those that are bound to its session.
         starting: the number of those that are being bound to it.
         others: the number of other executors in each state, by its name.
@@ -140,7 +139,7 @@ class ExecutorMonitor:
 
     def __init__(self, wanted: int) -> None:
         self._listener: Listener | None = None
-        self._unsaid: list[str] = []
+        self._unsaid = ""
         self.wanted = wanted
         self.seen = Executors(wanted)
         self.answers = True
@@ -164,9 +163,9 @@ class ExecutorMonitor:
     @listener.setter
     def listener(self, listener: Listener | None) -> None:
         self._listener = listener
-        unsaid, self._unsaid = self._unsaid, []
-        for text in unsaid:
-            self.say(text)
+        if unsaid := self._unsaid:
+            self._unsaid = ""
+            self.say(unsaid)
 
     @property
     def alive(self) -> int:
@@ -241,11 +240,8 @@ class ExecutorMonitor:
             self.say(seen.share or f"This run has {len(seen.working)} of {seen.wanted} executors")
 
     def silence(self, last_result: float) -> float:
-        """Seconds without a result and without an executor that works for the run.
-
-        Args:
-            last_result: when the last result came, or the wait began, in monotonic seconds.
-        """
+        """Seconds without an executor that works for the run, and without a result: the last came,
+        or the wait began, at `last_result` in monotonic seconds."""
         return time.monotonic() - max(last_result, self._alive_at)
 
     def limit(self, patience: float) -> float:
@@ -256,13 +252,8 @@ class ExecutorMonitor:
         return max(STARTUP_SECONDS, patience) if taken else patience
 
     def tell(self, seconds: float, limit: float, words: str = "") -> None:
-        """Tell the listener once a second how long the silence is, and when it is over.
-
-        Args:
-            seconds: how long it is.
-            limit: after how many the run ends.
-            words: why; by default what Flame said last of its executors.
-        """
+        """Tell the listener once a second how long the silence is, which ends the run after `limit`
+        seconds, and when it is over; `words` say why, by default what Flame said last."""
         now = time.monotonic()
         if seconds < QUIET_SECONDS:
             if self._telling:
@@ -286,7 +277,7 @@ class ExecutorMonitor:
 
     def say(self, text: str) -> None:
         if self._listener is None:
-            self._unsaid = [text]  # the last, for whoever listens later
+            self._unsaid = text  # the last, for whoever listens later
         else:
             with contextlib.suppress(Exception):
                 self._listener.say(text)

@@ -65,20 +65,6 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
 """
 
 
-@dataclass(frozen=True)
-class Package:
-    """The dependencies and the digest of a staged package.
-
-    Attributes:
-        dependencies: requirements, pinned to the learner's own versions.
-        digest: 12 hexadecimal digits of SHA-256 over all shipped files; one of them names the
-            dependencies.
-    """
-
-    dependencies: list[str]
-    digest: str
-
-
 def needs(environment: Environment) -> tuple[tuple[str, ...], str]:
     """What an environment needs on an executor: the modules that make it and its wrappers, without
     Gymnasium's own, and the extras of Gymnasium (LunarLander needs Box2D, say)."""
@@ -93,8 +79,9 @@ def needs(environment: Environment) -> tuple[tuple[str, ...], str]:
     ), "box2d,mujoco" if box2d else "mujoco"
 
 
-def stage_package(folder: Path, environment: Environment, install: bool = True) -> Package:
-    """Fill `folder` with what an executor needs to collect episodes of an environment.
+def stage_package(folder: Path, environment: Environment, install: bool = True) -> list[str]:
+    """Fill `folder` with what an executor needs to collect episodes of an environment; returns the
+    dependencies, pinned to the learner's own versions.
 
     A module named in `module:Name-v0`, or of several agents, or of a wrapper, is copied if it is
     the user's own file or folder; if it came with an installed package, that package becomes a
@@ -126,7 +113,7 @@ def stage_package(folder: Path, environment: Environment, install: bool = True) 
     (folder / "flame_rl_wheel.py").write_text(_BUILD)
     (folder / "pyproject.toml").write_text(_PROJECT.format(dependencies=json.dumps(dependencies)))
     _write_wheel(folder / _WHEEL, dependencies)
-    return Package(dependencies, _digest(folder))
+    return dependencies
 
 
 def _write_wheel(path: Path, dependencies: list[str]) -> None:
@@ -221,7 +208,8 @@ def _imports(path: Path) -> set[str]:
     return named | {f"{node.module}.{alias.name}" for node in origins for alias in node.names}
 
 
-def _digest(folder: Path) -> str:
+def digest_of(folder: Path) -> str:
+    """12 hexadecimal digits of SHA-256 over all files; one of them names the dependencies."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(f"\0{path.relative_to(folder)}\0".encode())
@@ -255,19 +243,19 @@ def deploy(environment: Environment, janitor: Janitor, install: bool, shared: bo
         UsageError: see `stage_package`, or the object cache is out of reach.
     """
     with tempfile.TemporaryDirectory(prefix="flame-rl-") as folder:
-        package = stage_package(Path(folder), environment, install)
-        name, reason = f"flame-rl-{package.digest}", ""
+        dependencies = stage_package(Path(folder), environment, install)
+        shared_name = f"flame-rl-{digest_of(Path(folder))}"
         # Runner packs the current directory and offers no other way.
         with contextlib.chdir(folder):
             for attempt in range(DEPLOYMENTS):
                 # Another run may register or remove the shared one meanwhile, or have lost it.
-                if not shared or attempt == DEPLOYMENTS - 1:
-                    name = f"flame-rl-{package.digest}-{secrets.token_hex(4)}"
+                own = not shared or attempt == DEPLOYMENTS - 1
+                name = f"{shared_name}-{secrets.token_hex(4)}" if own else shared_name
                 janitor.remember("application", name)
                 try:
                     runner = call_with_timeout(DEPLOY_SECONDS, lambda name=name: Runner(name))
                     if _has_package(name):
-                        return Application(name, runner, package.dependencies)
+                        return Application(name, runner, dependencies)
                     reason = "its package is not in the object cache"
                     with contextlib.suppress(FlameError):  # refused where others use it
                         client.unregister_application(name)
