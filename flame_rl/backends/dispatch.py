@@ -150,17 +150,18 @@ def gather(
                 continue
             retries += 1
             missing = tasks.failed(task, now)
+            again = [replace(task, request=replace(task.request, indices=missing))]
             # Neither of the first two is the episodes' doing, nor an attempt of theirs.
             if answer.kind == "start":
                 deaths += 1
                 _end_after_deaths(deaths, answer)
-                tasks.retry(_once_more(task, missing))
             elif transport.failed is not None and answer.kind in ("transport", "stale"):
                 transport.failed(answer)
-                tasks.retry(_once_more(task, missing))
             else:
+                again = _one_by_one(task, missing, answer, transport.unusable)
+            if missing:
                 # Next in line, so that an environment that always fails soon ends the run.
-                tasks.retry(_one_by_one(task, missing, answer, transport.unusable))
+                tasks.retry(again)
         more_episodes, more_steps = transport.played()
         tell(listener, request, min(episodes + more_episodes, count * agents), steps + more_steps)
     for future in running:
@@ -190,19 +191,11 @@ def refuse_unless_it_can_act(snapshot: PolicySnapshot) -> None:
         ) from error
 
 
-def _once_more(task: Task, missing: tuple[int, ...]) -> list[Task]:
-    """The task, of those of its episodes that are missing."""
-    return [replace(task, request=replace(task.request, indices=missing))] if missing else []
-
-
 def _one_by_one(
     task: Task, missing: tuple[int, ...], failure: CollectFailure, unusable: str
 ) -> list[Task]:
-    """A task for each missing episode of a failed one, so that a bad episode is found.
-
-    Raises:
-        UsageError, RunError: no attempt is left, or another one would fail alike.
-    """
+    """A task for each missing episode of a failed one, so that a bad episode is found. Raises
+    UsageError or RunError if no attempt is left, or another one would fail alike."""
     if failure.kind == "environment":
         error = UsageError(explain(failure))
         if unusable:

@@ -138,7 +138,7 @@ def test_a_wheel_of_what_is_shipped_names_the_dependencies_alone(tmp_path, monke
     project = tomllib.loads(Path("pyproject.toml").read_text())
     assert project["build-system"]["requires"] == []
     backend = importlib.import_module(project["build-system"]["build-backend"])
-    with zipfile.ZipFile(backend.build_wheel(tmp_path / "staging")) as wheel:
+    with zipfile.ZipFile(tmp_path / backend.build_wheel(tmp_path)) as wheel:
         names = wheel.namelist()
         folder = "flame_rl_actor-0.1.0.dist-info"
         metadata = message_from_bytes(wheel.read(f"{folder}/METADATA"))

@@ -94,6 +94,7 @@ class FlameBackend:
         self._request = request
         self._install = install
         self._checked_at = 0.0
+        self._started = False
         self._counters = Counters()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
         self._context = connect(stop)
@@ -228,7 +229,7 @@ class FlameBackend:
                     raise
                 # Another run has removed it with its own end, while this one had no session of it.
                 self._deploy(self._shared)
-        if not self._counters.hosts.heard:
+        if not self._started:
             # Asked at once, so that executors start while the learner imports torch.
             self._first_answer = self._session.about()
 
@@ -309,7 +310,7 @@ class FlameBackend:
             RunError: none has ever started, and none will.
         """
         ready = {node.metadata.name for node in self._monitor.nodes if compat.is_ready(node)}
-        if self._counters.hosts.heard:
+        if self._started:
             pass  # others could start before, so that the package does not keep them from it
         elif self._shared:
             # A node never again tries to install what it could not install once.
@@ -336,18 +337,21 @@ class FlameBackend:
 
     def _await_executor(self) -> None:
         """Wait until a first executor has said what it runs: this machine's versions."""
-        while not self._counters.hosts.heard:
+        while not self._started:
             first = self._first_answer
             wait([first], timeout=STOP_POLL_SECONDS)
             if self._stop.is_set():
                 raise Interrupted
-            if first.done() and (error := first.exception()):
+            if not first.done():
+                self._check()
+            elif error := first.exception():
                 raise RunError(
                     f"the first task on the cluster failed: {error}. {self._session.report()}"
                 ) from error
-            self._check()
-        self._counters.hosts.refuse_others()
-        self._monitor.over()
+            else:
+                self._started = True
+                self._counters.hosts.refuse_others()
+                self._monitor.over()
 
     def _check(self) -> None:
         """Called while waiting, before answers are read: refuses executors of other versions,
@@ -383,11 +387,11 @@ class FlameBackend:
             reason: why there is no result, for the error.
             words: the same in short; by default what Flame said last of its executors.
         """
-        monitor, started = self._monitor, self._counters.hosts.heard
+        monitor = self._monitor
         last_result = max(self._began, self._counters.last_result)
         waited = silence = time.monotonic() - last_result
         limit = max(STARTUP_SECONDS, self._patience)
-        if started:
+        if self._started:
             silence = monitor.silence(last_result)
             # Other runs may have the executors after a long update: then the cluster is not lost.
             limit = monitor.limit(self._patience)
@@ -404,7 +408,7 @@ class FlameBackend:
                 f"the cluster is lost: {error}. {monitor.hint}. Go on with --resume"
             ) from error
         seen = f"{monitor.words}. {self._session.report()}. {monitor.hint}"
-        if not started:
+        if not self._started:
             raise RunError(
                 f"no executor of the cluster became ready within {limit:.0f} s: {seen}; "
                 "a greater --cluster-patience waits longer"

@@ -300,11 +300,6 @@ class Hosts:
         self._unequal: dict[str, set[str]] = {}
         self._python = ""
 
-    @property
-    def heard(self) -> bool:
-        """Whether an executor has answered."""
-        return bool(self._heard)
-
     def hear(self, about: bytes) -> None:
         """Note what an executor says of itself, JSON. Raises WireError if it is not readable."""
         if about in self._heard:
