@@ -451,20 +451,6 @@ def test_what_a_learner_leaves_behind_is_removed_after_its_end(
 
 
 @pytest.mark.slow
-def test_two_signals_at_any_moment_leave_nothing(
-    fragile: Flame, project: Path, tmp_path: Path, dice: random.Random
-) -> None:
-    process = start(project, tmp_path, fragile.environment, *SLOW)
-    time.sleep(dice.uniform(0.2, 9))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        process.send_signal(number)
-        time.sleep(0.4)
-    assert process.wait(10) in (130, 143, -signal.SIGINT, -signal.SIGTERM)
-    fragile.assert_nothing_left(20)
-    assert_gone(tmp_path)
-
-
-@pytest.mark.slow
 def test_run_of_this_machine_goes_on_on_a_cluster(
     fragile: Flame, project: Path, local, tmp_path: Path
 ) -> None:

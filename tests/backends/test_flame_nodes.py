@@ -11,6 +11,7 @@ import importlib
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import threading
@@ -40,6 +41,7 @@ from tests.memory_flame import MemoryFlame, link_packages
 
 TINY, SLOW = "pace_env:Tiny-v0", "pace_env:SlowPace-v0"
 SNAPSHOT = random_snapshot(3, 2, False)
+CANNOT = r"cannot start.*failed to install the package"
 
 
 class Heard:
@@ -190,7 +192,7 @@ def test_what_no_node_could_install_is_tried_again_by_the_next_run(on) -> None:
     """A node remembers by the application's name that it could not."""
     with MemoryFlame(nodes={"a": 1}) as memory:
         memory.manager.nodes["a"].broken = True
-        with on(memory) as backend, pytest.raises(RunError, match="cannot start"):
+        with on(memory) as backend, pytest.raises(RunError, match=CANNOT):
             collect(backend, 0)
         memory.manager.nodes["a"].broken = False
         with on(memory) as backend:
@@ -241,19 +243,6 @@ def test_executors_with_the_packages_in_their_image_install_nothing(
         backend.close()
 
 
-def test_executors_look_for_the_package_where_the_cache_says_that_it_is(
-    on, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client may know the cache by another address, which leads nowhere on a node."""
-    with MemoryFlame(executors=1) as memory:
-        own = memory.cache.endpoint
-        memory.environment["FLAME_CACHE_ENDPOINT"] = own.replace("127.0.0.1", "localhost")
-        with on(memory) as backend:
-            name = backend._application.name
-            url = memory.manager.applications[name].spec.url
-            assert url == f"{own}/{name}/pkg/{name}.tar.gz"
-
-
 def test_an_object_cache_out_of_the_learners_reach_is_named(on) -> None:
     with MemoryFlame(executors=1) as memory:
         memory.cache.endpoint = "grpc://127.0.0.1:9"
@@ -300,17 +289,6 @@ def test_a_run_waits_for_executors_that_another_one_has_longer_than_for_a_cluste
         monitor._taken_at = now - 150
         with pytest.raises(RunError, match="no result"):
             backend._give_up_if_lost("none")
-
-
-def test_a_run_ends_where_no_node_can_install(on) -> None:
-    with MemoryFlame(nodes={"a": 1, "b": 1}) as memory:
-        for node in memory.manager.nodes.values():
-            node.broken = True
-        with (
-            on(memory) as backend,
-            pytest.raises(RunError, match=r"cannot start.*failed to install the package"),
-        ):
-            collect(backend, 0)
 
 
 def test_a_node_with_another_kernel_is_named_though_it_does_not_answer_first(on) -> None:
@@ -459,3 +437,29 @@ def test_a_real_run_starts_beside_a_node_that_is_of_no_use(
         "Node gamma cannot start executors: " if fault == "broken" else "Node gamma: no connection"
     )
     assert told in finished.out
+
+
+@pytest.mark.cluster
+@pytest.mark.nodes
+@pytest.mark.slow
+def test_a_slow_node_sets_nobodys_pace(project: Path, local, tmp_path: Path) -> None:
+    """An episode has 20 steps of 10 ms, on the node gamma ten times as long. What the sum of speeds
+    allows follows from three equal nodes on the same machine."""
+    flags = ("--env", "pace_env:SlowOnGamma-v0", "--iterations", "12", "--episodes-per-iter", "96")
+    took = {}
+    for third in ("delta", "gamma"):
+        folder = tmp_path / third
+        folder.mkdir()
+        with FlameNodes(folder / "cluster") as flame:
+            names = {"alpha", "beta", third}
+            for name in names:
+                flame.start_node(name, cores=1)
+            wait_until(lambda f=flame, n=names: f.nodes() == dict.fromkeys(n, "Ready"))
+            finished = run(project, folder, flame.environment, *flags)
+        assert finished.code == 0, finished.err
+        assert finished.metrics == local(*flags)
+        print(third, finished.collecting)
+        took[third] = statistics.median(finished.collecting[4:])
+    # The environment alone takes 19.2 s at speed 1.
+    assert took["delta"] <= 1.15 * 19.2 / 3
+    assert took["gamma"] <= 1.15 * took["delta"] * 3 / 2.1
