@@ -358,11 +358,6 @@ class SessionManager(frontend_pb2_grpc.FrontendServicer):
             message.status.events.extend(task.events)
             return message
 
-    def ListTask(self, request, context) -> Iterator[pb.Task]:
-        with self.changed:
-            tasks = self._session(request.session_id, context).tasks.values()
-            return iter([_copy(task.message) for task in tasks])
-
     def WatchTask(self, request, context) -> Iterator[pb.Task]:
         """Every change of state from now on, without events; at once if it is finished.
 
