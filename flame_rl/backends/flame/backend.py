@@ -94,6 +94,7 @@ class FlameBackend:
         self._request = request
         self._install = install
         self._checked_at = 0.0
+        self._most_episodes = 1
         self._started = False
         self._counters = Counters()
         logging.getLogger("flamepy").addHandler(logging.NullHandler())
@@ -133,7 +134,7 @@ class FlameBackend:
         finally:
             worker.close()
         found = replace(environment, env_id=spec.env_id)
-        if needs(found) != needs(self._environment):
+        if needs(found) != self._needs:
             # The constructor was given a short name, or one without the module that has it.
             self.close()
             self._open(found)
@@ -148,25 +149,24 @@ class FlameBackend:
 
     def _collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         self._encoded = codec.encode_snapshot(snapshot)
-        self._most_episodes = max(self._sizes.split(len(request.indices)))
-        self._began = time.monotonic()
-        transport = Transport(
-            # The session of that moment, which changes.
-            lambda data, episodes: self._session.collect(data, episodes, self._deadlines),
-            self._capacity.in_flight,
-            self._check,
-            self._transport_failed,
-            unusable=_UNUSABLE,
-        )
         try:
+            self._began = time.monotonic()
             self._await_executor()
             self._began = time.monotonic()
             self._follow_nodes()
+            self._most_episodes = max(self._sizes.split(len(request.indices)))
             try:
                 self._session.publish(self._encoded)
             except Exception as error:
                 self._reopen(f"the weights could not be published: {error}")
-            transport = replace(transport, in_flight=self._capacity.in_flight)
+            transport = Transport(
+                # The session of that moment, which changes.
+                lambda data, episodes: self._session.collect(data, episodes, self._deadlines),
+                self._capacity.in_flight,
+                self._check,
+                self._transport_failed,
+                unusable=_UNUSABLE,
+            )
             collected = gather(snapshot, request, transport, self._sizes, self._stop, self.listener)
         finally:
             self._bypass.close()
@@ -200,7 +200,7 @@ class FlameBackend:
     # Application and session
 
     def _open(self, environment: Environment) -> None:
-        self._environment = environment
+        self._environment, self._needs = environment, needs(environment)
         self._left_sessions: list[Session] = []
         self._janitor = Janitor()
         self._deploy()
@@ -259,9 +259,9 @@ class FlameBackend:
         """See what nodes and executors do, unless that was seen less than `pause` seconds ago, and
         react to it; returns whether it was seen now."""
         monitor = self._monitor
-        if not monitor.ask(
-            self._session.id, min(pause, CHECK_SECONDS) if self._bypass.open else pause
-        ):
+        if self._bypass.open:
+            pause = min(pause, CHECK_SECONDS)
+        if not monitor.ask(self._session.id, pause):
             return False
         if monitor.lost:
             self._session.lose(monitor.lost)
