@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import flamepy.core.cache
 import flamepy.core.client
 import psutil
 import pytest
@@ -336,6 +337,7 @@ def test_an_executor_starts_its_simulators_process_before_it_is_asked() -> None:
 def memory_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFlame]:
     """An in-memory Flame of 12 cores and 24 GB, for flamepy in this process; no executor starts."""
     monkeypatch.setattr(flamepy.core.client.ConnectionInstance, "_connection", None)
+    monkeypatch.setattr(flamepy.core.cache, "_context_cache", None)
     with MemoryFlame(executors=12) as memory:
         memory.manager.on_pending = lambda: None
         for name, value in memory.environment.items():
