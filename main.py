@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import signal
 import sys
 
 import flame_rl
-from flame_rl.commands import COMMANDS
+from flame_rl.commands import COMMANDS, import_command
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import why_refused
 from flame_rl.system.output import warn
 
 # What a Python without this project's environment lacks; see pyproject.toml.
-NEEDED = ("gymnasium", "numpy", "safetensors", "threadpoolctl", "torch", "tyro")
+NEEDED = ("gymnasium", "msgspec", "numpy", "safetensors", "threadpoolctl", "torch", "tyro")
 
 
 def main() -> int:
@@ -40,7 +39,7 @@ def main() -> int:
 
 def run_command(words: list[str]) -> int:
     """Run the command that the first word names, or else training; returns the exit code."""
-    place = "flame_rl.commands.train:train"
+    name = "train"
     if words == ["--version"]:
         print(f"flame-rl {flame_rl.__version__}")
         return 0
@@ -51,13 +50,11 @@ def run_command(words: list[str]) -> int:
                 f"{name}: no command; there are {', '.join(COMMANDS)}, and without one, training: "
                 "main.py --env ant"
             )
-        place = COMMANDS[name]
-    module, _, function = place.partition(":")
     # Libraries that try an import may swallow KeyboardInterrupt; nothing has begun that needs it.
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: os._exit(130))
-    command = getattr(importlib.import_module(module), function)
+    command = import_command(name)
     signal.signal(signal.SIGINT, before)
     return command(words) or 0
 

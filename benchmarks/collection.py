@@ -6,7 +6,7 @@ For each environment, it compares:
   resets included; with MuJoCo's clock, which the package stops;
 - `floor`: `mj_step` alone with the same actions, for MuJoCo's environments; without the clock;
 - `plain`, `fast`: the collector, which acts by a policy and records episodes, over Gymnasium's
-  environments and over the fast twin;
+  environments and over the fast simulator;
 - `1 worker`, `2 workers`: worker processes with the fast collector, each with the same number of
   episodes;
 - `2 apart`: two independent processes with the fast collector. They show the most that two cores

@@ -168,14 +168,6 @@ class Recall(Base):
         return float(self.t == self.horizon - 1 and (self.shown > 0) == (action == 1))
 
 
-class Recall10(Recall):
-    horizon = 10
-
-
-class Recall30(Recall):
-    horizon = 30
-
-
 class Catch(Base):
     """A ball falls straight down a picture of 10 x 5, and a paddle in the lowest row can be moved
     left, not at all, or right: 1 if it is under the ball in the end, else -1."""
@@ -271,18 +263,6 @@ class WholeNumbers(Catch):
         return picture
 
 
-class Fractions(WholeNumbers):
-    wrong = 7.5
-
-
-class Beyond(WholeNumbers):
-    wrong = 256.0
-
-
-class NotANumber(WholeNumbers):
-    wrong = np.nan
-
-
 class Wandering(Base):
     """Random numbers are observed; an episode ends by chance, after 10 steps on average."""
 
@@ -304,10 +284,6 @@ class Endless(Base):
     """1 per step for ever: only a time limit cuts it."""
 
     horizon = 1 << 60
-
-
-class Unlimited(Endless):
-    """Nobody has set a limit."""
 
 
 class Long(Base):
@@ -726,32 +702,6 @@ class Switches(Base):
         return float((action == self.observation).sum())
 
 
-class TextObservation(Base):
-    observation_space = spaces.Dict({"said": spaces.Text(5), "a": spaces.Discrete(2)})
-
-
-class SequenceObservation(Base):
-    observation_space = spaces.Sequence(spaces.Discrete(2))
-
-
-class GraphObservation(Base):
-    observation_space = spaces.Tuple(
-        [spaces.Discrete(2), spaces.Graph(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))]
-    )
-
-
-class EmptyObservation(Base):
-    observation_space = spaces.Dict({})
-
-
-class DictActions(Base):
-    action_space = spaces.Dict({"a": spaces.Discrete(2)})
-
-
-class IntegerActions(Base):
-    action_space = spaces.Box(0, 5, (2,), np.int64)
-
-
 class ScalarAction(Base):
     """A Box of one number and no axis."""
 
@@ -762,12 +712,6 @@ class ScalarAction(Base):
         return float(action)
 
 
-class WithoutBounds(Base):
-    """Actions in float16, in which a million is infinite."""
-
-    action_space = spaces.Box(-np.inf, np.inf, (2,), np.float16)
-
-
 class WithoutSpaces(gymnasium.Env):
     """What a first environment may forget."""
 
@@ -776,11 +720,6 @@ class WithoutSpaces(gymnasium.Env):
 
 class OfGym:
     """Of no class of Gymnasium's."""
-
-
-class RaisingClose(Base):
-    def close(self) -> None:
-        raise RuntimeError("no such window")
 
 
 class FailingLate(Base):
@@ -944,38 +883,6 @@ class Leaking(ObservationAction):
 _LEAK: list[bytes] = []
 
 
-class Wrong(Base):
-    """Returns what `value` makes of each observation or reward, from the third step on."""
-
-    horizon = 5
-
-    def next_observation(self):
-        return self.value(ONE) if self.t == 3 else ONE
-
-    def value(self, observation):
-        return observation
-
-
-class ObjectObservation(Wrong):
-    def value(self, observation):
-        return np.array([object()], object)
-
-
-class ComplexObservation(Wrong):
-    def value(self, observation):
-        return observation + 1j
-
-
-class NumberAsTextObservation(Wrong):
-    def value(self, observation):
-        return np.array(["1.5"])
-
-
-class RaggedObservation(Wrong):
-    def value(self, observation):
-        return [[1.0], [2.0, 3.0]]
-
-
 class NumberAsTextReward(Base):
     horizon = 5
 
@@ -1021,12 +928,6 @@ class Undecided(Base):
 
     def step(self, action):
         return ONE, 1.0, np.array([True, False]), False, {}
-
-
-class Nothing(Base):
-    """An observation of no numbers."""
-
-    observation_space = spaces.Box(-1, 1, (0,), np.float32)
 
 
 class Parent(Base):
@@ -1095,36 +996,6 @@ class Arriving(Base):
         return (*others, info)
 
 
-class AlteredParts(Parts):
-    """The `info` of its second step is another one."""
-
-    info: ClassVar[object] = None
-
-    def step(self, action):
-        *others, info = super().step(action)
-        return (*others, self.info if self.t == 2 else info)
-
-
-class WithoutCost(AlteredParts):
-    info: ClassVar[object] = {"gain": 1.0}
-
-
-class WithoutInfo(AlteredParts):
-    pass
-
-
-class InfiniteCost(AlteredParts):
-    info: ClassVar[object] = {"gain": 1.0, "cost": -np.inf}
-
-
-class CostInWords(AlteredParts):
-    info: ClassVar[object] = {"gain": 1.0, "cost": "much"}
-
-
-class CostOfTwo(AlteredParts):
-    info: ClassVar[object] = {"gain": 1.0, "cost": np.ones(2)}
-
-
 class TwoRewards(Base):
     """A vector: the action pays in the first number and costs in the second; `info` has a part,
     too."""
@@ -1163,44 +1034,83 @@ class TableOfRewards(TwoRewards):
 _ONLY = Base()
 
 
+class Wrong(Base):
+    """Returns what `value` makes of each observation, at its third step."""
+
+    horizon = 5
+
+    def next_observation(self):
+        return self.value(ONE) if self.t == 3 else ONE
+
+
+class AlteredParts(Parts):
+    """The `info` of its second step is another one."""
+
+    def step(self, action):
+        *others, info = super().step(action)
+        return (*others, self.info if self.t == 2 else info)
+
+
+# Environments that differ from another class in one attribute: its value by the class's name.
+_VARIANTS = {
+    (Base, "observation_space"): {
+        "TextObservation": spaces.Dict({"said": spaces.Text(5), "a": spaces.Discrete(2)}),
+        "SequenceObservation": spaces.Sequence(spaces.Discrete(2)),
+        "GraphObservation": spaces.Tuple(
+            [spaces.Discrete(2), spaces.Graph(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))]
+        ),
+        "EmptyObservation": spaces.Dict({}),
+        "Nothing": spaces.Box(-1, 1, (0,), np.float32),
+    },
+    (Base, "action_space"): {
+        "DictActions": spaces.Dict({"a": spaces.Discrete(2)}),
+        "IntegerActions": spaces.Box(0, 5, (2,), np.int64),
+        # In float16 a million is infinite.
+        "WithoutBounds": spaces.Box(-np.inf, np.inf, (2,), np.float16),
+    },
+    (Wrong, "value"): {
+        "ObjectObservation": lambda env, observation: np.array([object()], object),
+        "ComplexObservation": lambda env, observation: observation + 1j,
+        "NumberAsTextObservation": lambda env, observation: np.array(["1.5"]),
+        "RaggedObservation": lambda env, observation: [[1.0], [2.0, 3.0]],
+    },
+    (AlteredParts, "info"): {
+        "WithoutCost": {"gain": 1.0},
+        "WithoutInfo": None,
+        "InfiniteCost": {"gain": 1.0, "cost": -np.inf},
+        "CostInWords": {"gain": 1.0, "cost": "much"},
+        "CostOfTwo": {"gain": 1.0, "cost": np.ones(2)},
+    },
+    (WholeNumbers, "wrong"): {"Fractions": 7.5, "Beyond": 256.0, "NotANumber": np.nan},
+    (Recall, "horizon"): {"Recall10": 10, "Recall30": 30},
+    (Endless, "horizon"): {"Unlimited": 1 << 60},
+}
+
+
 def _register() -> None:
     gymnasium.register("OnlyOne-v0", entry_point=only_one)
     gymnasium.register("WithoutSpaces-v0", entry_point=WithoutSpaces)
     gymnasium.register("OfGym-v0", entry_point=OfGym)
     pole = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
     gymnasium.register("ShortPole-v0", entry_point=pole, max_episode_steps=3)
-    classes = {
-        cls.__name__: cls
-        for cls in globals().values()
-        if isinstance(cls, type) and issubclass(cls, Base) and cls not in (Misbehaving, Broken)
-    }
-    for name, cls in classes.items():
+    for (base, attribute), values in _VARIANTS.items():
+        for name, value in values.items():
+            globals()[name] = type(name, (base,), {attribute: value, "__module__": __name__})
+    own = [each for each in globals().values() if isinstance(each, type) and issubclass(each, Base)]
+    for cls in {*own} - {Misbehaving, Broken, Wrong, AlteredParts}:
         limit = {Endless: 7, SlowlyDrawn: 8}.get(cls)
-        gymnasium.register(f"{name}-v0", entry_point=cls, max_episode_steps=limit)
-    for fault in [
-        "missing",
-        "below",
-        "above",
-        "float",
-        "list",
-        "short",
-        "nan",
-        "shape",
-        "bits",
-        "mode",
-        "text",
-    ]:
-        kwargs = {"fault": fault}
-        gymnasium.register(f"{fault.title()}Broken-v0", entry_point=Broken, kwargs=kwargs)
+        gymnasium.register(f"{cls.__name__}-v0", entry_point=cls, max_episode_steps=limit)
+    parts = "missing below above float list short nan shape bits mode text"
+    for fault in parts.split():
+        name = f"{fault.title()}Broken-v0"
+        gymnasium.register(name, entry_point=Broken, kwargs={"fault": fault})
     faults = "raise nan-observation nan-reward infinity shape text hang exit kill segfault"
+    # With a marker file in the environment, the fault happens only once.
+    marker = os.environ.get("FAULT_MARKER", "")
     for fault in faults.split():
-        name = "".join(part.title() for part in fault.split("-"))
-        gymnasium.register(
-            f"{name}Fault-v0",
-            entry_point=Misbehaving,
-            # With a marker file in the environment, the fault happens only once.
-            kwargs={"fault": fault, "marker": os.environ.get("FAULT_MARKER", "")},
-        )
+        kwargs = {"fault": fault, "marker": marker}
+        name = fault.title().replace("-", "")
+        gymnasium.register(f"{name}Fault-v0", entry_point=Misbehaving, kwargs=kwargs)
 
 
 _register()

@@ -14,11 +14,11 @@ from torch import nn
 import model
 from flame_rl.learner.demonstrations.conversion import flattened
 from flame_rl.learner.learner import Learner
-from flame_rl.learner.learner import make_learner as learner_of_config
+from flame_rl.learner.make import make_learner as learner_of_config
 from flame_rl.learner.training.autograd import AutogradNetwork
+from flame_rl.learner.training.network import Loss, Samples
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.nets.network import Loss, Samples
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig, names_of
 from flame_rl.wire.messages import EnvironmentSpec, Episodes

@@ -21,9 +21,11 @@ RUN = (
 )
 WHOLE = (*RUN, "--iterations", str(ITERATIONS))
 # Settings with which every algorithm makes several gradient steps in a short iteration.
-SEVERAL_UPDATES = {
+SMALL = {
     "hidden_sizes": (6,),
-    "episodes_per_iter": 14,
+    "memory_size": 6,
+    "steps_per_iter": None,
+    "episodes_per_iter": 12,
     "iterations": 4,
     "minibatches": 2,
     "epochs": 2,
@@ -32,6 +34,9 @@ SEVERAL_UPDATES = {
     "batch_size": 16,
     "updates_per_step": 0.1,
     "capacity": 300,
+    "sequence_length": 4,
+    "burn_in": 2,
+    "epsilon_steps": 100,
     "local": True,
 }
 # Slow enough that a moment can be picked: three seconds with two workers.

@@ -19,7 +19,7 @@ from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.update import make_actor_critic
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.device import reproducible
-from flame_rl.learner.training.minibatches import Descent
+from flame_rl.learner.training.minibatches import StepConfig
 from flame_rl.system.machine import keep_freed_memory
 from flame_rl.wire.messages import EnvironmentSpec
 
@@ -67,7 +67,7 @@ def epochs_of(size: int) -> Callable[[], int]:
     loss = clipped_loss(data.clip_range, 0.0)
     columns = {"advantages": data.advantages}
     rate = data.learning_rate
-    descent = Descent(rate, config.algorithm.max_grad_norm)
+    descent = StepConfig(rate, config.algorithm.max_grad_norm)
 
     def epochs() -> int:
         for _ in range(data.epochs):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,8 +25,8 @@ from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import (
     CollectFailure,
     CollectRequest,
-    Column,
     Episodes,
+    FailureKind,
     PolicySnapshot,
 )
 
@@ -58,38 +58,34 @@ def collect_episodes(
     Returns:
         The episodes in the order of `request.indices`, or why they could not be played.
     """
-    if snapshot.version != request.policy_version:
-        return _failure(
-            request,
+
+    def failure(kind: FailureKind, message: str) -> CollectFailure:
+        env_id = request.environment.env_id
+        return CollectFailure(kind, message, env_id, iteration=request.iteration)
+
+    if (wanted := request.policy_version) != snapshot.version:
+        return failure(
             "stale",
-            f"weights of version {request.policy_version} are asked for, "
-            f"but version {snapshot.version} is here",
-        )
-    if request.agents != simulator.agents:
-        return _failure(
-            request,
-            "garbled",
-            f"{request.agents} agents are asked for, and this environment has {simulator.agents}",
+            f"weights of version {wanted} are asked for, but version {snapshot.version} is here",
         )
     policy = ActingPolicy(snapshot)
-    reason = _mismatch(request.columns, policy, simulator)
-    if reason is not None:
-        return _failure(request, "garbled", reason)
+    if reason := _mismatch(request, policy, simulator):
+        return failure("garbled", reason)
     play = _Play(policy, request, simulator)
     last_report = time.monotonic()
     try:
         play.begin_episodes(play.running)
         while len(play.running) > 0:
             if withdrawn():
-                return _failure(request, "stale", "the learner has withdrawn this task")
+                return failure("stale", "the learner has withdrawn this task")
             play.step()
             if (now := time.monotonic()) - last_report >= TELL_SECONDS:
                 last_report = now
                 played(play.ended, play.env_steps)
     except SimulatorError as error:
         index, step, seed = play.where(error.slot)
-        failure = error.failure(request.environment.env_id)
-        return replace(failure, iteration=request.iteration, index=index, step=step, seed=seed)
+        found = failure(error.kind, str(error))
+        return replace(found, index=index, step=step, seed=seed, traceback=error.cause)
     return play.episodes()
 
 
@@ -110,7 +106,7 @@ class _Play:
         self._policy = policy
         self._columns = request.columns
         self._from_info = {
-            column.name.replace("_", " "): _source(simulator, column.name)
+            column.name.replace("_", " "): simulator.recorded[column.name]
             for column in request.columns
             if column.name in ("reward_parts", "outcomes")
         }
@@ -136,10 +132,10 @@ class _Play:
             for column in request.columns
             if column.per_observation
         }
-        self._ends = [(last, _source(simulator, name)) for name, last in self._last.items()]
+        self._ends = [(last, simulator.recorded[name]) for name, last in self._last.items()]
         # What else comes with an observation is given to the policy's head.
         others = self._last.keys() - {"observations"}
-        self._seen = {name: _source(simulator, name) for name in others}
+        self._seen = {name: simulator.recorded[name] for name in others}
         # The last episode of each slot, -1 for none, and the number of episodes that have begun.
         self._episode = np.full(width, -1)
         self._begun = 0
@@ -267,7 +263,7 @@ class _Play:
         # Observations are recorded before the step that overwrites them, rewards after it.
         self._before_step, self._after_step = (
             [
-                (block.columns[column.name], _source(self._simulator, column.name))
+                (block.columns[column.name], self._simulator.recorded[column.name])
                 for column in self._columns
                 if column.name != "actions" and column.per_observation == before
             ]
@@ -299,55 +295,32 @@ class _Play:
         )
 
 
-def _source(simulator: Simulator, name: str) -> np.ndarray:
-    """The simulator's array that a column is recorded from; it stays the same object."""
-    return {
-        **simulator.inputs,
-        "rewards": simulator.rewards,
-        "reward_parts": simulator.reward_parts,
-        "outcomes": simulator.outcomes,
-        ACTION_MASKS: simulator.action_masks,
-    }[name]
-
-
-def _mismatch(columns: Sequence[Column], policy: ActingPolicy, simulator: Simulator) -> str | None:
-    """Why the request does not fit the policy and the simulator, or None."""
-    if simulator.observations.shape[1] != policy.observation_dim:
-        return (
-            f"the policy is for observations of {policy.observation_dim} numbers, and these have "
-            f"{simulator.observations.shape[1]}"
-        )
-    # Type and shape of a row, and whether there is a row per observation.
-    known = {
-        **{column.name: (column.dtype, column.shape, True) for column in simulator.observed},
-        "actions": (policy.head.dtype, policy.head.shape, False),
-        "rewards": ("float64", simulator.rewards.shape[1:], False),
-        "reward_parts": ("float64", simulator.reward_parts.shape[1:], False),
-        "outcomes": ("float64", simulator.outcomes.shape[1:], False),
-        ACTION_MASKS: ("uint8", simulator.action_masks.shape[1:], True),
-    }
-    for column in columns:
-        if column.name not in known:
-            return f"column {column.name[:40]!r} is none of {', '.join(known)}"
-        dtype, shape, per_observation = known[column.name]
+def _mismatch(request: CollectRequest, policy: ActingPolicy, simulator: Simulator) -> str:
+    """Why the request does not fit the policy and the simulator, or ""."""
+    if request.agents != simulator.agents:
+        return f"{request.agents} agents are asked for, and this environment has {simulator.agents}"
+    if (width := simulator.observations.shape[1]) != (expected := policy.observation_dim):
+        return f"the policy is for observations of {expected} numbers, and these have {width}"
+    known = {name: (str(a.dtype), a.shape[1:]) for name, a in simulator.recorded.items()}
+    known["actions"] = policy.head.dtype, policy.head.shape
+    # Bytes beside numbers lie as float32 in the simulator, and are recorded as bytes.
+    known |= {column.name: (column.dtype, column.shape) for column in simulator.observed}
+    by_observation = {*(column.name for column in simulator.observed), ACTION_MASKS}
+    for column in request.columns:
+        name = column.name
+        if name not in known:
+            return f"column {name[:40]!r} is none of {', '.join(known)}"
+        dtype, shape = known[name]
         if column.shape != shape or column.dtype != dtype:
             return (
-                f"column {column.name}: {column.dtype} of shape {column.shape} is asked for where "
-                f"there is {dtype} of shape {shape}"
+                f"column {name}: {column.dtype} of shape {column.shape} is asked for where there "
+                f"is {dtype} of shape {shape}"
             )
-        if column.per_observation != per_observation:
-            return (
-                f"column {column.name}: only observations, and masks, have one row more than steps"
-            )
-    return None
+        if column.per_observation != (name in by_observation):
+            return f"column {name}: only observations, and masks, have one row more than steps"
+    return ""
 
 
 def _round_up(rows: int) -> int:
     """The number of rows rounded up to whole blocks of `ROW_BLOCK`."""
     return -(-rows // ROW_BLOCK) * ROW_BLOCK
-
-
-def _failure(request: CollectRequest, kind: str, message: str) -> CollectFailure:
-    return CollectFailure(
-        kind=kind, message=message, env_id=request.environment.env_id, iteration=request.iteration
-    )

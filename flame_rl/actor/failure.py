@@ -5,8 +5,7 @@ from __future__ import annotations
 import signal
 import traceback
 
-from flame_rl.wire.messages import CollectFailure, FailureKind
-from flame_rl.wire.text import legible
+from flame_rl.wire.messages import CollectFailure, FailureKind, legible
 
 # The most characters of an exception's text, so that it leaves room for the rest of the failure.
 _TEXT_CHARACTERS = 1_000
@@ -37,6 +36,11 @@ class SimulatorError(Exception):
 def unusable(message: str, cause: str = "") -> SimulatorError:
     """The error of an environment that cannot be made, or cannot be learned from."""
     return SimulatorError("environment", message, cause=cause)
+
+
+def invalid(message: str, slot: int) -> SimulatorError:
+    """The error of an environment that returned what it must not."""
+    return SimulatorError("invalid", message, slot)
 
 
 def of_another_api(what: str) -> SimulatorError:

@@ -49,13 +49,7 @@ class Noise:
     def __init__(
         self, policy: ActingPolicy, request: CollectRequest, steps: int, width: int
     ) -> None:
-        """
-        Args:
-            policy: says how many numbers an action takes, and of what kind.
-            request: names the episodes.
-            steps: the number of lock steps in a block.
-            width: W, the number of slots.
-        """
+        """`steps` is the number of lock steps in a block, `width` that of slots."""
         self._policy = policy
         self._request = request
         self._rows = np.zeros((steps, width, policy.head.noise_width))
@@ -68,14 +62,9 @@ class Noise:
         return self._rows[row, slots] if self._request.explore else None
 
     def begin(self, row: int, slots: np.ndarray, episodes: np.ndarray) -> None:
-        """Episodes begin at `row`.
-
-        Args:
-            row: the row of the block; that of the next block's first where this one is full.
-            slots: int [n], the slots in which they play.
-            episodes: int [n], their numbers: those of all agents of the request's first index, then
-                of its second, ….
-        """
+        """Episodes of these numbers, int [n], begin in these slots, int [n], at a row of the block,
+        or of the next one where this is full. The numbers are those of all agents of the request's
+        first index, then of its second, …."""
         request = self._request
         if not request.explore:
             return

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from flame_rl.wire.messages import Column
-
-# Rows of at least this many bytes are copied episode by episode, which needs no temporary array;
-# smaller ones are gathered all at once.
-_WIDE_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -53,18 +49,14 @@ def cut_out(
     length: np.ndarray,
     last: dict[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """The steps of E episodes, one episode after another.
+    """The columns of E episodes, as in `flame_rl.wire.messages.Episodes`.
 
     Args:
         blocks: all lock steps in order; the list is emptied, which frees memory early.
-        columns: the columns to cut out.
-        slot: int [E], the slot in which each episode played.
-        first: int [E], the lock step at which it began.
-        length: int [E], its number of steps.
+        columns: which to cut out.
+        slot, first, length: int [E], the slot in which each episode played, the lock step at which
+            it began, and its number of steps.
         last: for each column with a row per observation, the row after the last step, [E, ...].
-
-    Returns:
-        The columns as in `flame_rl.wire.messages.Episodes`.
     """
     count, steps = len(length), int(length.sum())
     start = np.cumsum(length) - length
@@ -76,41 +68,24 @@ def cut_out(
             # Every episode has one observation more than it has steps.
             end = start + length + np.arange(count)
             _rows(whole[column.name], 1)[end] = _rows(last[column.name], 1)
-    for block in _popped(blocks):
+    while blocks:
+        block = blocks.pop(0)
         height, width = next(iter(block.columns.values())).shape[:2]
         begin = np.maximum(first, block.first)
-        here_steps = np.minimum(first + length, block.first + height) - begin
-        # The episodes that have steps in this block.
-        here = np.flatnonzero(here_steps > 0)
-        begin, here_steps = begin[here], here_steps[here]
-        ramp = np.arange(here_steps.sum())
-        ramp -= np.repeat(np.cumsum(here_steps) - here_steps, here_steps)
+        count = np.minimum(first + length, block.first + height) - begin
+        # The episodes that have steps in this block, and how many.
+        here = np.flatnonzero(count > 0)
+        begin, count = begin[here], count[here]
+        ramp = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
         place = np.searchsorted(block.slots, slot[here])
-        # Where the first of an episode's steps is in the block, and where it goes.
-        from_row, to_row = begin - block.first, start[here] + begin - first[here]
-        source = np.repeat(from_row * width + place, here_steps) + ramp * width
-        target = np.repeat(to_row, here_steps) + ramp
-        for per_observation in (False, True):
-            if per_observation:
-                target += np.repeat(here, here_steps)
-                to_row += here
-            for column in columns:
-                if column.per_observation != per_observation:
-                    continue
-                array, rows = whole[column.name], block.columns[column.name]
-                if rows[0, 0].nbytes < _WIDE_BYTES:
-                    _rows(array, 1)[target] = _rows(rows, 2)[source]
-                    continue
-                parts = zip(to_row, from_row, here_steps, place, strict=True)
-                for to, begin_row, length_here, slot_place in parts:
-                    part = rows[begin_row : begin_row + length_here, slot_place]
-                    array[to : to + length_here] = part
+        # Where each step is in the block, and where it goes.
+        source = np.repeat((begin - block.first) * width + place, count) + ramp * width
+        target = np.repeat(start[here] + begin - first[here], count) + ramp
+        with_last = target + np.repeat(here, count)
+        for column in columns:
+            rows = with_last if column.per_observation else target
+            _rows(whole[column.name], 1)[rows] = _rows(block.columns[column.name], 2)[source]
     return whole
-
-
-def _popped(blocks: list[Block]) -> Iterator[Block]:
-    while blocks:
-        yield blocks.pop(0)
 
 
 def _rows(array: np.ndarray, axes: int) -> np.ndarray:

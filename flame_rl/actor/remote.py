@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,14 +23,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.lib.introspect import opt_func_info
 
-from flame_rl.actor.presence import Presence
+from flame_rl.actor.watchdog import Watchdog
 from flame_rl.actor.worker.supervisor import Limits
 from flame_rl.actor.worker.team import Team
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, FailureKind
 from flame_rl.wire.packing import Buffer
 
-# Every executor has it; the workers of one machine need not.
+# Every executor has it; workers without a cluster need not.
 if TYPE_CHECKING:
     import pyarrow
 
@@ -68,7 +69,7 @@ class Collector:
         with contextlib.suppress(OSError):
             self._worker.start()
         self._about = json.dumps({"node": socket.gethostname()} | versions() | processor()).encode()
-        self._presence = Presence(self._end)
+        self._watchdog = Watchdog(self._end)
 
     def _end(self) -> None:
         self._worker.close()
@@ -92,50 +93,48 @@ class Collector:
                 withdraws its tasks by an empty one, and those that it asked for twice by the next.
             request: encoded.
             limits: the task's `Limits`.
-            snapshot_ref: JSON of the reference that `snapshot` was resolved from, to see
-                whether it has changed in the meantime.
+            snapshot_ref: JSON of the reference that `snapshot` was resolved from.
 
         Returns:
-            Encoded episodes or an encoded failure in a `column`, which says what this executor
-            runs.
+            Encoded episodes or an encoded failure, in a `column`.
         """
-        self._presence.busy()
+        self._watchdog.busy()
         try:
             if len(snapshot) == 0:
                 return self._failure("stale", "the learner has withdrawn this task")
-            withdrawn = _Withdrawal(snapshot, snapshot_ref).asked
+            withdrawn = _withdrawal(snapshot, snapshot_ref)
             answer = self._worker.collect(snapshot.tobytes(), request, Limits(*limits), withdrawn)
             return column(answer, self._about)
         except Exception as error:
             return self._failure("garbled", f"{type(error).__name__}: {error}")
         finally:
-            self._presence.busy()
+            self._watchdog.busy()
 
     def _failure(self, kind: FailureKind, message: str) -> pyarrow.RecordBatch:
         return column(codec.encode_failure(CollectFailure(kind, message)), self._about)
 
 
-class _Withdrawal:
-    """Whether nobody wants a task's answer any more: its weights are no longer those in the cache.
-    The cache is asked more and more rarely, so that long tasks cost it little."""
+def _withdrawal(snapshot: np.ndarray, snapshot_ref: str) -> Callable[[], bool]:
+    """Returns whether nobody wants a task's answer any more: its weights are no longer those in the
+    cache, which is asked more and more rarely, so that long tasks cost it little."""
+    began = asked_at = time.monotonic()
 
-    def __init__(self, snapshot: np.ndarray, snapshot_ref: str) -> None:
-        self._snapshot, self._ref = snapshot, snapshot_ref
-        self._began = self._asked_at = time.monotonic()
-
-    def asked(self) -> bool:
+    def withdrawn() -> bool:
+        nonlocal asked_at
         now = time.monotonic()
-        if now - self._asked_at < min(1.0, max(0.3, (now - self._began) / 10)):
+        if now - asked_at < min(1.0, max(0.3, (now - began) / 10)):
             return False
-        self._asked_at = now
-        # Imported here: every executor has Flame's client; the workers of one machine need not.
+        asked_at = now
+        # Imported here: every executor has Flame's client; workers without a cluster need not.
         from flamepy.core import ObjectRef, get_object
 
         try:
-            found = get_object(ObjectRef(**json.loads(self._ref)))
-            return not np.array_equal(found, self._snapshot)
+            found = get_object(ObjectRef(**json.loads(snapshot_ref)))
+            return not np.array_equal(found, snapshot)
         except Exception:
             return False  # the cache may be away for a moment; the deadline still holds
+
+    return withdrawn
 
 
 def column(data: Buffer, about: bytes) -> pyarrow.RecordBatch:

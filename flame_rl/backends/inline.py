@@ -10,12 +10,12 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.actor.simulators.simulator import Simulator
-from flame_rl.actor.worker.frames import CLOSE_SECONDS
+from flame_rl.actor.worker.process import CLOSE_SECONDS
 from flame_rl.backends.dispatch import Collected, Transport, explain, gather, tell
 from flame_rl.backends.tasks import TaskSizes
-from flame_rl.system.closing import close_within
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import ONE_BLAS_THREAD
+from flame_rl.system.signals import close_within
 from flame_rl.wire import codec
 from flame_rl.wire.messages import (
     CollectFailure,

@@ -9,7 +9,7 @@ from pathlib import Path
 from flame_rl.backends import Backend
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.environments import CALLABLE
+from flame_rl.settings.experiment import CALLABLE
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import available_cores
 from flame_rl.wire.messages import Environment

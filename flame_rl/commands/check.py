@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 from flame_rl.settings.config import TrainConfig, environment_of
-from flame_rl.settings.environments import environment_id
+from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.output import say
 
 if TYPE_CHECKING:
     from flame_rl.tools.checking import Examined
     from flame_rl.tools.findings import Finding
-    from flame_rl.tools.random_play import Played
 
 _WIDTH = 100
 # Where the second column of the table begins.
@@ -62,14 +61,10 @@ class CheckCommand:
 def check(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 1 if the environment has a problem."""
     command = parse_command(CheckCommand, arguments, "main.py check")
-    config = TrainConfig(
-        env=command.env,
-        env_kwargs=command.env_kwargs,
-        wrapper=command.wrapper,
-        observe=command.observe,
-        action_mask=command.action_mask,
-        max_episode_steps=command.max_episode_steps,
-    )
+    # All but these are as for training.
+    own = ("seconds", "json")
+    given = {each.name: getattr(command, each.name) for each in fields(command)}
+    config = TrainConfig(**{name: given[name] for name in given if name not in own})
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.tools.checking import examine
     from flame_rl.tools.findings import findings
@@ -83,7 +78,7 @@ def check(arguments: Sequence[str]) -> int:
 
 def _as_json(examined: Examined, found: Sequence[Finding]) -> str:
     """All that was found out, spaces as Gymnasium writes them."""
-    from flame_rl.run.checks import observed
+    from flame_rl.report.header import observed
 
     data = asdict(examined)
     data["environment"] = examined.environment.env_id
@@ -103,88 +98,88 @@ def _as_json(examined: Examined, found: Sequence[Finding]) -> str:
 
 def _as_text(examined: Examined, found: Sequence[Finding]) -> str:
     """One screen: a table of what was found out, then what is in the way, with remedies."""
+
+    def filled(text: str, first: str, indent: int) -> str:
+        # A path is not cut.
+        uncut = {"break_long_words": False, "break_on_hyphens": False}
+        first = first.ljust(indent)
+        return fill(text, _WIDTH, initial_indent=first, subsequent_indent=" " * indent, **uncut)
+
     title = examined.environment.env_id
     lines = [f"{title} ({examined.package})" if examined.package else title]
     lines += [""] if examined.spec is not None else []
-    for name, text in _rows(examined, found):
-        first = f"  {name}".ljust(_INDENT)
-        lines.append(_filled(text, first, " " * _INDENT))
+    lines += [filled(text, f"  {name}", _INDENT) for name, text in _rows(examined, found)]
     for problem, heading in ((True, "In the way:"), (False, "Worth knowing:")):
         texts = [each.text for each in found if each.problem == problem]
         lines += ["", heading] if texts else []
-        lines += [_filled(text, "  - ", "    ") for text in texts]
+        lines += [filled(text, "  - ", 4) for text in texts]
     if not found:
         lines += ["", "Nothing is in the way."]
     return "\n".join(lines)
 
 
-def _filled(text: str, first: str, others: str) -> str:
-    """The text in lines of at most `_WIDTH` characters; a path is not cut."""
-    return fill(
-        text,
-        _WIDTH,
-        initial_indent=first,
-        subsequent_indent=others,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
 def _rows(examined: Examined, remarks: Sequence[Finding]) -> list[tuple[str, str]]:
     """The rows of the table: a name, and what was found out."""
-    from flame_rl.run.checks import acted, observed
+    from flame_rl.report.header import acted, observed
 
-    spec, played = examined.spec, examined.played
+    spec = examined.spec
     if spec is None:
         return []
-    limit = "none" if spec.time_limit is None else f"{spec.time_limit:,} steps"
-    found = [
+    rows = [
         ("observation", f"{observed(spec)}, of {_space(spec.observation_space)}"),
         ("action", f"{acted(spec)}, of {_space(spec.action_space)}"),
         ("agents", ", ".join(spec.agents)[:200]),
-        ("time limit", limit),
+        ("time limit", "none" if spec.time_limit is None else f"{spec.time_limit:,} steps"),
         ("layers", " > ".join(examined.layers)),
+        *_of_play(examined),
     ]
-    if played is not None:
-        memory = "" if examined.bytes is None else f", memory {examined.bytes / 1e6:,.1f} MB"
-        found += [
-            (
-                "speed",
-                f"{played.steps_per_second:,.0f} steps/s in one environment, a reset "
-                f"{_seconds(played.reset_seconds)}, making one {_seconds(examined.making_seconds)}"
-                f"{memory}",
-            ),
-            ("random policy", _episodes(played)),
-            (
-                "rewards",
-                f"{played.rewards.mean:.3g} ± {played.rewards.std:.2g} a step, "
-                f"{played.rewards.least:.4g} to {played.rewards.most:.4g}, "
-                f"not 0 in {played.paid:.1%} of {played.rewards.count:,} steps",
-            ),
-            (
-                "numbers",
-                f"observed from {played.observed[0]:.4g} to {played.observed[1]:.4g}; "
-                f"{played.constant} of {played.numbers} never changed",
-            ),
-        ]
-        masks = "none: no action_mask in info or observation"
-        if spec.action_mask != "none":
-            masks = (
-                f"{spec.action_mask}['action_mask'], read unless --no-action-mask: "
-                f"{played.allowed:.0%} of {spec.action_dim} choices are allowed, on average"
-            )
-        found += [("masks", masks), ("info", ", ".join(examined.info)[:150] or "nothing")]
     if not examined.failures:
         repeats = "the same episode for one seed, twice, in another object, and beside another one"
-        if examined.differs or examined.beside:
-            repeats = "no, see below"
-        found.append(("repeats", repeats))
-        if not spec.agents:
-            said = "content"
-            if any(each.topic == "checker" for each in remarks):
-                said = "not content, see below"
-            found.append(("gymnasium", f"its checker is {said}"))
-    return [(name, text) for name, text in found if text]
+        differs = examined.differs or examined.beside
+        rows.append(("repeats", "no, see below" if differs else repeats))
+        remarked = any(each.topic == "checker" for each in remarks)
+        said = "not content, see below" if remarked else "content"
+        rows += [] if spec.agents else [("gymnasium", f"its checker is {said}")]
+    return [(name, text) for name, text in rows if text]
+
+
+def _of_play(examined: Examined) -> Iterator[tuple[str, str]]:
+    """The rows about what a random policy did."""
+    played, spec = examined.played, examined.spec
+    if played is None:
+        return
+    memory = "" if examined.bytes is None else f", memory {examined.bytes / 1e6:,.1f} MB"
+    yield (
+        "speed",
+        f"{played['steps_per_second']:,.0f} steps/s in one environment, a reset "
+        f"{_seconds(played['reset_seconds'])}, making one {_seconds(examined.making_seconds)}"
+        f"{memory}",
+    )
+    returns, lengths, rewards = (played[name] for name in ("returns", "lengths", "rewards"))
+    earned = f"no episode ended within {played['longest']:,} steps"
+    if returns is not None:
+        earned = (
+            f"return {returns['mean']:.4g} ± {returns['std']:.3g}, {returns['least']:.4g} to "
+            f"{returns['most']:.4g}, in {returns['count']} episodes of {lengths['least']:.0f} to "
+            f"{lengths['most']:.0f} steps, {played['truncated']} of them cut"
+        )
+    yield "random policy", earned
+    yield (
+        "rewards",
+        f"{rewards['mean']:.3g} ± {rewards['std']:.2g} a step, {rewards['least']:.4g} to "
+        f"{rewards['most']:.4g}, not 0 in {played['paid']:.1%} of {rewards['count']:,} steps",
+    )
+    least, most = played["observed"]
+    constant = f"{played['constant']} of {played['numbers']} never changed"
+    yield "numbers", f"observed from {least:.4g} to {most:.4g}; {constant}"
+    masks = "none: no action_mask in info or observation"
+    if spec.action_mask != "none":
+        masks = (
+            f"{spec.action_mask}['action_mask'], read unless --no-action-mask: "
+            f"{played['allowed']:.0%} of {spec.action_dim} choices are allowed, on average"
+        )
+    yield "masks", masks
+    yield "info", ", ".join(examined.info)[:150] or "nothing"
 
 
 def _space(space: object) -> str:
@@ -193,18 +188,5 @@ def _space(space: object) -> str:
     return text if len(text) <= _SPACE else f"{text[:_SPACE]} …"
 
 
-def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "?"
+def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def _episodes(played: Played) -> str:
-    if played.returns is None:
-        return f"no episode ended within {played.longest:,} steps"
-    returns, lengths = played.returns, played.lengths
-    return (
-        f"return {returns.mean:.4g} ± {returns.std:.3g}, {returns.least:.4g} to "
-        f"{returns.most:.4g}, in {returns.count} episodes of {lengths.least:.0f} to "
-        f"{lengths.most:.0f} steps, {played.truncated} of them cut"
-    )

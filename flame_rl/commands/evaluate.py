@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class EvaluateCommand:
-    """Evaluate a saved policy, in episodes that it has not learned from.
-
-    The same policy, episodes and seed give the same output, wherever the episodes are collected: on
-    a Flame cluster where one is configured, and otherwise on the cores of this machine.
-    """
+class PolicyCommand:
+    """The flags of commands that play episodes with a saved policy."""
 
     run: tyro.conf.Positional[Path]
     """A run folder, of which the newest checkpoint is taken, or a checkpoint file."""
@@ -52,6 +48,26 @@ class EvaluateCommand:
     wrapper: tuple[str, ...] = ()
     """Other wrappers around the environment, module:Class."""
 
+    def __post_init__(self) -> None:
+        if self.episodes < 1:
+            raise UsageError(f"--episodes: at least 1, not {self.episodes}")
+        if self.seed < 0:
+            raise UsageError(f"--seed: 0 or more, not {self.seed}")
+
+    @property
+    def environment(self) -> dict[str, object]:
+        """What is given of the environment, by setting."""
+        return {"env": self.env, "env_kwargs": self.env_kwargs, "wrapper": self.wrapper}
+
+
+@dataclass(frozen=True)
+class EvaluateCommand(PolicyCommand):
+    """Evaluate a saved policy, in episodes that it has not learned from.
+
+    The same policy, episodes and seed give the same output, wherever the episodes are collected: on
+    a Flame cluster where one is configured, and otherwise on the cores of this machine.
+    """
+
     reward_weights: tuple[float, ...] | None = None
     """Other weights of the reward's parts than in training, for a run with successor features."""
 
@@ -68,10 +84,7 @@ class EvaluateCommand:
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise UsageError(f"--episodes: at least 1, not {self.episodes}")
-        if self.seed < 0:
-            raise UsageError(f"--seed: 0 or more, not {self.seed}")
+        super().__post_init__()
         if self.record is not None and self.record.suffix != ".npz":
             raise UsageError(f"--record: a file whose name ends in .npz, not {self.record}")
         if self.record is not None and not self.record.absolute().parent.is_dir():
@@ -81,27 +94,21 @@ class EvaluateCommand:
 def evaluate(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     command = parse_command(EvaluateCommand, arguments, "main.py evaluate")
+    # Nothing is learned, so that no graphics card is needed.
+    changes = {"local": command.local, "workers": command.workers, "device": "cpu"}
+    if command.reward_weights is not None:
+        changes["reward_weights"] = command.reward_weights
     with stop_on_signals() as stop:
-        _run(command, stop)
+        _run(command, changes, stop)
     return stop.exit_code
 
 
-def _run(command: EvaluateCommand, stop: StopSignal) -> None:
+def _run(command: EvaluateCommand, changes: dict[str, object], stop: StopSignal) -> None:
     """Evaluate and print."""
     from flame_rl.backends.select import where_collected
-    from flame_rl.run.elsewhere import load_policy
 
-    # Nothing is learned, so that no graphics card is needed.
-    changes: dict[str, object] = {
-        "local": command.local,
-        "workers": command.workers,
-        "device": "cpu",
-    }
-    if command.reward_weights is not None:
-        changes["reward_weights"] = command.reward_weights
-    names = ("env", "env_kwargs", "wrapper")
-    environment = {name: getattr(command, name) for name in names}
-    with load_policy(command.run, command.best, environment, stop, **changes) as trainer:
+    changes = changes | {"environment": command.environment}
+    with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         if notice := where_collected(trainer.config):

@@ -11,7 +11,10 @@ import tyro
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import write_atomically
+from flame_rl.system.machine import require
 from flame_rl.system.output import say, warn
+
+GROUP = "export"
 
 
 @dataclass(frozen=True)
@@ -37,27 +40,25 @@ def export(arguments: Sequence[str]) -> None:
     command = parse_command(ExportCommand, arguments, "main.py export")
     if not command.file.parent.is_dir() or command.file.is_dir():
         raise UsageError(f"{command.file}: name a file in a folder that exists")
-    from flame_rl.system.optional import require
-    from flame_rl.tools.onnx_file import GROUP, check_onnx, output_names, to_onnx
-
     # Checked before torch is imported, which takes seconds.
     for package in ("onnx", "onnxruntime"):
         require(package, package, GROUP)
     from flame_rl.run.trainer import Trainer
+    from flame_rl.tools.onnx_file import ExportedPolicy, check_onnx, to_onnx
 
     here = {"local": True, "workers": 0, "device": "cpu"}
     with Trainer.load(command.run, command.best, **here) as trainer:
-        snapshot, spec = trainer.learner.snapshot(), trainer.spec
+        policy, spec = ExportedPolicy.of_learner(trainer.learner), trainer.spec
     for warning in trainer.warnings:
         warn(f"warning: {warning}")
-    masked = spec.choices if spec.masked else ()
-    model = to_onnx(snapshot, spec.env_id, masked)
-    difference = check_onnx(model, snapshot, masked)
+    choices = spec.choices if spec.masked else ()
+    model = to_onnx(policy, spec.env_id, choices)
+    difference = check_onnx(model, policy.snapshot, choices)
     write_atomically(command.file, model)
+    mask = f", action_mask [batch, {spec.action_dim}]" if spec.masked else ""
     say(
-        f"{command.file}: observation [batch, {spec.observation_dim}]"
-        f"{f', action_mask [batch, {spec.action_dim}]' if spec.masked else ''} -> "
-        f"{', '.join(output_names(snapshot))} "
-        f"({spec.action_dim} actions) after {trainer.totals.iterations} iterations of "
-        f"{spec.env_id}; greatest relative difference from NumPy {difference:.1e}"
+        f"{command.file}: observation [batch, {spec.observation_dim}]{mask} -> "
+        f"{', '.join(policy.outputs)} ({spec.action_dim} actions) after "
+        f"{trainer.totals.iterations} iterations of {spec.env_id}; greatest relative difference "
+        f"from NumPy {difference:.1e}"
     )

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from flame_rl.run.saved.folder import refuse_another_run, saved_config
+from flame_rl.run.folder import refuse_another_run, saved_config
+from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import UsageError
 from flame_rl.system.output import say, warn
 from flame_rl.system.signals import stop_on_signals
 
 if TYPE_CHECKING:
-    from flame_rl.tools.profiling import Profile
+    from flame_rl.tools.profiling import Measured
 
 DESCRIPTION = """Measure what an iteration costs with one worker and with several, and say how many
 are worth it.
@@ -24,6 +24,9 @@ Takes the flags of training, runs a few iterations where training would, and wri
 --workers N, or --executors N on a cluster, compares one with N; otherwise N is the number of cores.
 With --resume RUN or --from RUN the policy of that run plays; otherwise an untrained one, whose
 episodes may be shorter than those to come."""
+
+# Several workers are worth it where an iteration takes this part longer with one.
+_WORTH = 0.1
 
 
 @dataclass(frozen=True)
@@ -48,73 +51,52 @@ def profile(arguments: Sequence[str]) -> int:
         refuse_another_run(default, config)
     with stop_on_signals() as stop:
         # Here and not above, so that --help and mistakes are answered at once.
-        from flame_rl.run.saved.resume import find_checkpoint
-        from flame_rl.tools.profiling import measure_profile
+        from flame_rl.backends.select import is_distributed
+        from flame_rl.run.checkpoint import find_checkpoint
+        from flame_rl.tools.profiling import measure_both
 
-        checkpoint = None
-        if folder is not None:
-            # Not the policy with which the run would begin again.
-            checkpoint = find_checkpoint(folder)
-            for warning in checkpoint[1]:
-                warn(f"warning: {warning}")
-        found = measure_profile(config, stop, checkpoint)
-        say(as_json(found) if command.json else as_text(found))
+        # Not the policy with which a run would begin again.
+        found = None if folder is None else find_checkpoint(folder)
+        for warning in [] if found is None else found[1]:
+            warn(f"warning: {warning}")
+        one, several = measure_both(config, stop, found)
+        if command.json:
+            measured = {"one": asdict(one), "several": asdict(several)}
+            say(json.dumps(measured | conclusions(one, several)))
+        else:
+            title = f"{environment_id(config.experiment.env)}, {config.algorithm_name}"
+            noun = "executors" if is_distributed(config) else "workers"
+            say(as_text(title, noun, one, several))
     return stop.exit_code
 
 
-def as_json(found: Profile) -> str:
-    """What was measured and what follows; `balance` is None where no number of workers has it."""
-    balance = None if math.isinf(found.balance) else found.balance
-    follows = {"speedup": found.speedup, "balance": balance, "worth": found.worth}
-    return json.dumps(asdict(found) | follows)
+def conclusions(one: Measured, several: Measured) -> dict[str, float]:
+    """How many times as fast several workers collect as one, and which number is worth it."""
+    seconds = several.collecting + several.updating
+    saves = one.collecting + several.updating > (1 + _WORTH) * seconds
+    worth = several.workers if saves else one.workers
+    return {"speedup": one.collecting / several.collecting, "worth": worth}
 
 
-def as_text(found: Profile) -> str:
-    """A table of what was measured, and sentences on what follows from it."""
-    several = found.several
-    lines = [
-        f"{found.env_id}, {found.algorithm}: {several.episodes} episodes and "
-        f"{several.env_steps:,.0f} env steps an iteration",
-        "",
-        f"  {workers_of(found):<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}",
-    ]
-    for each in (found.one, several):
-        lines.append(
-            f"  {each.workers:<10}{each.collecting:>10.3g} s{each.updating:>10.3g} s"
-            f"{each.env_steps_per_second:>14,.0f}"
+def as_text(title: str, noun: str, one: Measured, several: Measured) -> str:
+    """A table of what was measured, and what follows from it; `noun` is the flag that sets the
+    number of workers, without its dashes."""
+    follows = conclusions(one, several)
+    share = several.collecting / (several.collecting + several.updating)
+    limit = "The learner is the limit: updating takes longer than collecting."
+    if share > 0.5:
+        limit = (
+            f"Collecting takes longer than updating: more {noun} may shorten an iteration, by at "
+            f"most {share:.0%}."
         )
-    return "\n".join([*lines, "", *conclusions(found)])
-
-
-def conclusions(found: Profile) -> list[str]:
-    """What several workers gain, when the learner is the limit, and how many are worth it."""
-    one, several, workers = found.one, found.several, workers_of(found)
-    lines = [f"{several.workers} {workers} collect {found.speedup:.2f} times as fast as one."]
-    if found.balance <= 1:
-        share = found.shared / (one.collecting + one.updating)
-        lines.append(
-            "The learner is the limit: updating takes longer than collecting with one. More "
-            f"{workers} shorten an iteration by at most {share:.0%}."
-        )
-    elif math.isfinite(found.balance):
-        lines.append(
-            f"From about {math.ceil(found.balance)} {workers} on the learner is the limit: then "
-            "updating takes longer than collecting."
-        )
-    else:
-        lines.append(
-            f"Collecting takes longer than updating with any number: {workers} share "
-            f"{found.shared / one.collecting:.0%} of it."
-        )
-    lines.append(f"Worth it: --{workers} {found.worth}")
-    if found.cores is not None and several.workers <= found.cores:
-        lines.append(
-            f"More {workers} than cores help where a simulator waits and does not compute: "
-            f"--{workers} {8 * found.cores} measures that."
-        )
-    return lines
-
-
-def workers_of(found: Profile) -> str:
-    """The flag that sets the number of workers, without its dashes."""
-    return "executors" if found.cores is None else "workers"
+    table = "".join(
+        f"\n  {each.workers:<10}{each.collecting:>10.3g} s{each.updating:>10.3g} s"
+        f"{each.env_steps_per_second:>14,.0f}"
+        for each in (one, several)
+    )
+    return (
+        f"{title}: {several.episodes} episodes and {several.env_steps:,.0f} env steps an iteration"
+        f"\n\n  {noun:<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}{table}\n\n"
+        f"{several.workers} {noun} collect {follows['speedup']:.2f} times as fast as one.\n"
+        f"{limit}\nWorth it: --{noun} {follows['worth']}"
+    )

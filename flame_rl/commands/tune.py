@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flame_rl.run.saved.folder import hold_folder, path_to_show
-from flame_rl.settings.checks import Count, CountOrZero, check_fields
+from flame_rl.run.folder import hold_folder, path_to_show
+from flame_rl.settings.checks import Count, CountOrZero, check_fields, flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.settings.ranges import ranges_of
 from flame_rl.system.errors import UsageError
-from flame_rl.system.machine import available_cores
-from flame_rl.system.optional import require
+from flame_rl.system.machine import available_cores, require
 from flame_rl.system.output import say
 from flame_rl.system.signals import stop_on_signals
-from flame_rl.tools.study.pruning import Pruner
+from flame_rl.tools.seeds import without
+from flame_rl.tools.study import (
+    Final,
+    Pruner,
+    Search,
+    Study,
+    read_study,
+    run_finals,
+    write_study,
+)
 
 if TYPE_CHECKING:
-    from flame_rl.tools.study.finals import Final
-    from flame_rl.tools.study.trials import Trial
-    from flame_rl.tools.study.tuning import Search
+    from optuna.trial import FrozenTrial
 
 DESCRIPTION = """Search the settings with which an algorithm learns best in an environment.
 
@@ -32,11 +38,6 @@ are given are fixed; those with a range are searched (docs/tuning.md). The setti
 trials then train for longer, with several seeds. With --resume STUDY a study goes on, and --trials
 and --finalists may be given again."""
 
-# Flags that are the study's own.
-_OWN = (
-    *("--trials", "--parallel", "--pruner", "--search", "--output", "--resume"),
-    *("--finalists", "--final-seeds", "--final-env-steps"),
-)
 _MAY_CHANGE = ("--trials", "--finalists")
 _SHOWN = 10
 # From the study's seed to those of the command at the end, which neither trials nor finals had.
@@ -85,22 +86,10 @@ def tune(arguments: Sequence[str]) -> int:
     resumed = resumed_folder(arguments)
     config, given = parse(arguments, prog="main.py tune", description=DESCRIPTION, extra=TuneFlags)
     require("optuna", "optuna", "tune")
-    # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl.tools.seeds import without
-    from flame_rl.tools.study.finals import final_env_steps, final_seeds, run_finals
-    from flame_rl.tools.study.tuning import STUDY_NAME, Study, read_study, run_trials, write_study
-
     if resumed is None:
-        study = Study(
-            words=tuple(without(arguments, _OWN)),
-            search=given.search,
-            trials=given.trials,
-            parallel=given.parallel or available_cores(),
-            pruner=given.pruner,
-            finalists=given.finalists,
-            final_seeds=given.final_seeds,
-            final_env_steps=given.final_env_steps,
-        )
+        own = [flag(field.name) for field in fields(TuneFlags)] + ["--output", "--resume"]
+        options = vars(given) | {"parallel": given.parallel or available_cores()}
+        study = Study(tuple(without(arguments, own)), **options)
     else:
         flags = _flags(arguments)
         if more := [name for name in flags if name not in ("--resume", *_MAY_CHANGE)]:
@@ -108,50 +97,47 @@ def tune(arguments: Sequence[str]) -> int:
                 f"{more[0]}: a resumed study has its own; only {' and '.join(_MAY_CHANGE)} may "
                 "change"
             )
-        study = read_study(resumed)
-        if "--trials" in flags:
-            study = replace(study, trials=given.trials)
-        if "--finalists" in flags:
-            study = replace(study, finalists=given.finalists)
-        config, _ = parse(study.words)
-        config = config.changed(output=resumed)
-    searched = _search(study, config)
+        changed = {name[2:]: getattr(given, name[2:]) for name in _MAY_CHANGE if name in flags}
+        study = replace(read_study(resumed), **changed)
+        config = parse(study.words)[0].changed(output=resumed)
+    search = search_of(study, config)
     with stop_on_signals() as stop, hold_folder(config) as folder:
-        searched = replace(searched, folder=path_to_show(folder, Path.cwd()))
-        # A command that was refused has left no trials.
-        if resumed is None and (folder / STUDY_NAME).exists() and any(folder.glob("trial-*/")):
-            raise UsageError(
-                f"--output: {searched.folder} holds another study; name a new folder, or go on "
-                f"with --resume {searched.folder}"
-            )
+        search = replace(search, folder=path_to_show(folder, Path.cwd()))
+        # Here and not above, so that --help and mistakes are answered at once.
+        from flame_rl.tools.trials import TRIALS_NAME, best_of, run_trials
+
+        if resumed is None:
+            # A command that was refused has left no trials.
+            if any(folder.glob("trial-*/")):
+                raise UsageError(
+                    f"--output: {search.folder} holds another study; name a new folder, or go on "
+                    f"with --resume {search.folder}"
+                )
+            (folder / TRIALS_NAME).unlink(missing_ok=True)
         write_study(folder, study)
-        names = ", ".join(name.replace("_", " ") for name in searched.ranges)
         final = (
-            f"\nFinal: the best {study.finalists} of them for {final_env_steps(searched):,} env "
-            f"steps, with seeds {_listed(final_seeds(searched))}"
+            f"\nFinal: the best {study.finalists} of them for {search.final_env_steps:,} env "
+            f"steps, with seeds {_listed(search.final_seeds)}"
         )
         say(
-            f"Study {searched.folder}: {study.trials} trials of {searched.env_steps:,} env steps, "
-            f"{study.parallel} side by side{final if study.finalists else ''}\nSearched: {names}\n"
+            f"Study {search.folder}: {study.trials} trials of {search.env_steps:,} env steps, "
+            f"{study.parallel} side by side{final if study.finalists else ''}\n"
+            f"Searched: {', '.join(_names(search))}\n"
         )
-        trials = run_trials(searched, stop)
-        whole = len(trials) == study.trials
-        finals = run_finals(searched, trials, stop) if whole and not stop.is_set() else []
-        _conclude(searched, trials, finals)
+        trials = run_trials(search, stop)
+        whole = len(trials) >= study.trials and not stop.is_set()
+        _conclude(search, trials, run_finals(search, best_of(trials), stop) if whole else [])
     return stop.exit_code
 
 
-def _search(study, config: TrainConfig) -> Search:
+def search_of(study: Study, config: TrainConfig) -> Search:
     """What follows from a study and the configuration of its words. Raises UsageError."""
-    from flame_rl.tools.seeds import without
-    from flame_rl.tools.study.tuning import Search
-
     if config.experiment.env_steps is None:
         raise UsageError("--env-steps: the env steps of each trial, such as 100000")
     if config.output.seeds:
         raise UsageError("--seeds: all trials have the one --seed; train the best with others")
     ranges = ranges_of(config, _flags(study.words), study.search)
-    words = without(study.words, [f"--{name.replace('_', '-')}" for name in ranges])
+    words = without(study.words, list(map(flag, ranges)))
     plain, _ = parse(words)
     return Search(Path(), study, config, ranges, tuple(words), plain)
 
@@ -165,12 +151,15 @@ def _listed(numbers: Sequence[int]) -> str:
     return " ".join(map(str, numbers))
 
 
-def _conclude(search: Search, trials: Sequence[Trial], finals: Sequence[Final]) -> None:
+def _names(search: Search) -> list[str]:
+    return [name.replace("_", " ") for name in search.ranges]
+
+
+def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Final]) -> None:
     """Print the best trials and how to go on, and draw the study."""
-    from flame_rl.report.grid import grid
-    from flame_rl.report.study import draw_best_so_far, draw_finals, draw_importances
-    from flame_rl.tools.study.finals import best_of, final_command, final_env_steps, final_seeds
-    from flame_rl.tools.study.trials import importances
+    from flame_rl.report.figures import draw_best_so_far, draw_finals, draw_importances
+    from flame_rl.report.runs import grid
+    from flame_rl.tools.trials import best_of, importances
 
     best = best_of(trials)
     left = best and len(finals) < min(search.study.finalists, len(best))
@@ -181,46 +170,45 @@ def _conclude(search: Search, trials: Sequence[Trial], finals: Sequence[Final]) 
         )
     if not best:
         return
-    names = [name.replace("_", " ") for name in search.ranges]
-    rows = [(str(each.number), each.score, *_values(search, each)) for each in best[:_SHOWN]]
+
+    def values(trial: FrozenTrial) -> list[str]:
+        settings = search.settings_of(trial)
+        return [str(settings[name]) for name in search.ranges]
+
+    rows = [(str(each.number), each.value, *values(each)) for each in best[:_SHOWN]]
     of = "evaluations" if search.config.experiment.evaluate_every else "training"
-    ends = {state: sum(trial.state == state for trial in trials) for state in ("pruned", "failed")}
+    failed = sum(each.value is None for each in trials)
+    pruned = len(trials) - failed - len(best)
     say(
-        f"\nBest of {len(trials)} trials, {ends['pruned']} of them pruned and {ends['failed']} "
-        f"failed; the score is the mean return of {of} over the last tenth of the env steps:\n\n"
-        f"{grid(('trial', 'score', *names), rows)}\n"
+        f"\nBest of {len(trials)} trials, {pruned} of them pruned and {failed} failed; the score "
+        f"is the mean return of {of} over the last tenth of the env steps:\n\n"
+        f"{grid(('trial', 'score', *_names(search)), rows)}\n"
     )
-    scores = [(trial.score, trial.state == "done") for trial in trials if not trial.failed]
+    scores = [(each.value, each in best) for each in trials if each.value is not None]
     title = f"{search.config.algorithm.title} on {search.config.experiment.env_name}"
     drawn = [draw_best_so_far(search.folder / "best.png", scores, title)]
-    if shares := importances(search.ranges, trials):
+    if shares := importances(trials):
         drawn.append(draw_importances(search.folder / "importance.png", shares, title))
-    chosen, command = best[0], search.command(best[0].settings)
+    chosen, command = best[0], search.command(best[0])
     if finals:
-        seeds = [f"seed {seed}" for seed in final_seeds(search)]
+        seeds = [f"seed {seed}" for seed in search.final_seeds]
         rows = [
-            (str(each.trial.number), each.mean, *each.scores, *_values(search, each.trial))
+            (str(each.trial.number), each.mean, *each.scores, *values(each.trial))
             for each in finals
         ]
         say(
-            f"Final, each for {final_env_steps(search):,} env steps; the scores are mean returns "
-            "of the last policy without exploration:\n\n"
-            f"{grid(('trial', 'mean', *seeds, *names), rows)}\n"
+            f"Final, each for {search.final_env_steps:,} env steps; the scores are mean returns of "
+            "the last policy without exploration:\n\n"
+            f"{grid(('trial', 'mean', *seeds, *_names(search)), rows)}\n"
         )
-    ranked = [each for each in finals if each.mean is not None]
-    if ranked:
+    if ranked := [each for each in finals if each.mean is not None]:
         chosen = ranked[0].trial
-        command = final_command(search, chosen)
+        command = search.command(chosen, final=True)
         named = [(f"trial {each.trial.number}", each.scores) for each in ranked]
         drawn.append(draw_finals(search.folder / "final.png", named, title))
-    say(f"Pictures: {', '.join(map(str, drawn))}")
     first = search.config.experiment.seed + max(_FAR, search.study.final_seeds) + 1
-    others = range(first, first + 3)
     say(
+        f"Pictures: {', '.join(map(str, drawn))}\n"
         f"Train with the settings of trial {chosen.number} and other seeds:\n"
-        f"  uv run main.py {shlex.join(command)} --seeds {_listed(others)}"
+        f"  uv run main.py {shlex.join(command)} --seeds {_listed(range(first, first + 3))}"
     )
-
-
-def _values(search: Search, trial: Trial) -> list[str]:
-    return [str(trial.settings[name]) for name in search.ranges]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from flame_rl.commands.evaluate import headline
+from flame_rl.commands.evaluate import PolicyCommand, headline
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WatchCommand:
+class WatchCommand(PolicyCommand):
     """Watch a policy, in a window or as a film.
 
     The episodes are the first ones of `main.py evaluate` with the same seed, step for step.
@@ -31,40 +31,21 @@ class WatchCommand:
     run: tyro.conf.Positional[Path | None] = None
     """A run folder, of which the newest checkpoint is taken, or a checkpoint file."""
 
-    video: Path | None = None
-    """Write a film, .mp4 or .gif, and open no window."""
-
     episodes: int = 1
     """Number of complete episodes."""
-
-    explore: bool = False
-    """Sample the actions, as in training; otherwise take the policy's mean, or the action that is
-    likeliest or worth most."""
-
-    best: bool = False
-    """Take the best checkpoint of the run folder, not the newest."""
-
-    seed: int = 0
-    """Seed of the episodes."""
 
     env: str | None = None
     """With --untrained: the environment, named as for training; of a run: another one than its own,
     with the same spaces."""
 
-    env_kwargs: tuple[str, ...] = ()
-    """Arguments of the environment's constructor, name=value, in place of the run's."""
-
-    wrapper: tuple[str, ...] = ()
-    """Wrappers around the environment, module:Class, in place of the run's."""
+    video: Path | None = None
+    """Write a film, .mp4 or .gif, and open no window."""
 
     untrained: bool = False
     """Instead of a run: the policy with which training in --env begins."""
 
     def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise UsageError(f"--episodes: at least 1, not {self.episodes}")
-        if self.seed < 0:
-            raise UsageError(f"--seed: 0 or more, not {self.seed}")
+        super().__post_init__()
         if self.untrained != (self.run is None) or (self.untrained and self.env is None):
             raise UsageError("watch: name a run folder, or --env NAME --untrained")
 
@@ -85,7 +66,7 @@ def watch(arguments: Sequence[str]) -> int:
 def _run(command: WatchCommand, stop: StopSignal) -> None:
     """Show the episodes and print each one's return."""
     from flame_rl.report.bar import LateBar
-    from flame_rl.tools.viewer import show
+    from flame_rl.tools.watching import show
 
     with _load(command, stop) as trainer:
         for warning in trainer.warnings:
@@ -115,7 +96,7 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
 
 def _tracked(command: WatchCommand) -> str:
     """Send the film to the run's tracker, where it has one; what to say of it."""
-    from flame_rl.run.saved.folder import CONFIG_NAME, read_config, run_of
+    from flame_rl.run.folder import CONFIG_NAME, read_config, run_of
 
     folder = None if command.run is None else run_of(command.run).absolute()
     if folder is None or not (folder / CONFIG_NAME).is_file():
@@ -135,11 +116,10 @@ def _tracked(command: WatchCommand) -> str:
 
 def _load(command: WatchCommand, stop: StopSignal) -> Trainer:
     """Make the trainer whose policy is shown."""
-    from flame_rl.run.elsewhere import load_policy
     from flame_rl.run.trainer import Trainer
 
     here = {"local": True, "workers": 0, "device": "cpu"}
-    given = {"env": command.env, "env_kwargs": command.env_kwargs, "wrapper": command.wrapper}
     if command.untrained:
-        return Trainer(TrainConfig(**given, **here), stop=stop)
-    return load_policy(command.run, command.best, given, stop, **here)
+        return Trainer(TrainConfig(**command.environment, **here), stop=stop)
+    environment = command.environment
+    return Trainer.load(command.run, command.best, stop=stop, environment=environment, **here)

@@ -4,28 +4,22 @@ refusal of updates that are not finite."""
 from __future__ import annotations
 
 import hashlib
-import importlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from flame_rl.learner.demonstrations.demonstrations import Demonstrations
-from flame_rl.learner.rewards import OWN, Rewards, make_rewards
+from flame_rl.learner.rewards import OWN, Rewards
 from flame_rl.learner.state import Part, count_in, refuse_unless_finite
-from flame_rl.learner.training.choose import computing_on
-from flame_rl.learner.training.device import choose_device, device_of, reproducible
-from flame_rl.learner.training.flat import modules_in, refuse_common_parameters, state_of
+from flame_rl.learner.training.device import reproducible
+from flame_rl.learner.training.flat import modules_in, state_of
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import Critics, PolicyGradient, Replay
-from flame_rl.system.errors import UsageError
-from flame_rl.system.machine import keep_freed_memory
-from flame_rl.wire.inputs import why_no_keys
-from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
+from flame_rl.wire.messages import Episodes, PolicySnapshot
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from flame_rl.learner.demonstrations.demonstrations import Demonstrations
     from flame_rl.learner.off_policy.replay.replay import ReplayMemory
 
 
@@ -138,7 +132,7 @@ class Learner:
 
         Raises:
             RunError: a metric or a part of the state became NaN or infinite. The state is then
-                that of a broken update; see `run_iteration`, which restores it.
+                that of a broken update; see `Trainer.iterate`, which restores it.
             UsageError: a module has drawn torch's random numbers, with the same remark.
         """
         # Spawn keys of episodes have three numbers or more, (iteration, index, …), so no stream of
@@ -178,56 +172,6 @@ class Learner:
             }
             state_of(part).load_state_dict(own)
         self._updates = count_in(state, "updates")
-
-
-def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
-    """A learner with the configured algorithm; its initial weights follow from the seed.
-
-    Raises:
-        UsageError: the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
-            card.
-    """
-    rewards, demonstrations = make_rewards(config.experiment, spec), None
-    _refuse_policy_observations(config, spec)
-    if config.experiment.demonstrations is not None:
-        replays = isinstance(config.algorithm, Replay)
-        demonstrations = Demonstrations(config.experiment, spec, rewards, replays)
-    # Algorithms learn from one number.
-    spec = replace(spec, reward_shape=())
-    frame, own = _named(config.algorithm.frame), _named(config.algorithm.learner)
-    device = choose_device(config, spec)
-    keep_freed_memory()
-    with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
-        algorithm = frame(config, spec, own, demonstrations)
-    learner = Learner(config, algorithm, rewards, demonstrations)
-    refuse_common_parameters(modules_in(learner.parts))
-    return learner
-
-
-def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> None:
-    """Raise UsageError for keys that the policy alone cannot observe."""
-    keys, settings = config.experiment.policy_observations, config.algorithm
-    if not keys:
-        return
-    name = "--policy-observations"
-    if not isinstance(settings, PolicyGradient | Critics):
-        raise UsageError(
-            f"{name}: {config.algorithm_name} has no critic beside its policy, which would observe "
-            "more; choose reinforce, a2c, ppo, impala, ddpg, td3 or sac, or leave the flag out"
-        )
-    if settings.shared_torso:
-        raise UsageError(
-            f"{name}: with --shared-torso policy and values are one network, which observes the "
-            "same; leave one of the two out"
-        )
-    if why := why_no_keys(spec.env_id, spec.observation_space, keys):
-        raise UsageError(f"{name}: {why}")
-
-
-def _named(name: str) -> Any:
-    """The function or class that "module:name" is."""
-    module, _, name = name.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def arrays_digest(arrays: dict[str, np.ndarray]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,15 +18,13 @@ class LayerModule(nn.Module):
 
     Attributes:
         kind: the name of that kind. A class that says it in its own body computes what the kind
-            does, and may be differentiated by the kind's NumPy; a subclass that does not say it
-            again is differentiated by torch.
+            does.
     """
 
     kind: str
 
     def arrays(self) -> dict[str, Tensor]:
-        """The kind's arrays by name, float32 or int32. Those that the kind learns by hand are views
-        of parameters."""
+        """The kind's arrays by name, float32 or int32."""
         return {}
 
     def views(self) -> dict[str, np.ndarray]:
@@ -39,20 +37,12 @@ class LayerModule(nn.Module):
 
 
 class Dense(LayerModule, nn.Linear):
-    """A fully connected layer: float32 [..., inputs] -> [..., outputs].
-
-    Attributes:
-        compute_linear: computes the layer, given x, weight and bias.
-    """
+    """A fully connected layer: float32 [..., inputs] -> [..., outputs]."""
 
     kind = "dense"
-    compute_linear: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(nn.functional.linear)
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.compute_linear(x, self.weight, self.bias)
 
     def arrays(self) -> dict[str, Tensor]:
         # torch keeps [outputs, inputs]; the actors multiply from the left.
@@ -96,19 +86,8 @@ class LayerNorm(LayerModule, nn.LayerNorm):
         return {"weight": self.weight, "bias": self.bias, "epsilon": epsilon}
 
 
-def activate_by_torch(name: str, x: Tensor) -> Tensor:
-    """The activation of this name in `torch.nn.functional`."""
-    return getattr(nn.functional, name)(x)
-
-
 class Activation(LayerModule):
-    """An activation by its name, which is the same in torch.nn.functional and for actors.
-
-    Attributes:
-        compute_activation: computes the activation, given its name and x.
-    """
-
-    compute_activation: Callable[[str, Tensor], Tensor] = staticmethod(activate_by_torch)
+    """An activation by its name, which is the same in torch.nn.functional and for actors."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -119,7 +98,7 @@ class Activation(LayerModule):
         return self.name
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.compute_activation(self.name, x)
+        return getattr(nn.functional, self.name)(x)
 
 
 class Convolution(LayerModule, nn.Conv2d):

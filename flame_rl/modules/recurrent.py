@@ -6,7 +6,7 @@ episodes side by side [T, E, inputs] -> [T, E, outputs].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,17 +19,10 @@ class _Memory(LayerModule):
     """What both kinds share.
 
     Attributes:
-        states: how many arrays the state is.
         burnt_in: see `burning_in`.
-        recurrence: computes the steps on the CPU in float32, given the inputs, [T, E, inputs],
-            their weight and bias, the state's weight and bias, and the states before the first
-            step, [E, outputs] each; returns the outputs, and the states after the last
-            step besides the output. None: torch computes them.
     """
 
-    states: int
     burnt_in: Tensor | None = None
-    recurrence: Callable[..., Tensor | tuple[Tensor, ...]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.burnt_in is None:
@@ -45,24 +38,6 @@ class _Memory(LayerModule):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The outputs, and the state after the last step, [1, E, outputs] each; `state` is that
         before the first, None: 0."""
-        if self.recurrence is None or x.device.type != "cpu" or x.dtype != torch.float32:
-            return self.unroll_plainly(x, state)
-        sequences = x if x.ndim == 3 else x[:, None]
-        if state is None:
-            first = [sequences.new_zeros(sequences.shape[1], self.hidden_size)] * self.states
-        else:
-            first = [each[0] for each in state]
-        of_inputs = self.weight_ih_l0, self.bias_ih_l0
-        of_states = self.weight_hh_l0, self.bias_hh_l0
-        results = self.recurrence(sequences, *of_inputs, *of_states, *first)
-        outputs, *rest = results if isinstance(results, tuple) else (results,)
-        last = outputs[-1:], *(each[None] for each in rest)
-        return outputs if x.ndim == 3 else outputs[:, 0], last
-
-    def unroll_plainly(
-        self, x: Tensor, state: tuple[Tensor, ...] | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The same by torch."""
         raise NotImplementedError
 
 
@@ -70,14 +45,13 @@ class GRU(_Memory, nn.GRU):
     """A gated recurrent unit."""
 
     kind = "gru"
-    states = 1
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
         _initialize(self)
 
-    def unroll_plainly(
-        self, x: Tensor, state: tuple[Tensor, ...] | None
+    def unroll(
+        self, x: Tensor, state: tuple[Tensor, ...] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         outputs, last = nn.GRU.forward(self, x, None if state is None else state[0])
         return outputs, (last,)
@@ -95,14 +69,13 @@ class LSTM(_Memory, nn.LSTM):
     """Long short-term memory."""
 
     kind = "lstm"
-    states = 2
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs)
         _initialize(self)
 
-    def unroll_plainly(
-        self, x: Tensor, state: tuple[Tensor, ...] | None
+    def unroll(
+        self, x: Tensor, state: tuple[Tensor, ...] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         return nn.LSTM.forward(self, x, state)
 

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flame_rl.nets.heads import HeadKind
+from flame_rl.nets.heads import NO_COLUMNS, Columns, HeadKind
 from flame_rl.nets.inputs import InputsLayer
 from flame_rl.nets.kinds import HEADS, LAYERS
 from flame_rl.nets.layers import ROW_BLOCK, Act, LayerKind
-from flame_rl.nets.network import NO_COLUMNS, Samples
 from flame_rl.wire.messages import MAX_LAYERS, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
 
@@ -98,7 +97,7 @@ class ActingPolicy:
         noise: np.ndarray | None,
         states: States | None = None,
         rows: Rows = slice(None),
-        seen: Samples = NO_COLUMNS,
+        seen: Columns = NO_COLUMNS,
     ) -> np.ndarray:
         """One action for each row.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar
 
 import numpy as np
 
-from flame_rl.nets.heads import Backward, HeadKind
+from flame_rl.nets.heads import NO_COLUMNS, Columns, HeadKind
 from flame_rl.nets.layers import Shapes
-from flame_rl.nets.network import NO_COLUMNS, Samples, Slope
-from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.packing import WireError
 
 # The logarithms of a squashed Gaussian's standard deviations are clipped to this, where it acts and
@@ -30,7 +27,6 @@ class GaussianHead(HeadKind):
 
     kind = "gaussian"
     arrays: ClassVar[Shapes] = {"log_std": ("in",)}
-    learned = ("log_std",)
     noise = "normal"
     dtype = "float32"
 
@@ -41,41 +37,12 @@ class GaussianHead(HeadKind):
         self._std = np.exp(log_std.astype(np.float64))
 
     def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
     ) -> np.ndarray:
         return (output + self._std * noise).astype(np.float32)
 
-    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
         return output.astype(np.float32)
-
-    def forward(
-        self, output: np.ndarray, samples: Samples
-    ) -> tuple[tuple[np.ndarray, ...], Backward]:
-        (width,) = self.shape
-        inverse = np.exp(-self.log_std)
-        z = (samples["actions"] - output) * inverse
-        constant = float(np.add.reduce(self.log_std)) + 0.5 * math.log(2 * math.pi) * width
-        log_probs = -0.5 * np.einsum("ba,ba->b", z, z) - constant
-        entropies = np.full(len(z), constant + 0.5 * width, np.float32)
-
-        def backward(slopes: tuple[Slope, ...], *gradients: np.ndarray) -> np.ndarray:
-            of_log_probs, of_entropies = slopes
-            weighted = of_log_probs[:, None] * z
-            for own in gradients:
-                same = isinstance(of_entropies, float)
-                total = of_entropies * len(z) if same else np.add.reduce(of_entropies)
-                rest = total - np.add.reduce(of_log_probs)
-                np.add(np.einsum("ba,ba->a", weighted, z), rest, out=own)
-            weighted *= inverse
-            return weighted
-
-        return (log_probs, entropies), backward
-
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        return {"mean": output}
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        graph.apply("Identity", x, output="mean")
 
 
 class SquashedGaussianHead(HeadKind):
@@ -104,25 +71,14 @@ class SquashedGaussianHead(HeadKind):
         return mean, np.minimum(np.maximum(log_std, LOG_STD_RANGE[0]), LOG_STD_RANGE[1])
 
     def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
     ) -> np.ndarray:
         mean, log_std = self.mean_and_log_std(output)
         return np.tanh(mean + np.exp(log_std) * noise).astype(np.float32)
 
-    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
         mean, _ = self.mean_and_log_std(output)
         return np.tanh(mean).astype(np.float32)
-
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        mean, log_std = self.mean_and_log_std(output)
-        return {"mean": mean, "log_std": log_std, "action": self.greedy(output)}
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        first, second = np.arange(2 * self.noise_width, dtype=np.int32).reshape(2, -1)
-        mean = graph.apply("Gather", x, graph.constant(first), output="mean", axis=1)
-        log_std = graph.apply("Gather", x, graph.constant(second), axis=1)
-        graph.apply("Clip", log_std, *map(graph.constant, LOG_STD_RANGE), output="log_std")
-        graph.apply("Tanh", mean, output="action")
 
 
 class NoisyHead(HeadKind):
@@ -154,16 +110,10 @@ class NoisyHead(HeadKind):
         self._std = std.astype(np.float64)
 
     def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
     ) -> np.ndarray:
         return self.greedy(output + self._std * noise)
 
-    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
         # np.clip takes several times as long on arrays this small.
         return np.minimum(np.maximum(output, -1.0), 1.0).astype(np.float32)
-
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        return {"action": self.greedy(output)}
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        graph.apply("Clip", x, graph.constant(-1.0), graph.constant(1.0), output="action")

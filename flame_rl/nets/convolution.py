@@ -8,7 +8,6 @@ from typing import ClassVar
 import numpy as np
 
 from flame_rl.nets.layers import SMALL_PRODUCT, LayerKind, Shapes
-from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.packing import WireError
 
 # Windows of several pictures are copied at once while they fit in a cache.
@@ -76,17 +75,6 @@ class ConvolutionLayer(LayerKind):
                 np.matmul(of_some[:, top:bottom], matrix, out=product)
         y += self.bias
         return y.reshape(*x.shape[:2], -1)
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        shape = np.array([-1, *self.size.tolist(), self.weight.shape[2]], np.int64)
-        x = graph.apply("Reshape", x, graph.constant(shape))
-        x = graph.apply("Transpose", x, perm=[0, 3, 1, 2])
-        weight = graph.constant(self.weight.transpose(3, 2, 0, 1))
-        strides = [int(self.stride[0])] * 2
-        x = graph.apply("Conv", x, weight, graph.constant(self.bias), strides=strides)
-        x = graph.apply("Transpose", x, perm=[0, 2, 3, 1])
-        flat = np.array([-1, self.sizes()["out"]], np.int64)
-        return graph.apply("Reshape", x, graph.constant(flat))
 
     def _places(self) -> tuple[int, int]:
         """The number of places of a filter, down and across."""

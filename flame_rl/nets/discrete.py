@@ -9,10 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from flame_rl.nets.heads import Backward, HeadKind
+from flame_rl.nets.heads import NO_COLUMNS, Columns, HeadKind
 from flame_rl.nets.layers import Shapes
-from flame_rl.nets.network import NO_COLUMNS, Samples, Slope
-from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.masks import FORBIDDEN_LOGIT, allowed_in, masked
 from flame_rl.wire.packing import WireError
 
@@ -47,11 +45,11 @@ class FactoredHead(HeadKind):
         self._places = np.where(choice < choices[:, None], first[:, None] + choice, width).T
 
     def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
     ) -> np.ndarray:
         return sample_choices(self._by_factor(_allowed_logits(output, seen)), noise.T).T
 
-    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
         logits = self._by_factor(_allowed_logits(output, seen))
         return logits.argmax(axis=0).astype(np.int32).T
 
@@ -59,39 +57,6 @@ class FactoredHead(HeadKind):
         """Logits by factor: float64 [B, width] -> [most choices, F, B]."""
         impossible = np.full((1, len(output)), -np.inf)
         return np.concatenate([output.T, impossible])[self._places]
-
-    def forward(
-        self, output: np.ndarray, samples: Samples
-    ) -> tuple[tuple[np.ndarray, ...], Backward]:
-        actions = samples["actions"].reshape(len(output), -1)
-        rows = np.arange(len(output))
-        of_factors = np.split(_allowed_logits(output, samples), self._ends, axis=1)
-        factors = []
-        for logits, action in zip(of_factors, actions.T, strict=True):
-            shifted = logits - logits.max(axis=1, keepdims=True)
-            log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-            p = np.exp(log_p)
-            factors.append((action, log_p, p, -(p * log_p).sum(axis=1)))
-        log_probs = sum(log_p[rows, action] for action, log_p, _, _ in factors)
-        entropies = sum(entropy for *_, entropy in factors)
-
-        def backward(slopes: tuple[Slope, ...], *gradients: np.ndarray) -> np.ndarray:
-            of_log_probs = slopes[0][:, None]
-            of_entropies = np.broadcast_to(slopes[1], len(output))[:, None]
-            back = []
-            for action, log_p, p, entropy in factors:
-                slope = -p * (of_log_probs + of_entropies * (log_p + entropy[:, None]))
-                slope[rows, action] += slopes[0]
-                back.append(slope)
-            return back[0] if len(back) == 1 else np.concatenate(back, axis=1)
-
-        return (log_probs, entropies), backward
-
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        return {"logits": _allowed_logits(output, seen)}
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        _where_allowed(graph, x, allowed, "logits")
 
 
 class CategoricalHead(FactoredHead):
@@ -110,12 +75,12 @@ class CategoricalHead(FactoredHead):
         self.shape = ()
 
     def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
     ) -> np.ndarray:
         # Transposed to one row per choice, because NumPy reduces many short rows slowly.
         return sample_choices(np.ascontiguousarray(_allowed_logits(output, seen).T), noise[:, 0])
 
-    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
         return _allowed_logits(output, seen).argmax(axis=1).astype(np.int32)
 
 
@@ -142,24 +107,17 @@ class EpsilonGreedyHead(HeadKind):
         return output
 
     def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
     ) -> np.ndarray:
         values = self._allowed_values(output, seen)
         allowed = allowed_in(seen, values.shape[1])
         greedy = values.argmax(axis=1)
         return epsilon_greedy(greedy, values.shape[1], self._epsilon, noise, allowed)
 
-    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
         return self._allowed_values(output, seen).argmax(axis=1).astype(np.int32)
 
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        return {"values": self._allowed_values(output, seen), "action": self.greedy(output, seen)}
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        _where_allowed(graph, x, allowed, "values")
-        graph.apply("ArgMax", "values", output="action", axis=1, keepdims=0)
-
-    def _allowed_values(self, output: np.ndarray, seen: Samples) -> np.ndarray:
+    def _allowed_values(self, output: np.ndarray, seen: Columns) -> np.ndarray:
         return masked(self.values(output), seen, FORBIDDEN_LOGIT)
 
 
@@ -185,7 +143,6 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
             raise WireError("support: not finite")
         super().__init__(width, epsilon, repeat)
         self._support = support.astype(np.float64)
-        self._actions = width // len(support)
 
     def values(self, output: np.ndarray) -> np.ndarray:
         # The atoms of an action lie side by side, and NumPy adds them in the same order whatever
@@ -193,18 +150,6 @@ class EpsilonGreedyDistributionHead(EpsilonGreedyHead):
         logits = np.ascontiguousarray(output).reshape(len(output), -1, len(self._support))
         weights = np.exp(logits - logits.max(axis=2, keepdims=True))
         return (weights * self._support).sum(axis=2) / weights.sum(axis=2)
-
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        logits = output.reshape(len(output), -1, len(self._support))
-        return {"logits": logits} | super().onnx_outputs(output, seen)
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        shape = graph.constant(np.array([-1, self._actions, len(self._support)], np.int64))
-        logits = graph.apply("Reshape", x, shape, output="logits")
-        probabilities = graph.apply("Softmax", logits, axis=2)
-        values = graph.apply("MatMul", probabilities, graph.constant(self._support))
-        _where_allowed(graph, values, allowed, "values")
-        graph.apply("ArgMax", "values", output="action", axis=1, keepdims=0)
 
 
 def sample_choices(logits: np.ndarray, uniform: np.ndarray) -> np.ndarray:
@@ -251,17 +196,9 @@ def epsilon_greedy(
     return np.where(noise[:, 0] < epsilon, random, greedy.astype(np.int32))
 
 
-def _allowed_logits(logits: np.ndarray, columns: Samples) -> np.ndarray:
+def _allowed_logits(logits: np.ndarray, columns: Columns) -> np.ndarray:
     """The logits, with `FORBIDDEN_LOGIT` where a mask among the columns forbids a choice."""
     return masked(logits, columns, FORBIDDEN_LOGIT)
-
-
-def _where_allowed(graph: Graph, x: str, allowed: str | None, output: str) -> None:
-    """Name the numbers `x` of all choices `output`, with `FORBIDDEN_LOGIT` for forbidden ones."""
-    if allowed is None:
-        graph.apply("Identity", x, output=output)
-    else:
-        graph.apply("Where", allowed, x, graph.constant(FORBIDDEN_LOGIT), output=output)
 
 
 def choose_allowed(uniform: np.ndarray, allowed: np.ndarray) -> np.ndarray:

@@ -6,68 +6,19 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from flame_rl.nets.layers import Shapes
-from flame_rl.nets.network import NO_COLUMNS, Samples, Slope
-from flame_rl.nets.onnx_graph import Graph
 
 NoiseKind = Literal["normal", "uniform"]
-# Given the slopes of a loss for a head's outputs, returns the slope for the last layer. Given
-# arrays for the gradients of the head's own parameters, it writes these as well.
-Backward = Callable[..., np.ndarray]
+# What comes with B observations, such as masks: columns by name, [B, ...] each.
+Columns = dict[str, np.ndarray]
+NO_COLUMNS: Columns = {}
 
 
-class RawOutput:
-    """A loss sees the last layer's output itself, float32 [B, outputs].
-
-    Attributes:
-        learned: names of the head's arrays that are parameters.
-    """
-
-    learned: ClassVar[tuple[str, ...]] = ()
-
-    def forward(
-        self, output: np.ndarray, samples: Samples
-    ) -> tuple[tuple[np.ndarray, ...], Backward]:
-        """What a loss sees of the output, float32 [B, ...] each, and the backward pass.
-
-        Args:
-            output: the last layer's, float32 [B, width].
-            samples: B samples.
-        """
-
-        def backward(slopes: tuple[Slope, ...], *gradients: np.ndarray) -> np.ndarray:
-            return slopes[0].copy()  # a layer may overwrite it
-
-        return (output,), backward
-
-
-class ValueOutput(RawOutput):
-    """A loss sees the only output times a scale, float32 [B].
-
-    Attributes:
-        scale: a single number, which may change, float32 [].
-    """
-
-    def __init__(self, scale: np.ndarray) -> None:
-        self.scale = scale
-
-    def forward(
-        self, output: np.ndarray, samples: Samples
-    ) -> tuple[tuple[np.ndarray, ...], Backward]:
-        scale = float(self.scale)
-
-        def backward(slopes: tuple[Slope, ...], *gradients: np.ndarray) -> np.ndarray:
-            return (slopes[0] * scale)[:, None]
-
-        return (output[:, 0] * scale,), backward
-
-
-class HeadKind(RawOutput):
+class HeadKind:
     """A policy's head, made from the width of the network's output and the head's arrays by name.
 
     An action must not depend on which other observations share the batch: the order in which the
@@ -97,7 +48,7 @@ class HeadKind(RawOutput):
     shape: tuple[int, ...] = ()
 
     def sample(
-        self, output: np.ndarray, noise: np.ndarray, seen: Samples = NO_COLUMNS
+        self, output: np.ndarray, noise: np.ndarray, seen: Columns = NO_COLUMNS
     ) -> np.ndarray:
         """An action for each row of the output.
 
@@ -108,26 +59,6 @@ class HeadKind(RawOutput):
         """
         raise NotImplementedError
 
-    def greedy(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> np.ndarray:
+    def greedy(self, output: np.ndarray, seen: Columns = NO_COLUMNS) -> np.ndarray:
         """The action without noise: the mean, or the choice that is likeliest or worth most."""
-        raise NotImplementedError
-
-    def onnx_outputs(self, output: np.ndarray, seen: Samples = NO_COLUMNS) -> dict[str, np.ndarray]:
-        """The outputs of a policy in ONNX, other than the head's arrays, by name. `action` is the
-        action without noise; if it is an integer, `values` are those of all actions, [B, A].
-
-        Args:
-            output: the network's, float64 [B, width].
-            seen: as in `sample`.
-        """
-        raise NotImplementedError
-
-    def to_onnx(self, graph: Graph, x: str, allowed: str | None = None) -> None:
-        """Add the nodes of the outputs in `onnx_outputs`.
-
-        Args:
-            graph: has the network's nodes.
-            x: the name of the network's output.
-            allowed: that of the mask of allowed choices, bool [B, A]; None: there is none.
-        """
         raise NotImplementedError

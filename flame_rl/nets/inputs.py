@@ -7,7 +7,6 @@ from typing import ClassVar
 import numpy as np
 
 from flame_rl.nets.layers import LayerKind, Shapes
-from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.packing import WireError
 
 
@@ -31,16 +30,3 @@ class InputsLayer(LayerKind):
         """Each input of the observations, in C order."""
         ends = np.cumsum(self.widths)[:-1]
         return [np.ascontiguousarray(part) for part in np.split(x, ends, axis=-1)]
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return x
-
-    def divide_in_onnx(self, graph: Graph, x: str) -> list[str]:
-        """As `divide`: the names of the inputs."""
-        ends = np.cumsum(self.widths, dtype=np.int64)[:, None]
-        edges = zip(ends - self.widths[:, None], ends, strict=True)
-        axis = graph.constant(np.array([-1], np.int64))
-        return [
-            graph.apply("Slice", x, graph.constant(start), graph.constant(end), axis)
-            for start, end in edges
-        ]

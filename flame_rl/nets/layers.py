@@ -1,7 +1,6 @@
 """The layers of a network in NumPy: one class for each kind.
 
-An instance is a layer with its arrays. It acts, for actors; it learns, where the kind knows its
-derivative (`LayerByHand`); and it writes itself into an ONNX graph. kinds.py lists all kinds.
+An instance is a layer with its arrays, which acts. kinds.py lists all kinds.
 
 How a layer acts: an observation's action must not depend on which other observations share the
 batch. BLAS chooses its way of summing by the size of the matrices, so every product here has
@@ -10,20 +9,15 @@ position and beside any other rows, unlike in one product of all rows. In float3
 that fails on some processors where there is a single output; so only dense layers whose outputs are
 a multiple of 16, the width of BLAS's kernels, act in float32. A convolution is a product for each
 observation. Activations are elementwise, so that they may have float32's precision.
-
-How a layer learns: in float32 and in one product, on arrays that are views of a torch module's
-parameters, so that both are always the same layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from flame_rl.nets.onnx_graph import Graph
 from flame_rl.wire.packing import WireError
 
 ROW_BLOCK = 8
@@ -44,8 +38,6 @@ _KERNEL = 16
 Shapes = dict[str, tuple[str | int, ...]]
 # How a layer acts: x -> y, or x and state -> y and the next state; see `LayerKind.act`.
 Act = Callable[..., Any]
-# What a layer keeps from the forward pass for the backward pass.
-Kept = tuple[np.ndarray, ...]
 
 
 class LayerKind:
@@ -99,36 +91,6 @@ class LayerKind:
         """`act`, or the same function with constants computed in advance."""
         return self.act
 
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        """Add the layer's nodes, given the name of its input; returns the name of its output. A
-        layer with a memory has none."""
-        raise NotImplementedError
-
-
-class LayerByHand(LayerKind):
-    """A layer that knows its derivative: y = f(x), float32 [B, inputs] -> [B, outputs].
-
-    Attributes:
-        learned: names of the arrays that are parameters.
-        in_place: whether y overwrites x, and the backward pass needs y. Such a layer may not follow
-            another one, nor be the first.
-    """
-
-    learned: ClassVar[tuple[str, ...]] = ()
-    in_place: ClassVar[bool] = False
-
-    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
-        """y, and what the backward pass needs."""
-        raise NotImplementedError
-
-    def to_parameters(self, kept: Kept, slope: np.ndarray, *gradients: np.ndarray) -> None:
-        """Write the gradient of each array of `learned` to its place in `gradients`, an array of
-        the same shape, given dL/dy."""
-
-    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
-        """dL/dx, given dL/dy, which may be overwritten."""
-        raise NotImplementedError
-
 
 class NormalizeLayer(LayerKind):
     """Scales numbers to mean 0 and standard deviation 1, and clips them at `OBSERVATION_CLIP`."""
@@ -154,12 +116,6 @@ class NormalizeLayer(LayerKind):
         x /= self.std
         return np.clip(x, -OBSERVATION_CLIP, OBSERVATION_CLIP, out=x)
 
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        x = graph.apply("Sub", x, graph.constant(self.mean))
-        x = graph.apply("Div", x, graph.constant(self.std))
-        bounds = graph.constant(-OBSERVATION_CLIP), graph.constant(OBSERVATION_CLIP)
-        return graph.apply("Clip", x, *bounds)
-
 
 class ScaleLayer(LayerKind):
     """Multiplies by a number, which brings a picture's integers near 1."""
@@ -171,9 +127,6 @@ class ScaleLayer(LayerKind):
     def act(self, x: np.ndarray) -> np.ndarray:
         x *= self.factor
         return x
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return graph.apply("Mul", x, graph.constant(self.factor))
 
 
 class CenterLayer(LayerKind):
@@ -187,10 +140,6 @@ class CenterLayer(LayerKind):
         x -= self.mean
         x *= self.factor
         return x
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        x = graph.apply("Sub", x, graph.constant(self.mean))
-        return graph.apply("Mul", x, graph.constant(self.factor))
 
 
 class FramesLayer(LayerKind):
@@ -221,7 +170,7 @@ class FramesLayer(LayerKind):
         return y.reshape(*x.shape[:-1], -1), y
 
 
-class SelectLayer(LayerByHand):
+class SelectLayer(LayerKind):
     """Some of the numbers, at these places."""
 
     kind = "select"
@@ -239,24 +188,12 @@ class SelectLayer(LayerByHand):
         # In C order, unlike x[..., places].
         return x.take(self.places, axis=-1)
 
-    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
-        return x.take(self.places, axis=-1), ()
 
-    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
-        back = np.zeros((len(slope), int(self.width[0])), slope.dtype)
-        np.add.at(back, (slice(None), self.places), slope)
-        return back
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return graph.apply("Gather", x, graph.constant(self.places.astype(np.int64)), axis=-1)
-
-
-class DenseLayer(LayerByHand):
+class DenseLayer(LayerKind):
     """A fully connected layer, y = x W + b."""
 
     kind = "dense"
     arrays: ClassVar[Shapes] = {"weight": ("in", "out"), "bias": ("out",)}
-    learned = ("weight", "bias")
 
     @property
     def dtype(self) -> str:
@@ -282,34 +219,13 @@ class DenseLayer(LayerByHand):
 
         return act
 
-    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
-        y = x @ self.weight
-        y += self.bias
-        return y, (x,)
 
-    def to_parameters(self, kept: Kept, slope: np.ndarray, *gradients: np.ndarray) -> None:
-        weight, bias = gradients
-        # torch keeps weights as [outputs, inputs], and so the gradient.
-        np.matmul(slope.T, kept[0], out=weight.T)
-        sum_rows(slope, bias)
-
-    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
-        weight = self.weight.T
-        # The same numbers; BLAS takes three times as long with a single column.
-        return slope * weight if slope.shape[1] == 1 else slope @ weight
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        x = graph.apply("MatMul", x, graph.constant(self.weight))
-        return graph.apply("Add", x, graph.constant(self.bias))
-
-
-class LayerNormLayer(LayerByHand):
+class LayerNormLayer(LayerKind):
     """y = w (x - mean) / sqrt(variance + epsilon) + b, with mean and variance of each row (Ba et
     al. 2016, "Layer Normalization", eq. 4)."""
 
     kind = "layer_norm"
     arrays: ClassVar[Shapes] = {"weight": ("in",), "bias": ("in",), "epsilon": (1,)}
-    learned = ("weight", "bias")
 
     def act(self, x: np.ndarray) -> np.ndarray:
         x -= x.mean(axis=-1, keepdims=True)
@@ -319,42 +235,10 @@ class LayerNormLayer(LayerByHand):
         x += self.bias
         return x
 
-    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
-        normalized = x - _row_means(x)
-        variance = np.einsum("bi,bi->b", normalized, normalized)[:, None] / self.weight.size
-        inverse = 1 / np.sqrt(variance + self.epsilon)
-        normalized *= inverse
-        y = normalized * self.weight
-        y += self.bias
-        return y, (normalized, inverse)
 
-    def to_parameters(self, kept: Kept, slope: np.ndarray, *gradients: np.ndarray) -> None:
-        weight, bias = gradients
-        sum_rows(kept[0] * slope, weight)
-        sum_rows(slope, bias)
-
-    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
-        normalized, inverse = kept
-        slope *= self.weight
-        # Shifting or stretching x changes nothing, so that the slope has no such component.
-        shift = _row_means(slope)
-        stretch = np.einsum("bi,bi->b", slope, normalized)[:, None] / self.weight.size
-        slope -= normalized * stretch
-        slope -= shift
-        slope *= inverse
-        return slope
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        arrays = graph.constant(self.weight), graph.constant(self.bias)
-        return graph.apply(
-            "LayerNormalization", x, *arrays, axis=-1, epsilon=float(self.epsilon[0])
-        )
-
-
-class _ActivationLayer(LayerByHand):
+class _ActivationLayer(LayerKind):
     """An elementwise function."""
 
-    in_place = True
     dtype = None
 
 
@@ -364,38 +248,12 @@ class TanhLayer(_ActivationLayer):
     def act(self, x: np.ndarray) -> np.ndarray:
         return float32_tanh(x)
 
-    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
-        np.tanh(x, out=x)
-        return x, (x,)
-
-    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
-        (y,) = kept
-        own = y * y
-        np.subtract(1.0, own, out=own)
-        slope *= own
-        return slope
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return graph.apply("Tanh", x)
-
 
 class ReluLayer(_ActivationLayer):
     kind = "relu"
 
     def act(self, x: np.ndarray) -> np.ndarray:
         return np.maximum(x, 0.0, out=x)
-
-    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
-        # With an array of zeros it takes a third of the time that it takes with the number.
-        np.maximum(x, _zeros(x.shape), out=x)
-        return x, (x,)
-
-    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
-        slope *= kept[0] > 0
-        return slope
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return graph.apply("Relu", x)
 
 
 class SiluLayer(_ActivationLayer):
@@ -407,20 +265,6 @@ class SiluLayer(_ActivationLayer):
         # tanh form: no overflow for large negative x, unlike 1 / (1 + exp(-x)).
         return 0.5 * x * (1.0 + float32_tanh(0.5 * x))
 
-    def forward(self, x: np.ndarray) -> tuple[np.ndarray, Kept]:
-        sigmoid = 0.5 + 0.5 * np.tanh(0.5 * x)
-        own = x.copy()
-        x *= sigmoid
-        return x, (own, x, sigmoid)
-
-    def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
-        x, y, sigmoid = kept
-        slope *= sigmoid * (1.0 + x - y)
-        return slope
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return graph.apply("Mul", x, graph.apply("Sigmoid", x))
-
 
 def float32_tanh(x: np.ndarray) -> np.ndarray:
     """tanh as actors compute it, in place."""
@@ -428,25 +272,3 @@ def float32_tanh(x: np.ndarray) -> np.ndarray:
     # NumPy casts a piece at a time and needs no second array. An input beyond float32 becomes
     # infinite, and its tanh is still right: the caller silences NumPy's warning.
     return np.tanh(x, out=x, dtype=np.float32, casting="same_kind")
-
-
-def sum_rows(rows: np.ndarray, out: np.ndarray) -> None:
-    """Write the sum of the rows, [B, N] -> [N]."""
-    # As a product it is several times as quick as NumPy's sum.
-    np.matmul(_ones(len(rows)), rows, out=out)
-
-
-def _row_means(rows: np.ndarray) -> np.ndarray:
-    """[B, N] -> [B, 1]."""
-    count = rows.shape[1]
-    return (rows @ _ones(count) / np.float32(count))[:, None]
-
-
-@lru_cache(maxsize=16)
-def _zeros(shape: tuple[int, ...]) -> np.ndarray:
-    return np.zeros(shape, np.float32)
-
-
-@lru_cache(maxsize=16)
-def _ones(count: int) -> np.ndarray:
-    return np.ones(count, np.float32)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import sys
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.fields import Whole, WireError, Within, hints_of, value_from_data
+
+
+def within(low: float, high: float, text: str) -> msgspec.Meta:
+    """Marks a number with its least and its greatest value, and how an error says that."""
+    return msgspec.Meta(ge=low, le=high, description=text)
 
 
 @dataclass(frozen=True)
@@ -31,19 +42,22 @@ class Among:
         object.__setattr__(self, "words", words)
 
 
-Count = Annotated[int, Within(1, 1 << 40, "at least 1, at most 2**40")]
-CountOrZero = Annotated[int, Within(0, 1 << 40, "0 or more, at most 2**40")]
-Positive = Annotated[float, Within(sys.float_info.min, sys.float_info.max, "above 0, and finite")]
-NonNegative = Annotated[float, Within(0, sys.float_info.max, "0 or more, and finite")]
-Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
-Fraction = Annotated[float, Within(0, 1, "from 0 to 1")]
+# Marks a setting that few runs have: config.json lacks it where it has its default.
+RARE = object()
+
+Count = Annotated[int, within(1, 1 << 40, "at least 1, at most 2**40")]
+CountOrZero = Annotated[int, within(0, 1 << 40, "0 or more, at most 2**40")]
+Positive = Annotated[float, within(sys.float_info.min, sys.float_info.max, "above 0, and finite")]
+NonNegative = Annotated[float, within(0, sys.float_info.max, "0 or more, and finite")]
+Number = Annotated[float, within(-sys.float_info.max, sys.float_info.max, "finite")]
+Fraction = Annotated[float, within(0, 1, "from 0 to 1")]
 UpdatesPerStep = Annotated[
-    float, Within(0.001, 1000, "from 0.001 to 1000"), Span(0.05, 1.0, log=True)
+    float, within(0.001, 1000, "from 0.001 to 1000"), Span(0.05, 1.0, log=True)
 ]
-Seed = Whole
-LogStd = Annotated[float, Within(-20, 5, "from -20 to 5")]
+Seed = Annotated[int, within(0, (1 << 63) - 1, "an integer from 0 to 2**63 - 1")]
+LogStd = Annotated[float, within(-20, 5, "from -20 to 5")]
 # A squashed Gaussian policy clips the logarithm at 2.
-SquashedStd = Annotated[float, Within(1e-6, 7, "from 0.000001 to 7")]
+SquashedStd = Annotated[float, within(1e-6, 7, "from 0.000001 to 7")]
 # Settings that several classes have, with the range in which they are searched.
 LearningRate = Annotated[Positive, Span(1e-5, 1e-2, log=True)]
 EntropyCoefficient = Annotated[NonNegative, Among("0.0", "0.001", "0.003", "0.01", "0.03")]
@@ -59,24 +73,100 @@ Noise = Annotated[NonNegative, Span(0.05, 0.5)]
 
 def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
     """Check every field of a frozen dataclass against its annotation; call it in `__post_init__`.
+    Fields named in `but` are skipped. Raises UsageError as `converted` does."""
+    for name, hint in hints_of(type(settings)).items():
+        if name not in but:
+            # The dataclass is frozen.
+            object.__setattr__(settings, name, converted(name, hint, getattr(settings, name)))
 
-    A list becomes a tuple, a text a path and an integer a float where the annotation asks for that,
-    and NumPy's numbers become Python's. Fields named in `but` are skipped.
+
+def converted(
+    name: str, hint: Any, value: Any, shown: str | None = None, *, strict: bool = True
+) -> Any:
+    """The value of a field, as its hint says: a list becomes a tuple, a text a path and an integer
+    a float where the hint asks for that, and NumPy's numbers become Python's.
+
+    Args:
+        name: of the field, for errors.
+        hint: the field's type.
+        value: from Python or JSON.
+        shown: what an error says was given; None: the value.
+        strict: whether a text is refused where the hint asks for a number.
 
     Raises:
-        UsageError: a value has the wrong type, is not among the choices, or is out of range.
+        UsageError: the value has the wrong type, is not among the choices, or is out of range.
     """
-    for name, hint in hints_of(type(settings)).items():
-        if name in but:
-            continue
-        try:
-            value = value_from_data(hint, getattr(settings, name), flag(name))
-        except WireError as error:
-            raise UsageError(str(error)) from None
-        object.__setattr__(settings, name, value)  # the dataclass is frozen
+    plain = [_plain(each) for each in value] if isinstance(value, list | tuple) else _plain(value)
+    try:
+        return msgspec.convert(plain, hint, strict=strict, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        # Errors of a range say >= or <=; one that no float can hold is no number.
+        ranges = [mark for mark in marks_of(hint) if isinstance(mark, msgspec.Meta)]
+        outside = "=" in str(error) and ranges
+        expected = ranges[0].description if outside else in_words(hint)
+        refuse(name, expected, value if shown is None else shown)
 
 
-def refuse(name: str, expected: str, value: object) -> None:
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's."""
+    return value.item() if hasattr(value, "dtype") and hasattr(value, "item") else value
+
+
+def _path(kind: type, value: Any) -> Path:
+    """A path, which msgspec does not know."""
+    if kind is not Path or not isinstance(value, str | Path):
+        raise ValueError
+    return Path(value)
+
+
+@functools.cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, with their marks, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: hints[name] for name in names_of(kind)}
+
+
+def names_of(kind: type) -> list[str]:
+    """The names of a dataclass's fields."""
+    return [field.name for field in fields(kind)]
+
+
+def marks_of(hint: Any) -> list[Any]:
+    """What a type is annotated with, and the types within it."""
+    inner = [mark for each in get_args(hint) for mark in marks_of(each)]
+    return [*getattr(hint, "__metadata__", ()), *inner]
+
+
+def bare(hint: Any) -> Any:
+    """A type without its marks, and without None."""
+    if get_origin(hint) is Annotated:
+        return bare(get_args(hint)[0])
+    if NoneType in get_args(hint):
+        (other,) = (each for each in get_args(hint) if each is not NoneType)
+        return bare(other)
+    return hint
+
+
+def may_be_none(hint: Any) -> bool:
+    """Whether None is a value of the type."""
+    plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    return NoneType in get_args(plain)
+
+
+def in_words(hint: Any) -> str:
+    """The values that a type allows, in words."""
+    kind, inner = bare(hint), get_args(bare(hint))
+    if get_origin(kind) is tuple:
+        text = f"a list of {in_words(inner[0]).split()[-1]}s"
+    elif get_origin(kind) is Literal:
+        text = ", ".join(inner)
+    else:
+        names = {int: "an integer", float: "a number", bool: "True or False", Path: "a path"}
+        text = names.get(kind, "a text")
+    return f"{text} or None" if may_be_none(hint) else text
+
+
+def refuse(name: str, expected: str, value: object) -> NoReturn:
     """Raise UsageError: the flag, the values it takes, and the value it was given."""
     raise UsageError(f"{flag(name)}: {expected}, not {value!s:.200}")
 
@@ -85,6 +175,15 @@ def flag(name: str) -> str:
     """The command line's flag for a field. The name of a field that is a word of Python ends in an
     underscore, which the flag has not."""
     return "--" + name.removesuffix("_").replace("_", "-")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The known name that another one resembles most, above all one that begins alike; "" if it
+    resembles none."""
+    known = list(known)
+    alike = [each for each in known if name.startswith(each) or each.startswith(name)]
+    closest = difflib.get_close_matches(name, alike or known, n=1, cutoff=0 if alike else 0.6)
+    return closest[0] if closest else ""
 
 
 def name_is_taken(name: str) -> UsageError:

@@ -6,18 +6,24 @@ Imports nothing heavy, so that `--help` answers at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
-from flame_rl.settings.checks import flag
-from flame_rl.settings.environments import environment_id, environment_name
+import msgspec
+
+from flame_rl.settings.algorithms import ALGORITHMS, settings_class
+from flame_rl.settings.checks import RARE, flag, hints_of, marks_of, names_of, suggestion
 from flame_rl.settings.execution import Execution, Output
-from flame_rl.settings.experiment import EnvironmentSource, Experiment
-from flame_rl.settings.words import suggestion
+from flame_rl.settings.experiment import (
+    EnvironmentSource,
+    Experiment,
+    environment_id,
+    environment_name,
+)
+from flame_rl.settings.groups import AlgorithmSettings
+from flame_rl.settings.presets import preset_of
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.fields import from_data, to_data
 
 if TYPE_CHECKING:
     from flame_rl.wire.messages import Environment
@@ -33,7 +39,7 @@ class TrainConfig:
 
     Attributes:
         experiment: decides the result, together with `algorithm`.
-        algorithm: the algorithm's settings, such as `flame_rl.settings.ppo.PPOSettings`.
+        algorithm: the algorithm's settings, such as `flame_rl.settings.algorithms.PPOSettings`.
         execution: where episodes are collected and networks are computed; but for the device, it
             changes no result.
         output: what is written and shown; changes no result.
@@ -60,10 +66,8 @@ class TrainConfig:
             UsageError: a setting does not exist, or has a value that it cannot have.
         """
         algorithm = algorithm.lower() if isinstance(algorithm, str) else algorithm
-        chosen = settings_class(algorithm)
-        env_id = environment_id(environment_name(env))
-        preset = chosen.presets.get("", {}) | chosen.presets.get(env_id, {})
-        kinds = _kinds(chosen)
+        kinds = _kinds(settings_class(algorithm))
+        preset = preset_of(algorithm, environment_id(environment_name(env)))
         values = _by_section(kinds, preset | _with_one_size(settings) | {"env": env}, algorithm)
         # The dataclass is frozen.
         vars(self).update({name: kind(**values[name]) for name, kind in kinds.items()})
@@ -107,8 +111,15 @@ class TrainConfig:
 
     def to_data(self) -> dict[str, dict[str, Any]]:
         """The settings by section as JSON values, for config.json and checkpoints."""
-        data = {section: to_data(settings) for section, settings in vars(self).items()}
-        data["experiment"]["env"] = self.experiment.env_name
+        data: dict[str, dict[str, Any]] = {}
+        for section, settings in vars(self).items():
+            kind, values = type(settings), dict(vars(settings))
+            for name, hint in hints_of(kind).items():
+                if RARE in marks_of(hint) and values[name] == getattr(kind, name):
+                    del values[name]
+            if section == "experiment":
+                values["env"] = settings.env_name
+            data[section] = msgspec.to_builtins(values, enc_hook=str)
         data["algorithm"] = {"name": self.algorithm_name} | data["algorithm"]
         data["output"] |= {"resume": None, "reproduce": None}
         return data
@@ -132,8 +143,10 @@ class TrainConfig:
             # The version that gave episodes a limit by default has this setting, too.
             if "first_episodes" not in experiment and experiment.get("max_episode_steps") is None:
                 experiment["max_episode_steps"] = 0
-            sections = {name: from_data(kind, values[name], name) for name, kind in kinds.items()}
-            return cls.of_sections(sections)
+            for section, kind in kinds.items():
+                if unknown := values[section].keys() - set(names_of(kind)):
+                    raise ValueError(f"{section}.{min(unknown)}: there is no such field")
+            return cls.of_sections({name: kind(**values[name]) for name, kind in kinds.items()})
         except (UsageError, LookupError, TypeError, ValueError) as error:
             raise UsageError(
                 f"config.json: not a configuration that this version can read: {error}"
@@ -147,7 +160,7 @@ class TrainConfig:
     def from_json(cls, text: str) -> TrainConfig:
         """The inverse of `to_json`. Raises UsageError if the text is no configuration."""
         try:
-            return cls.from_data(json.loads(text))
+            return cls.from_data(msgspec.json.decode(text))
         except (ValueError, RecursionError) as error:
             raise UsageError(f"config.json: not JSON: {error}") from error
 
@@ -173,48 +186,30 @@ def environment_of(config: TrainConfig, env_id: str) -> Environment:
     )
 
 
-def names_of(kind: type) -> list[str]:
-    """The names of a settings class's fields."""
-    return [field.name for field in fields(kind)]
-
-
 def refuse_two_sizes(settings: Mapping[str, Any]) -> None:
-    """Raise UsageError where two sizes of an iteration are given, or two lengths of the run; a text
-    is a word of the command line."""
-    pairs = (("episodes_per_iter", "steps_per_iter"), ("iterations", "env_steps"))
-    for replaced, name in pairs:
-        given = [settings.get(replaced), settings.get(name)]
-        if None not in given and "None" not in given:
+    """Raise UsageError where two sizes of an iteration are given, or two lengths of the run."""
+    for replaced, name in (("episodes_per_iter", "steps_per_iter"), ("iterations", "env_steps")):
+        if None not in (settings.get(replaced), settings.get(name)):
             raise UsageError(
                 f"{flag(replaced)}: {flag(name)} takes its place; leave one of the two out"
             )
 
 
-def size_of_an_iteration(given: Container[str]) -> dict[str, int | None]:
-    """What takes the place of a preset's values where settings of these names are given: with a
-    size of an iteration the usual first_episodes, with episodes_per_iter no steps_per_iter."""
-    if "episodes_per_iter" in given:
-        return {"steps_per_iter": None, "first_episodes": Experiment.first_episodes}
-    return {"first_episodes": Experiment.first_episodes} if "steps_per_iter" in given else {}
-
-
-def no_setting(name: str, algorithm: str) -> str:
-    """An error text for a setting that the algorithm lacks: which algorithms have it, if any."""
-    owners = [other for other in ALGORITHMS if name in names_of(settings_class(other))]
-    if owners:
-        *others, last = owners
-        listed = f"{', '.join(others)} and {last}" if others else last
-        return f"a setting of {listed}; {algorithm} has none of that name"
-    known = [name for kind in _kinds(settings_class(algorithm)).values() for name in names_of(kind)]
-    if nearest := suggestion(name, ["env", "algorithm", *known]):
-        return f"no such setting; did you mean {nearest}?"
-    return "no such setting; print(TrainConfig()) shows them all"
+def owners_of(name: str, algorithm: str) -> str:
+    """An error text for a setting that only other algorithms have; "" if none has it."""
+    *others, last = [each for each in ALGORITHMS if name in names_of(ALGORITHMS[each])] or [""]
+    listed = f"{', '.join(others)} and {last}" if others else last
+    return last and f"a setting of {listed}; {algorithm} has none of that name"
 
 
 def _with_one_size(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings, with `size_of_an_iteration`. Raises UsageError as `refuse_two_sizes` does."""
+    """The settings, with what replaces a preset's values: with a size of an iteration the usual
+    first_episodes, with episodes_per_iter no steps_per_iter. Raises UsageError."""
     refuse_two_sizes(settings)
-    return size_of_an_iteration(settings) | settings
+    first = {"first_episodes": Experiment.first_episodes}
+    if "episodes_per_iter" in settings:
+        return first | {"steps_per_iter": None} | settings
+    return first | settings if "steps_per_iter" in settings else settings
 
 
 def _by_section(
@@ -222,12 +217,15 @@ def _by_section(
 ) -> dict[str, dict[str, Any]]:
     """The settings of each section, by the fields of its class. Raises UsageError for a setting
     that none has."""
+    sections = {name: section for section, kind in kinds.items() for name in names_of(kind)}
     values: dict[str, dict[str, Any]] = {section: {} for section in kinds}
     for name, value in settings.items():
-        section = next((each for each, kind in kinds.items() if name in names_of(kind)), None)
-        if section is None:
-            raise UsageError(f"{name}: {no_setting(name, algorithm)}")
-        values[section][name] = value
+        if name not in sections:
+            nearest = suggestion(name, ["env", "algorithm", *sections])
+            more = f"did you mean {nearest}?" if nearest else "print(TrainConfig()) shows them all"
+            owners = owners_of(name, algorithm)
+            raise UsageError(f"{name}: {owners or f'no such setting; {more}'}")
+        values[sections[name]][name] = value
     return values
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from flame_rl.settings.checks import (
+    RARE,
     Count,
     CountOrZero,
     Positive,
     Seed,
-    Within,
     check_fields,
     refuse,
+    within,
 )
-from flame_rl.wire.fields import RARE
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,8 @@ class Execution:
     no result, except that each device rounds in its own way."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the learner computes its networks. cuda: on this machine's graphics card; auto: on the
-    card, if there is one, for pictures, memory and very large layers, else on the CPU. The same
-    seed gives the same metrics.csv on the same device; a resumed run stays on its own."""
+    """Where the learner computes its networks. cuda: on the graphics card; auto: on the card, if
+    there is one, for pictures, memory and very large layers. A resumed run stays on its device."""
 
     local: bool = False
     """Collect on this machine even where a Flame cluster is configured."""
@@ -37,22 +36,19 @@ class Execution:
     breakpoint in the collector works."""
 
     executors: Count | None = None
-    """Executors of a Flame cluster; none: one for every core that it offers. A given number
-    claims no core, and half of the cluster's memory, so that there may be more than cores, for
-    simulators that wait and do not compute, and other runs have room."""
+    """Executors of a Flame cluster; none: one for every core that it offers. A given number claims
+    no core, for simulators that wait and do not compute, and half of the cluster's memory."""
 
     workers_per_executor: Count = 1
-    """Processes that play inside each executor of a Flame cluster. With more than one, executors
-    are fewer and larger, each of as many cores: less work for learner and cluster where there are
-    hundreds of cores."""
+    """Processes that play inside each executor, which has as many cores: less work for learner and
+    cluster where there are hundreds of cores."""
 
     executor_packages: Literal["install", "image"] = "install"
-    """Where executors of a Flame cluster have NumPy, Gymnasium and MuJoCo from. install: their
-    nodes install the learner's versions; image: they are there, and nothing is installed. The
-    versions must be the learner's in any case."""
+    """Where executors have NumPy, Gymnasium and MuJoCo from, in the learner's versions. install:
+    their nodes install them; image: they are there."""
 
     simulator: Literal["auto", "plain", "fast"] = "auto"
-    """Simulator of the environment. plain: Gymnasium; fast: a faster twin with the same bits,
+    """Simulator of the environment. plain: Gymnasium; fast: a faster one with the same bits,
     for cartpole, halfcheetah, hopper, walker2d and ant; auto: fast where that is possible."""
 
     strict: bool = False
@@ -60,15 +56,12 @@ class Execution:
     the same seed and actions."""
 
     slots: Count | None = None
-    """Most episodes that each process, or executor of a cluster, plays side by side, each in an
-    environment of its own; none: 32, or as many as fit into a gigabyte. 1: one environment alone,
-    as a port, a licence or a robot needs it; then also --workers 1. The fast simulators have no
-    such environments."""
+    """Most environments side by side in each process, or executor; none: 32, or as many as fit into
+    a gigabyte. 1, with --workers 1: one alone, as a port, a licence or a robot needs it."""
 
-    task_timeout: Annotated[float, Within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
+    task_timeout: Annotated[float, within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
     """Seconds after which a worker that gives no answer is killed and its episodes are collected
-    again; none: ten times the longest task so far, but at least a minute, and more for a task of
-    more episodes than any before; 600 at first."""
+    again; none: ten times the longest task so far, at least a minute; 600 at first."""
 
     worker_episodes: Count = 100_000
     """A worker process is replaced after this number of episodes."""
@@ -77,8 +70,8 @@ class Execution:
     """A worker process that has taken more memory than this is replaced."""
 
     cluster_patience: Positive = 120.0
-    """Seconds without a sign of life after which a cluster ends the run: no result has come, and no
-    executor is at work on one."""
+    """Seconds without a result, or an executor at work on one, after which a cluster ends the
+    run."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -95,19 +88,16 @@ class Output:
     """Go on with the run in this folder, or from this checkpoint in one. It needs no other flag."""
 
     seeds: Annotated[tuple[Seed, ...], RARE] = ()
-    """A run for each of these seeds, side by side on the cores of this machine, in place of --seed;
-    the run folders are seed-0 and so on in --output."""
+    """A run for each of these seeds, side by side, in --output/seed-0 and so on."""
 
     verbose: bool = False
-    """Print more about every iteration: the spread of its returns, all metrics of the update, speed
-    and seconds by phase."""
+    """Print more about every iteration: spread of returns, metrics, speed, seconds by phase."""
 
     tensorboard: bool = False
     """Write returns, metrics and timings for TensorBoard into the run folder."""
 
     track: Annotated[Literal["wandb", "mlflow", "trackio"] | None, RARE] = None
-    """Report settings and every iteration to an experiment tracker. Variables of its own say where,
-    or that it stays offline."""
+    """Report settings and every iteration to an experiment tracker."""
 
     plot: bool = False
     """Draw curves.png at the end, and show it where there is a display."""

@@ -1,27 +1,29 @@
-"""Settings that decide the result of a run, whichever algorithm learns."""
+"""Settings that decide the result of a run, whichever algorithm learns; names of environments."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from flame_rl.settings.checks import (
+    RARE,
     Among,
     Count,
     CountOrZero,
     Fraction,
     Number,
     Seed,
-    Within,
     check_fields,
     refuse,
+    within,
 )
-from flame_rl.settings.environments import environment_name, keyword_texts
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.fields import RARE
 
 if TYPE_CHECKING:
     import gymnasium
@@ -32,22 +34,40 @@ else:
     EnvironmentSource = str
 
 
+# Short names for --env.
+ENVIRONMENTS = {
+    "cartpole": "CartPole-v1",
+    "halfcheetah": "HalfCheetah-v5",
+    "hopper": "Hopper-v5",
+    "walker2d": "Walker2d-v5",
+    "ant": "Ant-v5",
+}
+
+# Arguments of `gymnasium.make` that are not the environment's, and what is there in their place.
+_NOT_KEYWORDS = {
+    "max_episode_steps": "--max-episode-steps N sets it",
+    "id": "--env names the environment",
+    "disable_env_checker": "main.py check runs Gymnasium's checker",
+}
+
+# Prefix of the name, in config.json, of an environment that a Python function makes.
+CALLABLE = "callable "
+
+
 @dataclass(frozen=True)
 class Experiment:
     """Settings that decide the result of a run, together with the algorithm's."""
 
     env: EnvironmentSource = "cartpole"
-    """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id (Pendulum-v1), or
-    your own as module:EnvId; of several agents, a module of PettingZoo's kind
-    (pettingzoo.sisl.multiwalker_v9); in Python also a function that makes one."""
+    """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id, your own as
+    module:EnvId, or a module of several agents (pettingzoo.sisl.multiwalker_v9); in Python also a
+    function that makes one."""
 
     env_kwargs: tuple[str, ...] = ()
-    """Arguments of the environment's constructor, name=value with values as in JSON, such as
-    use_contact_forces=True; in Python a dictionary."""
+    """Arguments of the environment's constructor, name=value as in JSON; in Python a dictionary."""
 
     wrapper: tuple[str, ...] = ()
-    """Wrappers around the environment, module:Class, such as gymnasium.wrappers:FlattenObservation,
-    applied in this order; a function of the environment is one, too."""
+    """Wrappers around the environment, module:Class, the innermost first; or functions of it."""
 
     seed: Seed = 0
     """Seed of everything random. The same seed gives the same metrics.csv."""
@@ -63,12 +83,11 @@ class Experiment:
     """Training iterations. A resumed run may be given more of them."""
 
     env_steps: Count | None = None
-    """Train until that number of env steps is collected, in place of a fixed number of iterations;
-    the last iteration is whole."""
+    """Train until N env steps are collected, in place of --iterations; the last one is whole."""
 
     stop_at: Annotated[Number | None, RARE] = None
-    """End the run once the mean return of an iteration reaches this, or with evaluate_every that of
-    an evaluation. A resumed run may be given another."""
+    """End the run once the mean return of an iteration, or with --evaluate-every of an evaluation,
+    reaches this. A resumed run may be given another."""
 
     episodes_per_iter: Count = 100
     """Complete episodes collected in each iteration; what several agents play together is one."""
@@ -78,9 +97,9 @@ class Experiment:
     whole episodes follows from their mean length in the previous iteration."""
 
     first_episodes: Count | None = 8
-    """With steps_per_iter, episodes of the first iteration, when their length is not yet known;
-    none: as few as have that number of steps if each lasts to its time limit; and while episodes
-    get longer, the next iteration expects them to go on as fast, up to twice the length."""
+    """With --steps-per-iter, episodes of the first iteration, whose length is not yet known; none:
+    as few as have that number of steps if each lasts to its time limit, and while episodes get
+    longer, the next iteration expects them to go on as fast."""
 
     max_episode_steps: CountOrZero | None = None
     """A time limit in steps that replaces the environment's own; none: where the environment has
@@ -90,30 +109,25 @@ class Experiment:
     """Keys of a Dict that are observed, such as image and direction; by default all are."""
 
     policy_observations: tuple[str, ...] = ()
-    """Keys of a Dict that the policy observes; value networks and critics see all of them (Pinto et
-    al. 2018, "Asymmetric Actor Critic for Image-Based Robot Learning"). By default the policy does,
-    too. Not for algorithms whose policy is its action values."""
+    """Keys of a Dict that the policy observes, where value networks and critics see all (Pinto et
+    al. 2018). Not for algorithms whose policy is its action values."""
 
     agent_number: bool = False
-    """Let each of several agents observe its own number, too, so that the policy that they share
-    may give them different parts."""
+    """Let each of several agents observe its own number, too."""
 
     action_mask: bool = True
-    """Read the masks of allowed actions that an environment gives, in `info["action_mask"]` or
-    beside its observations; what a mask forbids is never chosen."""
+    """Read masks of allowed actions, in `info["action_mask"]` or beside the observations."""
 
     gamma: Annotated[Fraction, Among("0.95", "0.98", "0.99", "0.995", "0.999")] = 0.99
     """Discount of future rewards per step, 0 to 1. At 1 a return is the plain sum to the episode's
     end, and, without a value network, a time limit counts as that end."""
 
     reward_parts: tuple[str, ...] = ()
-    """Names of numbers in the environment's `info` that are recorded at every step, such as
-    reward_forward and reward_ctrl; metrics.csv has a column for each."""
+    """Numbers in `info` that are recorded at every step; metrics.csv has a column for each."""
 
     outcomes: tuple[str, ...] = ()
-    """Names of numbers in the environment's `info` at an episode's last step, such as is_success or
-    episode.r (of a dictionary in it); metrics.csv has a column for the mean of each, of a flag its
-    rate."""
+    """Numbers in `info` at an episode's last step, such as is_success, or episode.r of a dictionary
+    in it; metrics.csv has a column for the mean of each."""
 
     reward_weights: tuple[Number, ...] = ()
     """Learn from the weighted sum of the reward's parts: a weight for each number of a reward that
@@ -124,7 +138,7 @@ class Experiment:
     report the return of the environment's own rewards."""
 
     hidden_sizes: Annotated[
-        tuple[Annotated[int, Within(1, 1 << 40, "from 1 to 2**40")], ...],
+        tuple[Annotated[int, within(1, 1 << 40, "from 1 to 2**40")], ...],
         Among("32 32", "64 64", "128 128", "256 256"),
     ] = (64, 64)
     """Widths of the hidden layers of every network."""
@@ -132,32 +146,29 @@ class Experiment:
     activation: Annotated[Literal["tanh", "relu", "silu"], Among("tanh", "relu")] = "tanh"
     """Nonlinearity between the layers."""
 
-    frame_stack: Annotated[int, Within(1, 1000, "from 1 to 1000")] = 1
-    """Observations that every network sees side by side, the latest and those before it; before an
-    episode's first there are zeros. Not for ddpg, td3 and sac."""
+    frame_stack: Annotated[int, within(1, 1000, "from 1 to 1000")] = 1
+    """Latest observations that every network sees side by side. Not for ddpg, td3 and sac."""
 
     memory: Literal["none", "gru", "lstm"] = "none"
-    """Recurrent layer of every network, between the hidden layers and the output: what it should do
-    may then depend on all observations of the episode so far. For reinforce, a2c, ppo, r2d2
-    and bc."""
+    """Recurrent layer of every network, between the hidden layers and the output. For reinforce,
+    a2c, ppo, r2d2 and bc."""
 
     memory_size: Count = 64
     """Width of the recurrent layer."""
 
     evaluate_every: Count | None = None
-    """Evaluate the policy after every N iterations and after the last one, in separate episodes,
-    without exploring; best.ckpt is then the best by their mean return, not by that of training."""
+    """Evaluate the policy after every N iterations and after the last one, without exploring;
+    best.ckpt is then the best by that."""
 
     evaluate_episodes: Count = 20
     """Number of episodes in an evaluation."""
 
     demonstrations: str | None = None
-    """Learn from demonstrations, too: an .npz file, the folder of a run with a replay memory, or
-    the name of a Minari dataset on this machine."""
+    """Learn from demonstrations, too: an .npz file, a run with a replay memory, or a Minari
+    dataset."""
 
     demonstrations_digest: str | None = None
-    """SHA-256 of the demonstrations, which config.json keeps: the run learns from no others; none:
-    that of those with which it begins."""
+    """SHA-256 of the demonstrations, which config.json keeps: the run learns from no others."""
 
     def __post_init__(self) -> None:
         named = isinstance(self.env, str) and bool(self.env.strip())
@@ -197,3 +208,62 @@ class Experiment:
     def env_name(self) -> str:
         """`env` as text; for a function "callable " and its qualified name."""
         return environment_name(self.env)
+
+
+def environment_id(env: str) -> str:
+    """The Gymnasium id that a short name stands for; any other name is an id already."""
+    return ENVIRONMENTS.get(env.lower(), env)
+
+
+def environment_name(env: str | Callable[[], Any]) -> str:
+    """`env` as text: for a function, "callable " and its qualified name."""
+    if isinstance(env, str):
+        return env
+    # A callable object has no name of its own.
+    named = env if hasattr(env, "__qualname__") else type(env)
+    return f"{CALLABLE}{named.__module__}.{named.__qualname__}"
+
+
+def keyword_texts(given: Any) -> Any:
+    """The arguments of an environment's constructor as texts "name=JSON", ordered by name.
+
+    Args:
+        given: a mapping from names to values of JSON, or texts "name=value" whose values are as in
+            JSON or Python, and otherwise texts themselves. Anything else is returned as it is.
+
+    Raises:
+        UsageError: a name is no identifier, comes twice or is not the environment's; a value is not
+            of JSON.
+    """
+    if isinstance(given, Mapping):
+        pairs = list(given.items())
+    elif isinstance(given, list | tuple) and all(isinstance(word, str) for word in given):
+        pairs = [_keyword(word) for word in given]
+    else:
+        return given
+    texts: dict[str, str] = {}
+    for name, value in pairs:
+        if not isinstance(name, str) or not name.isidentifier():
+            refuse("env_kwargs", "name=value, each name one of Python", name)
+        if name in texts:
+            refuse("env_kwargs", "each name once", name)
+        if name in _NOT_KEYWORDS:
+            raise UsageError(f"--env-kwargs: {name}: {_NOT_KEYWORDS[name]}; leave it out")
+        try:
+            texts[name] = f"{name}={json.dumps(value)}"
+        except (TypeError, ValueError):
+            refuse("env_kwargs", f"a value of JSON for {name} (a number, a text, a list, …)", value)
+    return tuple(texts[name] for name in sorted(texts))
+
+
+def _keyword(word: str) -> tuple[str, Any]:
+    """The name and the value of "name=value"."""
+    name, equals, text = word.partition("=")
+    if not equals:
+        refuse("env_kwargs", "name=value, such as use_contact_forces=True", word)
+    for read in (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            value = read(text)
+            json.dumps(value)
+            return name, value
+    return name, text

@@ -1,4 +1,5 @@
-"""Groups of settings that several algorithms share: an algorithm inherits those that it needs.
+"""What the settings of all algorithms have, and groups of settings that several share: an algorithm
+inherits those that it needs.
 
 Groups that an algorithm may combine have no base in common, because a dataclass takes the defaults
 of a common base from the group that is named first, even where another one changes them.
@@ -6,11 +7,12 @@ of a common base from the group that is named first, even where another one chan
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from flame_rl.settings.algorithms import AlgorithmSettings
 from flame_rl.settings.checks import (
+    RARE,
     BatchSize,
     Count,
     CountOrZero,
@@ -29,35 +31,45 @@ from flame_rl.settings.checks import (
     Span,
     Tau,
     UpdatesPerStep,
+    check_fields,
+    refuse,
 )
-from flame_rl.settings.losses import check_losses
-from flame_rl.wire.fields import RARE
+from flame_rl.system.errors import UsageError
 
-# Presets that several algorithms have. This one is for every environment.
-WIDE_LAYERS = {"hidden_sizes": (256, 256), "activation": "relu", "steps_per_iter": 1000}
+# The losses that every network with shared layers has.
+OWN = ("policy", "value")
 
-# With large actions an ant falls over: with small ones it survives from the start, and learns to
-# walk.
-SMALL_ACTIONS = {"initial_log_std": -2.0, "learning_rate": 3e-4}
 
-# Of an actor-critic in any environment: updates begin after few episodes, however long they are.
-STEPS_PER_ITERATION = 2048
-SHORT_ITERATIONS = {"steps_per_iter": STEPS_PER_ITERATION, "first_episodes": None}
+@dataclass(frozen=True)
+class AlgorithmSettings:
+    """What every algorithm's settings have. Each field is a flag; the groups below add those that
+    several algorithms share, and an algorithm its own, or another default.
 
-# A million env steps, as docs/learning measures them; the first iteration has the usual episodes.
-MILLION = {"iterations": 500, "steps_per_iter": 2000, "first_episodes": 8}
-MILLION_IN_LARGE_PARTS = {"iterations": 250, "steps_per_iter": 4000, "first_episodes": 8}
+    Attributes:
+        name: the algorithm's name on the command line.
+        may_change: fields of `Experiment` that a trained policy may be given anew.
+        overlap: whether the next iteration's episodes are collected during an update.
+        shared_torso: whether policy and values share layers.
+    """
 
-# For Pendulum, with an episode in each iteration.
-PENDULUM = {
-    "iterations": 93,
-    "steps_per_iter": 200,
-    "warm_up_steps": 1_000,
-    "value_learning_rate": 3e-3,
-    "learning_rate_decay": True,
-    # Returns are as low as -1,500; see docs/replay.md.
-    "reward_scale": 0.1,
-}
+    name: ClassVar[str]
+    may_change: ClassVar[tuple[str, ...]] = ()
+    overlap: ClassVar[bool] = False
+    shared_torso: ClassVar[bool] = False
+
+    learning_rate: LearningRate = 1e-3
+    """Step size of Adam."""
+
+    learning_rate_decay: bool = False
+    """Let step sizes fall linearly to 0 at the end of the run: the last of N iterations has 1/N."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def title(self) -> str:
+        """The algorithm's name as people write it: most are abbreviations."""
+        return self.name.upper()
 
 
 @dataclass(frozen=True)
@@ -99,8 +111,6 @@ class PolicyGradient:
 class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
     """Updates from the episodes of one iteration, which the policy itself has played."""
 
-    frame: ClassVar[str] = "flame_rl.learner.on_policy.cloned_first:cloned_first"
-
     value_learning_rate: LearningRate = 1e-3
     """Step size of the value network's Adam; not used with --shared-torso."""
 
@@ -111,8 +121,8 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
     batch at once."""
 
     max_kl: MaxKL = 0.05
-    """Greatest KL divergence, in nats, between the policy before an update and after it. The
-    epoch ends there, and a step beyond it is undone."""
+    """Greatest KL divergence, in nats, between the policy before an update and after it. The epoch
+    ends there, and a step beyond it is undone."""
 
     shared_torso: bool = False
     """Let policy and values share all layers but the last one of each, the output. The network then
@@ -135,7 +145,30 @@ class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_losses(self.auxiliary, self.auxiliary_weights, self.shared_torso)
+        for function in self.auxiliary:
+            if not all(function.rpartition(":")[::2]):
+                example = "a module and a class, as in prediction:NextObservation"
+                refuse("auxiliary", example, function)
+        names = [*OWN, *map(loss_name, self.auxiliary)]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"--auxiliary: two losses have the name {name}; rename a class")
+        if self.auxiliary and not self.shared_torso:
+            raise UsageError(
+                "--auxiliary: these are losses of the shared layers; add --shared-torso True"
+            )
+        if len(self.auxiliary_weights) != len(self.auxiliary):
+            raise UsageError(
+                f"--auxiliary-weights: {len(self.auxiliary_weights)} weights for "
+                f"{len(self.auxiliary)} losses; give one for each of --auxiliary"
+            )
+
+
+def loss_name(function: str) -> str:
+    """The name of the loss module:function in metrics.csv: prediction:NextObservation is
+    next_observation."""
+    name = function.rpartition(":")[2]
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 @dataclass(frozen=True)
@@ -155,8 +188,6 @@ class GeneralizedAdvantages(OnPolicy):
 @dataclass(frozen=True)
 class Replay(AlgorithmSettings):
     """Gradient steps on samples of replayed experience."""
-
-    frame: ClassVar[str] = "flame_rl.learner.off_policy.update:off_policy"
 
     capacity: Count = 100_000
     """Steps of replayed experience; the oldest episodes make way for new ones."""

@@ -6,11 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flame_rl.settings.checks import Among, Span, flag
+from flame_rl.settings.checks import Among, Span, flag, hints_of, marks_of, suggestion
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.words import suggestion
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.fields import hints_of
 
 # A value that was chosen from a range; one from `Among` is a text.
 Value = int | float | str
@@ -65,7 +63,7 @@ def _declared(config: TrainConfig) -> dict[str, Range]:
     found = {}
     for section in (config.algorithm, config.experiment):
         for name, hint in hints_of(type(section)).items():
-            for mark in getattr(hint, "__metadata__", ()):
+            for mark in marks_of(hint):
                 if isinstance(mark, Span | Among):
                     found[name] = mark
     return found

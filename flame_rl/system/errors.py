@@ -2,16 +2,13 @@
 
 
 class UsageError(Exception):
-    """What the user asked for cannot be done; the message names the field, cause and remedy.
-
-    The command line answers it with exit code 2 and no traceback.
-    """
+    """What the user asked for cannot be done; the message names the field, cause and remedy. The
+    command line answers it with exit code 2 and no traceback."""
 
 
 class RunError(Exception):
-    """A run could not go on after it began; the message says what was tried.
-
-    The command line answers it with exit code 1, after saving what was learned.
+    """A run could not go on after it began; the message says what was tried. The command line
+    answers it with exit code 1, after saving what was learned.
 
     Attributes:
         episode: the index of the one training episode that is to blame, if there is one.

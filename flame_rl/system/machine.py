@@ -1,22 +1,25 @@
-"""What this machine has: cores, memory, a screen."""
+"""What this machine has: cores, memory, a screen, optional packages."""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import sys
 import threading
 from collections.abc import Iterable
 from contextlib import ContextDecorator
+from types import ModuleType
 from typing import Any
 
 import threadpoolctl
 
+from flame_rl.system.errors import UsageError
+
 
 class _OneBlasThread(ContextDecorator):
-    """Within the block BLAS uses one thread, as it does in workers: the bits of sums that it
-    divides among cores would depend on their number. It is set for the whole process, until the
-    last of its threads has left the block."""
+    """Within the block BLAS uses one thread, as in workers: how it divides a sum among threads
+    changes the bits. It is set for the whole process, until its last thread has left the block."""
 
     def __init__(self) -> None:
         self._lock, self._blocks = threading.Lock(), 0
@@ -37,8 +40,7 @@ class _OneBlasThread(ContextDecorator):
 
     def _set(self, numbers: Iterable[tuple[Any, int]]) -> None:
         for library, number in numbers:
-            # threadpoolctl ignores in silence all threads but the one that controls OpenBLAS, which
-            # keeps control for itself.
+            # Otherwise threadpoolctl ignores all threads but the first that set the number.
             clear = getattr(library, "clear_controlling_thread", lambda **options: None)
             clear(force=True)
             library.set_num_threads(number)
@@ -47,25 +49,20 @@ class _OneBlasThread(ContextDecorator):
 
 ONE_BLAS_THREAD = _OneBlasThread()
 
-# Parameters of glibc's mallopt, and what they are set to. Arrays of fewer bytes than the first come
-# from memory that the process has already; of that, it gives back what is free beyond the second.
-# glibc raises both by itself, but to suit the largest array so far, and a gradient step frees many
-# at once.
+# Parameters of glibc's mallopt, and their values: arrays below 32 MiB come from the heap, and
+# it keeps 256 MiB of free memory.
 _MMAP_THRESHOLD = -3, 1 << 25
 _TRIM_THRESHOLD = -1, 1 << 28
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep freed memory for its next arrays, up to 256 MiB in each of its heaps;
-    this cannot be undone. Otherwise a gradient step may give its memory back to the system, and the
-    next step fetches it again page by page, which can take as long as the rest of the step. Without
-    effect where the C library is not glibc."""
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(*_MMAP_THRESHOLD)
-        mallopt(*_TRIM_THRESHOLD)
+    """Let this process keep freed memory for its next arrays, for good: fetching it again page by
+    page can take as long as the rest of a gradient step. Without effect where the C library is not
+    glibc."""
+    libc = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(*_MMAP_THRESHOLD)
+        libc.mallopt(*_TRIM_THRESHOLD)
 
 
 def available_cores() -> int:
@@ -85,3 +82,15 @@ def has_display() -> bool:
     if sys.platform in ("darwin", "win32"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def require(module: str, package: str, group: str) -> ModuleType:
+    """Import a module of a package that is in an optional dependency group. Raises UsageError if
+    the package is missing or broken."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"the package {package} is needed and cannot be imported ({error}): "
+            f"`uv run --group {group} main.py …` installs it"
+        ) from error

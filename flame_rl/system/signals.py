@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TypeVar
 
 from flame_rl.system.errors import Interrupted
+from flame_rl.system.output import warn
 
 _SHOW_CURSOR = "\x1b[?25h"
 # `uv run` forwards a signal that the terminal has sent to this process, too: both count as one.
@@ -29,22 +30,16 @@ _STOP: ContextVar[threading.Event | None] = ContextVar("stop", default=None)
 
 
 class StopSignal(threading.Event):
-    """Set once the user asks to stop.
+    """Set once the user asks to stop."""
 
-    Attributes:
-        exit_code: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 0 before.
-    """
-
+    # 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
     exit_code = 0
 
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[StopSignal]:
     """Within the block, the first signal sets the event; a second one ends the process at once.
-    `Interrupted` ends the block and goes no further.
-
-    Workers notice on their own that this process is gone.
-    """
+    `Interrupted` ends the block and goes no further."""
     stop = StopSignal()
     received_at = 0.0
 
@@ -75,28 +70,27 @@ def stop_on_signals() -> Iterator[StopSignal]:
 @contextlib.contextmanager
 def stoppable(stop: threading.Event) -> Iterator[None]:
     """Within the block `end_if_stopped` heeds this event. Where Ctrl-C would raise an exception, it
-    sets the event, and KeyboardInterrupt comes at the end of the block: so that no second one comes
+    sets the event, and KeyboardInterrupt comes at the end of the block: a second one cannot come
     while the first is being undone."""
-    token, number = _STOP.set(stop), signal.SIGINT
-    before, held = signal.getsignal(number), []
+    token, held = _STOP.set(stop), []
 
     def hold(*_: object) -> None:
-        held.append(number)
+        held.append(True)
         stop.set()
 
+    before = signal.getsignal(signal.SIGINT)
     mine = threading.current_thread() is threading.main_thread()
     mine = mine and before is signal.default_int_handler
     if mine:
-        signal.signal(number, hold)
+        signal.signal(signal.SIGINT, hold)
     try:
         yield
     finally:
         _STOP.reset(token)
+        if mine:
+            signal.signal(signal.SIGINT, before)
         if held:
             stop.clear()
-        if mine:
-            signal.signal(number, before)
-        if held:
             raise KeyboardInterrupt
 
 
@@ -108,13 +102,8 @@ def end_if_stopped() -> None:
 
 
 def unless_stopped(stop: threading.Event, function: Callable[[], Result]) -> Result:
-    """Call the function in a thread, which is abandoned if it still runs half a second after `stop`
-    was set.
-
-    Raises:
-        Interrupted: the thread was abandoned, or `stop` was set before.
-        BaseException: whatever the function raised.
-    """
+    """Call the function in a thread. Raises Interrupted if `stop` was set before, or if the thread
+    still runs half a second after `stop` was set: it is then left behind."""
     if stop.is_set():
         raise Interrupted
     future = in_thread(function)
@@ -143,12 +132,7 @@ def in_thread(function: Callable[[], Result]) -> Future[Result]:
 
 
 def call_with_timeout(seconds: float, function: Callable[[], Result]) -> Result:
-    """Call the function in a thread, which is left behind if it takes longer.
-
-    Raises:
-        TimeoutError: it took longer.
-        Exception: whatever the function raised.
-    """
+    """Call the function in a thread, which TimeoutError leaves behind if it takes longer."""
     future = in_thread(function)
     try:
         return future.result(seconds)
@@ -156,3 +140,13 @@ def call_with_timeout(seconds: float, function: Callable[[], Result]) -> Result:
         if future.done():  # raised by the function itself
             raise
         raise TimeoutError(f"no answer within {seconds:.0f} s") from error
+
+
+def close_within(seconds: float, close: Callable[[], None]) -> None:
+    """Close environments. If that takes longer, or raises an exception, it costs a line."""
+    try:
+        call_with_timeout(seconds, close)
+    except TimeoutError:
+        warn(f"the environments did not close within {seconds:.0f} s and are left open")
+    except Exception as error:
+        warn(str(error))

@@ -1,5 +1,5 @@
-"""Examine an environment: what it is taken for, how fast it is, whether it repeats itself, what a
-random policy earns, and what stands in the way of training.
+"""Examine an environment: what it is taken for, how fast it is, whether it repeats itself, and what
+a random policy earns.
 
 Everything is played in forks of this process, so that an environment that crashes or hangs is
 described as far as it came.
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import importlib.metadata
 import math
 import re
 import signal
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +23,6 @@ import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
-from flame_rl.actor.environments.finding import with_module
 from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.memory import own_bytes
@@ -36,15 +34,18 @@ from flame_rl.actor.simulators.repeatable import (
     Effort,
     check_beside,
     check_repeats,
+    random_actions,
 )
-from flame_rl.tools.random_play import Played, play_at_bounds, played_from_data, random_play
 from flame_rl.wire import codec
+from flame_rl.wire.inputs import observation_inputs, observation_parts
 from flame_rl.wire.messages import Environment, EnvironmentSpec
+from flame_rl.wire.steps import step_columns
 
-# Of the episode whose info is looked at.
+# Numbers beyond it are far from the 1 that networks are made for.
+FAR = 100.0
+_EPISODES = 100
+# Of the episodes whose info is looked at, and whose actions are at their bounds.
 _STEPS = 100
-# Another environment is made for its memory alone only where that is quick.
-_QUICK_SECONDS = 5.0
 # When a fork is killed, beyond the time that it plays.
 _MORE_SECONDS = 120
 
@@ -59,11 +60,10 @@ class Examined:
         spec: its description, with where it has masks.
         layers: the classes of its wrappers, the outermost first, and its own.
         making_seconds: how long an object takes.
-        bytes: memory of a further object in the same process.
-        played: what a random policy did.
+        bytes: memory that an object takes.
+        played: what a random policy did; see `random_play`.
         info: names of the entries of `info`.
-        differs: how episodes differ that should be the same.
-        beside: how an episode differs while another object is played.
+        differs, beside: how episodes differ that should be the same, in turn and beside another.
         failures: what went wrong, one sentence each.
         checker: what Gymnasium's own checker says.
         notes: what could not be found out, and why.
@@ -72,54 +72,45 @@ class Examined:
     environment: Environment
     package: str = ""
     spec: EnvironmentSpec | None = None
-    layers: tuple[str, ...] = ()
+    layers: Sequence[str] = ()
     making_seconds: float | None = None
     bytes: int | None = None
-    played: Played | None = None
-    info: tuple[str, ...] = ()
+    played: dict[str, Any] | None = None
+    info: Sequence[str] = ()
     differs: str = ""
     beside: str = ""
-    failures: tuple[str, ...] = ()
-    checker: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    failures: Sequence[str] = ()
+    checker: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 def examine(environment: Environment, seconds: float) -> Examined:
     """Examine an environment; random episodes are played for this many seconds."""
-    environment = with_module(replace(environment, simulator="plain", slots=1))
+    environment = replace(environment, simulator="plain", slots=1)
     import_environment(environment)
     env_id = environment.env_id
-    effort = Effort(1000, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
     found, ended = in_fork(lambda note, closing: _play(environment, seconds, note, closing))
-    failures = list(found.get("failures", ()))
-    if ended:
-        failures.append(_how_it_ended(found.get("doing", "being made"), ended))
-    spec = None
-    if "spec" in found:
-        spec = codec.decode_description(base64.b64decode(found["spec"]), env_id)
-        spec = replace(spec, action_mask=found.get("action_mask", spec.action_mask))
-    examined = Examined(
-        environment,
-        _package_of(found.get("module", env_id)),
-        spec,
-        tuple(found.get("layers", ())),
-        found.get("making_seconds"),
-        found.get("bytes"),
-        played_from_data(found["played"]) if "played" in found else None,
-        tuple(found.get("info", ())),
-        failures=tuple(failures),
-    )
+    doing, failures = found.pop("doing", "being made"), found.pop("failures", [])
+    failures += [_how_it_ended(doing, ended)] if ended else []
+    module, spec, masks = (found.pop(name, None) for name in ("module", "spec", "action_mask"))
+    package = _package_of(module or env_id)
+    if spec is not None:
+        spec = codec.decode_description(base64.b64decode(spec), env_id)
+        spec = replace(spec, action_mask=masks or spec.action_mask)
+    examined = Examined(environment, package, spec, failures=failures, **found)
     if spec is None or failures:
         return examined
+    effort = Effort(1000, seconds / 3, math.inf, round(seconds) + _MORE_SECONDS)
     both = replace(environment, slots=2 * spec.agent_count)
     checked = check_repeats(env_id, lambda: plain_and_spec(environment), effort)
     beside, alone = check_beside(env_id, lambda: plain_and_spec(both), effort)
     return replace(
         examined,
+        bytes=checked.bytes or None,
         differs=checked.differs,
         # Its own cause is known by then.
         beside="" if checked.differs else beside,
-        notes=tuple(filter(None, (checked.unknown, alone))),
+        notes=[text for text in (checked.unknown, alone) if text],
         checker=() if spec.agents else _ask_gymnasium(environment, effort),
     )
 
@@ -133,15 +124,9 @@ def _how_it_ended(doing: str, ended: str) -> str:
 def _package_of(module: str) -> str:
     """Name and version of the package that a module belongs to, or ""."""
     top = module.partition(":")[0].partition(".")[0]
-    for name in _distributions().get(top, ()):
+    for name in importlib.metadata.packages_distributions().get(top, ()):
         return f"{name} {importlib.metadata.version(name)}"
     return ""
-
-
-@functools.cache
-def _distributions() -> Mapping[str, list[str]]:
-    """The installed distributions by the modules that they bring; reading them takes a while."""
-    return importlib.metadata.packages_distributions()
 
 
 def _play(
@@ -154,25 +139,19 @@ def _play(
         simulator, spec = plain_and_spec(environment)
         making = time.monotonic() - began
         closing.callback(simulator.close)
-        layers = [type(layer).__name__ for layer in _layers(simulator.first)]
-        note(
-            {
-                "spec": base64.b64encode(codec.encode_description(spec)).decode(),
-                "layers": layers,
-                "module": type(simulator.first.unwrapped).__module__,
-                "making_seconds": making,
-                "doing": "it was played with random actions",
-            }
-        )
+        layers = [simulator.first]
+        while layers[-1] is not layers[-1].unwrapped and hasattr(layers[-1], "env"):
+            layers.append(layers[-1].env)
+        note({"spec": base64.b64encode(codec.encode_description(spec)).decode()})
+        note({"layers": [type(each).__name__ for each in layers], "making_seconds": making})
+        note({"module": type(simulator.first.unwrapped).__module__})
+        note({"doing": "it was played with random actions"})
         note({"played": random_play(simulator, spec, seconds)})
         note({"action_mask": simulator.masks.found_in})
         note({"doing": "it was played with actions at their bounds"})
-        play_at_bounds(simulator, spec)
+        _play_at_bounds(simulator, spec)
         note({"doing": "its info was looked at"})
         note({"info": _names_in_info(simulator)})
-        note({"doing": "another was made"})
-        if making < _QUICK_SECONDS:
-            note({"bytes": _bytes_of_another(environment, closing)})
     except SimulatorError as error:
         note({"failures": [f"{error}{_last_line(error.cause)}"]})
     except Exception as error:
@@ -185,64 +164,153 @@ def _last_line(cause: str) -> str:
     return f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
 
 
-def _layers(env: Any) -> Iterator[Any]:
-    """The wrappers of an environment, the outermost first, and the environment itself."""
-    while True:
-        yield env
-        inner = getattr(env, "env", None)
-        if env is env.unwrapped or inner is None:
+def random_play(
+    simulator: EnvironmentsSimulator, spec: EnvironmentSpec, seconds: float
+) -> dict[str, Any]:
+    """Play up to a hundred episodes of random actions.
+
+    Returns:
+        reset_seconds, steps_per_second: of one environment alone.
+        finished, truncated: episodes, of each agent, that ended, and those that were cut.
+        returns, lengths: `_amounts` of finished episodes.
+        longest: env steps of the longest episode, finished or not.
+        rewards: `_amounts` of all steps; of a vector, its sum.
+        paid: the share of steps whose reward is not 0.
+        allowed: the mean share of choices that the masks allow; 1 without masks.
+        observed: the least and the greatest number that was observed.
+        far: names and greatest absolute values of numbers beyond 100, the farthest first.
+        numbers, constant: how many numbers an observation has, and how many never changed.
+        grown_bytes: by how much the process has grown since the first episode's end.
+    """
+    (actions,) = (column for column in step_columns(spec) if column.name == "actions")
+    agents, generator = simulator.agents, np.random.default_rng(SEED)
+    finished: list[tuple[float, int, bool]] = []
+    resets, rewards, allowed = [], [], []
+    least, most = np.full(spec.observation_dim, np.inf), np.full(spec.observation_dim, -np.inf)
+    steps, longest, stepping, first_bytes = 0, 0, 0.0, None
+
+    def look(when: str, running: np.ndarray) -> None:
+        observations = simulator.observations[running]
+        for name, values in (("observation", observations), ("reward", simulator.rewards[running])):
+            if not np.isfinite(values).all():
+                raise SimulatorError("invalid", f"{name}: NaN or infinity, of {when}")
+        np.minimum(least, observations.min(axis=0), out=least)
+        np.maximum(most, observations.max(axis=0), out=most)
+
+    limit = time.monotonic() + seconds
+    for episode in range(_EPISODES):
+        if episode and time.monotonic() > limit:
+            break
+        running, began = np.arange(agents), time.monotonic()
+        simulator.reset(running, np.full(agents, SEED + episode))
+        resets.append(time.monotonic() - began)
+        look("reset", running)
+        returns, length = np.zeros(agents), 0
+        while len(running) and (not length or time.monotonic() < limit):
+            chosen = random_actions(simulator, actions, generator, slice(0, agents))
+            if simulator.masks.read:
+                masks = simulator.action_masks[running]
+                allowed.append(np.unpackbits(masks, axis=1, count=sum(spec.choices)).mean())
+            began = time.monotonic()
+            simulator.step(chosen, running)
+            stepping += time.monotonic() - began
+            length += 1
+            look(f"step {length}", running)
+            rewards.append(simulator.rewards[running].reshape(len(running), -1).sum(axis=1))
+            returns[running] += rewards[-1]
+            ended = (simulator.terminated | simulator.truncated)[running]
+            for slot in running[ended]:
+                cut = bool(simulator.truncated[slot] and not simulator.terminated[slot])
+                finished.append((float(returns[slot]), length, cut))
+            running = running[~ended]
+        steps, longest = steps + length, max(longest, length)
+        first_bytes = own_bytes() if first_bytes is None else first_bytes
+    paid = np.concatenate(rewards)
+    return {
+        "reset_seconds": float(np.mean(resets)),
+        "steps_per_second": steps / max(stepping, 1e-9),
+        "finished": len(finished),
+        "truncated": sum(cut for *_, cut in finished),
+        "returns": _amounts([each for each, *_ in finished]),
+        "lengths": _amounts([length for _, length, _ in finished]),
+        "longest": longest,
+        "rewards": _amounts(paid),
+        "paid": float((paid != 0).mean()),
+        "allowed": float(np.mean(allowed)) if allowed else 1.0,
+        "observed": [float(least.min()), float(most.max())],
+        "far": _far(spec, np.maximum(np.abs(least), np.abs(most))),
+        "numbers": spec.observation_dim,
+        "constant": int((least == most).sum()),
+        "grown_bytes": own_bytes() - first_bytes,
+    }
+
+
+def _far(spec: EnvironmentSpec, greatest: np.ndarray) -> list[tuple[str, float]]:
+    """The numbers of an observation beyond `FAR`, but for bytes, which are scaled: their names, as
+    Python indexes them, and greatest values."""
+    for each in observation_inputs(spec.observation_space):
+        if each.space is not None:
+            greatest[each.start : each.stop] = 0
+    parts, found = observation_parts(spec.observation_space), []
+    for place in np.argsort(-greatest)[: min(1000, int((greatest > FAR).sum()))]:
+        part = next(each for each in parts if place < each.stop)
+        name = f"observation{part.name}[{place - part.start}]"
+        found.append((name, float(greatest[place])))
+    return found
+
+
+def _amounts(values: Any) -> dict[str, float] | None:
+    """The spread of a number: how often it came, and its mean, standard deviation and range."""
+    if not len(values):
+        return None
+    array = np.asarray(values, np.float64)
+    spread = {"mean": array.mean(), "std": array.std(), "least": array.min(), "most": array.max()}
+    return {"count": len(array)} | {name: float(value) for name, value in spread.items()}
+
+
+def _play_at_bounds(simulator: EnvironmentsSimulator, spec: EnvironmentSpec) -> None:
+    """Play an episode whose numbers are the least and the greatest that a policy's become."""
+    (actions,) = (column for column in step_columns(spec) if column.name == "actions")
+    if actions.choices:
+        return
+    agents, generator = simulator.agents, np.random.default_rng(SEED)
+    running = np.arange(agents)
+    simulator.reset(running, np.full(agents, SEED))
+    for _ in range(_STEPS):
+        if not len(running):
             return
-        env = inner
+        chosen = np.sign(random_actions(simulator, actions, generator, slice(0, agents)))
+        simulator.step(chosen, running)
+        running = running[~(simulator.terminated | simulator.truncated)[running]]
 
 
 def _names_in_info(simulator: EnvironmentsSimulator) -> list[str]:
     """The names of what is in `info` at a reset and, where no mask forbids actions, after steps."""
     env = simulator.first
     several = not isinstance(env, gymnasium.Env)
-    names: dict[str, None] = {}
-
-    def look(info: Any) -> None:
-        for each in info.values() if several else (info,):
-            names.update(dict.fromkeys(map(str, each)))
-
-    look(env.reset(seed=SEED)[1])
-    for _ in range(0 if simulator.masks.read else _STEPS):
-        if several and not env.agents:
-            break
-        action = env.action_space.sample() if not several else {}
+    infos, ended = [env.reset(seed=SEED)[1]], False
+    while not (ended or simulator.masks.read or len(infos) > _STEPS):
         if several:
-            action = {agent: env.action_space(agent).sample() for agent in env.agents}
-        _, _, terminated, truncated, info = env.step(action)
-        look(info)
-        if not several and (terminated or truncated):
-            break
-    return list(names)[:50]
+            actions = {agent: env.action_space(agent).sample() for agent in env.agents}
+        else:
+            actions = env.action_space.sample()
+        _, _, terminated, truncated, info = env.step(actions)
+        infos.append(info)
+        ended = not env.agents if several else terminated or truncated
+    found = [own for info in infos for own in (info.values() if several else (info,))]
+    return list(dict.fromkeys(str(name) for own in found for name in own))[:50]
 
 
-def _bytes_of_another(environment: Environment, closing: contextlib.ExitStack) -> int | None:
-    """By how much the process grows with another object, after a reset; None: it does not, as far
-    as the system tells, or none can be made."""
-    before = own_bytes()
-    try:
-        another = plain_simulator(environment)
-    except SimulatorError:
-        return None
-    closing.callback(another.close)
-    running = np.arange(another.agents)
-    another.reset(running, np.full(another.agents, SEED))
-    return max(0, own_bytes() - before) or None
-
-
-def _ask_gymnasium(environment: Environment, effort: Effort) -> tuple[str, ...]:
+def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:
     """What Gymnasium's checker says of the environment without its wrappers."""
 
     def work(note: Note, closing: contextlib.ExitStack) -> None:
         signal.alarm(effort.most_seconds)
         simulator = plain_simulator(environment)
         closing.callback(simulator.close)
+        error = []
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            error = []
             try:
                 check_env(simulator.first.unwrapped, skip_render_check=True, skip_close_check=True)
             except Exception as raised:
@@ -250,14 +318,11 @@ def _ask_gymnasium(environment: Environment, effort: Effort) -> tuple[str, ...]:
                 where = "" if str(raised) else _last_line(traceback_of(raised))
                 error = [f"{summary(raised)}{where}"]
         texts = [str(each.message) for each in said if issubclass(each.category, UserWarning)]
-        note({"texts": list(dict.fromkeys([*error, *map(_plain_text, texts)]))})
+        # Without colours and prefix.
+        plain = [re.sub(r"\x1b\[[\d;]*m", "", text).removeprefix("WARN: ") for text in texts]
+        note({"texts": list(dict.fromkeys([*error, *plain]))})
 
     found, ended = in_fork(work)
     if ended:
-        return (_how_it_ended("Gymnasium's checker played it", ended),)
-    return tuple(found.get("texts", ()))
-
-
-def _plain_text(text: str) -> str:
-    """A warning of Gymnasium's without colours and its prefix."""
-    return re.sub(r"\x1b\[[\d;]*m", "", text).removeprefix("WARN: ")
+        return [_how_it_ended("Gymnasium's checker played it", ended)]
+    return found.get("texts", [])

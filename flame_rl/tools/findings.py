@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from flame_rl.run.checks import about_goals, environment_warnings
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig, names_of
-from flame_rl.tools.checking import Examined
-from flame_rl.tools.random_play import FAR, Played
+from flame_rl.tools.checking import FAR, Examined
 from flame_rl.wire.messages import EnvironmentSpec
 
 # An environment that is reset for longer than it plays so many steps.
@@ -41,78 +41,95 @@ class Finding:
 
 
 def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
-    """The problems, then the advice.
+    """The problems, then the advice; `config` is of a run in the environment."""
+    found = [Finding(True, "fails", text) for text in examined.failures]
+    differing = [text for text in (examined.differs, examined.beside) if text]
+    found += [Finding(True, "repeats", text) for text in differing]
+    return found + [Finding(False, *each) for each in _advice(examined, config)]
 
-    Args:
-        examined: what was found out.
-        config: of a run in the environment, for how many are played side by side.
-    """
-    problems = [("fails", text) for text in examined.failures]
-    problems += [("repeats", text) for text in (examined.differs, examined.beside) if text]
+
+def _advice(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Topics and sentences."""
     spec, played = examined.spec, examined.played
-    advice = [("repeats", text) for text in examined.notes]
+    yield from (("repeats", text) for text in examined.notes)
     if spec is not None:
-        advice += [("spaces", text) for text in environment_warnings(config, spec)]
+        yield from (("spaces", text) for text in environment_warnings(config, spec))
         if spec.time_limit is None or spec.limited_by_default:
-            advice.append(("time limit", _without_limit(spec, played)))
+            yield "time limit", _without_limit(spec, played)
         if text := about_goals(spec):
-            advice.append(("goals", text))
+            yield "goals", text
         if spec.reward_shape:
-            advice.append(
-                (
-                    "rewards",
-                    f"a reward is a vector of {spec.reward_shape[0]} numbers: --reward-weights, "
-                    "with a weight for each, says what is learned from",
-                )
+            yield (
+                "rewards",
+                f"a reward is a vector of {spec.reward_shape[0]} numbers: --reward-weights, with a "
+                "weight for each, says what is learned from",
             )
     if played is not None:
-        advice += [*_of_numbers(played), *_of_time(examined, played)]
-    advice += _of_memory(examined, config)
+        yield from _of_numbers(played)
+        yield from _of_time(played)
+    making = examined.making_seconds
+    if making is not None and making > 1:
+        yield (
+            "speed",
+            f"making an object takes {making:.1f} s: a process begins with one, and makes more as "
+            "the run goes on (--slots)",
+        )
+    # What is not asked for, training chooses by this memory itself.
+    slots, each = config.execution.slots or 1, examined.bytes or 0
+    if each * slots > _MUCH_MEMORY:
+        noun = "environment takes" if slots == 1 else f"environments of {each / 1e6:,.0f} MB take"
+        yield (
+            "memory",
+            f"{slots} {noun} {each * slots / 1e9:.1f} GB in each worker: fewer --slots or "
+            "--workers take less",
+        )
+    if played is not None and played["grown_bytes"] > _LEAK:
+        yield (
+            "memory",
+            f"the process grew by {played['grown_bytes'] / 1e6:,.0f} MB in "
+            f"{played['rewards']['count']:,} steps: --worker-megabytes replaces a worker that has "
+            "grown",
+        )
     remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
-    advice += [("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER]]
-    return [Finding(True, *each) for each in problems] + [Finding(False, *each) for each in advice]
+    yield from (("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER])
 
 
-def _without_limit(spec: EnvironmentSpec, played: Played | None) -> str:
+def _without_limit(spec: EnvironmentSpec, played: dict[str, Any] | None) -> str:
     limit = spec.time_limit if spec.limited_by_default else None
     text = "Gymnasium knows no time limit"
-    if played is not None and played.longest == limit:
-        text += f", and none ended within {limit:,} steps"
-    elif played is not None and played.truncated:
-        text = f"the environment's own code cuts episodes, here by step {played.longest:,}"
-    elif played is not None and played.finished:
-        text += f"; here episodes ended by step {played.longest:,}"
-    elif played is not None:
-        text += f", and none ended within {played.longest:,} steps"
+    if played is not None:
+        longest = played["longest"]
+        if longest != limit and played["truncated"]:
+            text = f"the environment's own code cuts episodes, here by step {longest:,}"
+        elif longest != limit and played["finished"]:
+            text += f"; here episodes ended by step {longest:,}"
+        else:
+            text += f", and none ended within {longest:,} steps"
     if limit is None:
         return f"{text}. --max-episode-steps N cuts them"
     return f"{text}. Episodes are cut after {limit:,}; --max-episode-steps N sets another, 0 none"
 
 
-def _of_numbers(played: Played) -> Iterator[tuple[str, str]]:
+def _of_numbers(played: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Numbers that networks learn from badly."""
-    if played.far:
-        name, value = played.far[0]
+    if played["far"]:
+        name, value = played["far"][0]
         kinds = {each: settings_class(each) for each in ALGORITHMS}
-        choice = {
-            each: kind().normalize_observations
-            for each, kind in kinds.items()
-            if "normalize_observations" in names_of(kind)
-        }
-        by_itself = ", ".join(each for each, on in choice.items() if on)
-        by_flag = ", ".join(each for each, on in choice.items() if not on)
+        able = [n for n, kind in kinds.items() if "normalize_observations" in names_of(kind)]
+        by_itself = ", ".join(n for n in able if kinds[n]().normalize_observations)
+        by_flag = ", ".join(n for n in able if not kinds[n]().normalize_observations)
         yield (
             "observations",
-            f"{len(played.far)} of {played.numbers} numbers go beyond {FAR:.0f}, {name} up to "
-            f"{value:,.0f}. Normalised by {by_itself}; by {by_flag} with "
+            f"{len(played['far'])} of {played['numbers']} numbers go beyond {FAR:.0f}, {name} up "
+            f"to {value:,.0f}. Normalised by {by_itself}; by {by_flag} with "
             "--normalize-observations True; for others scale them in a --wrapper of your own",
         )
-    rewards = played.rewards
-    largest = max(abs(rewards.least), abs(rewards.most))
-    if not played.paid:
+    rewards = played["rewards"]
+    largest = max(abs(rewards["least"]), abs(rewards["most"]))
+    if not played["paid"]:
         yield (
             "rewards",
-            f"a random policy got no reward but 0 in {rewards.count:,} steps, and exploration "
+            f"a random policy got no reward but 0 in {rewards['count']:,} steps, and exploration "
             "begins like one: reward what leads there (--reward), or let episodes begin nearer",
         )
     elif largest > FAR:
@@ -123,45 +140,19 @@ def _of_numbers(played: Played) -> Iterator[tuple[str, str]]:
         )
 
 
-def _of_time(examined: Examined, played: Played) -> Iterator[tuple[str, str]]:
-    if played.steps_per_second < _SLOW:
-        hours = 100_000 / played.steps_per_second / 3600
+def _of_time(played: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    rate = played["steps_per_second"]
+    if rate < _SLOW:
         yield (
             "speed",
-            f"it is slow: 100,000 steps take a worker {hours:,.1f} hours; look for a quicker "
-            "setting of the environment (--env-kwargs), and for --workers that are worth it "
-            "(main.py profile)",
+            f"it is slow: 100,000 steps take a worker {100_000 / rate / 3600:,.1f} hours; look for "
+            "a quicker setting of the environment (--env-kwargs), and for --workers that are worth "
+            "it (main.py profile)",
         )
-    steps = played.reset_seconds * played.steps_per_second
-    if steps > _SLOW_RESET_STEPS and steps > played.longest:
+    steps = played["reset_seconds"] * rate
+    if steps > _SLOW_RESET_STEPS and steps > played["longest"]:
         yield (
             "speed",
             f"a reset takes as long as {steps:,.0f} steps, longer than an episode: begin it "
             "with less work, in the constructor what can be done once",
-        )
-    if examined.making_seconds is not None and examined.making_seconds > 1:
-        yield (
-            "speed",
-            f"making an object takes {examined.making_seconds:.1f} s: a process begins with "
-            "one, and makes more as the run goes on (--slots)",
-        )
-
-
-def _of_memory(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
-    # What is not asked for, training chooses by this memory itself.
-    slots = config.execution.slots or 1
-    if examined.bytes is not None and examined.bytes * slots > _MUCH_MEMORY:
-        each = examined.bytes / 1e6
-        noun = "environment takes" if slots == 1 else f"environments of {each:,.0f} MB take"
-        yield (
-            "memory",
-            f"{slots} {noun} {examined.bytes * slots / 1e9:.1f} GB in each worker: fewer "
-            "--slots or --workers take less",
-        )
-    if examined.played is not None and examined.played.grown_bytes > _LEAK:
-        yield (
-            "memory",
-            f"the process grew by {examined.played.grown_bytes / 1e6:,.0f} MB in "
-            f"{examined.played.rewards.count:,} steps: --worker-megabytes replaces a worker "
-            "that has grown",
         )

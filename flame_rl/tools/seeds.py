@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import flame_rl
-from flame_rl.report.grid import grid
-from flame_rl.report.overview import RunRow, read_row
-from flame_rl.run.saved.folder import check_output, is_held, make_folder, path_to_show
+from flame_rl.report.runs import RunRow, grid, read_row
+from flame_rl.run.folder import check_output, is_held, make_folder, path_to_show
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import why_refused
@@ -55,7 +54,8 @@ class SideRun:
 
 
 def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> int:
-    """Train `config.output.seeds`, as many at a time as there are cores, and print how it went.
+    """Train `config.output.seeds`, as many at a time as there are cores, and print how it went. A
+    run that fails does not end the others.
 
     Args:
         config: of the command line.
@@ -63,8 +63,7 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
         arguments: the words of the command line.
 
     Returns:
-        The exit code: 0; that of a signal; 2 if no run got beyond a mistake in the command; 1 if
-        one failed. A run that fails does not end the others.
+        The exit code: see `code_of`, or that of the signal.
 
     Raises:
         UsageError: --seed is there, too, or a folder cannot be used.
@@ -77,25 +76,32 @@ def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str])
     except OSError as error:
         raise UsageError(f"--output: {why_refused(error)}") from error
     at_once = min(len(config.output.seeds), available_cores())
-    workers = share_of(config.execution.workers, at_once)
-    words = [*without(arguments, _OWN), "--workers", str(workers)]
+    workers = str(share_of(config.execution.workers, at_once))
+    words = (*without(arguments, _OWN), "--workers", workers)
     runs = {}
     for seed in config.output.seeds:
         own = folder / f"seed-{seed}"
         check_output(config.changed(seeds=(), output=own))
-        all_words = (*words, "--seed", str(seed), "--output", str(own))
-        runs[seed] = SideRun(f"seed {seed}", own, all_words)
+        place = ("--seed", str(seed), "--output", str(own))
+        runs[seed] = SideRun(f"seed {seed}", own, (*words, *place))
     shown = path_to_show(folder.absolute(), Path.cwd())
     say(
         f"{len(runs)} seeds in {shown}, {at_once} at a time, --workers {workers} each; what each "
         "prints is in seed-N.txt"
     )
     codes = supervise(list(runs.values()), at_once, stop)
-    say(f"\n{_table(runs)}\n")
+    rows = {seed: row_of(run) for seed, run in runs.items()}
+    table = [
+        (seed, 0, None, None, "not begun", runs[seed].folder)
+        if row is None
+        else (seed, row.env_steps, row.last, row.best, row.state, row.run)
+        for seed, row in rows.items()
+    ]
+    say(f"\n{grid(('seed', 'env steps', 'last', 'best', 'state', 'run'), table)}\n")
     if any(codes.values()) and not stop.is_set():
-        failed = [run for run in runs.values() if codes[run]]
-        warn("error: " + "; ".join(f"{run.name}: see {run.prints}" for run in failed))
-    if any(map(row_of, runs.values())):
+        failed = [f"{run.name}: see {run.prints}" for run, code in codes.items() if code]
+        warn("error: " + "; ".join(failed))
+    if any(rows.values()):
         quoted = shlex.quote(str(shown))
         say(f"Compare and go on:\n  uv run main.py plot {quoted}\n  uv run main.py runs {quoted}")
     return stop.exit_code if stop.is_set() else code_of(list(codes.values()))
@@ -126,7 +132,8 @@ def without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
 
 
 def start_run(words: Sequence[str], prints: Path) -> subprocess.Popen[bytes]:
-    """A process of main.py with these words, which prints into a file."""
+    """A process of main.py with these words, which prints into a file. However this process ends,
+    the run is saved and ends, too."""
     with prints.open("wb") as file:
         # Ctrl-C in the terminal reaches this process alone, which tells the others once.
         return subprocess.Popen(
@@ -135,13 +142,8 @@ def start_run(words: Sequence[str], prints: Path) -> subprocess.Popen[bytes]:
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=lambda: _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
-
-
-def _end_with_parent() -> None:
-    """However this process ends, every run is saved and ends, too."""
-    _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def errors_in(prints: Path) -> list[str]:
@@ -198,14 +200,3 @@ def _how_it_ended(run: SideRun, code: int) -> str:
     if code == 0:
         return f"done; {_how_far(run)}"
     return "; ".join([f"ended with exit code {code}", _how_far(run), *errors_in(run.prints)[-1:]])
-
-
-def _table(runs: Mapping[int, SideRun]) -> str:
-    rows = []
-    for seed, run in runs.items():
-        row = row_of(run)
-        if row is None:
-            rows.append((seed, 0, None, None, "not begun", run.folder))
-        else:
-            rows.append((seed, row.env_steps, row.last, row.best, row.state, run.folder))
-    return grid(("seed", "env steps", "last", "best", "state", "run"), rows)

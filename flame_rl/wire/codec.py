@@ -16,7 +16,6 @@ from flame_rl.wire.messages import (
     MAX_LAYERS,
     CollectFailure,
     CollectRequest,
-    Column,
     Environment,
     EnvironmentSpec,
     Episodes,
@@ -103,14 +102,8 @@ def encode_episodes(episodes: Episodes, request: CollectRequest) -> list[Buffer]
 
 def _question(request: CollectRequest) -> dict[str, Any]:
     """The fields by which an answer is matched to its request."""
-    return {
-        "env_id": request.environment.env_id,
-        "run_seed": request.run_seed,
-        "iteration": request.iteration,
-        "policy_version": request.policy_version,
-        "stream": request.stream,
-        "explore": request.explore,
-    }
+    names = ("run_seed", "iteration", "policy_version", "stream", "explore")
+    return {"env_id": request.environment.env_id} | {name: getattr(request, name) for name in names}
 
 
 def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFailure:
@@ -136,20 +129,15 @@ def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFa
         raise WireError("length: an episode has at least one step")
     if ((terminated > 1) | (truncated > 1) | (terminated + truncated == 0)).any():
         raise WireError("terminated, truncated: 0 or 1, and an episode ends by one of them")
-    steps = int(length.sum())
-    columns = {
-        column.name: _take_rows(arrays, column, steps + count * column.per_observation)
-        for column in request.columns
-    }
+    steps, columns = int(length.sum()), {}
+    for column in request.columns:
+        rows = steps + count * column.per_observation
+        name = f"columns.{column.name}"
+        array = _take(arrays, name, np.dtype(column.dtype), (rows, *column.shape))
+        column.refuse_other_choices(name, array)
+        columns[column.name] = array
     _refuse_others(arrays)
     return Episodes(index, length, terminated.view(bool), truncated.view(bool), columns)
-
-
-def _take_rows(arrays: dict[str, np.ndarray], column: Column, rows: int) -> np.ndarray:
-    name = f"columns.{column.name}"
-    array = _take(arrays, name, np.dtype(column.dtype), (rows, *column.shape))
-    column.refuse_other_choices(name, array)
-    return array
 
 
 def encode_failure(failure: CollectFailure) -> bytes:

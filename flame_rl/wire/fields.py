@@ -66,10 +66,6 @@ Whole = Annotated[int, Within(0, (1 << 63) - 1, "an integer from 0 to 2**63 - 1"
 Size = Annotated[int, Within(1, (1 << 63) - 1, "an integer from 1 to 2**63 - 1")]
 
 
-class _RefusedError(Exception):
-    """A value is not as its hint says. The argument is what is expected, if not just a type."""
-
-
 def from_data(kind: type[Kind], data: Any, name: str = "", /, **given: Any) -> Kind:
     """Make a dataclass from a JSON object.
 
@@ -110,8 +106,10 @@ def value_from_data(hint: Any, value: Any, name: str) -> Any:
     """
     try:
         return _convert(hint, value, name)
-    except _RefusedError as refused:
-        expected = refused.args[0] if refused.args else hint_in_words(hint)
+    except WireError:
+        raise
+    except ValueError as refused:
+        expected = str(refused) or hint_in_words(hint)
         raise WireError(f"{name}: {expected}, not {value!s:.200}") from None
 
 
@@ -139,6 +137,7 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 
 def _convert(hint: Any, value: Any, name: str) -> Any:
+    """Raises ValueError, whose text is what is expected, if not just a type."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         hint, *marks = inner
@@ -148,9 +147,9 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         value = _convert(hint, value, name)
         for mark in marks:
             if isinstance(mark, Within) and not mark.low <= value <= mark.high:
-                raise _RefusedError(mark.text)
+                raise ValueError(mark.text)
             if isinstance(mark, Length) and not mark.low <= len(value) <= mark.high:
-                raise _RefusedError(f"a list of {mark.low} to {mark.high} entries")
+                raise ValueError(f"a list of {mark.low} to {mark.high} entries")
         return value
     if NoneType in inner:
         (other,) = (each for each in inner if each is not NoneType)
@@ -163,20 +162,17 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         return from_data(hint, value, name)
     if hint is Any or (origin is Literal and type(value) is str and value in inner):
         return value
-    if hint is int and isinstance(value, Integral) and type(value) is not bool:
-        return int(value)
-    if hint is float and isinstance(value, Real) and type(value) is not bool:
-        with contextlib.suppress(OverflowError):
-            return float(value)
-    if hint is bool and type(value) is bool:
+    if hint in (int, float) and type(value) is not bool:
+        if isinstance(value, Integral if hint is int else Real):
+            with contextlib.suppress(OverflowError):
+                return hint(value)
+    elif hint is str and type(value) is str and len(value) > MAX_TEXT_CHARACTERS:
+        raise ValueError(f"a text of at most {MAX_TEXT_CHARACTERS} characters")
+    elif hint in (bool, str) and type(value) is hint:
         return value
-    if hint is str and type(value) is str:
-        if len(value) > MAX_TEXT_CHARACTERS:
-            raise _RefusedError(f"a text of at most {MAX_TEXT_CHARACTERS} characters")
-        return value
-    if hint is Path and isinstance(value, str | Path):
+    elif hint is Path and isinstance(value, str | Path):
         return Path(value)
-    raise _RefusedError
+    raise ValueError
 
 
 def hint_in_words(hint: Any) -> str:

@@ -9,14 +9,14 @@ other observation is a single input.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import gymnasium
 from gymnasium import spaces
 
 # Spaces of numbers; Dict and Tuple have parts.
-_LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 # Types of a Box whose numbers one byte holds.
 OF_ONE_BYTE = ("uint8", "bool")
 # The least sides of a picture, for one convolution of 3 rows and columns.
@@ -83,27 +83,27 @@ class ObservationInput:
 
 def observation_parts(space: gymnasium.Space) -> tuple[ObservationPart, ...]:
     """The parts of an observation space in the order in which they are flattened."""
-    leaves: list[tuple[tuple[str | int, ...], gymnasium.Space]] = []
-
-    def add(space: gymnasium.Space, path: tuple[str | int, ...]) -> None:
-        if isinstance(space, spaces.Dict):
-            for key, part in space.spaces.items():
-                add(part, (*path, key))
-        elif isinstance(space, spaces.Tuple):
-            for place, part in enumerate(space.spaces):
-                add(part, (*path, place))
-        else:
-            leaves.append((path, space))
-
-    add(space, ())
+    leaves = list(_leaves(space, ()))
     apart = any(not path or picture_size(each) is not None for path, each in leaves)
     parts, start = [], 0
     for path, each in leaves:
         name = "".join(f"[{key!r}]" for key in path)
-        stop = start + (spaces.flatdim(each) if isinstance(each, _LEAVES) else 0)
+        stop = start + (spaces.flatdim(each) if isinstance(each, LEAVES) else 0)
         parts.append(ObservationPart(name, path, each, start, stop, apart and _has_bytes(each)))
         start = stop
     return tuple(parts)
+
+
+def _leaves(
+    space: gymnasium.Space, path: tuple[str | int, ...]
+) -> Iterator[tuple[tuple[str | int, ...], gymnasium.Space]]:
+    """The spaces of numbers in a space that lies at `path`, with their paths."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        inner = space.spaces
+        for key, part in inner.items() if isinstance(space, spaces.Dict) else enumerate(inner):
+            yield from _leaves(part, (*path, key))
+    else:
+        yield path, space
 
 
 def observation_inputs(space: gymnasium.Space) -> tuple[ObservationInput, ...]:
@@ -138,12 +138,12 @@ def why_no_keys(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> str
     if not isinstance(space, spaces.Dict):
         return (
             f"{' '.join(keys)}, and the observation space of {env_id} is no Dict, whose keys it "
-            f"names: {str(space)[:200]}; leave the flag out"
+            f"names: {space!s:.200}; leave the flag out"
         )
-    for key in keys:
-        if key not in space.spaces:
-            return f"{env_id} observes no {key!r}; it has {', '.join(space.spaces)[:200]}"
-    return ""
+    missing = [key for key in keys if key not in space.spaces]
+    if not missing:
+        return ""
+    return f"{env_id} observes no {missing[0]!r}; it has {', '.join(space.spaces)[:200]}"
 
 
 def observation_dtype(space: gymnasium.Space) -> str:
@@ -158,8 +158,7 @@ def is_channels_first(space: gymnasium.Space) -> bool:
     byte whose first axis is at most half as long as each other one. They become [rows, columns,
     channels] where they are read."""
     shape = space.shape or ()
-    few = len(shape) == 3 and 2 * shape[0] <= min(shape[1:])
-    return few and _has_bytes(space)
+    return _has_bytes(space) and len(shape) == 3 and 2 * shape[0] <= min(shape[1:])
 
 
 def picture_size(space: gymnasium.Space) -> tuple[int, int, int] | None:
@@ -169,9 +168,9 @@ def picture_size(space: gymnasium.Space) -> tuple[int, int, int] | None:
     if len(shape) not in (2, 3) or not _has_bytes(space):
         return None
     rows, columns, *channels = (*shape[1:], shape[0]) if is_channels_first(space) else shape
-    if min(rows, columns) < _LEAST_OF_A_PICTURE:
-        return None
-    return rows, columns, math.prod(channels)
+    return (
+        None if min(rows, columns) < _LEAST_OF_A_PICTURE else (rows, columns, math.prod(channels))
+    )
 
 
 def _has_bytes(space: gymnasium.Space) -> bool:

@@ -1,10 +1,10 @@
-"""The messages between the learner and the actors.
+"""The messages between the learner and the actors: frozen, of NumPy arrays, plain values and the
+spaces of Gymnasium. `flame_rl.wire.codec` turns them into bytes and back, and
+`flame_rl.wire.fields` checks what is received by the annotations here.
 
-Every message is frozen and holds NumPy arrays, plain values and the spaces of Gymnasium;
-`flame_rl.wire.codec` turns it into bytes and back, and `flame_rl.wire.fields` checks what is
-received by the annotations here. In shapes, D is the width of a flattened observation, A the width
-of a continuous action, F the number of factors of a discrete action, T the number of steps of an
-episode, E the number of episodes, and N the number of steps of all E.
+In shapes, D is the width of a flattened observation, A the width of a continuous action, F the
+number of factors of a discrete one, T the number of steps of an episode, E the number of episodes,
+and N the number of steps of all E.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from gymnasium import spaces
 from flame_rl.wire.fields import RARE, Converted, Length, Size, Whole, WireError, Within
 from flame_rl.wire.inputs import OBSERVATIONS
 from flame_rl.wire.spaces import MAX_PARTS, choices_of, space_from_data, space_to_data
-from flame_rl.wire.text import legible
 
 # The most layers of a policy, activations included.
 MAX_LAYERS = 64
@@ -32,6 +31,8 @@ _MAX_ROW_NUMBERS = 1 << 24
 # The most characters of a failure's two texts. In JSON a character may take twelve bytes.
 MAX_MESSAGE_CHARACTERS = 10_000
 MAX_TRACEBACK_CHARACTERS = 50_000
+# What stands in the place of a text's middle, and at least its length with a number in it.
+_CUT, _CUT_LENGTH = " … {} characters … ", 40
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,13 @@ class Environment:
         env_id: the Gymnasium id, `module:Name-v0` for a user's own; for several agents the name of
             PettingZoo's module, `pettingzoo.sisl.multiwalker_v9`.
         max_episode_steps: a time limit in steps that replaces the environment's own; None: the
-            default limit where the environment has none; 0: no limit but its own.
+            default limit where it has none; 0: no limit but its own.
         simulator: "plain", "fast", or "auto": the fast one where it gives the same bits.
         reward_parts: names of numbers in `info` that are recorded at every step.
         agent_number: whether each of several agents observes its own number, too.
         outcomes: names of numbers in `info` that are recorded at an episode's last step; "a.b" is
             the entry "b" of the dictionary "a".
-        slots: the most episodes that a process plays side by side in environments of their own;
-            None: as many as are worth it.
+        slots: the most episodes that a process plays side by side; None: as are worth it.
         action_mask: whether the masks of allowed actions that it returns are read.
         env_kwargs: arguments of the environment's constructor, each "name=JSON".
         wrapper: classes or functions around the environment, `module:Class`, the innermost first.
@@ -85,12 +85,10 @@ class EnvironmentSpec:
         env_id: as in `Environment`.
         observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
-        note: a line each on why the environment's fast simulator is not used, on what is not
-            known of it, on a limit that it has by default, and on what takes long or much memory;
-            else empty.
+        note: a line for each thing that a user should know of it, such as why its fast simulator is
+            not used.
         differs: one line on how episodes with the same seed and actions differ; else empty.
-        slots: `Environment.slots` where it is given, else what the memory of an environment
-            allows; None: a fast simulator, which has no such environments.
+        slots: `Environment.slots`, or what memory allows; None of a fast simulator.
         time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
         limited_by_default: whether that is the default limit, because nobody has set another.
         reward_shape: () where a reward is one number, (K,) where it is a vector.
@@ -160,8 +158,8 @@ class Layer:
         kind: a name in `flame_rl.nets.kinds.LAYERS` or, for a head, in `HEADS`; these declare the
             arrays of each kind.
         arrays: the parameters by name, float32, or int32 where the kind declares it.
-        input: after a layer of the kind "inputs", the place of the one input that it acts on; None:
-            it acts on all of them side by side.
+        input: after a layer of the kind "inputs", the place of the input that it acts on; None:
+            all of them side by side.
     """
 
     kind: str
@@ -174,8 +172,7 @@ class PolicySnapshot:
     """A policy's network, and the head that turns the network's output into actions.
 
     Attributes:
-        version: the number of updates behind these weights; actors refuse a request that names
-            another version.
+        version: the number of updates behind these weights; a request names the same.
         layers: in order from the observation to the output, at most `MAX_LAYERS`.
         head: turns the output into an action.
     """
@@ -202,8 +199,7 @@ class Column:
         shape: the shape of one row.
         per_observation: whether an episode of T steps has T+1 rows, one for each observation;
             otherwise it has T.
-        choices: for integers, the number of values, counted from 0, that each number of a row may
-            have. Empty: not restricted.
+        choices: the number of values, counted from 0, of each integer of a row; empty: any.
     """
 
     name: str
@@ -221,11 +217,11 @@ class Column:
 
     def refuse_other_choices(self, name: str, array: np.ndarray) -> None:
         """Raise WireError, with the array's name, if a number is none of the choices."""
-        if self.choices and array.size:
-            # Only the maximum is compared: comparing every number takes longer.
-            highest = array.max(axis=0)
-            if array.min() < 0 or (highest.ravel() >= self.choices).any():
-                raise WireError(f"{name}: a choice below 0, or not below {self.choices[:20]}")
+        if not (self.choices and array.size):
+            return
+        # Comparing every number takes longer.
+        if array.min() < 0 or (array.max(axis=0).ravel() >= self.choices).any():
+            raise WireError(f"{name}: a choice below 0, or not below {self.choices[:20]}")
 
 
 @dataclass(frozen=True)
@@ -237,8 +233,8 @@ class CollectRequest:
         environment: what is played.
         run_seed: the seed of the whole run.
         iteration: the training iteration, from 0.
-        indices: which episodes of that iteration, ascending. Several agents play one together, and
-            it becomes an episode of each, under the same index, agent by agent.
+        indices: which episodes of that iteration, ascending. One that several agents play becomes
+            an episode of each, under the same index, agent by agent.
         policy_version: the version of the snapshot that must act.
         columns: what is recorded at every step; see `flame_rl.wire.steps.recorded_columns`.
         stream: what the episodes are for; it decides their seeds.
@@ -273,9 +269,9 @@ class _Recorded:
 
     @property
     def observations(self) -> np.ndarray:
-        """float32 or uint8 [T+1, D] of an episode, [N+E, D] of several: flattened, as the policy
-        saw them. It did not act on the last one of an episode. Those of several inputs are put side
-        by side at each call, in float32."""
+        """float32 or uint8 [T+1, D] of an episode, [N+E, D] of several: flattened, the last one of
+        an episode included. Those of several inputs are put side by side at each call, in float32.
+        """
         inputs = observation_arrays(self.columns)
         return inputs[0] if len(inputs) == 1 else np.concatenate(inputs, axis=1, dtype=np.float32)
 
@@ -320,16 +316,13 @@ class Episode(_Recorded):
 
 @dataclass(frozen=True)
 class Episodes(_Recorded):
-    """Complete episodes, one after another in the same arrays.
-
-    Iteration gives each `Episode` as views. They are made on demand, because making them takes as
-    long as playing short episodes.
+    """Complete episodes, one after another in the same arrays. Iteration makes each `Episode` of
+    views, which takes as long as playing a short one.
 
     Attributes:
         index, terminated, truncated: int64, bool and bool [E], as in `Episode`.
         lengths: int64 [E], in steps.
-        columns: the recorded arrays by column name, [N+E, ...] for a column with a row per
-            observation, otherwise [N, ...].
+        columns: the recorded arrays by column name, [N+E, ...] or [N, ...].
     """
 
     index: np.ndarray
@@ -347,9 +340,8 @@ class Episodes(_Recorded):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[Episode]:
-        stops, steps = np.cumsum(self.lengths).tolist(), self.steps
-        # How many rows more than steps an episode has in each column.
-        columns = [(name, array, int(len(array) > steps)) for name, array in self.columns.items()]
+        stops, more = np.cumsum(self.lengths).tolist(), self._more_rows()
+        columns = [(name, array, more[name]) for name, array in self.columns.items()]
         start = 0
         for place, stop in enumerate(stops):
             yield Episode(
@@ -365,12 +357,8 @@ class Episodes(_Recorded):
 
     def between(self, start: int, stop: int) -> Episodes:
         """The episodes from place `start` up to `stop`, as views."""
-        ends, steps = np.cumsum(self.lengths), self.steps
-        first = int(ends[start - 1]) if start else 0
-        last = int(ends[stop - 1])
-        part = slice(start, stop)
-        # How many rows more than steps an episode has in each column.
-        more = {name: int(len(array) > steps) for name, array in self.columns.items()}
+        first, last = int(self.lengths[:start].sum()), int(self.lengths[:stop].sum())
+        part, more = slice(start, stop), self._more_rows()
         return Episodes(
             self.index[part],
             self.lengths[part],
@@ -382,16 +370,19 @@ class Episodes(_Recorded):
             },
         )
 
+    def _more_rows(self) -> dict[str, int]:
+        """How many rows more than steps an episode has in each column."""
+        steps = self.steps
+        return {name: int(len(array) > steps) for name, array in self.columns.items()}
+
 
 def concatenate(batches: Sequence[Episodes]) -> Episodes:
     """The episodes of all batches, one batch after another."""
     if len(batches) == 1:
         return batches[0]
+    names = ("index", "lengths", "terminated", "truncated")
     return Episodes(
-        np.concatenate([batch.index for batch in batches]),
-        np.concatenate([batch.lengths for batch in batches]),
-        np.concatenate([batch.terminated for batch in batches]),
-        np.concatenate([batch.truncated for batch in batches]),
+        *(np.concatenate([getattr(batch, name) for batch in batches]) for name in names),
         {n: np.concatenate([b.columns[n] for b in batches]) for n in batches[0].columns},
     )
 
@@ -438,13 +429,28 @@ class CollectFailure:
         object.__setattr__(self, "traceback", legible(self.traceback, MAX_TRACEBACK_CHARACTERS))
 
     def __str__(self) -> str:
-        known = {
-            "environment": self.env_id,
-            "iteration": self.iteration,
-            "episode": self.index,
-            "step": self.step,
-            "seed": self.seed,
-        }
-        where = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
-        text = f"{self.message} ({where})"
+        names = {"environment": "env_id", "episode": "index"}
+        known = [
+            f"{name} {value}"
+            for name in ("environment", "iteration", "episode", "step", "seed")
+            if (value := getattr(self, names.get(name, name))) is not None
+        ]
+        text = f"{self.message} ({', '.join(known)})"
         return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text
+
+
+def legible(text: str, most: int) -> str:
+    """A text of others (a simulator's exception, a dead worker's last words) for a terminal, with
+    at most `most` characters: a longer one is cut in its middle. Characters that cannot be printed,
+    which a terminal may obey, are written as Python's repr writes them; newline and tab stay."""
+    half = (most - _CUT_LENGTH) // 2
+    head, tail = _printable(text[:most]), _printable(text[-half:])
+    if len(text) <= most and len(head) <= most:
+        return head
+    return head[:half] + _CUT.format(max(0, len(text) - 2 * half)) + tail[-half:]
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

@@ -65,7 +65,11 @@ def pack_buffers(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray
     listed = _padded(json.dumps(entries).encode(), 0)
     return [
         MAGIC + _LENGTH.pack(len(text)) + text + _ARRAYS_LENGTH.pack(len(listed)) + listed,
-        *(_bytes_of(array) for _, array in ordered if array.size),
+        *(
+            memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            for _, array in ordered
+            if array.size
+        ),
     ]
 
 
@@ -96,45 +100,40 @@ def _padded(text: bytes, before: int) -> bytes:
     return text + b" " * (-(before + len(text)) % _ALIGNMENT)
 
 
-def _bytes_of(array: np.ndarray) -> memoryview:
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
-
-
 def _header(data: Buffer) -> tuple[str, dict[str, Any], int]:
     """The message's type, its header, and where the arrays begin."""
-    if len(data) < _START or not is_message(data):
+    if not is_message(data):
         raise WireError(f"not a message: it does not begin with {MAGIC.decode()}")
-    (size,) = _LENGTH.unpack(data[len(MAGIC) : _START])
-    header = _json(data, _START, size, "header")
+    header, end = _json(data, len(MAGIC), _LENGTH, "header")
     kind = header.pop("type", None)
     if not isinstance(kind, str):
         raise WireError("header: it has no type")
-    return kind, header, _START + size
+    return kind, header, end
 
 
-def _json(data: Buffer, start: int, size: int, name: str) -> dict[str, Any]:
-    if size > MAX_HEADER_BYTES or start + size > len(data):
-        raise WireError(f"{name}: {size} bytes are announced, more than are allowed or follow")
+def _json(data: Buffer, start: int, length: struct.Struct, name: str) -> tuple[dict[str, Any], int]:
+    """The object of JSON that follows its length at `start`, and where it ends."""
+    begin = start + length.size
+    size = length.unpack(data[start:begin])[0] if begin <= len(data) else MAX_HEADER_BYTES + 1
+    if size > MAX_HEADER_BYTES or begin + size > len(data):
+        raise WireError(f"{name}: longer than what is allowed or follows")
     try:
-        value = json.loads(bytes(data[start : start + size]))
+        value = json.loads(bytes(data[begin : begin + size]))
     except (ValueError, RecursionError) as error:
         raise WireError(f"{name}: not JSON: {error}") from error
     if not isinstance(value, dict):
         raise WireError(f"{name}: not a JSON object")
-    return value
+    return value, begin + size
 
 
 def _arrays(data: memoryview, start: int) -> dict[str, np.ndarray]:
-    body = start + _ARRAYS_LENGTH.size
-    if body > len(data):
-        raise WireError("arrays: missing")
-    (size,) = _ARRAYS_LENGTH.unpack(data[start:body])
-    entries = _json(data, body, size, "arrays")
-    body += size
+    entries, body = _json(data, start, _ARRAYS_LENGTH, "arrays")
     arrays, ranges = {}, [(0, 0), (len(data) - body,) * 2]
     for name, entry in entries.items():
-        array, start_and_end = _array(data[body:], name, entry)
-        arrays[name] = array
+        try:
+            arrays[name], start_and_end = _array(data[body:], entry)
+        except (KeyError, TypeError, ValueError) as error:
+            raise WireError(f"arrays: {name[:40]}: {type(error).__name__}: {error}") from error
         ranges.append(start_and_end)
     ranges.sort()
     if any(left[1] != right[0] for left, right in pairwise(ranges)):
@@ -142,20 +141,17 @@ def _arrays(data: memoryview, start: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _array(body: memoryview, name: str, entry: Any) -> tuple[np.ndarray, tuple[int, int]]:
+def _array(body: memoryview, entry: Any) -> tuple[np.ndarray, tuple[int, int]]:
     """One array, and the offsets in `body` where it begins and ends."""
-    try:
-        dtype = _DTYPES[entry["dtype"]]
-        shape = tuple(entry["shape"])
-        first, last = entry["data_offsets"]
-        valid = all(type(number) is int and number >= 0 for number in (*shape, first, last))
-        if not valid or len(shape) > _MAX_RANK or last > len(body):
-            raise ValueError("a number is out of range")
-        if last - first != math.prod(shape) * dtype.itemsize:
-            raise ValueError("its bytes do not fit its shape and type")
-        array = np.ndarray(shape, dtype, body, first)
-        if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
-            raise ValueError("not 0 or 1")
-    except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"arrays: {name[:40]}: {type(error).__name__}: {error}") from error
+    dtype = _DTYPES[entry["dtype"]]
+    shape = tuple(entry["shape"])
+    first, last = entry["data_offsets"]
+    valid = all(type(number) is int and number >= 0 for number in (*shape, first, last))
+    if not valid or len(shape) > _MAX_RANK or last > len(body):
+        raise ValueError("a number is out of range")
+    if last - first != math.prod(shape) * dtype.itemsize:
+        raise ValueError("its bytes do not fit its shape and type")
+    array = np.ndarray(shape, dtype, body, first)
+    if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+        raise ValueError("not 0 or 1")
     return array if array.flags.aligned else array.copy(), (first, last)

@@ -32,6 +32,7 @@ MAX_NUMBERS = 1 << 24
 _MAX_RANK = 8
 _MAX_TEXT = 1000
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
+_DTYPES = {str(np.dtype(code)): np.dtype(code) for code in "efdbhiqBHIQ?"}
 
 
 def choices_of(space: gymnasium.Space) -> tuple[int, ...]:
@@ -48,17 +49,13 @@ def choices_of(space: gymnasium.Space) -> tuple[int, ...]:
 def space_to_data(space: gymnasium.Space) -> dict[str, Any]:
     """A space as JSON data. Raises WireError for kinds of spaces that the module does not list."""
     if isinstance(space, spaces.Dict):
-        return {
-            "type": "dict",
-            "spaces": [[name, space_to_data(part)] for name, part in space.spaces.items()],
-        }
+        parts = [[name, space_to_data(part)] for name, part in space.spaces.items()]
+        return {"type": "dict", "spaces": parts}
     if isinstance(space, spaces.Tuple):
         return {"type": "tuple", "spaces": [space_to_data(part) for part in space.spaces]}
     if isinstance(space, spaces.MultiBinary):
-        return {
-            "type": "multibinary",
-            "n": list(space.shape) if space.shape != (space.n,) else space.n,
-        }
+        flat = space.shape == (space.n,)
+        return {"type": "multibinary", "n": space.n if flat else list(space.shape)}
     data: dict[str, Any] = {"dtype": str(np.dtype(space.dtype))}
     if isinstance(space, spaces.Discrete):
         return {"type": "discrete", **data, "n": int(space.n), "start": int(space.start)}
@@ -68,7 +65,7 @@ def space_to_data(space: gymnasium.Space) -> dict[str, Any]:
     if isinstance(space, spaces.MultiDiscrete):
         runs = {"nvec": _runs(space.nvec), "start": _runs(space.start)}
         return {"type": "multidiscrete", **data, **runs}
-    raise WireError(f"{str(space)[:200]} cannot be described as data")
+    raise WireError(f"{space!s:.200} cannot be described as data")
 
 
 def space_from_data(data: object, name: str) -> gymnasium.Space:
@@ -81,79 +78,61 @@ class _Reader:
     """Reads one space, and counts its subspaces and numbers against the limits."""
 
     def __init__(self) -> None:
-        self._parts = 0
-        self._numbers = 0
+        self._parts = self._numbers = 0
 
     def read(self, data: object, where: str, depth: int) -> gymnasium.Space:
         self._parts += 1
-        if depth > MAX_NESTING or self._parts > MAX_PARTS:
-            raise WireError(
-                f"{where}: a space of more than {MAX_NESTING} levels or {MAX_PARTS} parts"
-            )
-        if not isinstance(data, dict):
-            raise WireError(f"{where}: not a space: {str(data)[:40]}")
-        kind = data.get("type")
         try:
-            if kind in ("dict", "tuple"):
-                return self._nested(kind, data, where, depth)
-            if kind in ("box", "discrete", "multidiscrete", "multibinary"):
-                return self._leaf(kind, data, where)
-            raise WireError(f"{where}: type: {str(kind)[:40]!r} is no known kind of space")
+            if depth > MAX_NESTING or self._parts > MAX_PARTS:
+                raise ValueError(f"more than {MAX_NESTING} levels or {MAX_PARTS} parts")
+            if not isinstance(data, dict):
+                raise TypeError(f"not a space: {data!s:.40}")
+            return self._space(data, where, depth)
         except WireError:
             raise
         except (KeyError, TypeError, ValueError, AssertionError, OverflowError) as error:
-            raise WireError(f"{where}: {type(error).__name__}: {str(error)[:200]}") from error
+            raise WireError(f"{where}: {type(error).__name__}: {error!s:.200}") from error
 
-    def _nested(
-        self, kind: str, data: dict[str, Any], where: str, depth: int
-    ) -> spaces.Dict | spaces.Tuple:
-        listed = data.get("spaces")
-        if not isinstance(listed, list):
-            raise WireError(f"{where}: spaces: not a list")
+    def _space(self, data: dict[str, Any], where: str, depth: int) -> gymnasium.Space:
+        kind = data.get("type")
         if kind == "tuple":
-            return spaces.Tuple(
-                [self.read(part, f"{where}[{i}]", depth + 1) for i, part in enumerate(listed)]
+            parts = enumerate(_list(data["spaces"]))
+            return spaces.Tuple([self.read(part, f"{where}[{i}]", depth + 1) for i, part in parts])
+        if kind == "dict":
+            parts = [(_name(name), part) for name, part in _list(data["spaces"])]
+            if len(dict(parts)) < len(parts):
+                raise ValueError("a name comes twice")
+            # A list keeps the order; a dictionary would be sorted.
+            return spaces.Dict(
+                [(name, self.read(part, f"{where}[{name!r}]", depth + 1)) for name, part in parts]
             )
-        parts: dict[str, gymnasium.Space] = {}
-        for entry in listed:
-            if not (isinstance(entry, list) and len(entry) == 2 and _is_name(entry[0])):
-                raise WireError(f"{where}: spaces: not pairs of a name and a space")
-            name, part = entry
-            if name in parts:
-                raise WireError(f"{where}: the name {name!r} comes twice")
-            parts[name] = self.read(part, f"{where}[{name!r}]", depth + 1)
-        # A list keeps the order; a dictionary would be sorted.
-        return spaces.Dict(list(parts.items()))
-
-    def _leaf(self, kind: str, data: dict[str, Any], where: str) -> gymnasium.Space:
         if kind == "discrete":
-            n, start = _integer(data["n"]), _integer(data["start"])
-            self._count(n, where)
+            n, start = self._counted(_integer(data["n"])), _integer(data["start"])
             return spaces.Discrete(n, start=start, dtype=_dtype(data, "iu"))
-        shape = data.get("n" if kind == "multibinary" else "shape")
-        flat = kind == "multibinary" and type(shape) is int
-        shape = [shape] if flat else shape
-        if not isinstance(shape, list) or len(shape) > _MAX_RANK:
-            raise WireError(f"{where}: shape: not a list of at most {_MAX_RANK} numbers")
-        shape = tuple(_integer(size) for size in shape)
-        if any(size < 0 for size in shape):
-            raise WireError(f"{where}: shape: {shape}")
-        self._count(math.prod(shape), where)
+        if kind == "multibinary" and type(data["n"]) is int:
+            return spaces.MultiBinary(self._counted(data["n"]))
+        if kind not in ("box", "multidiscrete", "multibinary"):
+            raise ValueError(f"{kind!s:.40} is no known kind of space")
+        shape = tuple(map(_integer, _list(data["n" if kind == "multibinary" else "shape"])))
+        if len(shape) > _MAX_RANK or min(shape, default=0) < 0:
+            raise ValueError(f"shape: {shape!s:.80}")
+        self._counted(math.prod(shape))
         if kind == "multibinary":
-            return spaces.MultiBinary(shape[0] if flat else list(shape))
+            return spaces.MultiBinary(list(shape))
         if kind == "box":
-            dtype = np.dtype(bool) if data.get("dtype") == "bool" else _dtype(data, "fiu")
+            dtype = _dtype(data, "fiub")
             low, high = (_array(data[name], shape, dtype) for name in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
         dtype = _dtype(data, "iu")
         nvec, start = (_array(data[name], shape, dtype) for name in ("nvec", "start"))
-        self._count(sum(nvec.ravel().tolist()), where)
+        self._counted(sum(nvec.ravel().tolist()))
         return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
 
-    def _count(self, numbers: int, where: str) -> None:
+    def _counted(self, numbers: int) -> int:
         self._numbers += numbers
         if self._numbers > MAX_NUMBERS:
-            raise WireError(f"{where}: a space of more than {MAX_NUMBERS} numbers")
+            raise ValueError(f"a space of more than {MAX_NUMBERS} numbers")
+        return numbers
 
 
 def _runs(array: np.ndarray) -> Any:
@@ -170,12 +149,11 @@ def _number(value: float) -> float | str:
 
 def _array(data: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     size = math.prod(shape)
-    pairs = data if isinstance(data, list) else [[data, size]]
     values, counts = [], []
-    for value, count in pairs:
+    for value, count in data if isinstance(data, list) else [[data, size]]:
         number = _INFINITE[value] if isinstance(value, str) else value
         if type(number) not in (int, float) or math.isnan(number):
-            raise ValueError(f"not a number: {str(value)[:40]}")
+            raise ValueError(f"not a number: {value!s:.40}")
         values.append(number)
         counts.append(_integer(count))
     if sum(counts) != size or min(counts, default=0) < 0:
@@ -187,21 +165,25 @@ def _array(data: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _dtype(data: dict[str, Any], kinds: str) -> np.dtype:
-    name = data.get("dtype")
-    # No float has a single byte.
-    known = {
-        str(np.dtype(f"{kind}{size}")) for kind in kinds for size in (1, 2, 4, 8)[kind == "f" :]
-    }
-    if name not in known:
-        raise WireError(f"dtype: {str(name)[:40]!r} is none of {', '.join(sorted(known))}")
-    return np.dtype(name)
+    dtype = _DTYPES.get(_name(data.get("dtype")))
+    if dtype is None or dtype.kind not in kinds:
+        raise ValueError(f"dtype: {data['dtype']!r:.40}")
+    return dtype
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"not a list: {value!s:.40}")
+    return value
 
 
 def _integer(value: object) -> int:
     if type(value) is not int:
-        raise TypeError(f"not an integer: {str(value)[:40]}")
+        raise TypeError(f"not an integer: {value!s:.40}")
     return value
 
 
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _MAX_TEXT
+def _name(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT:
+        raise TypeError(f"not a name: {value!s:.40}")
+    return value

@@ -35,17 +35,13 @@ def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
         per_observation=False,
         choices=choices,
     )
+    masks = Column(ACTION_MASKS, "uint8", (mask_bytes(spec.action_dim),), per_observation=True)
     return (
         *observation_columns(spec.observation_space),
         actions,
         Column("rewards", "float64", spec.reward_shape, per_observation=False),
-        *([_masks(spec)] if spec.masked else []),
+        *([masks] if spec.masked else []),
     )
-
-
-def _masks(spec: EnvironmentSpec) -> Column:
-    shape = (mask_bytes(spec.action_dim),)
-    return Column(ACTION_MASKS, "uint8", shape, per_observation=True)
 
 
 def recorded_columns(
@@ -54,11 +50,8 @@ def recorded_columns(
     """What actors record: `step_columns`, and the reward parts and outcomes of these names, if any,
     each side by side in one column; outcomes are 0 but at an episode's last step."""
     named = {"reward_parts": reward_parts, "outcomes": outcomes}
-    return (
-        *step_columns(spec),
-        *(
-            Column(column, "float64", (len(names),), per_observation=False)
-            for column, names in named.items()
-            if names
-        ),
+    return step_columns(spec) + tuple(
+        Column(column, "float64", (len(names),), per_observation=False)
+        for column, names in named.items()
+        if names
     )

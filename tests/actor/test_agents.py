@@ -430,14 +430,6 @@ def test_requests_and_answers_say_how_many_agents_play():
     assert failure.kind == "garbled" and "2 agents are asked for" in failure.message
 
 
-def test_the_messages_of_one_agent_are_what_they_were():
-    request = request_for("CartPole-v1", (0,))
-    for message in (codec.encode_request(request), codec.encode_describe(request.environment)):
-        assert b"agent" not in message
-    _, spec = describe(Environment("CartPole-v1"))
-    assert b"agents" not in codec.encode_description(spec)
-
-
 def test_a_description_names_the_agents():
     simulator, spec = describe(Environment(RAGGED, 6, agent_number=True))
     assert isinstance(simulator, AgentsSimulator)

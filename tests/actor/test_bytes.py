@@ -9,18 +9,11 @@ from gymnasium import spaces
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.observations import write_observation
-from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.views import n_step
-from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.run.policy import Agent
 from flame_rl.wire import codec
-from flame_rl.wire.inputs import observation_dtype, observation_parts
+from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import Episodes
-from flame_rl.wire.spaces import space_from_data, space_to_data
-from flame_rl.wire.steps import step_columns
 from tests.environments import ChannelsFirst
 from tests.helpers import described, environment_id, plain, request_for, snapshot_for
-from tests.learner.replay.oracle import store_bytes
 
 
 def played(name: str, indices=range(40)):
@@ -78,24 +71,6 @@ def test_pictures_are_sent_in_one_byte_each(name):
     assert received.observations.tobytes() == episodes.observations.tobytes()
 
 
-def test_pictures_are_learned_from_in_one_byte(name):
-    _, episodes = played(name)
-    assert make_batch(episodes).observations is episodes.observations
-    columns = step_columns(described(environment_id(name)))
-    store = ReplayStore(columns, 300)
-    assert store_bytes(store) < 301 * (episodes.observations.shape[1] + 40)
-    store.add(episodes)
-    first = np.arange(store.first, store.first + 9)  # of the oldest episode that is kept
-    seen = n_step(store, first, 1, 0.9)
-    episode = list(episodes)[store.oldest]
-    for column, expected in [
-        (seen["observations"], episode.observations[:-1]),
-        (seen["next_observations"], episode.observations[1:]),
-    ]:
-        assert column.dtype == np.uint8
-        np.testing.assert_array_equal(column, expected)
-
-
 @pytest.mark.parametrize("copied", [False, True])
 def test_channels_come_last_whichever_way_a_picture_has_them(copied, monkeypatch):
     if copied:  # observations that are checked one by one, and not copied as they are
@@ -131,33 +106,3 @@ def test_what_one_byte_does_not_hold_is_refused(name):
     assert (failure.kind, failure.step) == ("invalid", 2)
     assert "observation: step returned" in failure.message
     assert "not integers from 0 to 255" in failure.message
-
-
-def test_an_agent_takes_what_it_observes_as_it_is():
-    spec = described(environment_id("Catch"))
-    agent = Agent(snapshot_for(spec, hidden=(8,)), spec)
-    assert agent.act(np.full((10, 5), 255, np.uint8)) in range(3)
-    with pytest.raises(ValueError, match="not integers from 0 to 255"):
-        agent.act(np.full((10, 5), -1))
-
-
-def test_a_box_of_bool_as_data():
-    space = spaces.Box(0, 1, (2, 3), bool)
-    data = space_to_data(space)
-    assert data == {"type": "box", "dtype": "bool", "shape": [2, 3], "low": 0, "high": 1}
-    assert space_from_data(data, "space") == space
-
-
-@pytest.mark.parametrize(
-    ("space", "dtype"),
-    [
-        (spaces.Box(0, 255, (4,), np.uint8), "uint8"),
-        (spaces.Box(0, 1, (3, 3, 2), bool), "uint8"),
-        (spaces.Box(0, 255, (4,), np.int16), "float32"),
-        (spaces.Box(0, 1, (4,), np.float32), "float32"),
-        (spaces.MultiBinary(4), "float32"),
-        (spaces.Dict(a=spaces.Box(0, 255, (4,), np.uint8)), "float32"),
-    ],
-)
-def test_the_type_follows_from_the_space(space, dtype):
-    assert observation_dtype(space) == dtype

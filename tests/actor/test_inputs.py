@@ -13,7 +13,7 @@ from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.run.policy import Agent
+from flame_rl.run.policy import Policy
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Environment, Episodes
 from flame_rl.wire.steps import step_columns
@@ -134,16 +134,6 @@ def test_a_number_that_is_not_finite_is_named(monkeypatch):
     assert failure.message.startswith("observation['arm']: step returned NaN or infinity")
 
 
-def test_a_request_for_another_type_is_refused():
-    env_id = environment_id("TwoInputs")
-    snapshot, simulator = snapshot_for(described(env_id), hidden=(8,)), plain(env_id)
-    arm, *others = step_columns(described(env_id))
-    wrong = type(arm)(arm.name, "uint8", arm.shape, per_observation=True)
-    request = request_for(env_id, columns=(wrong, *others))
-    failure = collect_episodes(snapshot, request, simulator)
-    assert failure.kind == "garbled" and "observations['arm']: uint8" in failure.message
-
-
 def test_only_some_keys_may_be_observed():
     environment = Environment(environment_id("TwoInputs"), observe=("lamp", "camera"))
     simulator = PlainSimulator(environment)
@@ -155,7 +145,7 @@ def test_only_some_keys_may_be_observed():
     assert isinstance(episodes, Episodes)
     assert [*episodes.columns][:2] == NAMES[1:]
     # The environment's whole observation is taken, and the policy sees what it was trained with.
-    agent, seen = Agent(snapshot_for(spec, hidden=(8,)), spec), TwoInputs().reset(seed=0)[0]
+    agent, seen = Policy(snapshot_for(spec, hidden=(8,)), spec), TwoInputs().reset(seed=0)[0]
     assert agent.act(seen) == agent.act({key: seen[key] for key in ("camera", "lamp")})
 
 
@@ -199,15 +189,3 @@ def test_a_part_that_cannot_be_learned_from_may_be_left_out():
     ):
         PlainSimulator(Environment(env_id))
     PlainSimulator(Environment(env_id, observe=("a",)))
-
-
-def test_the_error_of_a_text_names_a_wrapper_that_makes_numbers_of_it():
-    """A choice of two, and a number for each of five characters."""
-    env_id = environment_id("TextObservation")
-    with pytest.raises(SimulatorError) as caught:
-        PlainSimulator(Environment(env_id))
-    name = "gymnasium.wrappers:FlattenObservation"
-    assert f"--wrapper {name}" in str(caught.value)
-    environment = Environment(env_id, wrapper=(name,))
-    spec = describe_environment(environment, PlainSimulator(environment).first)
-    assert spec.observation_space.shape == (2 + 5,)

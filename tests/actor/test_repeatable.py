@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -57,13 +58,6 @@ class Shared(Counter):
         return ONE * len(self.objects)
 
 
-class Unseeded(Base):
-    horizon = 3
-
-    def reward(self, action) -> float:
-        return float(np.random.default_rng().random())
-
-
 class Born(Base):
     """Draws in its constructor what its episodes are like."""
 
@@ -87,20 +81,6 @@ class Global(Base):
         return random.random()
 
 
-class Numpys(Base):
-    horizon = 3
-
-    def reward(self, action) -> float:
-        return float(np.random.random())
-
-
-class Hardly(Base):
-    horizon = 3
-
-    def reward(self, action) -> float:
-        return 1 + 1e-9 * np.random.random()
-
-
 class SeededAlone(Global):
     """Draws from a global generator in `reset` alone, just after seeding it: no neighbour can be in
     between."""
@@ -112,29 +92,9 @@ class SeededAlone(Global):
         return 1.0
 
 
-class Sums(Base):
-    """Adds the same numbers in another order each time, as a set of objects may have it."""
-
-    horizon = 3
-    numbers = (0.1, 0.2, 0.3)
-    sums = 0
-
-    def reward(self, action) -> float:
-        type(self).sums += 1
-        return sum(self.numbers if type(self).sums % 2 else self.numbers[::-1])
-
-
 class Patient(Base):
     def __init__(self, note: str = "") -> None:
         time.sleep(0.6)
-
-
-class Dies(Base):
-    horizon = 3
-
-    def reward(self, action) -> float:
-        signal.raise_signal(signal.SIGKILL)
-        return 1.0
 
 
 class Tally(Base):
@@ -151,6 +111,17 @@ class Tally(Base):
         return 1.0
 
 
+# As a set of objects may have the same numbers in another order each time.
+ORDERS = itertools.cycle([(0.1, 0.2, 0.3), (0.3, 0.2, 0.1)])
+REWARDS = {
+    "Unseeded": lambda env, action: float(np.random.default_rng().random()),
+    "Numpys": lambda env, action: float(np.random.random()),
+    "Hardly": lambda env, action: 1 + 1e-9 * np.random.random(),
+    "Sums": lambda env, action: sum(next(ORDERS)),
+    "Dies": lambda env, action: signal.raise_signal(signal.SIGKILL),
+}
+
+
 def normalized_reward():
     return NormalizeReward(Wandering())
 
@@ -159,21 +130,8 @@ def normalized_observation():
     return gymnasium.wrappers.ClipReward(NormalizeObservation(Wandering()), -1, 1)
 
 
-KINDS = (
-    Counter,
-    Rich,
-    Shared,
-    Unseeded,
-    Born,
-    Global,
-    Numpys,
-    Hardly,
-    SeededAlone,
-    Sums,
-    Patient,
-    Dies,
-    Tally,
-)
+KINDS = [Counter, Rich, Shared, Born, Global, SeededAlone, Patient, Tally]
+KINDS += [type(name, (Base,), {"horizon": 3, "reward": f}) for name, f in REWARDS.items()]
 for kind in KINDS:
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=100)
 gymnasium.register("NormalizedReward-v0", normalized_reward, max_episode_steps=100)
@@ -196,11 +154,11 @@ gymnasium.register("NormalizedObservation-v0", normalized_observation)
         ("Numpys", "rewards differ from step 1 on in a second", "draws from np.random, which all"),
         ("Hardly", "there by rounding", "draws from np.random, which all"),
         ("Sums", "there by rounding (2e-16 of their size) in a second", "added in an order"),
-        ("NormalizedReward", "rewards differ from step", "the wrapper NormalizeReward has state"),
+        ("NormalizedReward", "rewards differ from step", "NormalizeReward or Wandering has state"),
         (
             "NormalizedObservation",
             "observations differ from reset on",
-            "the wrapper NormalizeObservation has state that survives reset; begin it anew",
+            "ClipReward or NormalizeObservation or Wandering has state that survives reset",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from gymnasium.envs.mujoco import hopper_v5
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.failure import SimulatorError
-from flame_rl.actor.simulators import cartpole, choose, mujoco_twins
+from flame_rl.actor.simulators import cartpole, choose, mujoco_fast
 from flame_rl.actor.simulators.choose import choose_simulator, describe
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.wire.messages import Environment
@@ -27,7 +27,7 @@ from tests.helpers import (
     snapshot_for,
 )
 
-OTHER = replace(mujoco_twins.ROBOTS["HalfCheetah-v5"], control_cost=0.1001)
+OTHER = replace(mujoco_fast.ROBOTS["HalfCheetah-v5"], control_cost=0.1001)
 # The parts of each reward that Gymnasium names, in some order.
 PARTS = {
     "CartPole-v1": (),
@@ -191,8 +191,8 @@ def test_a_version_that_was_never_compared_is_played_plainly(library, version, m
     [
         ("CartPole-v1", cartpole, "HALF_LENGTH", 0.500001),
         ("CartPole-v1", cartpole, "MAX_ANGLE", 0.2),
-        ("Ant-v5", mujoco_twins, "_CONTACT_COST", 6e-4),
-        ("HalfCheetah-v5", mujoco_twins, "ROBOTS", mujoco_twins.ROBOTS | {"HalfCheetah-v5": OTHER}),
+        ("Ant-v5", mujoco_fast, "_CONTACT_COST", 6e-4),
+        ("HalfCheetah-v5", mujoco_fast, "ROBOTS", mujoco_fast.ROBOTS | {"HalfCheetah-v5": OTHER}),
     ],
 )
 def test_the_comparison_at_the_start_notices_another_twin(env_id, module, name, value, monkeypatch):
@@ -203,13 +203,13 @@ def test_the_comparison_at_the_start_notices_another_twin(env_id, module, name, 
 
 
 def test_the_comparison_at_the_start_notices_another_part(monkeypatch):
-    step = mujoco_twins.MujocoTwin.step
+    step = mujoco_fast.FastMujoco.step
 
     def altered(twin, *arguments) -> None:
         step(twin, *arguments)
         twin.reward_parts[:, 1] *= -1
 
-    monkeypatch.setattr(mujoco_twins.MujocoTwin, "step", altered)
+    monkeypatch.setattr(mujoco_fast.FastMujoco, "step", altered)
     parts = ("reward_forward", "reward_survive")
     simulator, note = choose_simulator(Environment("Hopper-v5", None, "auto", parts))
     assert isinstance(simulator, PlainSimulator)
@@ -222,7 +222,7 @@ def test_the_comparison_at_the_start_notices_another_part(monkeypatch):
 def test_a_part_that_a_twin_lacks_is_left_to_gymnasium(env_id, name):
     simulator, note = choose_simulator(Environment(env_id, None, "auto", (name,)))
     assert isinstance(simulator, PlainSimulator)
-    assert f"the fast twin of {env_id} has no {name!r}" in note
+    assert f"the fast simulator of {env_id} has no {name!r}" in note
     with pytest.raises(SimulatorError, match=rf"--simulator fast is not possible: .* no {name!r}"):
         choose_simulator(Environment(env_id, None, "fast", (name,)))
 
@@ -242,7 +242,7 @@ def test_plain_is_plain_and_others_have_no_twin():
     ):
         simulator, note = choose_simulator(Environment(env_id, None, choice))
         assert isinstance(simulator, PlainSimulator) and note == ""
-    with pytest.raises(SimulatorError, match="no fast twin of Pendulum-v1"):
+    with pytest.raises(SimulatorError, match="no fast simulator of Pendulum-v1"):
         choose_simulator(Environment("Pendulum-v1", None, "fast"))
     with pytest.raises(SimulatorError, match="unknown environment"):
         choose_simulator(Environment("CartPoll-v1", None, "auto"))
@@ -289,4 +289,4 @@ def test_metrics_are_the_same_bytes(env, tmp_path):
 def test_what_cannot_be_fast_is_the_users_to_correct(tmp_path):
     arguments = ("--local", "--env", "Pendulum-v1", "--simulator", "fast", "--workers", "1")
     done = run_here(*arguments, cwd=tmp_path)
-    assert done.returncode == 2 and "no fast twin of Pendulum-v1" in done.stderr
+    assert done.returncode == 2 and "no fast simulator of Pendulum-v1" in done.stderr

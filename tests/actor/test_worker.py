@@ -247,15 +247,6 @@ def test_a_child_that_does_not_stop_is_killed(worker, tmp_path, monkeypatch):
     assert worker.pid is None
 
 
-def test_a_killed_child_between_calls_is_replaced(worker):
-    request = request_for(environment_id("ActionReward"))
-    collect(worker, request)
-    os.kill(worker.pid, 9)
-    time.sleep(0.2)
-    answer = collect(worker, request)
-    assert not isinstance(answer, CollectFailure)
-
-
 def test_a_child_does_not_outlive_its_parent():
     code = f"""
 import os, threading

@@ -18,7 +18,7 @@ import pytest
 
 import flame_rl
 from flame_rl.commands import COMMANDS
-from flame_rl.run.saved.folder import hold_folder
+from flame_rl.run.folder import hold_folder
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse
@@ -192,7 +192,7 @@ def test_the_run_folder_tells_how_the_run_was_made(finished, tmp_path):
 
 
 def test_a_commit_is_named_where_there_is_one(monkeypatch, tmp_path):
-    from flame_rl.run.saved.starts import package_version
+    from flame_rl.run.folder import package_version
 
     monkeypatch.setattr(flame_rl, "__file__", str(tmp_path / "flame_rl" / "__init__.py"))
     assert package_version() == flame_rl.__version__
@@ -219,7 +219,7 @@ def test_the_saved_weights_are_those_of_the_last_row(finished):
     assert_saved_weights(folder)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 3])
 def test_any_number_of_workers_writes_the_same_metrics(finished, workers, tmp_path):
     _, folder = finished
     done = run_here(*QUICK, "--local", "--workers", str(workers), "--output", "run", cwd=tmp_path)
@@ -485,12 +485,6 @@ def test_a_full_disk_costs_the_report_and_not_the_run(tmp_path):
         reporters.report(result)
     reporters.close()
     assert sound == [0, 1, 2]
-
-
-def test_config_round_trip():
-    config = TrainConfig(env="ant", hidden_sizes=(3, 4, 5), output=None, workers=3)
-    assert TrainConfig.from_json(config.to_json()) == config
-    assert json.loads(config.to_json())["experiment"]["hidden_sizes"] == [3, 4, 5]
 
 
 def test_a_moving_average_and_spread_are_drawn_for_short_and_long_runs(tmp_path):

@@ -20,6 +20,7 @@ from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import Experiment
+from flame_rl.settings.presets import PRESETS
 from tests.docs.in_project import run_code, run_commands, run_in, run_script
 from tests.docs.test_packages import skip_without
 from tests.helpers import ROOT, clean_environment
@@ -341,7 +342,7 @@ def test_presets_are_shown(algorithm):
     shown = dict(rows(algorithm, r"(\S+-v\d+|every environment) \| `(.*)`"))
     expected = {
         env_id: " ".join(f"{flag(name)} {written(value)}" for name, value in preset.items())
-        for env_id, preset in SECTIONS[algorithm].presets.items()
+        for env_id, preset in PRESETS[algorithm].items()
     }
     assert shown == {env_id or "every environment": text for env_id, text in expected.items()}
 

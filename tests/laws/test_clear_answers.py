@@ -25,14 +25,13 @@ from flame_rl import TrainConfig, Trainer
 from flame_rl.backends.select import is_distributed
 from flame_rl.commands.train import resumed_config
 from flame_rl.report.console import ConsoleReporter
-from flame_rl.run import checks
+from flame_rl.run import checkpoint, checks
 from flame_rl.run.checks import (
     environment_warnings,
     refuse_impossible_sizes,
     refuse_large_observations,
 )
 from flame_rl.run.results import Totals
-from flame_rl.run.saved import checkpoint
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import names_of
 from flame_rl.system.errors import UsageError
@@ -58,8 +57,8 @@ def run(tmp_path_factory):
         (("--env", ":"), "--env: a module and an id"),
         (("--env", "my_env:"), "--env: a module and an id"),
         (("--env", ":Mine-v0"), "--env: a module and an id"),
-        (("--output", ""), "--output: name a folder"),
-        (("--output=",), "--output: name a folder"),
+        (("--output", ""), "--output: a value is missing"),
+        (("--output=",), "--output: a value is missing"),
         (("--hidden-sizes", "100000", "100000"), "--hidden-sizes: (100000, 100000) would take"),
         (("--episodes-per-iter", "1000000000"), "--episodes-per-iter: 1000000000 would take"),
         (("--episodes-per-iter", "1" + 30 * "0"), "--episodes-per-iter: at least 1, at most"),

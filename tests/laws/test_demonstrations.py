@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flame_rl.learner.kernels.learning import epochs
 
 from flame_rl import Trainer
-from flame_rl.learner.kernels.learning import epochs
 from flame_rl.learner.training import adam
-from flame_rl.run.saved.checkpoint import read_checkpoint
-from flame_rl.run.saved.retention import list_checkpoints
+from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.signals import end_if_stopped
@@ -91,15 +90,6 @@ def wholes(files, tmp_path_factory):
         return runs[run]
 
     return whole
-
-
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize(
-    "run",
-    [r if r == "sac" else pytest.param(r, marks=pytest.mark.slow) for r in RUNS],
-)
-def test_the_number_of_workers_changes_no_byte(run, workers, files, wholes, tmp_path):
-    assert_same_run(train(tmp_path, run, files, workers=workers), wholes(run))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Runs of a network that learns from a sum of losses: the same bytes on any number of workers and
-on Flame, and after a resume; and what is done with what was trained."""
+"""Runs of a network that learns from a sum of losses, and what is done with what was trained."""
 
 from __future__ import annotations
 
@@ -9,64 +8,10 @@ import json
 import pytest
 
 from flame_rl import Trainer
-from tests.flame_fixtures import run as run_on
-from tests.helpers import ROOT, environment_id, run_here
+from tests.helpers import ROOT, run_here
+from tests.laws.test_matrix import block_of
 from tests.learners import ON_POLICY, make_config
 from tests.runs import assert_same_run
-
-AUXILIARY = {
-    "auxiliary": ("tests.learner.test_losses:NextObservation",),
-    "auxiliary_weights": (0.1,),
-}
-OPTIONS = {
-    "shared_torso": True,
-    "hidden_sizes": (6,),
-    "episodes_per_iter": 14,
-    "iterations": 4,
-    "minibatches": 3,
-    "epochs": 2,
-    "learning_rate": 0.01,
-    "local": True,
-    "workers": 0,
-}
-
-
-def config_of(algorithm: str, **options):
-    chosen = OPTIONS | AUXILIARY | options
-    return make_config(environment_id("Wandering"), algorithm=algorithm, **chosen)
-
-
-def digests(trainer: Trainer) -> list[str]:
-    return [trainer.learner.weights_digest() for _ in trainer]
-
-
-def whole(algorithm: str, **options) -> list[str]:
-    with Trainer(config_of(algorithm, **options)) as trainer:
-        found = digests(trainer)
-    assert len(set(found)) == 4
-    return found
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_the_number_of_workers_changes_no_byte(overlap):
-    options = {"overlap": overlap}
-    expected = whole("ppo", **options)
-    assert whole("ppo", workers=2, **options) == expected
-    assert overlap or whole("ppo", workers=1) == expected
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "options"),
-    [*((name, {}) for name in ON_POLICY), ("ppo", {"memory": "gru"}), ("a2c", {"overlap": True})],
-)
-def test_a_run_that_was_saved_goes_on(algorithm, options, tmp_path):
-    expected = whole(algorithm, **options)
-    with Trainer(config_of(algorithm, **options)) as trainer:
-        trainer.train()
-        trainer.train()
-        trainer.save(tmp_path / "half.ckpt")
-    with Trainer.load(tmp_path / "half.ckpt") as trainer:
-        assert digests(trainer) == expected[2:]
 
 
 @pytest.mark.slow
@@ -88,7 +33,7 @@ FLAGS = (
 
 
 def test_a_run_folder_is_resumed_plotted_and_evaluated(tmp_path, monkeypatch):
-    (tmp_path / "prediction.py").write_text(module_of_the_page())
+    (tmp_path / "prediction.py").write_text(block_of(ROOT / "docs" / "losses.md", "prediction.py"))
     monkeypatch.syspath_prepend(tmp_path)
     for folder, iterations in (("whole", "3"), ("half", "2")):
         (tmp_path / folder).mkdir()
@@ -110,19 +55,3 @@ def test_a_run_folder_is_resumed_plotted_and_evaluated(tmp_path, monkeypatch):
     assert json.loads(done.stdout)["episodes"] == 3
     config = json.loads((half / "run" / "config.json").read_text())
     assert config["algorithm"]["auxiliary_weights"] == [0.1]
-
-
-def module_of_the_page() -> str:
-    """The worked example of docs/losses.md."""
-    text = (ROOT / "docs" / "losses.md").read_text()
-    return text.split("```python\n# prediction.py\n")[1].split("```")[0]
-
-
-@pytest.mark.slow
-def test_flame_gives_the_same_bytes_and_its_executors_get_no_loss(memory, project, local, tmp_path):
-    (project / "prediction.py").write_text(module_of_the_page())
-    flags = (*FLAGS, "--iterations", "2")
-    finished = run_on(project, tmp_path, memory.environment, *flags)
-    assert finished.code == 0, finished.err
-    assert finished.metrics == local(*flags)
-    assert "prediction.py" not in memory.memory.uploaded_package()

@@ -1,51 +1,21 @@
-"""Whole runs with masks: nothing forbidden is ever done, and the same bytes on any number of
-workers, on a cluster, whoever dies, and after a resume."""
+"""Whole runs with masks: nothing forbidden is ever done, and the best of what is allowed is
+learned."""
 
 from __future__ import annotations
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 
 from flame_rl import Policy, Trainer
 from flame_rl.settings.algorithms import ALGORITHMS
-from tests.flame_fixtures import run as run_on
-from tests.helpers import ROOT, described, run_here
+from tests.helpers import described, run_here
 from tests.learners import OF_CONTINUOUS_ACTIONS, demonstrations_for, make_config
 from tests.masked import STEPS
+from tests.runs import SMALL
 
-ITERATIONS = 3
-OPTIONS = {
-    "hidden_sizes": (6,),
-    "steps_per_iter": None,
-    "episodes_per_iter": 12,
-    "iterations": ITERATIONS,
-    "minibatches": 1,
-    "learning_rate": 0.01,
-    "warm_up_steps": 20,
-    "batch_size": 16,
-    "updates_per_step": 0.1,
-    "capacity": 300,
-    "sequence_length": 4,
-    "burn_in": 2,
-    "epsilon_steps": 100,
-    "local": True,
-}
-RUNS = [
-    ("reinforce", "Choices", {}),
-    ("a2c", "Choices", {"memory": "gru"}),
-    ("ppo", "Bits", {"shared_torso": True}),
-    ("impala", "Choice", {"frame_stack": 2}),
-    ("dqn", "Beside", {"distribution": "c51", "dueling": True, "n_step": 3, "prioritized": True}),
-    ("dqn", "Choice", {"epsilon_repeat": 0.5, "frame_stack": 3}),
-    ("sarsa", "Choice", {"expected": False}),
-    ("successor", "Choice", {}),
-    ("r2d2", "Choice", {"memory": "gru", "frame_stack": 2}),
-    ("bc", "Choices", {"clone_epochs": 2}),
-]
-NAMED = [pytest.param(*run, id=f"{run[0]} {run[1]} {' '.join(run[2])}".strip()) for run in RUNS]
+OPTIONS = SMALL | {"minibatches": 1}
 
 
 def config_of(algorithm: str, kind: str, **options):
@@ -61,25 +31,8 @@ def digests(trainer: Trainer) -> list[str]:
     return [trainer.learner.weights_digest() for _ in trainer]
 
 
-@pytest.mark.parametrize(("algorithm", "kind", "options"), NAMED)
-def test_nothing_forbidden_is_done_and_a_saved_run_goes_on(algorithm, kind, options, tmp_path):
-    with Trainer(config_of(algorithm, kind, **options)) as trainer:
-        expected = digests(trainer)
-        trainer.evaluate(20)
-    assert len(set(expected)) == ITERATIONS
-    with Trainer(config_of(algorithm, kind, **options)) as trainer:
-        trainer.train()
-        trainer.save(tmp_path / "half.ckpt")
-    with Trainer.load(tmp_path / "half.ckpt", workers=0) as trainer:
-        assert digests(trainer) == expected[1:]
-
-
-def test_every_algorithm_that_has_such_actions_is_here():
-    assert {name for name, *_ in RUNS} == ALGORITHMS.keys() - {*OF_CONTINUOUS_ACTIONS}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", sorted({name for name, *_ in RUNS}))
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {*OF_CONTINUOUS_ACTIONS}))
 def test_nothing_forbidden_is_done_in_a_million_steps(algorithm):
     options = {"episodes_per_iter": 2000, "iterations": 84, "updates_per_step": 0.01}
     memory = {"memory": "gru"} if algorithm == "r2d2" else {}
@@ -98,37 +51,6 @@ def test_the_best_of_what_is_allowed_is_learned(algorithm, rate):
         first, *_ = trainer
         mean = trainer.evaluate(100).reward_mean / STEPS
     assert first.reward_mean / STEPS < 0.6 and mean > 0.99
-
-
-@pytest.mark.parametrize(("algorithm", "kind"), [("ppo", "Choices"), ("dqn", "Beside")])
-def test_workers_and_one_that_dies_change_no_byte(algorithm, kind, tmp_path):
-    runs = []
-    for workers in (0, 1, 2):
-        flags = ("--env", f"tests.masked:Masked{kind}-v0", "--algorithm", algorithm, "--local")
-        flags += ("--hidden-sizes", "6", "--episodes-per-iter", "12", "--iterations", "3")
-        if algorithm == "dqn":
-            flags += ("--warm-up-steps", "20", "--batch-size", "8", "--updates-per-step", "0.1")
-        died = tmp_path / f"died{workers}"
-        environment = {"MASKED_DIES": str(died)} if workers == 2 else {}
-        words = (*flags, "--workers", str(workers), "--output", f"run{workers}")
-        done = run_here(*words, cwd=tmp_path, environment=environment)
-        assert done.returncode == 0, done.stderr
-        assert died.exists() == (workers == 2)
-        place = "observation" if kind == "Beside" else "info"
-        assert f'  Action masks: {place}["action_mask"]; what they forbid is never' in done.stdout
-        runs.append((tmp_path / f"run{workers}" / "metrics.csv").read_bytes())
-    assert runs[0] == runs[1] == runs[2]
-
-
-def test_flame_gives_the_same_bytes(memory, project, local, tmp_path):
-    shutil.copy(ROOT / "tests" / "masked.py", project)
-    flags = ("--env", "masked:MaskedChoices-v0", "--algorithm", "ppo", "--hidden-sizes", "6")
-    flags += ("--episodes-per-iter", "12", "--iterations", "2")
-    finished = run_on(project, tmp_path, memory.environment, *flags)
-    assert finished.code == 0, finished.err
-    assert 'Action masks: info["action_mask"]' in finished.out
-    assert finished.metrics == local(*flags)
-    memory.assert_nothing_left()
 
 
 def test_ignored_masks_are_said(tmp_path):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from flame_rl.learner.kernels.arithmetic import CompiledArithmetic
+
 from flame_rl.learner.training.adam import Adam, PlainArithmetic
 
 RATE, STEPS, SIZE = 1e-3, 5_000, 64

@@ -8,9 +8,9 @@ import copy
 import numpy as np
 import pytest
 import torch
+from flame_rl.learner.kernels.dense import compile_dense, linear
 from torch import nn
 
-from flame_rl.learner.kernels.dense import compile_dense, linear
 from flame_rl.learner.training.choose import network_of
 from flame_rl.modules.layers import Activation, Dense
 from flame_rl.modules.recurrent import GRU, LSTM

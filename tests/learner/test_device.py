@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from flame_rl.learner import learner as learners
+from flame_rl.learner import make as learners
 from flame_rl.learner.training import device
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.settings.algorithms import ALGORITHMS

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flame_rl.learner.off_policy.update import gradient_steps_due
-from flame_rl.settings.dqn import DQNSettings
+from flame_rl.settings.algorithms import DQNSettings
 
 
 class OneByOne:

@@ -9,23 +9,23 @@ import threading
 import numpy as np
 import pytest
 import torch
+from flame_rl.learner.kernels.learning import epochs as compiled
+from flame_rl.learner.kernels.learning import network
 from gymnasium import spaces
 from torch import nn
 
 from flame_rl.learner.algorithms.ppo import clipped_loss
-from flame_rl.learner.kernels.learning import epochs as compiled
-from flame_rl.learner.kernels.learning import network
 from flame_rl.learner.on_policy import value_epochs
 from flame_rl.learner.on_policy.kl_limit import shrink_until_close
 from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.on_policy.value_epochs import ValueTraining
 from flame_rl.learner.training.choose import network_of
-from flame_rl.learner.training.minibatches import Descent, Epoch, by_itself, descend, descend_by
+from flame_rl.learner.training.minibatches import Epoch, StepConfig, by_itself, descend, descend_by
+from flame_rl.learner.training.network import ElementwiseLoss
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import Activation, Dense, LayerNorm, Select
 from flame_rl.modules.networks import CategoricalPolicy, GaussianPolicy, ValueNetwork
-from flame_rl.nets.network import ElementwiseLoss
 from flame_rl.system.errors import Interrupted
 from flame_rl.system.signals import stoppable
 from flame_rl.wire.masks import ACTION_MASKS
@@ -40,7 +40,7 @@ from tests.learners import (
 
 SCALE = 2.0
 WIDTH, ACTIONS = 19, 18  # more than a vector
-DESCENT = Descent(0.01, 0.5)
+DESCENT = StepConfig(0.01, 0.5)
 
 
 def trained_network(select: bool = False, policy: bool = False) -> TrainedNetwork:
@@ -128,10 +128,10 @@ def test_a_divergence_at_the_limit_is_within_it():
         epoch.columns["log_probs"] = trained.network.outputs(samples)[0] + np.float32(0.5)
         start = trained.adam.parameters.copy()
         loss = clipped_loss(0.2, 0.0)
-        (first,) = descend(trained.network, trained.adam, epoch, loss, Descent(0.0, 0.5))
-        descent = Descent(1e-3, 0.5, first["kl"])
+        (first,) = descend(trained.network, trained.adam, epoch, loss, StepConfig(0.0, 0.5))
+        descent = StepConfig(1e-3, 0.5, first["kl"])
         (numbers,) = descend(trained.network, trained.adam, epoch, loss, descent)
-        assert not descent.leads_too_far(numbers)
+        assert not descent.exceeds_kl(numbers)
         assert trained.adam.steps == 2 and (trained.adam.parameters != start).any()
 
 
@@ -201,12 +201,12 @@ def test_an_epoch_ends_where_the_policy_has_gone_too_far(wrong, at_once, monkeyp
     sixth = epoch.order[150:180]
     log_probs[sixth] += wrong
     epoch.columns["log_probs"] = log_probs
-    descent, loss = Descent(1e-4, 0.5, 0.1), clipped_loss(0.2, 0.0)
+    descent, loss = StepConfig(1e-4, 0.5, 0.1), clipped_loss(0.2, 0.0)
     assert by_itself(trained.network, epoch, loss)
     found = descend(trained.network, trained.adam, epoch, loss, descent)
     expected = in_python(unlike, epoch, loss, descent)
     assert len(found) == len(expected) == 6
-    assert [descent.leads_too_far(numbers) for numbers in found] == 5 * [False] + [True]
+    assert [descent.exceeds_kl(numbers) for numbers in found] == 5 * [False] + [True]
     assert trained.adam.steps == unlike.adam.steps == 5
     np.testing.assert_allclose(trained.adam.parameters, unlike.adam.parameters, atol=1e-6)
 

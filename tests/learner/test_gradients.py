@@ -9,6 +9,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium import spaces
 from torch import nn
 
@@ -22,7 +23,6 @@ from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import Activation, Dense, LayerNorm
 from flame_rl.modules.networks import CriticNetwork, Returns
-from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerByHand
 from flame_rl.wire.masks import ACTION_MASKS, pack_masks

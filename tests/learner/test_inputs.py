@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium import spaces
 
 import model
@@ -17,7 +18,6 @@ from flame_rl.modules.layers import Activation, Branches, Dense, layers_of
 from flame_rl.modules.networks import ValueNetwork
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire import codec
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Layer, PolicySnapshot

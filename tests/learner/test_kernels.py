@@ -8,15 +8,15 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from llvmlite import ir
-
 from flame_rl.learner.kernels import engine
 from flame_rl.learner.kernels.elementwise import ACTIVATIONS, log, log1p
 from flame_rl.learner.kernels.emit import LANES, Function, padded
 from flame_rl.learner.kernels.learning.network import CompiledNetwork
 from flame_rl.learner.kernels.library import library
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llvmlite import ir
+
 from flame_rl.nets.heads import RawOutput
 from flame_rl.nets.layers import OBSERVATION_CLIP, NormalizeLayer
 from tests.learner.test_epochs import trained_network

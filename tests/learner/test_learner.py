@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
 from flame_rl.learner.kernels import layers
+
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.adam import PlainArithmetic

@@ -17,10 +17,10 @@ from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
 from flame_rl.learner.training import slices
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.frames import time_steps
+from flame_rl.learner.training.network import split
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.modules.recurrent import MEMORIES
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.network import split
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec

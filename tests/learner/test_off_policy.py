@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium.spaces import MultiDiscrete
 from torch import Tensor, nn
 
@@ -27,7 +28,6 @@ from flame_rl.learner.training import choose, slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, PolicyNetwork
-from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
 from tests.helpers import spec_of

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import torch
+from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium import spaces
 
 import model
@@ -16,7 +17,6 @@ from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
 from flame_rl.learner.training.choose import computing_on, network_of
 from flame_rl.learner.training.device import device_of, reproducible
 from flame_rl.learner.training.frames import time_steps
-from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import spec_of
 from tests.learners import make_config, policy_and_value

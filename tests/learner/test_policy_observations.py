@@ -7,19 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium import spaces
 
 import model
-from flame_rl.learner.learner import make_learner
+from flame_rl.learner.make import make_learner
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.layers import SelectLayer
-from flame_rl.run.policy import Agent
+from flame_rl.run.policy import Policy
 from flame_rl.system.errors import UsageError
-from flame_rl.tools.onnx_file import check_onnx, to_onnx
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
 from flame_rl.wire.packing import WireError
@@ -160,7 +159,7 @@ def test_actors_get_its_own_weights_alone_and_values_see_all():
 
 
 def test_what_it_does_not_observe_may_be_left_out():
-    agent = Agent(policy_of(NUMBERS, ("arm", "goal")).snapshot(), spec_of(NUMBERS))
+    agent = Policy(policy_of(NUMBERS, ("arm", "goal")).snapshot(), spec_of(NUMBERS))
     (observation, *_), _ = observations(NUMBERS, 1)
     action = agent.act(observation)
     assert agent.act({key: observation[key] for key in ("arm", "goal")}) == action
@@ -170,8 +169,11 @@ def test_what_it_does_not_observe_may_be_left_out():
 
 def test_it_is_exported():
     pytest.importorskip("onnxruntime")
-    snapshot = policy_of(WITH_PICTURES, ("camera", "speed")).snapshot()
-    check_onnx(to_onnx(snapshot, "X-v0"), snapshot)
+    from flame_rl.tools.onnx_file import ExportedPolicy, check_onnx, to_onnx
+
+    policy = policy_of(WITH_PICTURES, ("camera", "speed"))
+    exported = ExportedPolicy(policy, policy.snapshot())
+    check_onnx(to_onnx(exported, "X-v0"), exported.snapshot)
 
 
 @pytest.mark.parametrize(

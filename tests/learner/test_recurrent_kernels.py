@@ -7,8 +7,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-
 from flame_rl.learner.kernels.recurrent import compile_memories
+
 from flame_rl.learner.training.choose import network_of
 from flame_rl.modules.recurrent import GRU, LSTM, burning_in
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -17,11 +18,8 @@ from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.layers import LayerModule
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.nets.by_hand import NetworkByHand
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import Kept, LayerByHand, Shapes, sum_rows
-from flame_rl.nets.onnx_graph import Graph
-from flame_rl.tools.onnx_file import check_onnx, to_onnx
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.learners import by_hand_and_by_autograd, make_config
@@ -46,9 +44,6 @@ class GainLayer(LayerByHand):
 
     def to_inputs(self, kept: Kept, slope: np.ndarray) -> np.ndarray:
         return slope * self.gain
-
-    def to_onnx(self, graph: Graph, x: str) -> str:
-        return graph.apply("Mul", x, graph.constant(self.gain))
 
 
 class Gain(LayerModule):
@@ -121,5 +116,8 @@ def test_it_learns_by_hand_as_by_autograd(make):
 def test_it_is_exported():
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    snapshot = trained().module.snapshot()
-    assert check_onnx(to_onnx(snapshot, "X-v0"), snapshot) < 1e-5
+    from flame_rl.tools.onnx_file import ExportedPolicy, check_onnx, to_onnx
+
+    policy = trained().module
+    exported = ExportedPolicy(policy, policy.snapshot())
+    assert check_onnx(to_onnx(exported, "X-v0"), exported.snapshot) < 1e-5

@@ -9,7 +9,7 @@ import torch
 from flame_rl import Trainer
 from flame_rl.learner.learner import Learner
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.run.policy import Agent
+from flame_rl.run.policy import Policy
 from flame_rl.settings.algorithms import ALGORITHMS
 from tests.helpers import described, environment_id
 from tests.learners import make_config
@@ -143,16 +143,12 @@ def test_replayed_values_with_v_trace_are_the_known_ones(name, gamma, values):
 
 
 @pytest.mark.parametrize(
-    ("name", "best"), [("ActionReward", 1), ("ObservationAction", 4), ("DelayedReward", 1)]
-)
-def test_replayed_experience_with_v_trace_teaches_the_known_answer(name, best):
-    results, _ = solve(name, **(QUICK_REPLAY | V_TRACE))
-    assert results[0].reward_mean < 0.75 * best
-    assert results[-1].reward_mean > 0.9 * best
-
-
-@pytest.mark.parametrize(
-    "variant", [*OF_DISCRETE_ACTIONS, pytest.param(R2D2, id="r2d2", marks=pytest.mark.slow)]
+    "variant",
+    [
+        *OF_DISCRETE_ACTIONS,
+        pytest.param(V_TRACE, id="impala"),
+        pytest.param(R2D2, id="r2d2", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize(
     ("name", "best"), [("ActionReward", 1), ("ObservationAction", 4), ("DelayedReward", 1)]
@@ -160,8 +156,10 @@ def test_replayed_experience_with_v_trace_teaches_the_known_answer(name, best):
 def test_replayed_experience_teaches_the_known_answer(name, best, variant):
     results, learner = solve(name, **(QUICK_REPLAY | variant))
     assert results[0].reward_mean < 0.75 * best
-    assert results[-1].reward_mean > 0.95 * best
-    assert learner.snapshot().head.arrays["epsilon"] == 0
+    # A stochastic policy goes on exploring.
+    explores = variant["algorithm"] == "impala"
+    assert results[-1].reward_mean > (0.9 if explores else 0.95) * best
+    assert explores or learner.snapshot().head.arrays["epsilon"] == 0
 
 
 @pytest.mark.parametrize("variant", OF_CONTINUOUS_ACTIONS)
@@ -169,7 +167,7 @@ def test_replayed_experience_finds_a_continuous_optimum_between_any_bounds(varia
     # At a greater rate, deterministic policies stick where tanh has no slope.
     options = {"gamma": 0.0, "learning_rate": 0.003, "updates_per_step": 1.0}
     _, learner = solve("FarTarget", **(QUICK_REPLAY | options | variant))
-    agent = Agent(learner.snapshot(), described(environment_id("FarTarget")))
+    agent = Policy(learner.snapshot(), described(environment_id("FarTarget")))
     assert agent.act(np.ones(1, np.float32))[0] == pytest.approx(6, abs=0.25)
 
 
@@ -210,7 +208,7 @@ def test_what_is_demonstrated_is_done(name, variant, tmp_path):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_finds_a_continuous_optimum_between_any_bounds(variant):
     _, learner = solve("FarTarget", iterations=60, **variant)
-    agent = Agent(learner.snapshot(), described(environment_id("FarTarget")))
+    agent = Policy(learner.snapshot(), described(environment_id("FarTarget")))
     assert agent.act(np.ones(1, np.float32))[0] == pytest.approx(6, abs=0.25)
 
 
@@ -218,32 +216,20 @@ WITH_VALUES = VARIANTS[2:]
 
 
 @pytest.mark.parametrize("variant", WITH_VALUES)
-def test_values_of_one_step(variant):
-    """A constant reward, known from the start: the value is that."""
-    _, learner = solve("ConstantReward", value_epochs=10, **variant)
-    assert value_of(learner, [1.0]) == pytest.approx(3.0, abs=0.05)
-
-
-@pytest.mark.parametrize("variant", WITH_VALUES)
-def test_values_that_depend_on_the_observation(variant):
-    _, learner = solve("ObservationReward", value_epochs=10, **variant)
-    assert value_of(learner, [1.0]) == pytest.approx(2.0, abs=0.1)
-    assert value_of(learner, [-1.0]) == pytest.approx(-2.0, abs=0.1)
-
-
-@pytest.mark.parametrize("variant", WITH_VALUES)
-def test_values_of_two_steps_are_discounted(variant):
-    _, learner = solve("TwoSteps", value_epochs=10, gamma=0.5, **variant)
-    assert value_of(learner, [1.0]) == pytest.approx(1.0, abs=0.05)
-    assert value_of(learner, [0.0]) == pytest.approx(0.5, abs=0.05)
-
-
-@pytest.mark.parametrize("variant", WITH_VALUES)
-def test_values_behind_a_time_limit(variant):
-    """1 a step without end, cut at 7 steps: taken for an end, the value would be far below 10."""
-    options = {"gamma": 0.9, "value_epochs": 10, "iterations": 60, "epochs": 5}
-    _, learner = solve("Endless", **(variant | options))
-    assert value_of(learner, [1.0]) == pytest.approx(10.0, abs=0.5)
+@pytest.mark.parametrize(
+    ("name", "options", "values"),
+    [
+        ("ConstantReward", {}, {1.0: 3.0}),
+        ("ObservationReward", {}, {1.0: 2.0, -1.0: -2.0}),
+        ("TwoSteps", {"gamma": 0.5}, {1.0: 1.0, 0.0: 0.5}),
+        # 1 a step without end, cut at 7 steps: taken for an end, it would be far below.
+        ("Endless", {"gamma": 0.9, "iterations": 60, "epochs": 5}, {1.0: 10.0}),
+    ],
+)
+def test_state_values_are_the_known_ones(name, options, values, variant):
+    _, learner = solve(name, value_epochs=10, **(variant | options))
+    for observation, value in values.items():
+        assert value_of(learner, [observation]) == pytest.approx(value, abs=0.05 * max(1, value))
 
 
 def test_a_constant_reward_teaches_nothing():

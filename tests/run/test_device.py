@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flame_rl import TrainConfig, Trainer
-from flame_rl.learner import learner as learners
+from flame_rl.learner import make as learners
 from flame_rl.learner.training.choose import _DEVICE
 from flame_rl.system.errors import UsageError
 from tests.helpers import environment_id, run_here

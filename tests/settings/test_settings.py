@@ -13,8 +13,9 @@ import pytest
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import SECTIONS, TrainConfig, names_of
-from flame_rl.settings.environments import ENVIRONMENTS, environment_id
+from flame_rl.settings.experiment import ENVIRONMENTS, environment_id
 from flame_rl.settings.parse import parse
+from flame_rl.settings.presets import PRESETS
 from flame_rl.system.errors import UsageError
 from tests.helpers import ROOT, run_here
 
@@ -88,6 +89,9 @@ def test_a_switch_without_a_word_is_on(words, overlap, decay):
     assert config.experiment.iterations == 2
 
 
+NOT_LOCAL = {"algorithm": "ppo", "recompute_advantages": False, "overlap": True}
+
+
 @pytest.mark.parametrize(
     ("words", "values"),
     [
@@ -116,6 +120,11 @@ def test_a_switch_without_a_word_is_on(words, overlap, decay):
             "--wrapper a:A b.c:D --seed 3 --wrapper e:f",
             {"wrapper": ("a:A", "b.c:D", "e:f"), "seed": 3},
         ),
+        (
+            "--reward-parts a b --reward-weights 1 -0.5 --seed 4",
+            {"reward_parts": ("a", "b"), "reward_weights": (1.0, -0.5), "seed": 4},
+        ),
+        ("--local --no-local --algorithm ppo --no-recompute-advantages --overlap", NOT_LOCAL),
         ("--steps-per-iter None", {}),
         ("--output 1e6", {"output": "1e6"}),
     ],
@@ -151,7 +160,8 @@ def test_mistakes_are_named_in_plain_words(words, text):
 
 
 def test_python_suggests_names_and_takes_lists():
-    assert TrainConfig(hidden_sizes=[3, 4], algorithm="PPO").experiment.hidden_sizes == (3, 4)
+    config = TrainConfig(hidden_sizes=[3, 4], algorithm="PPO", output="a/b")
+    assert config == TrainConfig(hidden_sizes=(3, 4), algorithm="ppo", output=Path("a/b"))
     with pytest.raises(UsageError, match="enviroment: no such setting; did you mean env"):
         TrainConfig(enviroment="ant")
     with pytest.raises(UsageError, match="no such setting; print"):
@@ -171,7 +181,7 @@ def test_other_commands_are_read_alike():
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("env", [*ENVIRONMENTS, "Pendulum-v1"])
 def test_presets_are_values_of_fields_and_reach_training(algorithm, env):
-    preset = settings_class(algorithm).presets.get(environment_id(env), {})
+    preset = PRESETS[algorithm].get(environment_id(env), {})
     config = TrainConfig(env=env, algorithm=algorithm)
     assert config.algorithm.name == config.algorithm_name == algorithm
     for name, value in preset.items():
@@ -189,6 +199,9 @@ def test_episodes_that_are_asked_for_replace_the_steps_of_a_preset(algorithm, en
     line, _ = parse(("--env", env, "--algorithm", algorithm, "--episodes-per-iter=3"))
     assert line == TrainConfig(env=env, algorithm=algorithm, episodes_per_iter=3)
     assert (line.experiment.episodes_per_iter, line.experiment.steps_per_iter) == (3, None)
+    other = TrainConfig(env=env, algorithm=algorithm, steps_per_iter=500)
+    changed = other.changed(episodes_per_iter=3).experiment
+    assert (changed.episodes_per_iter, changed.steps_per_iter) == (3, None)
     words = ("--steps-per-iter", "700", "--episodes-per-iter", "3")
     with pytest.raises(UsageError, match="--steps-per-iter takes its place"):
         parse(("--env", env, "--algorithm", algorithm, *words))
@@ -255,13 +268,15 @@ def test_every_default_is_the_one_that_its_class_states(algorithm):
     for field in dataclasses.fields(kind):
         assert field.default is not None
         assert field.default == getattr(kind, field.name), field.name
-    assert kind().title and ":" in kind.learner and ":" in kind.frame
+    assert kind().title
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_flag_says_what_it_is(algorithm, capsys):
     text = " ".join(options_of(algorithm, capsys).split())
-    before_defaults = [before[-80:] for before in text.split(" (default: ")[:-1]]
+    before_defaults = [
+        before[-80:] for before in re.split(r" \((?:default: |repeatable)", text)[:-1]
+    ]
     sections = vars(TrainConfig(algorithm=algorithm)).values()
     assert len(before_defaults) == sum(len(names_of(type(each))) for each in sections) + 1
     assert [before for before in before_defaults if not before.endswith(".")] == []
@@ -269,7 +284,6 @@ def test_every_flag_says_what_it_is(algorithm, capsys):
 
 WRONG = [
     ({"baseline": "leave_one_out"}, "--baseline: none, leave-one-out, value, not leave_one_out"),
-    ({"simulator": "x"}, "--simulator: auto, plain, fast, not x"),
     ({"activation": "gelu"}, "--activation: tanh, relu, silu, not gelu"),
     ({"algorithm": "trpo"}, "--algorithm: reinforce or a2c or ppo or"),
     ({"learning_rate": "0.1"}, "--learning-rate: a number, not 0.1"),
@@ -284,33 +298,23 @@ WRONG = [
     ({"output": 3}, "--output: a path or None, not 3"),
     ({"hidden_sizes": (64, 0)}, "--hidden-sizes: from 1 to 2**40, not (64, 0)"),
     ({"algorithm": "dqn", "capacity": 0}, "--capacity: at least 1, at most 2**40, not 0"),
-    ({"algorithm": "sarsa", "batch_size": 0}, "--batch-size: at least 1, at most 2**40, not 0"),
     (
         {"algorithm": "sac", "warm_up_steps": -1},
         "--warm-up-steps: 0 or more, at most 2**40, not -1",
     ),
     ({"algorithm": "td3", "updates_per_step": 0.0}, "--updates-per-step: from 0.001 to 1000"),
-    ({"algorithm": "ddpg", "updates_per_step": 1e300}, "--updates-per-step: from 0.001 to 1000"),
-    ({"algorithm": "impala", "updates_per_step": 1e300}, "--updates-per-step: from 0.001 to 1000"),
-    ({"algorithm": "dqn", "n_step": 0}, "--n-step: at least 1, at most 2**40, not 0"),
     ({"algorithm": "dqn", "tau": 1.1}, "--tau: from 0 to 1, not 1.1"),
-    ({"algorithm": "sarsa", "epsilon_end": -0.1}, "--epsilon-end: from 0 to 1, not -0.1"),
-    ({"algorithm": "dqn", "priority_alpha": 30.0}, "--priority-alpha: from 0 to 1, not 30"),
     ({"algorithm": "dqn", "distribution": "c51", "atoms": 1}, "--atoms: at least 2 with C51"),
     ({"algorithm": "dqn", "lowest_return": 100.0}, "--lowest-return: less than 100"),
     ({"algorithm": "ddpg", "noise_process": "pink"}, "--noise-process: gaussian, ornstein"),
-    ({"algorithm": "td3", "policy_delay": 0}, "--policy-delay: at least 1, at most 2**40, not 0"),
-    ({"algorithm": "sac", "initial_temperature": 0}, "--initial-temperature: above 0"),
     ({"algorithm": "sac", "initial_std": 8}, "--initial-std: from 0.000001 to 7"),
     ({"algorithm": "sac", "expected": True}, "expected: a setting of sarsa; sac has none"),
-    ({"gamma": 1.5}, "--gamma: from 0 to 1, not 1.5"),
     ({"env": 3}, "--env: a name or Gymnasium id"),
     ({"env": " "}, "--env: a name or Gymnasium id"),
     ({"reproduce": 3}, "--reproduce: with --resume"),
     ({"reward_parts": ("a", "a")}, "--reward-parts: names of entries of info, each once"),
     ({"reward_parts": ("a", "")}, "--reward-parts: names of entries of info, each once"),
     ({"reward_parts": "a"}, "--reward-parts: a list of texts, not a"),
-    ({"outcomes": ("a", "a")}, "--outcomes: names of entries of info, each once"),
     ({"reward_weights": (1.0, float("nan"))}, "--reward-weights: finite"),
     ({"reward_weights": ("1",)}, "--reward-weights: a list of numbers, not ('1',)"),
     ({"env_kwargs": ("a",)}, "--env-kwargs: name=value, such as use_contact_forces=True, not a"),
@@ -324,9 +328,7 @@ WRONG = [
         {"wrapper": ("Small",)},
         "--wrapper: a module and a class, as in my_wrappers:Shaped, not Small",
     ),
-    ({"wrapper": "a:b"}, "--wrapper: a list of texts, not a:b"),
     ({"reward": "shaped"}, "--reward: a module and a function, as in my_env:shaped, not shaped"),
-    ({"reward": "my_env:"}, "--reward: a module and a function"),
     ({"reward": ":shaped"}, "--reward: a module and a function"),
     (
         {"reward": "a:b", "reward_parts": ("c",), "reward_weights": (1,)},
@@ -347,15 +349,6 @@ def test_what_a_setting_cannot_be_is_refused(settings, words):
             TrainConfig().changed(**settings)
 
 
-def test_episodes_take_the_place_of_a_presets_steps():
-    config = TrainConfig(algorithm="ppo", steps_per_iter=500)
-    changed = config.changed(episodes_per_iter=5).experiment
-    assert (changed.episodes_per_iter, changed.steps_per_iter) == (5, None)
-    for refused in (config.changed, TrainConfig):
-        with pytest.raises(UsageError, match="--episodes-per-iter: --steps-per-iter takes"):
-            refused(episodes_per_iter=5, steps_per_iter=70)
-
-
 def test_an_integer_is_a_number():
     config = TrainConfig(initial_log_std=0, cluster_patience=9)
     assert config.algorithm.initial_log_std == 0.0
@@ -363,11 +356,6 @@ def test_an_integer_is_a_number():
     assert type(config.execution.cluster_patience) is float
     config = TrainConfig(reward_parts=("a", "b"), reward_weights=(1, -0.5))
     assert [type(weight) for weight in config.experiment.reward_weights] == [float, float]
-
-
-def test_a_list_is_as_good_as_a_tuple_and_a_text_as_a_path():
-    config = TrainConfig(hidden_sizes=[3, 4], output="a/b")
-    assert config == TrainConfig(hidden_sizes=(3, 4), output=Path("a/b"))
 
 
 def test_numpys_numbers_become_pythons():
@@ -394,15 +382,6 @@ def test_arguments_of_an_environment_come_back_from_their_json():
     assert config.changed(seed=1).experiment.env_kwargs == config.experiment.env_kwargs
     given, _ = parse(["--env-kwargs", *config.experiment.env_kwargs])
     assert given == config
-
-
-def test_names_and_negative_weights_come_from_the_command_line():
-    words = "--reward-parts reward_forward reward_ctrl --reward-weights 1 -0.5 --seed 4"
-    config, _ = parse(words.split())
-    assert config == TrainConfig(
-        reward_parts=("reward_forward", "reward_ctrl"), reward_weights=(1.0, -0.5), seed=4
-    )
-    assert TrainConfig.from_json(config.to_json()) == config
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -17,7 +17,6 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.tools import checking
 from flame_rl.tools.checking import Examined, examine
 from flame_rl.tools.findings import findings
-from flame_rl.tools.random_play import Amounts, Played
 from flame_rl.wire.messages import Environment
 from tests.environments import ONE, Base
 from tests.helpers import environment_id, run_here
@@ -163,16 +162,21 @@ def texts(examined: Examined, problem: bool) -> str:
 
 def test_what_is_measured_is_what_happens():
     played = found(environment_id("TwoSteps")).played
-    assert (played.finished, played.truncated, played.longest) == (100, 0, 2)
-    assert played.returns == Amounts(100, 1, 0, 1, 1) and played.lengths == Amounts(100, 2, 0, 2, 2)
-    assert played.rewards == Amounts(200, 0.5, 0.5, 0, 1) and played.paid == 0.5
-    assert (played.observed, played.numbers, played.constant) == ((0, 1), 1, 0)
+    for name, numbers in (
+        ("returns", (100, 1, 0, 1, 1)),
+        ("lengths", (100, 2, 0, 2, 2)),
+        ("rewards", (200, 0.5, 0.5, 0, 1)),
+    ):
+        assert tuple(played[name].values()) == numbers
+    counts = {"finished": 100, "truncated": 0, "longest": 2, "paid": 0.5, "observed": [0, 1]}
+    assert {name: played[name] for name in counts} == counts
+    assert (played["numbers"], played["constant"]) == (1, 0)
 
 
 def test_a_sound_environment_has_nothing_in_its_way():
     examined = found("CartPole-v1")
     assert texts(examined, problem=True) == texts(examined, problem=False) == ""
-    assert examined.layers == ("TimeLimit", "OrderEnforcing", "CartPoleEnv")
+    assert examined.layers == ["TimeLimit", "OrderEnforcing", "CartPoleEnv"]
     assert examined.package.startswith("gymnasium ") and examined.spec.action_mask == "none"
     assert examined.spec.time_limit == 500 and examined.making_seconds > 0
 
@@ -207,15 +211,15 @@ def test_masks_are_found_where_they_are(name, place, allowed):
     examined = found(f"{HERE}:{name}-v0")
     assert examined.spec.action_mask == place
     # The last episode is cut off where the time is over.
-    assert examined.played.allowed == pytest.approx(allowed, rel=0.02)
+    assert examined.played["allowed"] == pytest.approx(allowed, rel=0.02)
     assert texts(examined, problem=True) == ""
     assert "action_mask" in examined.info or place == "observation"
 
 
 def test_several_agents_are_examined_too():
     examined = found("tests.agents.relay_v0")
-    assert examined.spec.agents == ("first", "second") and examined.info == ("place",)
-    assert (examined.played.lengths.least, examined.played.lengths.most) == (2, 5)
+    assert examined.spec.agents == ("first", "second") and examined.info == ["place"]
+    assert [examined.played["lengths"][name] for name in ("least", "most")] == [2, 5]
     assert texts(examined, problem=True) == ""
 
 
@@ -264,26 +268,12 @@ def test_goals_are_found():
     assert "with --hindsight future" in texts(found("tests.goals:Bits-v0"), problem=False)
 
 
-def played(**changes) -> Played:
-    rewards = Amounts(5000, 0.5, 0.5, 0, 1)
-    values = {
-        "reset_seconds": 0.001,
-        "steps_per_second": 5000.0,
-        "finished": 10,
-        "truncated": 0,
-        "returns": rewards,
-        "lengths": rewards,
-        "longest": 500,
-        "rewards": rewards,
-        "paid": 0.5,
-        "allowed": 1.0,
-        "observed": (0.0, 1.0),
-        "far": (),
-        "numbers": 4,
-        "constant": 0,
-        "grown_bytes": 0,
-    }
-    return Played(**values | changes)
+def played(**changes):
+    spread = {"count": 5000, "mean": 0.5, "std": 0.5, "least": 0.0, "most": 1.0}
+    values = {"reset_seconds": 0.001, "steps_per_second": 5000.0, "finished": 10, "truncated": 0}
+    values |= {"returns": spread, "lengths": spread, "longest": 500, "rewards": spread, "paid": 0.5}
+    values |= {"allowed": 1.0, "observed": [0.0, 1.0], "far": [], "numbers": 4, "constant": 0}
+    return values | {"grown_bytes": 0} | changes
 
 
 @pytest.mark.parametrize(
@@ -292,7 +282,7 @@ def played(**changes) -> Played:
         ({}, ""),
         ({"played": played(paid=0.0)}, "got no reward but 0 in 5,000 steps"),
         (
-            {"played": played(rewards=Amounts(9, 0, 300, -1000, 1))},
+            {"played": played(rewards={"count": 9, "least": -1000.0, "most": 1.0})},
             "a reward of 1,000 is far from 1: --reward-scale",
         ),
         ({"played": played(steps_per_second=10.0)}, "100,000 steps take a worker 2.8 hours"),

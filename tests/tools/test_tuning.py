@@ -1,4 +1,4 @@
-"""Studies: the same from the same seed, whatever dies in between; their file; what is suggested."""
+"""Studies: the same from the same seed, what goes on after an end, and their final."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +14,24 @@ import pytest
 
 pytest.importorskip("optuna", reason="uv run --group tune pytest")
 
-from flame_rl.run.saved.folder import read_config, write_config
-from flame_rl.settings.checks import Among, Span
+import optuna
+from optuna.trial import TrialState
+
+from flame_rl.commands.tune import search_of
+from flame_rl.run.folder import read_config, write_config
 from flame_rl.settings.parse import parse
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.signals import StopSignal
-from flame_rl.tools.study import tuning
-from flame_rl.tools.study.pruning import RUNGS
-from flame_rl.tools.study.trials import Trial, TrialsFile, importances, suggest
-from flame_rl.tools.study.tuning import Study, run_trials
+from flame_rl.tools import seeds, trials
+from flame_rl.tools.study import Study, run_finals
+from flame_rl.tools.trials import RUNGS, begin_trial, best_of, importances, open_study, run_trials
 
-WORDS = ("--env", "cartpole", "--algorithm", "ppo", "--env-steps", "800")
-RANGES = {"learning_rate": Span(1e-5, 1e-2, log=True), "gamma": Among("0.9", "0.99")}
+WORDS = ("--env", "cartpole", "--algorithm", "ppo", "--env-steps", "800", "--seed", "4")
 
 # Stands for a training: a row for each hundred steps, of returns that the settings decide.
 RUN = """
 import fcntl, signal, sys, time
+from dataclasses import replace
 from pathlib import Path
 folder, level, seconds = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 lock = (folder / ".lock").open("ab")
@@ -54,10 +57,9 @@ def runs(monkeypatch):
     """Trials that take no training; the processes that were started."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(words: list[str], prints: Path) -> subprocess.Popen[bytes]:
-        if words[0] == "--resume":
-            folder = Path(words[1])
-        else:
+    def start(words: tuple[str, ...], prints: Path) -> subprocess.Popen[bytes]:
+        folder = Path(words[1])
+        if words[0] != "--resume":
             folder = Path(words[words.index("--output") + 1])
             folder.mkdir(exist_ok=True)
             write_config(folder, parse(words)[0])
@@ -73,65 +75,89 @@ def runs(monkeypatch):
         started.append(process)
         return process
 
-    monkeypatch.setattr(tuning, "start_run", start)
-    monkeypatch.setattr(tuning, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(trials, "start_run", start)
+    monkeypatch.setattr(trials, "_POLL_SECONDS", 0.01)
     yield started
     for process in started:
         process.kill()
         process.wait()
 
 
-def search_in(folder: Path, parallel: int = 2, trials: int = 13, words=WORDS, pruner="median"):
+def search_in(folder: Path, parallel: int = 2, count: int = 13, words=WORDS, **options):
     """A study of a learning rate, as the command makes it."""
-    from flame_rl.commands.tune import _search
-
     folder.mkdir(exist_ok=True)
-    study = Study(tuple(words), ("learning-rate", "gamma"), trials, parallel, pruner)
-    found = _search(study, parse(words)[0])
-    return tuning.replace(found, folder=folder)
+    options = {"search": ("learning-rate", "gamma"), "pruner": "median"} | options
+    study = Study(tuple(words), trials=count, parallel=parallel, **options)
+    return replace(search_of(study, parse(words)[0]), folder=folder)
 
 
-def test_a_study_is_the_same_whatever_dies(runs, tmp_path, monkeypatch, capsys):
-    whole = run_trials(search_in(tmp_path / "whole"), StopSignal())
-    assert {trial.state for trial in whole} == {"done", "pruned"}
+def told(found) -> list[tuple]:
+    return [(each.params, each.intermediate_values, each.state) for each in found]
+
+
+@pytest.mark.parametrize("pruner", ["median", "halving", "none"])
+def test_a_study_is_the_same_however_long_each_trial_takes(runs, tmp_path, pruner):
+    whole = run_trials(search_in(tmp_path / "whole", pruner=pruner), StopSignal())
     assert [trial.number for trial in whole] == list(range(13))
-    again = run_trials(search_in(tmp_path / "again"), StopSignal())
-    assert again == whole
-
-    # It dies before a trial is written, and when a run has just begun, of several trials.
-    moments = {(TrialsFile, "add"): (2, 3, 3), (tuning, "start_run"): (2, 3, 1)}
-    search = search_in(tmp_path / "killed")
-    for (place, name), counts in moments.items():
-        for count in counts:
-            function, left = getattr(place, name), [count]
-
-            def dying(*arguments, function=function, left=left):
-                left[0] -= 1
-                if not left[0]:
-                    if function is not TrialsFile.add:
-                        function(*arguments)
-                    raise DiedError
-                return function(*arguments)
-
-            with monkeypatch.context() as patched, pytest.raises(DiedError):
-                patched.setattr(place, name, dying)
-                run_trials(search, StopSignal())
-    assert run_trials(search, StopSignal()) == whole
+    ends = {TrialState.COMPLETE} | ({TrialState.PRUNED} if pruner != "none" else set())
+    assert {trial.state for trial in whole} == ends
+    again = run_trials(search_in(tmp_path / "again", pruner=pruner), StopSignal())
+    assert told(again) == told(whole)
+    shares = importances(whole)
+    assert sum(shares.values()) == pytest.approx(1) and "learning_rate" in shares
+    assert importances(whole[:1]) == {}
 
 
-def test_a_trial_depends_on_those_that_were_finished_before_it_began_by_the_rule(runs, tmp_path):
-    """And not on those that happened to be finished."""
-    search = search_in(tmp_path / "study", parallel=3, trials=14)
-    trials = run_trials(search, StopSignal())
-    for trial in trials[1:]:
-        seen = trials[: max(0, trial.number - 2)]
-        assert trial.settings == suggest(search.ranges, 0, trial.number, seen)
+def test_a_study_that_died_goes_on_with_the_trials_that_had_begun(runs, tmp_path, monkeypatch):
+    search = search_in(tmp_path / "study")
+    for place, name, count in (
+        (trials, "begin_trial", 3),
+        (optuna.Trial, "report", 5),
+        (optuna.Study, "tell", 2),
+    ):
+        function, left = getattr(place, name), [count]
+
+        def dying(*arguments, function=function, left=left, **options):
+            left[0] -= 1
+            if not left[0]:
+                raise DiedError
+            return function(*arguments, **options)
+
+        with monkeypatch.context() as patched, pytest.raises(DiedError):
+            patched.setattr(place, name, dying)
+            run_trials(search, StopSignal())
+    before = {each.number: each.params for each in open_study(search).trials}
+    done = run_trials(search, StopSignal())
+    assert [trial.number for trial in done] == list(range(13))
+    assert {each.number: each.params for each in done if each.number in before} == before
+    assert all(each.value is not None for each in done)
+    for trial in done:
+        run = read_config(tmp_path / "study" / f"trial-{trial.number:03}")
+        assert run.algorithm.learning_rate == search.settings_of(trial)["learning_rate"]
+
+
+def test_a_value_is_the_mean_of_a_tenth_of_the_steps_before_the_rung(tmp_path):
+    search = search_in(tmp_path / "study", words=(*WORDS[:5], "1600"))
+    rng = np.random.default_rng(0)
+    steps, returns = np.cumsum(rng.integers(5, 40, 100)), rng.standard_normal(100)
+    rows = [f"{at},{value}" for at, value in zip(steps, returns, strict=True)]
+    (tmp_path / "metrics.csv").write_text("\n".join(["env_steps,reward_mean", *rows]) + "\n")
+    for rung in range(1, RUNGS + 1):
+        last = np.flatnonzero(steps >= 200 * rung)[0]
+        some = [i for i in range(last + 1) if i == last or steps[i] > 200 * rung - 160]
+        assert trials._value(search, tmp_path, rung, ended=False) == pytest.approx(
+            np.mean(returns[some])
+        )
+    (tmp_path / "metrics.csv").write_text("env_steps,reward_mean\n10,1\n1000,2\n1100,4\n")
+    assert trials._value(search, tmp_path, RUNGS, ended=False) is None
+    # --stop-at ended it.
+    assert trials._value(search, tmp_path, RUNGS, ended=True) == 3
 
 
 def test_a_run_that_a_signal_ended_goes_on_and_one_that_fails_is_a_failed_trial(
     runs, tmp_path, monkeypatch, capsys
 ):
-    start = tuning.start_run
+    start = trials.start_run
 
     def killed_once(words, prints):
         if len(runs) != 1:
@@ -146,19 +172,19 @@ def test_a_run_that_a_signal_ended_goes_on_and_one_that_fails_is_a_failed_trial(
             process.wait()
         return process
 
-    monkeypatch.setattr(tuning, "start_run", killed_once)
+    monkeypatch.setattr(trials, "start_run", killed_once)
     words = (*WORDS, "--learning-rate", "1e-7")
-    trials = run_trials(search_in(tmp_path / "study", 1, 4, words), StopSignal())
+    found = run_trials(search_in(tmp_path / "study", 1, 4, words), StopSignal())
     assert len(runs) == 5
-    assert trials[0].state == "failed" and "error: too far" in capsys.readouterr().out
-    assert trials[1].state == "done"
-    assert trials[0].settings["learning_rate"] == 1e-7
+    assert found[0].state == TrialState.FAIL and "error: too far" in capsys.readouterr().out
+    assert found[1].state == TrialState.COMPLETE
+    assert found[0].params["learning_rate"] == 1e-7
 
 
 @pytest.mark.parametrize(
     ("code", "kind", "message"),
     [
-        (1, RunError, r"first 3 trials failed; .*trial-000.txt"),
+        (1, RunError, r"first 3 trials failed; .*trial-002.txt"),
         # A mistake in the command, which is every trial's.
         (2, UsageError, r"^no such environment$"),
     ],
@@ -170,93 +196,153 @@ def test_trials_that_fail_from_the_first_on_end_the_study(
         prints.write_text("Trying\nerror: no such environment\n")
         return subprocess.Popen([sys.executable, "-IS", "-c", f"raise SystemExit({code})"])
 
-    monkeypatch.setattr(tuning, "start_run", fails)
+    monkeypatch.setattr(trials, "start_run", fails)
     with pytest.raises(kind, match=message):
         run_trials(search_in(tmp_path / "study", 1, 5), StopSignal())
-
-
-def test_settings_that_another_version_chose_are_refused(runs, tmp_path):
-    search = search_in(tmp_path / "study", 1, 2)
-    run_trials(search, StopSignal())
-    (tmp_path / "study" / "trials.log").unlink()
-    changed = read_config(search.run_of(1)).changed(learning_rate=0.5)
-    write_config(search.run_of(1), changed)
-    with pytest.raises(UsageError, match=r"trial-001 has other settings .*--learning-rate 0.5"):
-        run_trials(search, StopSignal())
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda text: text.replace('"gamma":1', '"gamma":7'),
-        lambda text: text.replace('"1":', '"3":'),
-        lambda text: text.replace('"2":', '"2":NaN,"x":'),
         lambda text: text + "{}\n",
         lambda text: text[:300] + "\n" + text[300:],
         lambda text: text.replace("learning_rate", "learning_late"),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path, damage):
+def test_a_damaged_journal_is_refused(tmp_path, damage):
+    search = search_in(tmp_path)
+    begin_trial(search, open_study(search))
     path = tmp_path / "trials.log"
-    journal = TrialsFile(path, RANGES)
-    for number in range(2):
-        journal.add(Trial(number, {"learning_rate": 1e-3, "gamma": "0.99"}, (1.0, 2.0)))
-    text = path.read_text()
-    assert damage(text) != text
-    path.write_text(damage(text))
+    path.write_text(damage(path.read_text()))
     with pytest.raises(UsageError, match=r"trials\.log: no trials of this study"):
-        TrialsFile(path, RANGES)
+        open_study(search)
 
 
-def test_half_a_line_is_dropped_and_written_again(tmp_path):
-    path = tmp_path / "trials.log"
-    trials = [
-        Trial(0, {"learning_rate": 1e-3, "gamma": "0.99"}, (1.0,) * RUNGS),
-        Trial(1, {"learning_rate": 1e-3, "gamma": "0.9"}, (), failed=True),
-        Trial(2, {"learning_rate": 2e-3, "gamma": "0.9"}, (1.0, 2.0)),
-    ]
-    journal = TrialsFile(path, RANGES)
-    for trial in trials:
-        journal.add(trial)
-    assert TrialsFile(path, RANGES).trials == trials
-    data = path.read_bytes()
-    path.write_bytes(data[:-20])
-    journal = TrialsFile(path, RANGES)
-    assert journal.trials == trials[:2]
-    journal.add(trials[2])
-    assert TrialsFile(path, RANGES).trials == trials
-
-
-def test_what_is_suggested_is_in_its_range_and_nearer_to_what_was_good():
-    def trial(number: int, settings) -> Trial:
-        distance = abs(np.log10(settings["learning_rate"]) + 3)
-        return Trial(number, settings, (-distance,) * RUNGS)
-
-    ranges = RANGES | {"epochs": Span(1, 20, log=True), "clip_range": Span(0.1, 0.4)}
-    trials: list[Trial] = []
-    for number in range(60):
-        settings = suggest(ranges, 5, number, trials)
-        assert settings == suggest(ranges, 5, number, trials)
-        assert list(settings) == list(ranges)
-        assert settings["gamma"] in RANGES["gamma"].words
-        assert type(settings["epochs"]) is int and 1 <= settings["epochs"] <= 20
-        assert 1e-5 <= settings["learning_rate"] <= 1e-2 and 0.1 <= settings["clip_range"] <= 0.4
-        trials.append(trial(number, settings))
-    errors = [-each.score for each in trials]
-    assert np.mean(errors[40:]) < 0.5 * np.mean(errors[:10])
-    assert suggest(ranges, 6, 3, []) != suggest(ranges, 5, 3, []) != suggest(ranges, 5, 4, [])
-    shares = importances(ranges, trials)
-    assert next(iter(shares)) == "learning_rate" and shares["learning_rate"] > 0.8
-    assert sum(shares.values()) == pytest.approx(1)
-    assert importances(ranges, trials[:1]) == {}
-
-
-def test_no_pickle_is_read(tmp_path, monkeypatch):
+def test_half_a_line_is_dropped_and_nothing_is_unpickled(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("unpickled")
 
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, refuse)
+    search = search_in(tmp_path)
+    begin_trial(search, open_study(search))
     path = tmp_path / "trials.log"
-    TrialsFile(path, RANGES).add(Trial(0, {"learning_rate": 1e-3, "gamma": "0.9"}, (1.0,) * RUNGS))
-    assert suggest(RANGES, 0, 1, TrialsFile(path, RANGES).trials)
+    path.write_bytes(path.read_bytes() + b'{"half')
+    journal = open_study(search)
+    (first,) = journal.trials
+    assert search.settings_of(first) == {"learning_rate": 0.001, "gamma": "0.99"}
+    begin_trial(search, journal)
+    assert len(open_study(search).trials) == 2
+
+
+# By gamma and seed, the mean return of the last policy. Seed 4 is that of the trials.
+RETURNS = {
+    ("0.95", 5): 10.0,
+    ("0.95", 6): 70.0,
+    ("0.98", 5): 60.0,
+    ("0.98", 6): 60.0,
+}
+
+
+@pytest.fixture
+def finals(monkeypatch):
+    """Runs of a final that take no training; their words, in order."""
+    started: list[tuple[str, ...]] = []
+
+    def start(words, prints):
+        started.append(tuple(words))
+        config, _ = parse(words)
+        folder = config.output.output or config.output.resume
+        if config.output.resume is not None:
+            config = read_config(folder)
+        folder.mkdir(exist_ok=True)
+        write_config(folder, config)
+        value = RETURNS[str(config.experiment.gamma), config.experiment.seed]
+        steps = config.experiment.env_steps if value is not None else 8
+        (folder / "metrics.csv").write_text(f"iteration,env_steps,reward_mean\n0,{steps},1.5\n")
+        if value is not None:
+            text = f"iteration,env_steps,reward_mean\n0,{steps},{value}\n"
+            (folder / "evaluations.csv").write_text(text)
+        prints.write_text("error: a crash\n")
+        code = int(value is None)
+        return subprocess.Popen([sys.executable, "-IS", "-c", f"raise SystemExit({code})"])
+
+    monkeypatch.setattr(seeds, "start_run", start)
+    monkeypatch.setattr(seeds, "_POLL_SECONDS", 0.01)
+    return started
+
+
+def final_search(folder: Path, words=WORDS, **options):
+    options = {"search": ("gamma",), "finalists": 2, "final_seeds": 2} | options
+    return search_in(folder, 2, 5, words, **options)
+
+
+def finished_trials(search):
+    """Of gamma 0.95 with the best score, 0.98, and one that was pruned, which is in no final."""
+    journal = open_study(search)
+    for gamma, value in (("0.99", 20.0), ("0.95", 90.0), ("0.999", None), ("0.98", 80.0)):
+        journal.enqueue_trial({"gamma": gamma}, skip_if_exists=True)
+        trial = begin_trial(search, journal)
+        trial.report(value or 95.0, 1)
+        journal.tell(trial, value, TrialState.COMPLETE if value else TrialState.PRUNED)
+    return best_of(journal.trials)
+
+
+def test_the_mean_of_seeds_that_no_trial_had_decides(finals, tmp_path):
+    search = final_search(tmp_path)
+    found = run_finals(search, finished_trials(search), StopSignal())
+    assert [(each.trial.number, each.scores) for each in found] == [
+        (3, (60.0, 60.0)),
+        (1, (10.0, 70.0)),
+    ]
+    configs = [parse(words)[0] for words in finals]
+    assert [(each.experiment.gamma, each.experiment.seed) for each in configs] == [
+        *((0.95, 5), (0.95, 6), (0.98, 5), (0.98, 6))
+    ]
+    for each in configs:
+        assert each.experiment.env_steps == 3200 and each.experiment.evaluate_episodes == 100
+        # Beyond any run: the last policy alone is evaluated.
+        assert each.experiment.evaluate_every == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "wanted"),
+    [
+        (
+            ("--evaluate-every", "3", "--evaluate_episodes=7"),
+            {"final_env_steps": 900},
+            (900, 3, 7, None),
+        ),
+        (("--evaluate-every", "none", "--stop-at=400"), {}, (3200, 1_000_000, 100, None)),
+    ],
+)
+def test_what_is_given_is_kept_but_for_the_length(finals, tmp_path, words, options, wanted):
+    search = final_search(tmp_path, (*WORDS, *words), **options)
+    run_finals(search, finished_trials(search), StopSignal())
+    found = parse(finals[0])[0].experiment
+    assert wanted == (
+        *(found.env_steps, found.evaluate_every, found.evaluate_episodes, found.stop_at),
+    )
+
+
+def test_what_is_not_done_goes_on_and_what_is_done_is_not_run_again(finals, tmp_path, monkeypatch):
+    search = final_search(tmp_path)
+    best = finished_trials(search)
+    with monkeypatch.context() as patched:
+        patched.setitem(RETURNS, ("0.98", 6), None)
+        found = run_finals(search, best, StopSignal())
+    # A run that failed makes its settings the last.
+    assert [(each.trial.number, each.mean) for each in found] == [(1, 40.0), (3, None)]
+    finals.clear()
+    found = run_finals(search, best, StopSignal())
+    assert [(each.trial.number, each.mean) for each in found] == [(3, 60.0), (1, 40.0)]
+    (words,) = finals
+    assert words[:2] == ("--resume", str(tmp_path / "final-003-seed-6"))
+
+
+def test_a_stopped_study_begins_no_run(finals, tmp_path):
+    search, stop = final_search(tmp_path), StopSignal()
+    best = finished_trials(search)
+    stop.set()
+    found = run_finals(search, best, stop)
+    assert finals == [] and [each.mean for each in found] == [None, None]

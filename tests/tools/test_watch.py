@@ -19,7 +19,7 @@ from PIL import Image, ImageSequence
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.system.errors import Interrupted, UsageError
-from flame_rl.tools.viewer import show
+from flame_rl.tools.watching import show
 from tests.environments import Fast
 from tests.helpers import (
     ROOT,
@@ -52,18 +52,6 @@ def has_opengl() -> bool:
 
 
 needs_opengl = pytest.mark.skipif(not has_opengl(), reason="no OpenGL by EGL is found")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    done = run_here(
-        *("--local", "--workers", "0", "--iterations", "2", "--episodes-per-iter", "5"),
-        *("--output", "run"),
-        cwd=folder,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
 
 
 def play(video, name="Drawn", stop=None, **options):
@@ -226,11 +214,11 @@ def test_where_there_is_no_opengl_the_remedy_is_named(tmp_path):
 
 @needs_opengl
 def test_the_camera_goes_with_the_robot(monkeypatch):
-    from flame_rl.tools.drawing import _follow
+    from flame_rl.tools.watching import follow
 
     monkeypatch.setenv("MUJOCO_GL", "egl")
     env = gymnasium.make("Ant-v5", render_mode="rgb_array", width=64, height=64).unwrapped
-    _follow(env.mujoco_renderer)
+    follow(env.mujoco_renderer)
     env.reset(seed=0)
     pictures = [env.render().astype(int)]
     position = env.data.qpos.copy()

@@ -18,9 +18,7 @@ from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.run.policy import Agent
-from flame_rl.run.trainer import Trainer
-from flame_rl.settings.config import TrainConfig
+from flame_rl.run.policy import Policy
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import EnvironmentSpec
@@ -140,7 +138,7 @@ def nested(levels: int) -> dict:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (None, "space: not a space"),
+        (None, r"space: .*not a space"),
         ([], "not a space"),
         ({}, "no known kind"),
         ({"type": "text"}, "no known kind"),
@@ -148,8 +146,8 @@ def nested(levels: int) -> dict:
         ({"type": "tuple", "spaces": [DISCRETE] * 2000}, "parts"),
         ({"type": "tuple", "spaces": 3}, "not a list"),
         ({"type": "dict", "spaces": {"a": DISCRETE}}, "not a list"),
-        ({"type": "dict", "spaces": [["a"]]}, "pairs"),
-        ({"type": "dict", "spaces": [[3, DISCRETE]]}, "pairs"),
+        ({"type": "dict", "spaces": [["a"]]}, "expected 2"),
+        ({"type": "dict", "spaces": [[3, DISCRETE]]}, "not a name"),
         ({"type": "dict", "spaces": [["a", DISCRETE]] * 2}, "twice"),
         ({"type": "dict", "spaces": [["a", {"type": "?"}]]}, r"space\['a'\]"),
         (DISCRETE | {"n": 0}, "positive"),
@@ -158,12 +156,12 @@ def nested(levels: int) -> dict:
         (DISCRETE | {"n": True}, "integer"),
         (DISCRETE | {"n": "3"}, "integer"),
         (DISCRETE | {"dtype": "float32"}, "dtype"),
-        (DISCRETE | {"dtype": ["int64"]}, "dtype|unhashable"),
+        (DISCRETE | {"dtype": ["int64"]}, "not a name"),
         ({"type": "discrete", "dtype": "int64", "n": 3}, "start"),
         (BOX | {"shape": [1 << 30, 1 << 30]}, "numbers"),
         (BOX | {"shape": [-1]}, "shape"),
         (BOX | {"shape": [1] * 9}, "shape"),
-        (BOX | {"shape": 2}, "shape"),
+        (BOX | {"shape": 2}, "not a list"),
         (BOX | {"shape": [2.0]}, "integer"),
         (BOX | {"low": [[0, 3]]}, "3 numbers where 2"),
         (BOX | {"low": [[0, -1], [0, 3]]}, "numbers"),
@@ -179,7 +177,7 @@ def nested(levels: int) -> dict:
         (MULTI | {"nvec": "inf"}, "space"),
         ({"type": "multibinary", "n": 1 << 50}, "numbers"),
         ({"type": "multibinary", "n": 0}, "space"),
-        ({"type": "multibinary", "n": "3"}, "shape"),
+        ({"type": "multibinary", "n": "3"}, "not a list"),
     ],
 )
 def test_data_that_is_no_space_is_refused(data, words):
@@ -257,23 +255,11 @@ def test_continuous_actions_reach_from_bound_to_bound(low, high, expected, dtype
     np.testing.assert_array_equal(taken[:, 0], expected)
 
 
-@pytest.mark.parametrize("name", ["Structured", "Switches"])
-def test_an_episode_has_its_bits_whatever_its_company(name):
-    """More episodes than slots, against one."""
-    env_id = environment_id(name)
-    snapshot, simulator = snapshot_for(described(env_id)), plain(env_id)
-    many = list(collect_episodes(snapshot, request_for(env_id, range(60)), simulator))
-    for index in (0, 5, 59):
-        (alone,) = collect_episodes(snapshot, request_for(env_id, [index]), simulator)
-        for column, rows in alone.columns.items():
-            assert rows.tobytes() == many[index].columns[column].tobytes()
-
-
 @pytest.mark.parametrize("env_id", ["Blackjack-v1", environment_id("Structured")])
 def test_an_agent_acts_by_spaces_alone(env_id):
     spec = described(env_id)
     snapshot = snapshot_for(spec)
-    agent, env = Agent(snapshot, spec), gymnasium.make(env_id)
+    agent, env = Policy(snapshot, spec), gymnasium.make(env_id)
     (episode,) = collect_episodes(snapshot, request_for(env_id, [4], explore=False), plain(env_id))
     seed = int(collect_seed(env_id, 4))
     observation, _ = env.reset(seed=seed)
@@ -292,7 +278,7 @@ def collect_seed(env_id: str, index: int) -> int:
 
 def test_an_agent_refuses_what_is_no_observation():
     spec = described(environment_id("Structured"))
-    agent, env = Agent(snapshot_for(spec), spec), gymnasium.make(spec.env_id)
+    agent, env = Policy(snapshot_for(spec), spec), gymnasium.make(spec.env_id)
     good, _ = env.reset(seed=0)
     agent.act(good)
     wrong = copy.deepcopy(good)
@@ -305,20 +291,13 @@ def test_an_agent_refuses_what_is_no_observation():
         agent.act(wrong)
 
 
-RUNS = [
-    (env, algorithm)
-    for env in ("Blackjack-v1", environment_id("Structured"), environment_id("Switches"))
-    for algorithm in ("reinforce", "a2c", "ppo")
-]
-
-
-@pytest.mark.parametrize(("env", "algorithm"), RUNS)
-def test_training_gives_the_same_bytes_on_any_number_of_workers(env, algorithm, tmp_path):
+@pytest.mark.parametrize("env", ["Blackjack-v1", *map(environment_id, ("Structured", "Switches"))])
+def test_training_gives_the_same_bytes_on_any_number_of_workers(env, tmp_path):
     written = []
     for workers in (0, 2):
         output = tmp_path / str(workers)
         done = run_here(
-            *("--local", "--env", env, "--algorithm", algorithm, "--workers", str(workers)),
+            *("--local", "--env", env, "--algorithm", "ppo", "--workers", str(workers)),
             *("--iterations", "3", "--episodes-per-iter", "70", "--output", str(output)),
             *("--hidden-sizes", "8"),
             cwd=tmp_path,
@@ -327,20 +306,3 @@ def test_training_gives_the_same_bytes_on_any_number_of_workers(env, algorithm, 
         names = "metrics.csv", "weights.safetensors"
         written.append([(output / name).read_bytes() for name in names])
     assert written[0] == written[1]
-
-
-@pytest.mark.parametrize(("name", "best"), [("Structured", 6.0), ("Switches", 6.0)])
-def test_several_choices_are_learned(name, best):
-    config = TrainConfig(
-        env=environment_id(name),
-        algorithm="ppo",
-        iterations=25,
-        episodes_per_iter=100,
-        learning_rate=0.02,
-        hidden_sizes=(32,),
-        local=True,
-        workers=0,
-    )
-    with Trainer(config) as trainer:
-        rewards = [result.reward_mean for result in trainer]
-    assert rewards[0] < 0.7 * best and rewards[-1] > 0.85 * best

@@ -31,7 +31,7 @@ from flame_rl.actor.environments.making import (
     needs_package,
 )
 from flame_rl.actor.environments.masks import beside_mask
-from flame_rl.actor.environments.wrapping import constructor_arguments, explain_arguments, wrapped
+from flame_rl.actor.environments.wrapping import constructor_arguments, wrapped
 from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 
@@ -53,41 +53,40 @@ def has_agents(env_id: str) -> bool:
 
 
 def make_agents(environment: Environment, render_mode: str | None = None) -> ParallelEnv:
-    """A parallel environment whose spaces can be learned by one policy.
-
-    Args:
-        environment: `max_episode_steps` and `simulator` are not the environment's business.
-        render_mode: "human", "rgb_array", or None: the episodes are not shown.
-
-    Raises:
-        SimulatorError: of kind "environment".
-    """
+    """A parallel environment whose spaces can be learned by one policy, shown as `render_mode`
+    says. Raises SimulatorError of kind "environment"."""
     env_id = environment.env_id
-    options, module = constructor_arguments(environment, render_mode), None
+    options = constructor_arguments(environment, render_mode)
     try:
-        module = importlib.import_module(env_id)
-        env = _made(env_id, module, options)
+        env = _made(env_id, importlib.import_module(env_id), options)
     except SimulatorError:
         raise
     except (Exception, SystemExit) as error:
-        make = getattr(module, "parallel_env", None)
-        raise explain_arguments(environment, error, make) or _explain(env_id, error) from error
+        raise _explain(env_id, error) from error
     if environment.wrapper:
         from pettingzoo import ParallelEnv
 
         env = wrapped(environment, env, ParallelEnv)
     if not getattr(env, "possible_agents", None):
         raise unusable(f"{env_id}: possible_agents names nobody")
-    _check_agents(environment, env)
+    first, *others = env.possible_agents
+    for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
+        for other in others:
+            if space_of(other) != space_of(first):
+                raise unusable(
+                    f"the {kind} spaces of {env_id} differ between agents, which share one policy: "
+                    f"{first} has {space_of(first)!s:.300}, {other} has {space_of(other)!s:.300}. "
+                    "SuperSuit's pad_observations_v0 and pad_action_space_v0 make them alike"
+                )
+    actions = env.action_space(first)
+    seen, _ = beside_mask(environment, env.observation_space(first), actions)
+    check_spaces(env_id, seen, actions)
     return env
 
 
 def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
-    """The spec of an environment that `make_agents` made.
-
-    The time limit is the lesser of `limit_of` and the environment's own. Raises SimulatorError of
-    kind "environment" if it cannot be sent.
-    """
+    """The spec of an environment that `make_agents` made; the time limit is the lesser of
+    `limit_of` and its own. Raises SimulatorError of kind "environment" if it cannot be sent."""
     first, *_ = agents = env.possible_agents
     actions = env.action_space(first)
     space, masks = beside_mask(environment, env.observation_space(first), actions)
@@ -129,10 +128,9 @@ def _own_limit(env: ParallelEnv) -> int | None:
 
 
 def _made(env_id: str, module: ModuleType, options: dict[str, Any]) -> ParallelEnv:
-    make_parallel, make = (getattr(module, name, None) for name in ("parallel_env", "env"))
-    if make_parallel is not None:
-        return make_parallel(**options)
-    if make is None:
+    if hasattr(module, "parallel_env"):
+        return module.parallel_env(**options)
+    if not hasattr(module, "env"):
         raise unusable(
             f"module {env_id} has no function parallel_env, nor env: it is no environment of "
             "PettingZoo's kind"
@@ -140,52 +138,29 @@ def _made(env_id: str, module: ModuleType, options: dict[str, Any]) -> ParallelE
     from pettingzoo import AECEnv
     from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
-    env = make(**options)
+    env = module.env(**options)
     if not isinstance(env, AECEnv):
         raise unusable(
-            f"{env_id}: env() returned a {type(env).__name__}, which is no AECEnv of PettingZoo; "
-            "a function parallel_env must return a ParallelEnv"
+            f"{env_id}: env() returned a {type(env).__name__}, which is no AECEnv of PettingZoo"
         )
     cycles = env.metadata.get("is_parallelizable", False)
     return aec_to_parallel(env) if cycles else turn_based_aec_to_parallel(env)
 
 
-def _check_agents(environment: Environment, env: ParallelEnv) -> None:
-    env_id = environment.env_id
-    first, *others = env.possible_agents
-    for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
-        for other in others:
-            if space_of(other) != space_of(first):
-                raise unusable(
-                    f"the {kind} spaces of {env_id} differ between agents, which share one policy: "
-                    f"{first} has {str(space_of(first))[:300]}, {other} has "
-                    f"{str(space_of(other))[:300]}. SuperSuit's pad_observations_v0 and "
-                    "pad_action_space_v0 make them alike, in a module of your own"
-                )
-    actions = env.action_space(first)
-    seen, _ = beside_mask(environment, env.observation_space(first), actions)
-    check_spaces(env_id, seen, actions)
-
-
 def _explain(env_id: str, error: BaseException) -> SimulatorError:
-    """Turn what importing and making raised into one sentence with a remedy."""
+    """What importing and making raised, as one sentence with a remedy."""
     absent = absent_module(error)
     if absent is None:
         return cannot_be_made(env_id, error)
     if absent.name in GROUPS or not f"{env_id}.".startswith(f"{absent.name}."):
-        return needs_package(env_id, absent, dict.fromkeys(GROUPS, "agents"))
+        return needs_package(env_id, absent, "agents")
     if "." not in absent.name:
         return module_not_found(env_id, absent.name)
-    return unusable(
-        f"unknown environment {env_id}: there is no module {absent.name}{_near(env_id)}"
-    )
-
-
-def _near(env_id: str) -> str:
-    """The names of environments beside one that does not exist, where some are similar."""
+    # The modules beside the one that does not exist, without versions: the same name in another
+    # version is nearest.
     folder, _, name = env_id.rpartition(".")
     places = getattr(sys.modules.get(folder), "__path__", [])
-    # Without versions: the same name in another version is nearest.
     beside = {info.name.rpartition("_v")[0]: info.name for info in pkgutil.iter_modules(places)}
     near = difflib.get_close_matches(name.rpartition("_v")[0], filter(None, beside), n=4)
-    return f"; nearest names: {', '.join(beside[stem] for stem in near)}" if near else ""
+    hint = f"; nearest names: {', '.join(beside[stem] for stem in near)}" if near else ""
+    return unusable(f"unknown environment {env_id}: there is no module {absent.name}{hint}")

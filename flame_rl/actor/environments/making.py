@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import re
 import traceback
-from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
 import gymnasium
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
 from flame_rl.actor.environments.masks import beside_mask
 from flame_rl.actor.environments.mujoco_settings import may_use_mujoco, quiet_about_own_models
 from flame_rl.actor.environments.observations import type_of
-from flame_rl.actor.environments.registering import import_registering
 from flame_rl.actor.environments.wrapping import (
     constructor_arguments,
-    explain_arguments,
     import_wrappers,
     wrapped,
 )
@@ -33,10 +31,12 @@ from flame_rl.actor.failure import (
     unusable,
 )
 from flame_rl.wire import codec
-from flame_rl.wire.inputs import ObservationPart, observation_parts
+from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
 from flame_rl.wire.packing import WireError
 
+# Steps after which an episode is cut where nobody has set a limit.
+DEFAULT_LIMIT = 1000
 _UNKNOWN = "unknown environment"
 # The dependency groups that install what environments import, by the names of modules.
 GROUPS = {
@@ -54,36 +54,29 @@ GROUPS = {
 _NAMESPACES = {"ALE": "ale_py", "MinAtar": "minatar.gym"}
 
 
-# Steps after which an episode is cut where nobody has set a limit.
-DEFAULT_LIMIT = 1000
-
-
 class DefaultTimeLimit(TimeLimit):
     """The time limit of an environment that has none of its own."""
 
 
 def make_environment(environment: Environment, render_mode: str | None = None) -> gymnasium.Env:
-    """A Gymnasium environment whose spaces can be learned, within its wrappers.
-
-    Args:
-        environment: its id is registered, or `module:Name-v0`, which imports `module` first.
-        render_mode: Gymnasium's, to show or film episodes; None: neither.
-
-    Raises:
-        SimulatorError: of kind "environment".
-    """
+    """A Gymnasium environment whose spaces can be learned, within its wrappers; `render_mode` is
+    Gymnasium's. Raises SimulatorError of kind "environment"."""
     env_id = environment.env_id
     try:
         with quiet_about_own_models(env_id):
+            module, colon, name = env_id.rpartition(":")
+            if colon:
+                import_registering(module, name)
             env = gymnasium.make(
-                _registered(env_id),
+                # Gymnasium's search for another version walks through the registry, where another
+                # thread may register meanwhile.
+                gymnasium.registry.get(name) or env_id,
                 max_episode_steps=environment.max_episode_steps or None,
                 disable_env_checker=True,
                 **constructor_arguments(environment, render_mode),
             )
     except (Exception, SystemExit) as error:
-        refused = explain_arguments(environment, error, _constructor_of(env_id))
-        raise refused or _explain(env_id, error) from error
+        raise _explain(env_id, error) from error
     env = wrapped(environment, env, gymnasium.Env)
     for name in ("observation_space", "action_space"):
         if getattr(env, name, None) is None:
@@ -95,13 +88,21 @@ def make_environment(environment: Environment, render_mode: str | None = None) -
     return env
 
 
-def _registered(env_id: str) -> EnvSpec | str:
-    """What is registered under exactly this id; else the id, for Gymnasium to search or refuse."""
-    module, colon, name = env_id.rpartition(":")
-    if colon:
-        import_registering(module, name)
-    # Gymnasium's search walks through the registry, where another thread may register meanwhile.
-    return gymnasium.registry.get(name) or env_id
+def import_registering(module: str, name: str) -> None:
+    """Import the module that registers an environment. Where its import does not do that, call the
+    function that its package names among Gymnasium's entry points, as MinAtar does."""
+    importlib.import_module(module)
+    # Gymnasium explains a name that is known in another version.
+    if name in gymnasium.registry or _stem(name) in map(_stem, [*gymnasium.registry]):
+        return
+    groups = metadata.entry_points()
+    for group in sorted(groups.groups):
+        # The group's name may be followed by a namespace.
+        for entry in (
+            groups.select(group=group) if f"{group}.".startswith("gymnasium.envs.") else ()
+        ):
+            if entry.attr and f"{entry.module}.".startswith(f"{module}."):
+                entry.load()()
 
 
 def import_environment(environment: Environment) -> None:
@@ -157,7 +158,7 @@ def reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
         return ()
     if len(space.shape) > 1 or 0 in space.shape:
         raise unusable(
-            f"the reward space of {env.spec.id} cannot be learned from: {str(space)[:500]}; a Box "
+            f"the reward space of {env.spec.id} cannot be learned from: {space!s:.500}; a Box "
             "of shape (K,), with K of at least 1, can"
         )
     return space.shape
@@ -175,83 +176,54 @@ def _time_limit(env: gymnasium.Env) -> int | None:
 
 def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Space) -> None:
     """Raise SimulatorError of kind "environment" for spaces that cannot be learned."""
-    for part in observation_parts(observation) or (None,):
-        reason = "it is empty" if part is None else _why_not_observed(part.space)
-        if reason is not None:
-            where = "" if part is None or not part.name else f"observation{part.name}: "
-            raise unusable(
-                f"the observation space of {env_id} cannot be learned from: {where}{reason}, in "
-                f"{str(observation)[:500]}. A Box of numbers, Discrete, MultiDiscrete "
-                f"and MultiBinary can, and Dict and Tuple of them; {_without(observation)}a "
-                "wrapper may make one, of the package or of your own: --wrapper module:Class "
-                f"({_example_of_a_wrapper(part)})"
-            )
-    reason = _why_not_acted(action)
-    if reason is not None:
+    parts = observation_parts(observation)
+    wrong = [(part, why) for part in parts if (why := _why_not_learned(part.space, "fiub"))]
+    if wrong or not parts:
+        where = f"observation{wrong[0][0].name}: {wrong[0][1]}" if wrong else "it is empty"
+        refused = {part.path[:1] for part, _ in wrong}
+        is_dict = isinstance(observation, spaces.Dict)
+        keys = [key for key in observation.spaces if (key,) not in refused] if is_dict else []
+        without = (
+            f"--observe {' '.join(map(str, keys))} leaves out what cannot, and " if keys else ""
+        )
         raise unusable(
-            f"the action space of {env_id} cannot be learned: {str(action)[:500]}: {reason}; "
+            f"the observation space of {env_id} cannot be learned from: {where}, in "
+            f"{observation!s:.500}. Box, Discrete, MultiDiscrete and MultiBinary can, and Dict "
+            f"and Tuple of them; {without}a wrapper may make one: "
+            "--wrapper gymnasium.wrappers:FlattenObservation, or another"
+        )
+    if why := _why_not_learned(action, "f"):
+        raise unusable(
+            f"the action space of {env_id} cannot be learned: {action!s:.500}: {why}; "
             "Discrete, MultiDiscrete, MultiBinary or a Box of real numbers can "
             "(gymnasium.wrappers.TransformAction may make one)"
         )
 
 
-def _without(space: gymnasium.Space) -> str:
-    """How to leave out the keys of a Dict that cannot be learned from, where others can."""
-    if not isinstance(space, spaces.Dict):
-        return ""
-    refused = {part.path[0] for part in observation_parts(space) if _why_not_observed(part.space)}
-    keys = [key for key in space.spaces if key not in refused and observation_parts(space[key])]
-    return f"--observe {' '.join(keys)} leaves out what cannot, and " if keys else ""
-
-
-def _example_of_a_wrapper(part: ObservationPart | None) -> str:
-    if part is not None and isinstance(part.space, spaces.Text):
-        return "--wrapper gymnasium.wrappers:FlattenObservation gives a number for each character"
-    return "gymnasium.wrappers has TransformObservation and FilterObservation"
-
-
-def _why_not_observed(space: gymnasium.Space) -> str | None:
+def _why_not_learned(space: gymnasium.Space, box_kinds: str) -> str | None:
     kind = type_of(space)
     if kind is None:
         return f"a space of the kind {type(space).__name__}"
-    if kind is spaces.Box and space.dtype.kind not in "fiub":
-        return f"a Box of {space.dtype}"
-    if spaces.flatdim(space) == 0:
-        return f"{space} has no numbers"
-    return None
-
-
-def _why_not_acted(space: gymnasium.Space) -> str | None:
-    kind = type_of(space)
-    if kind is None:
-        return f"a space of the kind {type(space).__name__}"
-    if kind is spaces.Box and space.dtype.kind != "f":
+    if kind is spaces.Box and space.dtype.kind not in box_kinds:
         return f"a Box of {space.dtype} (MultiDiscrete has integers)"
-    if 0 in space.shape:
-        return "it has no numbers"
-    return None
+    return f"{space} has no numbers" if spaces.flatdim(space) == 0 else None
 
 
 def _explain(env_id: str, error: BaseException) -> SimulatorError:
-    """Turn what `gymnasium.make` raised into one sentence with a remedy."""
+    """What `gymnasium.make` raised, as one sentence with a remedy."""
     module, _, name = env_id.rpartition(":")
-    file = module or env_id
-    if file.endswith(".py"):
-        path = Path(file.removesuffix(".py"))
-        # Of a folder elsewhere, which PYTHONPATH must name.
-        apart = path.is_absolute() or ".." in path.parts
-        dotted = path.name if apart else ".".join(path.parts)
+    if (module or env_id).endswith(".py"):
+        dotted = ".".join(Path(module or env_id).with_suffix("").parts).lstrip("/.")
         return unusable(
-            f"--env: {env_id}: a module is named without .py, and before the id that it registers: "
-            f"{dotted}:{name if module else 'Mine-v0'}"
-            + (f", with PYTHONPATH={path.parent}" if apart else "")
+            f"--env: {env_id}: a module is named without .py, from the folder of main.py or one on "
+            f"PYTHONPATH: {dotted}:{name if module else 'Mine-v0'}"
         )
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
         return of_another_api(f"{env_id}: {summary(error)}")
     if (absent := absent_module(error)) is not None:
         if absent.name not in GROUPS and f"{module}.".startswith(f"{absent.name}."):
             return module_not_found(env_id, absent.name)
-        return needs_package(env_id, absent, GROUPS)
+        return needs_package(env_id, absent)
     if isinstance(error, gymnasium.error.DependencyNotInstalled):
         return unusable(f"{env_id} needs a package that is not installed: {error}")
     registering = _NAMESPACES.get(env_id.partition("/")[0])
@@ -262,59 +234,22 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
             f"{GROUPS[package]} main.py --env {registering}:{env_id} …` installs and imports it"
         )
     if isinstance(error, gymnasium.error.Error):
-        if not module and (ids := _registered_by(env_id)) is not None:
-            return unusable(
-                f"--env: {env_id} is a module; name one of the environments that it registers, "
-                f"too, such as {env_id}:{[*ids, 'Mine-v0'][0]}"
-            )
         # Ids by their lower-case name without version; of several versions the newest stays.
-        known = {known.lower().rpartition("-v")[0]: known for known in [*gymnasium.registry]}
-        stem = (env_id.partition(":")[2] or env_id).lower().partition("-v")[0]
-        near = difflib.get_close_matches(stem, known, n=4)
-        hint = f"; nearest names: {', '.join(known[n] for n in near)}" if near else ""
-        if not module and not near:
+        known = {_stem(known.lower()): known for known in [*gymnasium.registry]}
+        if near := difflib.get_close_matches(_stem(name.lower()), known, n=4):
+            hint = f"; nearest names: {', '.join(known[n] for n in near)}"
+        else:
             hint = (
-                "; one of a package is named with the module that registers it, as in "
-                f"minigrid:MiniGrid-Empty-5x5-v0 (`uv run --with PACKAGE main.py …`){_installed()}"
+                "; one of a package, or of your own, is named with the module that registers it, "
+                "as in minigrid:MiniGrid-Empty-5x5-v0 (`uv run --with PACKAGE main.py …`)"
             )
         return unusable(f"{_UNKNOWN} {env_id}: {error}{hint}")
     return cannot_be_made(env_id, error)
 
 
-def packages_of_environments() -> list[str]:
-    """The modules of installed packages that require Gymnasium, in alphabetical order, without
-    those that `main.py` needs itself."""
-    found = set()
-    for module, distributions in metadata.packages_distributions().items():
-        required = [each for name in set(distributions) for each in metadata.requires(name) or []]
-        if any(each.startswith("gymnasium") for each in required):
-            found.add(module)
-    return sorted(found - {"flame_rl", "gymnasium", "model", "pettingzoo"})
-
-
-def _installed() -> str:
-    modules = packages_of_environments()
-    return f"; installed modules that use Gymnasium: {', '.join(modules[:20])}" if modules else ""
-
-
-def _registered_by(module: str) -> list[str] | None:
-    """The ids of the environments whose classes or functions are in a module; None: it is none."""
-    try:
-        if importlib.import_module(module).__file__ is None:  # a folder
-            return None
-    except (Exception, SystemExit):
-        return None
-    return [spec.id for spec in [*gymnasium.registry.values()] if _module_of(spec) == module]
-
-
-def _constructor_of(env_id: str) -> Callable[..., object] | None:
-    """The class or function that makes a registered environment; None if it is not found."""
-    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
-    with contextlib.suppress(Exception, SystemExit):
-        if isinstance(spec.entry_point, str):
-            return load_env_creator(spec.entry_point)
-        return spec.entry_point
-    return None
+def _stem(name: str) -> str:
+    """An id without its version."""
+    return re.sub(r"-v\d+$", "", name)
 
 
 def _module_of(spec: EnvSpec) -> str:
@@ -348,16 +283,16 @@ def absent_module(error: BaseException | None) -> ModuleNotFoundError | None:
 
 
 def needs_package(
-    env_id: str, absent: ModuleNotFoundError, groups: Mapping[str, str]
+    env_id: str, absent: ModuleNotFoundError, group: str | None = None
 ) -> SimulatorError:
-    """The error of an environment that imports a package that is not there; `groups` are the
-    dependency groups that install packages, by the names of modules."""
+    """The error of an environment that imports a package that is not there, with what installs it:
+    this dependency group or, by default, the one in `GROUPS`."""
     package = absent.name.partition(".")[0]
     frames = traceback.extract_tb(absent.__traceback__)
     (*_, last) = [each for each in frames if "importlib" not in each.filename]
-    remedy = f"`uv run --group {groups.get(package)} main.py …` installs it"
-    if package not in groups:
-        remedy = "`uv add PACKAGE` installs one, and PYTHONPATH names the folder of your own module"
+    remedy = "`uv add PACKAGE` installs one, and PYTHONPATH names the folder of your own module"
+    if package in GROUPS:
+        remedy = f"`uv run --group {group or GROUPS[package]} main.py …` installs it"
     return unusable(
         f"{env_id} needs the package {package}, which is not installed; it is imported in "
         f"{Path(last.filename).name}, line {last.lineno}: {remedy}"
@@ -365,21 +300,19 @@ def needs_package(
 
 
 def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
-    """The error of an environment whose making raised this."""
-    text = f"environment {env_id} cannot be made: {summary(error)}{_of_another_mujoco(error)}"
+    """The error of an environment whose making raised this; where code that uses MuJoCo misses
+    something of it, with a hint at its version."""
+    files = [Path(frame.filename).parts[-3:] for frame in traceback.extract_tb(error.__traceback__)]
+    hint = ""
+    if isinstance(error, AttributeError | AssertionError | TypeError) and any(
+        "mujoco" in part for parts in files for part in parts
+    ):
+        hint = (
+            f"; here is MuJoCo {metadata.version('mujoco')}, and a package made for an older one "
+            "needs that: `uv run --with PACKAGE --with 'mujoco<4' main.py …`, or 'mujoco<3.10'"
+        )
+    text = f"environment {env_id} cannot be made: {summary(error)}{hint}"
     return unusable(text, cause=traceback_of(error))
-
-
-def _of_another_mujoco(error: BaseException) -> str:
-    """A hint where code that uses MuJoCo misses something of it; or ""."""
-    files = [Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)]
-    uses_it = any("mujoco" in part for parts in files for part in parts[-3:])
-    if not (uses_it and isinstance(error, AttributeError | AssertionError | TypeError)):
-        return ""
-    return (
-        f"; here is MuJoCo {metadata.version('mujoco')}, and a package made for an older one needs "
-        "that: `uv run --with PACKAGE --with 'mujoco<4' main.py …`, or 'mujoco<3.10'"
-    )
 
 
 def module_not_found(env_id: str, module: str) -> SimulatorError:

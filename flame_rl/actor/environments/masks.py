@@ -27,9 +27,8 @@ def beside_mask(
     environment: Environment, observation: gymnasium.Space, action: gymnasium.Space
 ) -> tuple[gymnasium.Space, MaskSource | None]:
     """The space of what is observed, without a mask that is read and without the keys of a Dict
-    that are not (`Environment.observe`), and where the masks are: in the observation, nowhere, or
-    None: the first reset will tell. Raises SimulatorError of kind "environment" if there is no such
-    key."""
+    that are not (`Environment.observe`), and where the masks are; None: the first reset will tell.
+    Raises SimulatorError of kind "environment" if there is no such key."""
     found: MaskSource | None = None
     if not masked_choices(environment, action):
         found = "none"
@@ -42,16 +41,12 @@ def beside_mask(
 
 
 def allowed_choices(space: gymnasium.Space, mask: object) -> np.ndarray:
-    """What a mask allows, uint8 [A]: the choices of each factor, one factor after another.
+    """What a mask of actions in `space` allows, uint8 [A]: the choices of each factor, one factor
+    after another. Raises ValueError, whose text says what is expected, for another form.
 
-    Args:
-        space: of the actions: Discrete, MultiDiscrete or MultiBinary.
-        mask: of 0 and 1 for each choice, in one array or, of several factors, in a tuple of
-            them, nested as the factors are. Of MultiBinary also one number for each bit: 0 and 1
-            are the only value that is allowed, 2 stands for both.
-
-    Raises:
-        ValueError: the mask is of another form; the text says what is expected.
+    A mask has 0 or 1 for each choice, in one array or, of several factors, in a tuple of them,
+    nested as the factors are. Of MultiBinary it may also have one number for each bit: 0 and 1 are
+    the only value that is allowed, 2 stands for both.
     """
     parts = [np.asarray(part).ravel() for part in _flat(mask)]
     counts = list(choices_of(space))
@@ -71,12 +66,8 @@ def first_choices(space: gymnasium.Space) -> np.ndarray:
 
 
 def allows_something(allowed: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Whether each factor of an action has a choice, bool [...].
-
-    Args:
-        allowed: as `allowed_choices` returns it, uint8 [..., A].
-        first: as `first_choices` returns it, int64 [F].
-    """
+    """Whether each factor of an action has a choice, bool [...], where `allowed`, uint8 [..., A],
+    is as of `allowed_choices`, and `first` as of `first_choices`."""
     return np.logical_or.reduceat(allowed, first, axis=-1).all(axis=-1)
 
 

@@ -17,21 +17,17 @@ def quiet_about_own_models(env_id: str) -> Iterator[None]:
     Other warnings, and those about a user's model, go to standard error, also after the block: with
     a handler installed, MuJoCo writes no MUJOCO_LOG.TXT into the working directory.
     """
-    if not may_use_mujoco(env_id):
-        yield
-        return
-    try:
-        import mujoco
-    except ImportError:  # gymnasium.make explains it better
-        yield
-        return
     making_own = _is_own_model(env_id)
+    # A missing MuJoCo is explained by what gymnasium.make raises.
+    with contextlib.suppress(ImportError):
+        if may_use_mujoco(env_id):
+            import mujoco
 
-    def warn(message: str) -> None:
-        if not (making_own and "deprecated" in message):
-            print(f"MuJoCo: {message}", file=sys.stderr)
+            def warn(message: str) -> None:
+                if not (making_own and "deprecated" in message):
+                    print(f"MuJoCo: {message}", file=sys.stderr)
 
-    mujoco.set_mju_user_warning(warn)
+            mujoco.set_mju_user_warning(warn)
     yield
     making_own = False
 

@@ -7,14 +7,14 @@ Dict or a Tuple is missing. Errors name the part, as in "observation['arm'][0]".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.failure import unusable
-from flame_rl.wire.inputs import ObservationPart, keys_alone, why_no_keys
+from flame_rl.wire.inputs import LEAVES, ObservationPart, keys_alone, why_no_keys
 
 
 def observed_space(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> gymnasium.Space:
@@ -40,35 +40,43 @@ def write_observation(
         ValueError: the observation is not in its space; the text begins with the part's name.
     """
     for part in parts:
-        value = observation
+        value, space, where = observation, part.space, f"observation{part.name}"
         for depth, key in enumerate(part.path):
             value = _inside(value, key, part.path[:depth])
-        where = f"observation{part.name}"
         try:
             array = np.asarray(value)
         except Exception as error:  # rows of different lengths, a tensor with a gradient, …
             raise ValueError(f"{where}: {value!r:.80}: {error}") from error
-        expected = part.space.shape
-        if array.shape != expected:
+        if array.shape != space.shape:
             raise ValueError(
-                f"{where}: shape {array.shape} where the observation space promises {expected}"
+                f"{where}: shape {array.shape} where the observation space promises {space.shape}"
             )
-        allowed, write = _WRITERS[type_of(part.space)]
-        if array.dtype.kind not in allowed:
-            raise ValueError(f"{where}: {value!r:.80}: {array.dtype} instead of {_KINDS[allowed]}")
-        if part.one_byte:
-            _refuse_beyond_a_byte(where, part.space, array)
-        if part.channels_first:
-            array = np.moveaxis(array, 0, -1)
+        is_choice = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+        if array.dtype.kind not in ("biu" if is_choice else "biuf"):
+            expected = "integers" if is_choice else "numbers"
+            raise ValueError(f"{where}: {value!r:.80}: {array.dtype} instead of {expected}")
         target = row[part.start : part.stop]
-        write(where, part.space, array, target)
+        if is_choice:
+            _write_choices(where, space, array, target)
+            continue
+        if isinstance(space, spaces.MultiBinary) and not ((array == 0) | (array == 1)).all():
+            raise ValueError(f"{where}: {array.tolist()!s:.80} is not of 0 and 1")
+        # What is cast may be no number of the other type: beyond a byte it is refused, beyond
+        # float32 it becomes infinite and is reported as such later.
+        with np.errstate(over="ignore", invalid="ignore"):
+            bytes_cast = part.one_byte and array.dtype != np.uint8
+            if bytes_cast and (array.astype(np.uint8) != array).any():
+                raise ValueError(
+                    f"{where}: {array!s:.80}: not integers from 0 to 255, in {space!s:.80}"
+                )
+            target[:] = (np.moveaxis(array, 0, -1) if part.channels_first else array).ravel()
         if part.path and not part.one_byte and not np.isfinite(target).all():
             raise ValueError(f"{where}: NaN or infinity: {value!s:.200}")
 
 
 def type_of(space: gymnasium.Space) -> type[gymnasium.Space] | None:
     """The supported class of a space that is neither Dict nor Tuple, or None."""
-    return next((kind for kind in _WRITERS if isinstance(space, kind)), None)
+    return next((kind for kind in LEAVES if isinstance(space, kind)), None)
 
 
 def _inside(value: object, key: str | int, path: tuple[str | int, ...]) -> object:
@@ -86,54 +94,20 @@ def _inside(value: object, key: str | int, path: tuple[str | int, ...]) -> objec
         raise ValueError(f"{where}: {key!r} is missing; it has {present}") from None
 
 
-def _write_box(where: str, space: spaces.Box, array: np.ndarray, row: np.ndarray) -> None:
-    # A value beyond float32 becomes infinite here and is reported as such later.
-    with np.errstate(over="ignore", invalid="ignore"):
-        row[:] = array.ravel()
-
-
-def _refuse_beyond_a_byte(where: str, space: spaces.Box, array: np.ndarray) -> None:
-    # Other types hold numbers that uint8 does not.
-    with np.errstate(invalid="ignore"):
-        if array.dtype != np.uint8 and (array.astype(np.uint8) != array).any():
-            raise ValueError(
-                f"{where}: {array!s:.80}: not integers from 0 to 255, in {space!s:.80}"
-            )
-
-
-def _write_choice(where: str, space: spaces.Discrete, array: np.ndarray, row: np.ndarray) -> None:
-    """One-hot."""
-    # Python integers do not wrap around, and the check keeps negative ones from counting from
-    # the end.
-    chosen = int(array) - int(space.start)
-    if not 0 <= chosen < space.n:
-        raise ValueError(f"{where}: {int(array)} is outside of {space}")
-    row[:] = 0
-    row[chosen] = 1
-
-
 def _write_choices(
-    where: str, space: spaces.MultiDiscrete, array: np.ndarray, row: np.ndarray
+    where: str, space: spaces.Discrete | spaces.MultiDiscrete, array: np.ndarray, row: np.ndarray
 ) -> None:
     """The one-hot vectors of the choices, one after another."""
-    counts = space.nvec.ravel()
-    chosen = array.ravel().astype(np.int64) - space.start.ravel()
-    if (chosen < 0).any() or (chosen >= counts).any():
-        raise ValueError(f"{where}: {array.tolist()!s:.80} is outside of {str(space)[:200]}")
+    if isinstance(space, spaces.Discrete):
+        # Python integers do not wrap around.
+        places = int(array) - int(space.start)
+        outside = not 0 <= places < space.n
+    else:
+        counts = space.nvec.ravel()
+        chosen = array.ravel().astype(np.int64) - space.start.ravel()
+        outside = (chosen < 0).any() or (chosen >= counts).any()
+        places = np.cumsum(counts) - counts + chosen
+    if outside:
+        raise ValueError(f"{where}: {array.tolist()!s:.80} is outside of {space!s:.200}")
     row[:] = 0
-    row[np.cumsum(counts) - counts + chosen] = 1
-
-
-def _write_bits(where: str, space: spaces.MultiBinary, array: np.ndarray, row: np.ndarray) -> None:
-    if not ((array == 0) | (array == 1)).all():
-        raise ValueError(f"{where}: {array.tolist()!s:.80} is not of 0 and 1")
-    row[:] = array.ravel()
-
-
-_KINDS = {"biuf": "numbers", "biu": "integers"}
-_WRITERS: dict[type[gymnasium.Space], tuple[str, Callable[..., None]]] = {
-    spaces.Box: ("biuf", _write_box),
-    spaces.Discrete: ("biu", _write_choice),
-    spaces.MultiDiscrete: ("biu", _write_choices),
-    spaces.MultiBinary: ("biuf", _write_bits),
-}
+    row[places] = 1

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
-import re
 import shlex
 from collections.abc import Callable
 from typing import Any
 
-from flame_rl.actor.failure import SimulatorError, summary, traceback_of, unusable
+from flame_rl.actor.failure import summary, traceback_of, unusable
 from flame_rl.wire.messages import Environment
-
-_NO_KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 def constructor_arguments(environment: Environment, render_mode: str | None) -> dict[str, Any]:
@@ -24,35 +20,9 @@ def constructor_arguments(environment: Environment, render_mode: str | None) -> 
     return {name: json.loads(value) for name, value in given.items()} | mode
 
 
-def explain_arguments(
-    environment: Environment, error: BaseException, make: Callable[..., Any] | None
-) -> SimulatorError | None:
-    """The error of an environment whose constructor, `make`, refused one of `env_kwargs`; None if
-    that is not what was raised."""
-    given = [text.partition("=")[0] for text in environment.env_kwargs]
-    refused = _NO_KEYWORD.search(str(error)) if isinstance(error, TypeError) else None
-    if refused is None or refused[1] not in given:
-        return None
-    try:
-        parameters = inspect.signature(make).parameters.values()
-        known = [each.name for each in parameters if each.kind not in (each.VAR_KEYWORD,)]
-    except (TypeError, ValueError):
-        known = []
-    takes = f"; it takes {', '.join(known)}" if known else ""
-    return unusable(f"--env-kwargs: {environment.env_id} takes no argument {refused[1]}{takes}")
-
-
 def wrapped(environment: Environment, env: Any, kind: type) -> Any:
-    """The environment within its wrappers.
-
-    Args:
-        environment: names the wrappers.
-        env: what is wrapped.
-        kind: the class of what each wrapper must return.
-
-    Raises:
-        SimulatorError: of kind "environment".
-    """
+    """The environment `env` within the wrappers that `environment` names, each of which must return
+    a `kind`. Raises SimulatorError of kind "environment"."""
     for name in environment.wrapper:
         wrap = _imported(name)
         try:
@@ -82,10 +52,9 @@ def _imported(name: str) -> Callable[[Any], Any]:
     try:
         found = getattr(importlib.import_module(module), attribute, None)
     except (Exception, SystemExit) as error:
-        where = "; it must lie in the folder of main.py, on PYTHONPATH, or be installed"
         raise unusable(
-            f"--wrapper: module {module!r} cannot be imported: {summary(error)}"
-            f"{where if isinstance(error, ModuleNotFoundError) else ''}",
+            f"--wrapper: module {module!r} cannot be imported: {summary(error)}; one of your own "
+            "lies in the folder of main.py or on PYTHONPATH",
             traceback_of(error),
         ) from error
     if not callable(found):

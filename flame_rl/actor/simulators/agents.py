@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping
 from itertools import groupby
 
 import numpy as np
 
-from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.agents import limit_of, make_agents, spec_of, turn_of
-from flame_rl.actor.environments.masks import beside_mask, masked_choices
-from flame_rl.actor.failure import SimulatorError, is_interrupt
-from flame_rl.actor.simulators.masks import Masks
-from flame_rl.actor.simulators.plain import MOST_SLOTS, EnvironmentsSimulator
+from flame_rl.actor.failure import invalid
+from flame_rl.actor.simulators.plain import EnvironmentsSimulator
 from flame_rl.actor.simulators.returned import (
+    calling,
     first_returned,
-    raised,
     take_info,
     take_observation,
     take_outcome,
 )
 from flame_rl.actor.simulators.simulator import as_rows
-from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import Environment
-from flame_rl.wire.steps import observation_columns
 
 
 class AgentsSimulator(EnvironmentsSimulator):
@@ -35,32 +29,10 @@ class AgentsSimulator(EnvironmentsSimulator):
     """
 
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
-        """
-        Args:
-            environment: which environment to make; its `simulator` is ignored.
-            render_mode: as in `make_agents`.
-        """
-        self._make_first(environment, lambda: make_agents(environment, render_mode))
+        """For the arguments see `plain_simulator`."""
+        super().__init__(environment, lambda: make_agents(environment, render_mode), spec_of)
         self._names = list(self.first.possible_agents)
-        agents = len(self._names)
-        self.most = max(1, (environment.slots or MOST_SLOTS) // agents)
-        spec = spec_of(environment, self.first)
         self._has_numbers = environment.agent_number
-        self._parts = observation_parts(spec.observation_space)
-        self._to_environment = action_converter(spec.action_space)
-        slots = agents * self.most
-        super().__init__(
-            slots,
-            observation_columns(spec.observation_space),
-            environment.reward_parts,
-            outcomes=environment.outcomes,
-            masked_choices=sum(masked_choices(environment, spec.action_space)),
-        )
-        first = self._names[0]
-        _, masks = beside_mask(environment, self.first.observation_space(first), spec.action_space)
-        self.masks = Masks(spec.action_space, masks, len(self.action_masks))
-        self.agents = agents
-        self._allow_slots()
         self._limit = limit_of(environment, self.first)
         # Of each environment, since its reset.
         self._steps = np.zeros(self.most, np.int64)
@@ -70,14 +42,13 @@ class AgentsSimulator(EnvironmentsSimulator):
         for place, group in groupby(pairs, lambda pair: pair[0] // self.agents):
             first, seed = next(group)
             env = self._env(place)
-            with _blamed("reset", first):
+            with calling("reset", first):
                 returned = env.reset(seed=seed)
             observations, infos = first_returned(returned)
             self._steps[place] = 0
             for slot, name in enumerate(self._names, first):
                 if name not in observations:
-                    raise SimulatorError(
-                        "invalid",
+                    raise invalid(
                         f"agents: reset returned no observation of {name}: all of possible_agents "
                         "must begin together",
                         slot,
@@ -93,7 +64,7 @@ class AgentsSimulator(EnvironmentsSimulator):
         for place, group in groupby(slots.tolist(), lambda slot: slot // self.agents):
             playing = {self._names[slot % self.agents]: slot for slot in group}
             first = next(iter(playing.values()))
-            with _blamed("step", first):
+            with calling("step", first):
                 observations, rewards, terminations, truncations, infos = self._envs[place].step(
                     {name: chosen[slot] for name, slot in playing.items()}
                 )
@@ -116,8 +87,7 @@ class AgentsSimulator(EnvironmentsSimulator):
             self._write_masks(place, np.array(list(playing.values())), "step")
             for name in self._envs[place].agents:
                 if name not in playing:
-                    raise SimulatorError(
-                        "invalid",
+                    raise invalid(
                         f"agents: after step, {name} plays, which ended before or was not there at "
                         "reset; agents that appear later cannot be recorded",
                         first,
@@ -143,24 +113,12 @@ class AgentsSimulator(EnvironmentsSimulator):
         self.masks.write(self, slots, source)
 
 
-@contextmanager
-def _blamed(source: str, slot: int) -> Iterator[None]:
-    """Name `source`, "reset" or "step", and a slot in what the environment raises."""
-    try:
-        yield
-    except BaseException as error:  # SystemExit, too
-        if is_interrupt(error):
-            raise
-        raise raised(source, error, slot) from error
-
-
 def _of(name: Hashable, returned: Mapping[Hashable, object], what: str, slot: int) -> object:
     """What step returned for an agent."""
     try:
         return returned[name]
     except KeyError:
-        raise SimulatorError(
-            "invalid",
+        raise invalid(
             f"agents: step returned no {what} of {name}, which has neither terminated nor been "
             "truncated",
             slot,

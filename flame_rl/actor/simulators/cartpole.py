@@ -29,7 +29,7 @@ MAX_POSITION = 2.4
 MAX_ANGLE = 12 * 2 * math.pi / 360
 
 
-class CartPoleTwin(Simulator):
+class FastCartPole(Simulator):
     """`SLOTS` poles.
 
     The equations of motion are Florian's ("Correct equations for the dynamics of the cart-pole
@@ -39,12 +39,8 @@ class CartPoleTwin(Simulator):
     def __init__(
         self, env: gymnasium.Env, max_episode_steps: int, reward_parts: tuple[str, ...]
     ) -> None:
-        """
-        Args:
-            env: Gymnasium's environment, of which only the observation space is used.
-            max_episode_steps: the step at which an episode is truncated.
-            reward_parts: none.
-        """
+        """`env` is Gymnasium's environment, of which only the observation space is used, and
+        `max_episode_steps` the step at which an episode is truncated; no reward has parts."""
         super().__init__(SLOTS, observation_columns(env.observation_space), reward_parts)
         self.rewards[:] = 1  # every step pays 1, the last one too
         # Position, velocity, angle and angular velocity of each slot.

@@ -1,7 +1,7 @@
-"""Choose an environment's simulator: a fast twin where it is sure to give the same bits.
+"""Choose an environment's simulator: a fast one where it is sure to give the same bits.
 
-Sure means three things: the environment is the registered one as Gymnasium makes it, the libraries
-have versions with which the twin was compared, and a short comparison on this machine agrees.
+Sure means: the environment is the registered one as Gymnasium makes it, the libraries have versions
+with which the fast simulator was compared, and a short comparison in this process agrees.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from flame_rl.actor.environments.agents import has_agents, spec_of
-from flame_rl.actor.environments.finding import with_module
-from flame_rl.actor.environments.making import describe_environment, import_environment
+from flame_rl.actor.environments.agents import has_agents
+from flame_rl.actor.environments.making import import_environment
 from flame_rl.actor.environments.wrapping import flags_of
 from flame_rl.actor.failure import summary, unusable
 from flame_rl.actor.simulators.agents import AgentsSimulator
@@ -31,13 +30,13 @@ from flame_rl.actor.simulators.repeatable import SEED, check_repeats
 from flame_rl.actor.simulators.simulator import Simulator
 from flame_rl.wire.messages import Environment, EnvironmentSpec, MaskSource
 
-# The twin's module and class, Gymnasium's class that it is a twin of, and the parts of the reward
-# that the twin has, too, by their names in `info`.
-_CARTPOLE = "flame_rl.actor.simulators.cartpole:CartPoleTwin"
-_MUJOCO = "flame_rl.actor.simulators.mujoco_twins:MujocoTwin"
+# The fast simulator's module and class, the class of Gymnasium's that it replaces, and the parts of
+# the reward that it has, too, by their names in `info`.
+_CARTPOLE = "flame_rl.actor.simulators.cartpole:FastCartPole"
+_MUJOCO = "flame_rl.actor.simulators.mujoco_fast:FastMujoco"
 _MOVES = ("reward_forward", "reward_ctrl")
 _LIVES = (*_MOVES, "reward_survive")
-_TWINS = {
+_FAST = {
     "CartPole-v1": (_CARTPOLE, "gymnasium.envs.classic_control.cartpole:CartPoleEnv", ()),
     "HalfCheetah-v5": (_MUJOCO, "gymnasium.envs.mujoco.half_cheetah_v5:HalfCheetahEnv", _MOVES),
     "Hopper-v5": (_MUJOCO, "gymnasium.envs.mujoco.hopper_v5:HopperEnv", _LIVES),
@@ -55,28 +54,20 @@ _CHECK_LATER = 5
 
 
 def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
-    """The simulator of an environment, and one line on why its fast one is not used, or "".
-
-    Raises:
-        SimulatorError: of kind "environment"; also if "fast" is asked for and not possible.
-    """
+    """The simulator of an environment, and one line on why its fast one is not used, or "". Raises
+    SimulatorError of kind "environment", also if "fast" is asked for and not possible."""
     return _choose(environment, plain_simulator(environment))
 
 
 def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
-    """The simulator of an environment and its spec, whose `env_id` has the module that registers it
-    where that was looked for. See `choose_simulator`, `check_repeats`, `with_module`."""
-    environment = with_module(environment)
+    """The simulator of an environment and its spec, with what `check_repeats` has found. Raises
+    SimulatorError as `choose_simulator` does."""
     env_id = environment.env_id
-
-    def make() -> tuple[EnvironmentsSimulator, EnvironmentSpec]:
-        return plain_and_spec(environment)
-
     # Here, and not in a fork, after which it would be imported again.
     import_environment(environment)
     # Before another object may hold what the environment needs alone.
-    checked = check_repeats(env_id, make)
-    plain, spec = make()
+    checked = check_repeats(env_id, lambda: plain_and_spec(environment))
+    plain = plain_simulator(environment)
     masks = checked.action_mask or _masks_at_reset(plain)
     simulator, note = _choose(environment, plain)
     unknown = checked.unknown
@@ -88,16 +79,15 @@ def describe(environment: Environment) -> tuple[Simulator, EnvironmentSpec]:
         if environment.slots is None and checked.bytes:
             plain.hold_at_most(MOST_BYTES // checked.bytes)
         slots = environment.slots or plain.most * plain.agents
-        notes += _notes(environment, plain, spec, checked.bytes)
+        notes += _notes(environment, plain, checked.bytes)
     note = "\n".join(filter(None, notes))
     found = {"differs": checked.differs, "action_mask": masks, "slots": slots}
-    return simulator, replace(spec, note=note, **found)
+    return simulator, replace(plain.spec, note=note, **found)
 
 
-def _notes(
-    environment: Environment, plain: EnvironmentsSimulator, spec: EnvironmentSpec, taken: int
-) -> Iterator[str]:
+def _notes(environment: Environment, plain: EnvironmentsSimulator, taken: int) -> Iterator[str]:
     """What a user should know of an environment that takes so many bytes."""
+    spec = plain.spec
     if spec.limited_by_default:
         yield (
             f"{spec.env_id} has no time limit that Gymnasium knows: episodes are cut after "
@@ -125,101 +115,86 @@ def _masks_at_reset(plain: EnvironmentsSimulator) -> MaskSource:
     return plain.masks.found_in or "none"
 
 
-def plain_and_spec(
-    environment: Environment,
-) -> tuple[PlainSimulator | AgentsSimulator, EnvironmentSpec]:
-    """A simulator as of `plain_simulator`, and the environment's spec. Raises SimulatorError of
-    kind "environment"."""
+def plain_and_spec(environment: Environment) -> tuple[EnvironmentsSimulator, EnvironmentSpec]:
+    """A simulator as of `plain_simulator`, and the environment's spec."""
     plain = plain_simulator(environment)
-    spec_from = spec_of if has_agents(environment.env_id) else describe_environment
-    return plain, spec_from(environment, plain.first)
+    return plain, plain.spec
 
 
 def plain_simulator(
     environment: Environment, render_mode: str | None = None
 ) -> PlainSimulator | AgentsSimulator:
-    """The simulator that works with any environment, of one agent or of several.
-
-    Args:
-        environment: its `simulator` is ignored.
-        render_mode: Gymnasium's, to show or film episodes; None: neither.
-
-    Raises:
-        SimulatorError: of kind "environment".
-    """
+    """The simulator that works with any environment, of one agent or of several, whatever
+    `environment.simulator` says; `render_mode` is Gymnasium's, to show or film episodes. Raises
+    SimulatorError of kind "environment"."""
     kind = AgentsSimulator if has_agents(environment.env_id) else PlainSimulator
     return kind(environment, render_mode)
 
 
-def _choose(
-    environment: Environment, plain: PlainSimulator | AgentsSimulator
-) -> tuple[Simulator, str]:
+def _choose(environment: Environment, plain: EnvironmentsSimulator) -> tuple[Simulator, str]:
     """As `choose_simulator`; closes `plain` unless it is returned."""
-    env_id = environment.env_id
-    if environment.simulator == "plain":
-        return plain, ""
-    if isinstance(plain, AgentsSimulator):
-        if environment.simulator == "fast":
-            plain.close()
-            reason = f"{env_id} has several agents, and no fast twin"
-            raise unusable(f"--simulator fast is not possible: {reason}")
+    env_id, wanted = environment.env_id, environment.simulator
+    if wanted == "plain":
         return plain, ""
     try:
-        reason = _why_not(environment, plain.first)
+        reason = _why_not(environment, plain)
         if reason is None:
-            twin = _make_twin(plain.first, environment.reward_parts)
-            if _trace(twin, plain.first.action_space) == _trace(plain, plain.first.action_space):
+            fast = _make_fast(plain.first, environment.reward_parts)
+            if _trace(fast, plain.first.action_space) == _trace(plain, plain.first.action_space):
                 plain.close()
-                return twin, ""
-            reason = f"the fast twin of {env_id} differs from it on this machine"
+                return fast, ""
+            reason = f"the fast simulator of {env_id} differs from it on this processor"
     except Exception as error:
-        reason = f"the fast twin of {env_id} raises {summary(error)}"
-    if environment.simulator == "fast":
+        reason = f"the fast simulator of {env_id} raises {summary(error)}"
+    if wanted == "fast":
         plain.close()
         raise unusable(f"--simulator fast is not possible: {reason}")
-    note = f"Played by Gymnasium's own environment: {reason}." if env_id in _TWINS else ""
+    note = f"Played by Gymnasium's own environment: {reason}." if env_id in _FAST else ""
     return plain, note
 
 
-def _why_not(environment: Environment, env: gymnasium.Env) -> str | None:
-    """Why no twin of `env` can be used, or None."""
-    env_id = environment.env_id
-    if env_id not in _TWINS:
-        return f"there is no fast twin of {env_id}, only of {', '.join(_TWINS)}"
+def _why_not(environment: Environment, plain: EnvironmentsSimulator) -> str | None:
+    """Why no fast simulator of the environment can be used, or None."""
+    env_id, env = environment.env_id, plain.first
+    if isinstance(plain, AgentsSimulator):
+        return f"{env_id} has several agents, and no fast simulator"
+    if env_id not in _FAST:
+        return f"there is no fast simulator of {env_id}, only of {', '.join(_FAST)}"
     if environment.outcomes:
-        return f"--outcomes: the fast twin of {env_id} has none"
+        return f"--outcomes: the fast simulator of {env_id} has none"
     if environment.env_kwargs or environment.wrapper:
-        return f"--env-kwargs, --wrapper: the fast twin of {env_id} has none"
-    parts = _TWINS[env_id][2]
+        return f"--env-kwargs, --wrapper: the fast simulator of {env_id} has none"
+    path, original, parts = _FAST[env_id]
     for name in environment.reward_parts:
         if name not in parts:
             known = ", ".join(parts) or "no parts of its reward"
-            return f"--reward-parts: the fast twin of {env_id} has no {name!r}; it has {known}"
-    module, _, name = _TWINS[env_id][1].partition(":")
-    expected = [TimeLimit, OrderEnforcing, getattr(importlib.import_module(module), name)]
+            return f"--reward-parts: the fast simulator of {env_id} has no {name!r}; it has {known}"
     found, layer = [type(env)], env
     while isinstance(layer, gymnasium.Wrapper):
         layer = layer.env
         found.append(type(layer))
-    if found != expected or layer.spec.kwargs:
+    if found != [TimeLimit, OrderEnforcing, _imported(original)] or layer.spec.kwargs:
         return f"{env_id} is registered with a class, wrappers or arguments that are not its own"
     libraries = {"gymnasium": VERIFIED_GYMNASIUM}
-    if _TWINS[env_id][0] == _MUJOCO:
+    if path == _MUJOCO:
         libraries["mujoco"] = VERIFIED_MUJOCO
     for library, verified in libraries.items():
         version = importlib.metadata.version(library)
         if ".".join(version.split(".")[:2]) not in verified:
             return (
-                f"the fast twin of {env_id} was compared with {library} {', '.join(verified)}, "
-                f"and this is {version}"
+                f"the fast simulator of {env_id} was compared with {library} "
+                f"{', '.join(verified)}, and this is {version}"
             )
     return None
 
 
-def _make_twin(env: gymnasium.Env, reward_parts: tuple[str, ...]) -> Simulator:
-    module, _, name = _TWINS[env.spec.id][0].partition(":")
-    twin = getattr(importlib.import_module(module), name)
-    return twin(env, env.spec.max_episode_steps, reward_parts)
+def _make_fast(env: gymnasium.Env, reward_parts: tuple[str, ...]) -> Simulator:
+    return _imported(_FAST[env.spec.id][0])(env, env.spec.max_episode_steps, reward_parts)
+
+
+def _imported(path: str) -> type:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def _trace(simulator: Simulator, actions: gymnasium.Space) -> list[bytes]:

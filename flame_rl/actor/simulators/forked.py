@@ -21,13 +21,11 @@ Note = Callable[[dict[str, Any]], None]
 def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[str, Any], str]:
     """Do `work` in a fork, without what it prints.
 
-    Args:
-        work: is given a function that notes values of JSON, and a stack that closes at its end. It
-            sets an alarm (`signal.alarm`) where it may hang. What it raises only ends it.
+    It is given a function that notes values of JSON, and a stack that closes at its end. It sets an
+    alarm (`signal.alarm`) where it may hang. What it raises only ends it.
 
     Returns:
-        What it noted, whatever its end was, and how it ended: "" by itself, "SIGALRM" by its alarm,
-        or the name of another signal.
+        What it noted, and how it ended: "" by itself, or the name of a signal.
     """
     with tempfile.TemporaryFile() as file:
         with warnings.catch_warnings():

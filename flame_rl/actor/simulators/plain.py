@@ -12,12 +12,13 @@ import numpy as np
 from gymnasium import spaces
 
 from flame_rl.actor.environments.actions import action_converter
-from flame_rl.actor.environments.making import make_environment, reward_shape
-from flame_rl.actor.environments.masks import beside_mask, masked_choices
+from flame_rl.actor.environments.making import describe_environment, make_environment
+from flame_rl.actor.environments.masks import masked_choices
 from flame_rl.actor.environments.mujoco_settings import stop_clock
-from flame_rl.actor.failure import SimulatorError, is_interrupt, summary, unusable
-from flame_rl.actor.simulators.masks import Masks
+from flame_rl.actor.failure import SimulatorError, summary, unusable
 from flame_rl.actor.simulators.returned import (
+    Masks,
+    calling,
     first_returned,
     raised,
     take_info,
@@ -26,7 +27,7 @@ from flame_rl.actor.simulators.returned import (
 )
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.wire.inputs import is_channels_first, observation_parts
-from flame_rl.wire.messages import Environment
+from flame_rl.wire.messages import Environment, EnvironmentSpec
 from flame_rl.wire.steps import observation_columns
 
 if TYPE_CHECKING:
@@ -45,15 +46,39 @@ class EnvironmentsSimulator(Simulator):
     Attributes:
         making_seconds: how long it takes to make one.
         most: how many it makes at most.
+        spec: describes them; masks in `info` only the first reset shows.
         masks: reads the environments' masks of allowed actions.
     """
 
-    masks: Masks
-
-    def _make_first(self, environment: Environment, make: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        make: Callable[[], Any],
+        describe: Callable[[Environment, Any], EnvironmentSpec],
+    ) -> None:
+        """`make` makes one, and `describe` returns its spec."""
         self._env_id, self._make = environment.env_id, make
         self._born, self.making_seconds = time.monotonic(), math.inf
         self._envs = [self._made()]
+        self.spec = spec = describe(environment, self.first)
+        self._parts = observation_parts(spec.observation_space)
+        self._to_environment = action_converter(spec.action_space)
+        agents = spec.agent_count
+        self.most = max(1, (environment.slots or MOST_SLOTS) // agents)
+        super().__init__(
+            agents * self.most,
+            observation_columns(spec.observation_space),
+            environment.reward_parts,
+            spec.reward_shape,
+            environment.outcomes,
+            sum(masked_choices(environment, spec.action_space)),
+        )
+        self.agents = agents
+        # Masks beside the observation are known already; the first reset tells of others.
+        known = spec.masked or not masked_choices(environment, spec.action_space)
+        found = spec.action_mask if known else None
+        self.masks = Masks(spec.action_space, found, len(self.action_masks))
+        self._allow_slots()
 
     @property
     def first(self) -> gymnasium.Env | ParallelEnv:
@@ -94,11 +119,10 @@ class EnvironmentsSimulator(Simulator):
             try:
                 own = self._made()
             except SimulatorError as error:
-                text = (
-                    f"{error}. It is number {len(self._envs) + 1} in this process: where only one"
-                )
                 raise unusable(
-                    f"{text} can exist, --slots 1 makes no other", error.cause
+                    f"{error}. It is number {len(self._envs) + 1} in this process: where only one "
+                    "can exist, --slots 1 makes no other",
+                    error.cause,
                 ) from error
             if own.unwrapped is self.first.unwrapped:
                 raise unusable(
@@ -115,28 +139,12 @@ class PlainSimulator(EnvironmentsSimulator):
     """A Gymnasium environment per slot, stepped one after another."""
 
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
-        """
-        Args:
-            environment: which environment to make; its `simulator` is ignored.
-            render_mode: Gymnasium's, to show or film episodes; None: neither.
-        """
-        self._make_first(environment, lambda: make_environment(environment, render_mode))
-        actions = self.first.action_space
-        space, masks = beside_mask(environment, self.first.observation_space, actions)
-        self._observation_space = space
-        self._to_environment = action_converter(actions)
-        self._parts = observation_parts(space)
+        """For the arguments see `plain_simulator`."""
         super().__init__(
-            environment.slots or MOST_SLOTS,
-            observation_columns(space),
-            environment.reward_parts,
-            reward_shape(self.first),
-            environment.outcomes,
-            sum(masked_choices(environment, actions)),
+            environment, lambda: make_environment(environment, render_mode), describe_environment
         )
-        self.masks = Masks(actions, masks, len(self.action_masks))
-        self.most = self.slots
-        self._allow_slots()
+        space = self.spec.observation_space
+        self._promised = space.dtype, space.shape
         # float64 observations are converted to float32 for all slots together: one by one takes a
         # tenth of a fast environment's step.
         self._raw = self.observations
@@ -153,12 +161,8 @@ class PlainSimulator(EnvironmentsSimulator):
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
         for slot, seed in zip(slots.tolist(), seeds.tolist(), strict=True):
             env = self._env(slot)
-            try:
+            with calling("reset", slot):
                 returned = env.reset(seed=seed)
-            except BaseException as error:  # SystemExit, too
-                if is_interrupt(error):
-                    raise
-                raise raised("reset", error, slot) from error
             observation, holder = self.masks.of(*first_returned(returned), slot, "reset")
             take_observation(self._parts, observation, self._raw[slot], "reset", slot)
             if self.masks.read:
@@ -172,8 +176,7 @@ class PlainSimulator(EnvironmentsSimulator):
         rows = as_rows(slots)
         self.terminated[rows] = False
         self.truncated[rows] = False
-        promised, raw, rewards = self._observation_space, self._raw_by_shape, self.rewards
-        dtype, shape = promised.dtype, promised.shape
+        raw, rewards, (dtype, shape) = self._raw_by_shape, self.rewards, self._promised
         is_box = raw is not None
         is_number = rewards.ndim == 1
         has_info = bool(self.part_names or self.outcome_names)
@@ -183,9 +186,7 @@ class PlainSimulator(EnvironmentsSimulator):
         for slot in slots.tolist():
             try:
                 observation, reward, terminated, truncated, info = envs[slot].step(chosen[slot])
-            except BaseException as error:  # SystemExit, too
-                if is_interrupt(error):
-                    raise
+            except BaseException as error:
                 raise raised("step", error, slot) from error
             if masks is not None:
                 observation, holder = masks.of(observation, info, slot, "step")

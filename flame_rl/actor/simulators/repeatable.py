@@ -10,7 +10,6 @@ import contextlib
 import math
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, get_args
 
 import gymnasium
 import numpy as np
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from flame_rl.actor.failure import SimulatorError, unusable
 from flame_rl.actor.memory import own_bytes
@@ -37,8 +37,7 @@ class Effort(NamedTuple):
 
     Attributes:
         steps, seconds: an episode is played no further.
-        making_seconds: environments that take longer for an object and its first step are not
-            examined.
+        making_seconds: environments that take longer for an object and a step are not examined.
         most_seconds: when the fork is killed: the environment hangs.
     """
 
@@ -50,29 +49,17 @@ class Effort(NamedTuple):
 
 # A quick environment takes half a second at most.
 QUICK = Effort(100, 0.1, 0.5, 5)
-# How a fork ended, in words.
-_FORK_ENDS = {"": "raise an error", "SIGALRM": "hang"}
-
-_ENDS = ("terminated", "truncated")
 # Two numbers that differ by less than this share of their size differ by rounding.
 _ROUNDING = 1e-6
+_OF_ROUNDING = (
+    "numbers are added in an order that is not always the same, such as that of a set, whose order "
+    "depends on where its objects lie in memory; sort them first"
+)
 
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
 # Makes a simulator with environments of its own, and their description.
 Make = Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]]
-
-
-class _Difference(NamedTuple):
-    """How two episodes differ.
-
-    Attributes:
-        where: what differs, and from which step on, in words.
-        rounding: why numbers may be rounded in two ways, where they differ by no more; or "".
-    """
-
-    where: str
-    rounding: str
 
 
 @dataclass(frozen=True)
@@ -95,17 +82,8 @@ class Checked:
 def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
     """Play an episode twice in one object and once in another. At most one exists at a time.
 
-    Args:
-        env_id: of the environment, for what is returned.
-        make: makes a simulator with environments of its own, and their description.
-        effort: how far it is played.
-
-    Returns:
-        What was found. Of an environment that fails it is nothing: the run will say so, with the
-        episode.
-
-    Raises:
-        SimulatorError: of kind "environment": it cannot be played at all.
+    Nothing is found of an environment that fails: the run will say so, with the episode. Raises
+    SimulatorError of kind "environment" if it cannot be played at all.
     """
     found, ended = in_fork(lambda note, closing: note(_repeated(make, effort, note, closing)))
     if "unusable" in found:
@@ -127,12 +105,8 @@ def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
 
 def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
     """Play an episode alone, and again in another object while a third one is played, step by step
-    in turns, as it is where a process has several slots.
-
-    Args:
-        env_id: of the environment, for what is returned.
-        make: as in `check_repeats`; the simulator has slots for two environments.
-        effort: how far it is played.
+    in turns, as it is where a process has several slots; `make` makes simulators with slots for
+    two environments.
 
     Returns:
         Where the episodes differ and why, and why no two can be played; either or both are "".
@@ -152,21 +126,20 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
         except SimulatorError as error:
             note({"alone": str(error)})
         else:
-            difference = _difference(first, second)
-            note({} if difference is None else difference._asdict())
-            note({"kind": type(both.first.unwrapped).__name__})
+            where, rounded = _difference(first, second)
+            note({"where": where, "rounded": rounded, "kind": type(both.first.unwrapped).__name__})
 
     found, ended = in_fork(work)
     if ended or not found:
-        return "", f"two objects beside each other {_FORK_ENDS.get(ended, f'end by {ended}')}"
+        how = {"": "raise an error", "SIGALRM": "hang"}.get(ended, f"end by {ended}")
+        return "", f"two objects beside each other {how}"
     if not found.get("where"):
         return "", found.get("alone", "")
-    cause, remedy = found["rounding"], "results depend on the number of workers"
-    if not cause:
+    cause, remedy = _OF_ROUNDING, "results depend on the number of workers"
+    if not found["rounded"]:
         cause = (
             f"objects of {found['kind']} share state, in an attribute of the class, a variable of "
-            "the module, or a simulator's default connection (in PyBullet every call needs its "
-            "physicsClientId); keep it in self"
+            "the module, or a simulator's default connection; keep it in self"
         )
         remedy = "--slots 1 plays one in each process"
     return (
@@ -178,43 +151,45 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
 def _repeated(
     make: Make, effort: Effort, note: Note, closing: contextlib.ExitStack
 ) -> dict[str, Any]:
-    """What `check_repeats` returns or raises, by name; `note` is told what is known before a step
-    may crash or hang, and `closing` closes what is still open."""
+    """What `check_repeats` returns or raises, by name."""
     began, before, memory = time.monotonic(), _global_states(), own_bytes()
     one, spec = make()
     closing.callback(one.close)
     # Only now: what an environment has half made, nobody would close.
     signal.alarm(effort.most_seconds)
     in_constructor, before = _drawn_since(before), _global_states()
+
+    def begun() -> None:
+        if one.masks.found_in is not None:
+            note({"action_mask": one.masks.found_in})
+
     try:
-        first = _play(one, spec, effort, begun=lambda: note(_masks_of(one)))
+        first = _play(one, spec, effort, begun=begun)
     except SimulatorError as error:
         return {"unusable": str(error)} if error.kind == "environment" else {}
     found = {"bytes": max(0, own_bytes() - memory)}
     if (seconds := time.monotonic() - began) > effort.making_seconds:
         return found | {"unknown": f"an object and its first step take {seconds:.1f} s"}
-    steps = _as_long(first)
-    again = _difference(first, _play(one, spec, steps))
+    again, rounded = _difference(first, _play(one, spec, _as_long(first)))
     drawn = _drawn_since(before)
     with contextlib.suppress(Exception):
         closing.close()
     another, _ = make()
     closing.callback(another.close)
     # Others draw from the global generators meanwhile, as its neighbours in a worker do.
-    other = _difference(first, _play(another, spec, steps, disturbed=True))
-    difference = again or other
-    if difference is None:
+    other, other_rounded = _difference(first, _play(another, spec, _as_long(first), disturbed=True))
+    if not (again or other):
         return found
     kind = type(another.first.unwrapped).__name__
     if drawn:
         cause = (
-            f"it draws from {' and '.join(drawn)}, which all environments of a process "
+            f"it draws from {drawn}, which all environments of a process "
             "share; draw from self.np_random, which reset(seed=…) seeds"
         )
-    elif difference.rounding:
-        cause = difference.rounding
+    elif rounded if again else other_rounded:
+        cause = _OF_ROUNDING
     elif not again:
-        source = f", from {' and '.join(in_constructor)}" if in_constructor else ""
+        source = f", from {in_constructor}" if in_constructor else ""
         cause = (
             f"the constructor of {kind} draws random numbers{source}, or counts objects; do that "
             "in reset, from self.np_random"
@@ -225,13 +200,12 @@ def _repeated(
             "state; draw from self.np_random, after super().reset(seed=seed)"
         )
     else:
-        layer = _layer_at_fault(another.first)
-        cause = f"{layer} has state that survives reset; begin it anew there, or leave it out"
-    which = "a second episode" if again else "another object"
+        classes = _classes(another.first)
+        cause = f"{classes} has state that survives reset; begin it anew there, or leave it out"
+    where = f"{again} in a second episode" if again else f"{other} in another object"
     return found | {
         "differs": f"{spec.env_id} does not repeat itself: with one seed and the same actions, "
-        f"{difference.where} in {which}. Likely cause: {cause}. "
-        "Until then results depend on the number of workers"
+        f"{where}. Likely cause: {cause}. Until then results depend on the number of workers"
     }
 
 
@@ -241,16 +215,8 @@ def random_actions(
     generator: np.random.Generator,
     slots: slice,
 ) -> np.ndarray:
-    """Actions as a policy's are recorded, each that is allowed as likely as any other.
-
-    Args:
-        simulator: has the masks of the slots.
-        column: that of the actions, as in `flame_rl.wire.steps.step_columns`.
-        generator: is drawn from.
-        slots: those that act, n of them.
-
-    Returns:
-        float32 [n, A], from -1 to 1, or int32 [n] or [n, F].
+    """Actions of n slots as a policy's are recorded, in the column of actions: float32 [n, A], from
+    -1 to 1, or int32 [n] or [n, F], each that the simulator's masks allow as likely as any other.
     """
     count = slots.stop - slots.start
     shape, choices = (count, *column.shape), column.choices
@@ -274,18 +240,17 @@ def _play(
     simulator: EnvironmentsSimulator,
     spec: EnvironmentSpec,
     effort: Effort,
-    *,
     disturbed: bool = False,
     environments: int = 1,
     begun: Callable[[], None] = lambda: None,
 ) -> list[_Row]:
-    """Play to the end of the episode, of all agents, or no further than the effort allows.
+    """An episode of random actions, of all agents, from its reset on, after which `begun` is
+    called; of one step at least.
 
     Args:
         disturbed: whether the global generators are drawn from between the steps.
         environments: how many are played side by side; what is returned is the first one's. The
             others have other seeds and actions.
-        begun: is called after the reset.
     """
     (actions,) = (column for column in step_columns(spec) if column.name == "actions")
     agents, count = simulator.agents, environments * simulator.agents
@@ -300,6 +265,7 @@ def _play(
             random.random()
             np.random.random()
 
+    after_a_step = ("rewards", "reward_parts", "outcomes", "terminated", "truncated")
     simulator.reset(running, SEED + running // agents)
     begun()
     record("observations", ACTION_MASKS)
@@ -314,34 +280,25 @@ def _play(
             beside = random_actions(simulator, actions, others, slice(agents, count))
             chosen = np.concatenate([chosen, beside])
         simulator.step(chosen, running)
-        record("observations", ACTION_MASKS, "rewards", "reward_parts", "outcomes", *_ENDS)
+        record("observations", ACTION_MASKS, *after_a_step)
         running = running[~(simulator.terminated | simulator.truncated)[running]]
     return rows
 
 
-def _masks_of(simulator: EnvironmentsSimulator) -> dict[str, str]:
-    """Where an environment that was reset has masks."""
-    found = simulator.masks.found_in
-    return {} if found is None else {"action_mask": found}
-
-
-def _difference(first: list[_Row], second: list[_Row]) -> _Difference | None:
-    """How the second episode differs; None if it does not."""
+def _difference(first: list[_Row], second: list[_Row]) -> tuple[str, bool]:
+    """What differs between two episodes, and from which step on, in words, and whether that is by
+    rounding alone; "" where nothing does."""
     for step, (one, other) in enumerate(zip(first, second, strict=False)):
         names = [name for name in one if one[name].tobytes() != other[name].tobytes()]
         if not names:
             continue
         shown = " and ".join(name.replace("_", " ") for name in names)
         where = f"{shown} differ from {f'step {step}' if step else 'reset'} on"
-        gaps = [_gap(one[name], other[name]) for name in names]
-        if max(gaps) > _ROUNDING:
-            return _Difference(where, "")
-        rounding = (
-            "numbers are added in an order that is not always the same, such as that of a set, "
-            "whose order depends on where its objects lie in memory; sort them first"
-        )
-        return _Difference(f"{where}, there by rounding ({max(gaps):.0e} of their size)", rounding)
-    return None
+        gap = max(_gap(one[name], other[name]) for name in names)
+        if gap > _ROUNDING:
+            return where, False
+        return f"{where}, there by rounding ({gap:.0e} of their size)", True
+    return "", False
 
 
 def _gap(one: np.ndarray, other: np.ndarray) -> float:
@@ -353,9 +310,8 @@ def _gap(one: np.ndarray, other: np.ndarray) -> float:
     # A number near 0 may be the difference of larger ones.
     size = np.maximum(size, _ROUNDING * size.max(initial=0))
     with np.errstate(all="ignore"):
-        gaps = np.abs(one - other)[one != other] / size[one != other]
-    greatest = gaps.max(initial=0)
-    return float(greatest) if np.isfinite(greatest) else math.inf
+        gap = float((np.abs(one - other)[one != other] / size[one != other]).max(initial=0))
+    return gap if math.isfinite(gap) else math.inf
 
 
 def _global_states() -> dict[str, object]:
@@ -364,30 +320,17 @@ def _global_states() -> dict[str, object]:
     return {"random": random.getstate(), "np.random": (key.tobytes(), position)}
 
 
-def _drawn_since(before: dict[str, object]) -> list[str]:
-    return [name for name, state in _global_states().items() if state != before[name]]
+def _drawn_since(before: dict[str, object]) -> str:
+    """The names of the generators that were drawn from."""
+    states = _global_states()
+    return " and ".join(name for name, state in states.items() if state != before[name])
 
 
-def _layer_at_fault(env: object) -> str:
-    """The innermost wrapper, or the environment itself, that does not repeat itself."""
-    layers = [env]
-    while isinstance(layers[-1], gymnasium.Wrapper):
-        layers.append(layers[-1].env)
-    for layer in reversed(layers):
-        with contextlib.suppress(Exception):
-            if _shown(layer) != _shown(layer):
-                kind = "the wrapper " if isinstance(layer, gymnasium.Wrapper) else ""
-                return f"{kind}{type(layer).__name__}"
-    return type(layers[-1]).__name__
-
-
-def _shown(layer: gymnasium.Env) -> list[str]:
-    """An episode as text, to the last digit."""
-    layer.action_space.seed(SEED)
-    returned, ended = [layer.reset(seed=SEED)[0]], False
-    while not ended and len(returned) <= QUICK.steps:
-        observation, reward, terminated, truncated, _ = layer.step(layer.action_space.sample())
-        returned.append((observation, reward))
-        ended = terminated or truncated
-    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
-        return [repr(each) for each in returned]
+def _classes(env: object) -> str:
+    """The classes of an environment's wrappers, but those of Gymnasium's registry, and its own."""
+    names = []
+    while isinstance(env, gymnasium.Wrapper):
+        if not isinstance(env, TimeLimit | OrderEnforcing):
+            names.append(type(env).__name__)
+        env = env.env
+    return " or ".join([*names, type(env).__name__])

@@ -1,20 +1,41 @@
 """What an environment returned, checked and written into a simulator's rows.
 
-Whatever is wrong raises `SimulatorError`, of kind "invalid", with the slot.
+Whatever is wrong raises `SimulatorError`, of kind "invalid", with the slot. The caller checks that
+numbers are finite, of all slots together.
 """
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 
+from flame_rl.actor.environments.masks import (
+    ACTION_MASK,
+    OBSERVATION,
+    allowed_choices,
+    allows_something,
+    first_choices,
+)
 from flame_rl.actor.environments.observations import write_observation
-from flame_rl.actor.failure import SimulatorError, of_another_api, summary, traceback_of
-from flame_rl.actor.simulators.simulator import Simulator
+from flame_rl.actor.failure import (
+    SimulatorError,
+    invalid,
+    is_interrupt,
+    of_another_api,
+    summary,
+    traceback_of,
+)
+from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.wire.inputs import ObservationPart
+from flame_rl.wire.masks import pack_masks
+from flame_rl.wire.messages import MaskSource
+from flame_rl.wire.spaces import choices_of
 
 # What Python says, in the code that calls an environment, of one with other parameters or results.
 _OF_ANOTHER_API = re.compile(r"to unpack|cannot unpack|unexpected keyword arg|positional argument")
@@ -22,13 +43,25 @@ _CALLERS = ("gymnasium.core", "gymnasium.wrappers.", "pettingzoo.utils.", "flame
 
 
 def raised(source: str, error: BaseException, slot: int) -> SimulatorError:
-    """The failure of an environment whose `source`, "reset" or "step", raised an exception."""
+    """The failure of an environment whose `source`, "reset" or "step", raised this, be it
+    SystemExit. Raises Ctrl-C, which is none of its own."""
+    if is_interrupt(error):
+        raise error
     if isinstance(error, TypeError | ValueError) and _OF_ANOTHER_API.search(str(error)):
         *_, (last, _) = traceback.walk_tb(error.__traceback__)
         if last.f_globals.get("__name__", "").startswith(_CALLERS):
             return of_another_api(f"{source}: {summary(error)}")
     text = f"{source} raised {summary(error)}"
     return SimulatorError("simulator", text, slot, traceback_of(error))
+
+
+@contextmanager
+def calling(source: str, slot: int) -> Iterator[None]:
+    """Turn what the environment raises in the block into its failure, as `raised` does."""
+    try:
+        yield
+    except BaseException as error:
+        raise raised(source, error, slot) from error
 
 
 def first_returned(returned: object) -> tuple[object, Mapping[object, object]]:
@@ -49,38 +82,29 @@ def take_observation(
         write_observation(parts, observation, row)
     except ValueError as error:
         name, _, what = str(error).partition(": ")
-        raise SimulatorError("invalid", f"{name}: {source} returned {what}", slot) from error
+        raise invalid(f"{name}: {source} returned {what}", slot) from error
 
 
 def take_outcome(
     simulator: Simulator, slot: int, reward: object, terminated: object, truncated: object
 ) -> None:
     """Write the reward of a slot's step, and whether its episode ended."""
-    shape = simulator.rewards.shape[1:]
-    wanted = f"an array of shape {shape}" if shape else "a single number"
-    simulator.rewards[slot] = _numbers("reward", reward, shape, wanted, slot)
-    ends = {"terminated": terminated, "truncated": truncated}
-    for name, end in ends.items():
+    simulator.rewards[slot] = _numbers("reward", reward, simulator.rewards.shape[1:], slot)
+    for name, end in (("terminated", terminated), ("truncated", truncated)):
         # Any other object would count as true: the text "False", or NaN.
-        if not isinstance(end, bool | np.bool_) and not (
-            isinstance(end, int | np.integer) and end in (0, 1)
-        ):
-            raise SimulatorError(
-                "invalid",
-                f"{name}: step returned {end!r:.60}, not True or False",
-                slot,
-            )
+        if not isinstance(end, bool | np.bool_ | int | np.integer) or end not in (0, 1):
+            raise invalid(f"{name}: step returned {end!r:.60}, not True or False", slot)
     simulator.terminated[slot], simulator.truncated[slot] = bool(terminated), bool(truncated)
 
 
 def take_info(simulator: Simulator, slot: int, info: object) -> None:
     """Write the parts of the reward and the outcomes in a step's `info`."""
     for place, name in enumerate(simulator.part_names):
-        simulator.reward_parts[slot, place] = _named(info, name, "--reward-parts", slot)
+        simulator.reward_parts[slot, place] = _named(info, name, "--reward-parts names", slot)
     ended = simulator.terminated[slot] or simulator.truncated[slot]
     for place, name in enumerate(simulator.outcome_names):
-        number = _named(info, name, "--outcomes", slot) if ended else 0
-        simulator.outcomes[slot, place] = number
+        when = "--outcomes names at an episode's end"
+        simulator.outcomes[slot, place] = _named(info, name, when, slot) if ended else 0
 
 
 def _named(info: object, name: str, flag: str, slot: int) -> np.ndarray:
@@ -89,27 +113,106 @@ def _named(info: object, name: str, flag: str, slot: int) -> np.ndarray:
     for key in [name] if name in info else name.split("."):
         if not isinstance(value, Mapping) or key not in value:
             listed = ", ".join(sorted(map(str, info))[:20]) or "nothing"
-            when = " at an episode's end" if flag == "--outcomes" else ""
-            raise SimulatorError(
-                "invalid",
-                f"info: step returned no {name!r}, which {flag} names{when}; it has {listed}",
-                slot,
-            )
+            raise invalid(f"info: step returned no {name!r}, which {flag}; it has {listed}", slot)
         value = value[key]
-    return _numbers(f"info[{name!r}]", value, (), "a single number", slot)
+    return _numbers(f"info[{name!r}]", value, (), slot)
 
 
-def _numbers(
-    name: str, value: object, shape: tuple[int, ...], wanted: str, slot: int
-) -> np.ndarray:
-    """The value as an array of real numbers of this shape, which an error calls `wanted`."""
+def _numbers(name: str, value: object, shape: tuple[int, ...], slot: int) -> np.ndarray:
+    """The value as an array of real numbers of this shape."""
     try:
         array = np.asarray(value)
     except ValueError:  # rows of different lengths
         array = np.asarray(None)
     if array.dtype.kind not in "biuf" or array.shape != shape:
-        what = f"an array of shape {array.shape}" if array.ndim else f"{value!r:.60}"
-        raise SimulatorError(
-            "invalid", f"{name}: step returned {what} where {wanted} belongs", slot
-        )
+        found = f"an array of shape {array.shape}" if array.ndim else f"{value!r:.60}"
+        wanted = f"an array of shape {shape}" if shape else "a single number"
+        raise invalid(f"{name}: step returned {found} where {wanted} belongs", slot)
     return array
+
+
+class Masks:
+    """Reads the masks of a simulator's environments into `Simulator.action_masks`.
+
+    Attributes:
+        found_in: where they are; None until the first reset has shown whether there are any.
+    """
+
+    def __init__(self, space: gymnasium.Space, found_in: MaskSource | None, rows: int) -> None:
+        """`space` is that of the actions, `found_in` where the masks are, if that is known before
+        the first reset, and `rows` the number of the simulator's; in each all is allowed."""
+        self.found_in = found_in
+        self._space = space
+        self._first = first_choices(space)
+        count = sum(choices_of(space))
+        # More than 1 where an environment returned something else than 0 and 1.
+        self._allowed = np.ones((rows, count), np.uint8)
+        # The shape of most masks, which need no other check.
+        self._usual = (count,) if isinstance(space, spaces.Discrete) else None
+
+    @property
+    def read(self) -> bool:
+        """Whether there are masks."""
+        return self.found_in in ("info", "observation")
+
+    def of(
+        self, observation: object, info: object, slot: int, source: str
+    ) -> tuple[object, object]:
+        """What `source`, "reset" or "step", returned, as an observation without its mask and what
+        has the mask."""
+        if self.found_in is None:
+            found = isinstance(info, Mapping) and ACTION_MASK in info
+            self.found_in = "info" if found else "none"
+        if self.found_in != "observation":
+            return observation, info
+        if not isinstance(observation, Mapping) or OBSERVATION not in observation:
+            raise invalid(
+                f"observation: {source} returned {observation!r:.80} where a dictionary of "
+                f"{OBSERVATION!r} and {ACTION_MASK!r} is expected",
+                slot,
+            )
+        return observation[OBSERVATION], observation
+
+    def take(self, slot: int, holder: object, source: str, ended: bool = False) -> None:
+        """Read the mask in what `of` returned; at an episode's end there may be none."""
+        mask = holder.get(ACTION_MASK) if isinstance(holder, Mapping) else None
+        allowed = self._allowed[slot]
+        if type(mask) is np.ndarray and mask.dtype == np.int8 and mask.shape == self._usual:
+            allowed[:] = mask
+        elif mask is None and ended:
+            allowed[:] = 1
+        elif mask is None:
+            raise invalid(
+                f"{ACTION_MASK}: {source} returned none in its {self.found_in}, where the first "
+                "reset had one; give one at every reset and step, or leave them out "
+                "(--no-action-mask)",
+                slot,
+            )
+        else:
+            try:
+                allowed[:] = allowed_choices(self._space, mask)
+            except ValueError as error:
+                raise invalid(f"{ACTION_MASK}: {source} returned {error}", slot) from error
+
+    def wait(self, slot: int) -> None:
+        """It is another agent's turn: the first choice of each factor, which does nothing, is the
+        only one."""
+        self._allowed[slot] = 0
+        self._allowed[slot, self._first] = 1
+
+    def write(self, simulator: Simulator, slots: np.ndarray, source: str) -> None:
+        """Write the masks of these slots, int [n], after checking that each factor has a choice; a
+        mask of no choice at an episode's end allows all, because nothing is chosen there."""
+        rows = as_rows(slots)
+        allowed = self._allowed[rows]
+        wrong = ~allows_something(allowed, self._first) | (allowed.max(axis=1) > 1)
+        for slot in slots[wrong].tolist():
+            mask = self._allowed[slot]
+            ended = simulator.terminated[slot] or simulator.truncated[slot]
+            if mask.max() <= 1 and ended and source == "step":
+                mask[:] = 1
+                continue
+            reason = "not 0 and 1" if mask.max() > 1 else "which allows nothing: allow one choice"
+            text = f"{ACTION_MASK}: {source} returned {mask.tolist()!s:.80}, {reason}"
+            raise invalid(text, slot)
+        simulator.action_masks[rows] = pack_masks(self._allowed[rows])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flame_rl.nets.layers import ROW_BLOCK
-from flame_rl.wire.masks import mask_bytes
+from flame_rl.wire.masks import ACTION_MASKS, mask_bytes
 from flame_rl.wire.messages import Column
 
 
@@ -28,7 +28,6 @@ class Simulator:
         observations: float32 [W, D], or uint8 of a single column of that type: each slot's current
             observation, flattened.
         observed: the columns that observations are recorded in, side by side.
-        inputs: the part of `observations` that each of them records, by its name.
         rewards: float64 [W], or [W, K] of a reward that is a vector, of the slot's last step.
         reward_parts: float64 [W, P], the numbers that `Environment.reward_parts` names, of the
             slot's last step.
@@ -37,6 +36,9 @@ class Simulator:
         action_masks: uint8 [W, M]: the choices that each slot's current observation allows, as in
             flame_rl/wire/masks.py; M is 0 without masks.
         terminated, truncated: bool [W], after the slot's last step.
+        recorded: the arrays that columns are recorded from, by the columns' names: the rewards,
+            their parts, the outcomes, the masks, and the part of `observations` of each of
+            `observed`.
     """
 
     def __init__(
@@ -57,7 +59,6 @@ class Simulator:
         dtype = observed[0].dtype if len(observed) == 1 else "float32"
         self.observations = np.zeros((rows, ends[-1]), dtype)
         views = np.split(self.observations, ends[:-1], axis=1)
-        self.inputs = {c.name: view for c, view in zip(observed, views, strict=True)}
         self.rewards = np.zeros((rows, *reward_shape))
         self.reward_parts = np.zeros((rows, len(reward_parts)))
         self.outcomes = np.zeros((rows, len(outcomes)))
@@ -65,27 +66,26 @@ class Simulator:
         self.terminated = np.zeros(rows, bool)
         self.truncated = np.zeros(rows, bool)
         self.part_names, self.outcome_names = reward_parts, outcomes
+        self.recorded = {c.name: view for c, view in zip(observed, views, strict=True)} | {
+            "rewards": self.rewards,
+            "reward_parts": self.reward_parts,
+            "outcomes": self.outcomes,
+            ACTION_MASKS: self.action_masks,
+        }
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin an episode in each of `slots`, determined by its seed.
-
-        Args:
-            slots: int [n], ascending; of an environment, those of all agents.
-            seeds: int [n]; of an environment, the same for all agents.
-
-        Raises:
-            SimulatorError: the environment failed, or returned invalid data; `step` raises it too.
-        """
+        """Begin an episode in each of `slots`, int [n], ascending, determined by its seed, int [n];
+        of an environment, in the slots of all agents with one seed. Raises SimulatorError if the
+        environment failed, or returned invalid data; so does `step`."""
         raise NotImplementedError
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
-        """Take one step in each of `slots`; the other slots stay as they are.
+        """Take one step in each of `slots`, int [n], ascending, all with a running episode; the
+        other slots stay as they are.
 
-        Args:
-            actions: a row for each slot up to at least the highest in `slots`, other rows are not
-                used: float32 [rows, A], from -1 at the lower bound to 1 at the upper one, or int32
-                [rows] or [rows, F], counted from 0; see `environments.actions`.
-            slots: int [n], ascending: those with a running episode.
+        Actions have a row for each slot up to at least the highest: float32 [rows, A], from -1 at
+        the lower bound to 1 at the upper one, or int32 [rows] or [rows, F], counted from 0; see
+        `environments.actions`.
         """
         raise NotImplementedError
 
@@ -95,11 +95,8 @@ class Simulator:
 
 
 def as_rows(slots: np.ndarray) -> slice | np.ndarray:
-    """An index of the rows of `slots`; a slice, which copies nothing, if they are consecutive.
-
-    Args:
-        slots: int [n], ascending.
-    """
+    """An index of the rows of `slots`, int [n], ascending; a slice, which copies nothing, if they
+    are consecutive."""
     if len(slots) == 0:
         return slice(0, 0)
     first, last = int(slots[0]), int(slots[-1])

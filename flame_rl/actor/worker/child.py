@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from flame_rl.actor.worker.frames import CLOSE_SECONDS, PROGRESS, read_frame, write_frame
+from flame_rl.actor.worker.process import CLOSE_SECONDS, PROGRESS, read_frame, write_frame
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, PolicySnapshot
 from flame_rl.wire.packing import Buffer, WireError
@@ -24,14 +24,8 @@ from flame_rl.wire.packing import Buffer, WireError
 def main(
     questions_fd: int, answers_fd: int, last_words_fd: int, lifeline: int, progress_fd: int
 ) -> None:
-    """Read frames and answer requests until the pipe of the questions closes.
-
-    Args:
-        questions_fd, answers_fd: the pipes of the frames.
-        last_words_fd: the file for the traceback of a crash.
-        lifeline: the pipe whose other end the supervisor holds.
-        progress_fd: the file for `frames.PROGRESS` of the task.
-    """
+    """Read frames and answer requests until the pipe of the questions closes; the other descriptors
+    are as in `supervisor._Player`."""
     faulthandler.enable(os.fdopen(last_words_fd, "w"))
     questions = os.fdopen(questions_fd, "rb", buffering=0)
     answers = os.fdopen(answers_fd, "wb", buffering=0)
@@ -58,8 +52,7 @@ def main(
             environment = codec.decode_describe(frame)
             simulator, spec = describe(environment)
             # As requests will name it.
-            described = replace(environment, env_id=spec.env_id, slots=spec.slots)
-            simulators[described] = simulator
+            simulators[replace(environment, slots=spec.slots)] = simulator
             return codec.encode_description(spec)
         request = codec.decode_request(frame)
         environment = request.environment

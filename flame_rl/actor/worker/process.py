@@ -1,15 +1,21 @@
-"""A module of this package in a process of its own."""
+"""A module of this package in a process of its own, and the frames that the two exchange: a fixed
+head, then a message of `flame_rl.wire`."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
 import signal
+import struct
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
+
+from flame_rl.actor.memory import peak_bytes
+from flame_rl.wire.packing import Buffer
 
 # Not by PYTHONPATH: a folder whose path has a colon cannot be named there.
 # What the process starts in its turn inherits no pipe.
@@ -25,6 +31,20 @@ _ONE_THREAD = {
     "MKL_NUM_THREADS": "1",
     "VECLIB_MAXIMUM_THREADS": "1",
 }
+# The time that a process has to close its environments.
+CLOSE_SECONDS = 5.0
+# The size of the message and the peak memory of its sender, both in bytes.
+_HEAD = struct.Struct("<QQ")
+# What a child has played of its task: episodes that have ended, and env steps.
+PROGRESS = struct.Struct("<QQ")
+# Far above any real answer; a child that announces more is not answering.
+_MAX_FRAME_BYTES = 1 << 34
+# A frame is read in pieces of this size, so that memory is not taken for a size that a broken child
+# announces and never sends.
+_PIECE_BYTES = 1 << 26
+
+# Waits until a pipe can be read (POLLIN) or written (POLLOUT), or raises.
+Wait = Callable[[BinaryIO, int], None]
 
 
 class ChildProcess(subprocess.Popen[bytes]):
@@ -58,11 +78,11 @@ class ChildProcess(subprocess.Popen[bytes]):
         mine, answers = os.pipe()
         self.answers: BinaryIO = os.fdopen(mine, "rb", buffering=0)
         descriptors = [theirs, answers, *descriptors]
+        # -P: modules are found where the parent finds them, and nowhere else.
+        command = [sys.executable, "-P", "-c", _RUN, json.dumps(path), module]
         try:
             super().__init__(
-                # -P: modules are found where the parent finds them, and nowhere else.
-                [sys.executable, "-P", "-c", _RUN, json.dumps(path), module]
-                + [str(number) for number in descriptors],
+                command + [str(number) for number in descriptors],
                 stdin=subprocess.DEVNULL,
                 stdout=prints,
                 stderr=prints,
@@ -102,3 +122,45 @@ class ChildProcess(subprocess.Popen[bytes]):
     def _close_pipes(self) -> None:
         self.questions.close()
         self.answers.close()
+
+
+def write_frame(pipe: BinaryIO, frame: Buffer | list[Buffer], wait: Wait | None = None) -> None:
+    """Send a frame, given whole or in parts. `wait` is called where the pipe takes no more for now;
+    a pipe that blocks needs none. Raises what `wait` does, and OSError if nobody reads."""
+    parts = frame if isinstance(frame, list) else [frame]
+    for part in (_HEAD.pack(sum(map(len, parts)), peak_bytes()), *parts):
+        view = memoryview(part)
+        while view:
+            written = pipe.write(view)
+            if written is not None:
+                view = view[written:]
+            else:
+                wait(pipe, select.POLLOUT)
+
+
+def read_frame(pipe: BinaryIO, wait: Wait | None = None) -> tuple[bytearray, int]:
+    """A message and its sender's peak memory in bytes. `wait` is called where nothing can be read
+    for now. Raises what `wait` does, and OSError at the end of the pipe or for a message beyond
+    `_MAX_FRAME_BYTES`."""
+    size, memory = _HEAD.unpack(_read_exactly(pipe, _HEAD.size, wait))
+    if size > _MAX_FRAME_BYTES:
+        raise OSError(f"a frame of {size} bytes is announced")
+    return _read_exactly(pipe, size, wait), memory
+
+
+def _read_exactly(pipe: BinaryIO, size: int, wait: Wait | None) -> bytearray:
+    pieces: list[bytearray] = []
+    while size > 0:
+        piece = bytearray(min(size, _PIECE_BYTES))
+        view = memoryview(piece)
+        while view:
+            count = pipe.readinto(view)
+            if count == 0:
+                raise BrokenPipeError("the other side is gone")
+            if count is not None:
+                view = view[count:]
+            else:
+                wait(pipe, select.POLLIN)
+        pieces.append(piece)
+        size -= len(piece)
+    return pieces[0] if len(pieces) == 1 else bytearray().join(pieces)

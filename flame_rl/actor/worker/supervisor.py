@@ -1,14 +1,15 @@
 """Supervise a child process that runs `collect_episodes`.
 
 A simulator may crash, hang or leak. It runs in a child, so that its death is a value: the
-`Worker` returns a `CollectFailure`, and starts a new child with the next call. The two talk over
-two pipes (frames.py).
+`Worker` returns a `CollectFailure`, and starts a new child with the next call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import select
 import signal
 import struct
 import subprocess
@@ -18,20 +19,19 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO, NamedTuple
 
-from flame_rl.actor.worker.frames import (
+from flame_rl.actor.worker.process import (
     CLOSE_SECONDS,
     PROGRESS,
-    enlarge,
+    ChildProcess,
     read_frame,
-    ready,
     write_frame,
 )
-from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, FailureKind
 from flame_rl.wire.packing import Buffer
 
-# What the pipe holds; an answer may have megabytes.
+# What the pipe of the answers holds, which may have megabytes: they then go through it in fewer
+# pieces than by Linux's default of 64 KiB. A user's pipes share a limit.
 _PIPE_BYTES = 1 << 18
 
 
@@ -41,8 +41,8 @@ class Limits(NamedTuple):
     Attributes:
         episodes: the number of the task's episodes.
         deadline: seconds after which the child is killed, if there is no answer.
-        child_episodes: a child is replaced after it has played this many.
-        child_megabytes: a child is replaced if its peak memory exceeds this.
+        child_episodes, child_megabytes: a child is replaced after it has played this many, or if
+            its peak memory exceeds this.
         workers: how many workers of an executor share the task; see team.py.
     """
 
@@ -54,16 +54,10 @@ class Limits(NamedTuple):
 
 
 class _Player(ChildProcess):
-    """The child, and what its supervisor remembers of it.
-
-    Attributes:
-        last_words: the file for the traceback of a crash.
-        progress: the file in which it notes how far it is with its task.
-        asked: whether it was ever asked anything, so that it may have environments.
-        sent: the encoded weights that it holds.
-        episodes: how many it has played.
-        memory_bytes: its peak memory at its last answer.
-    """
+    """The child, and what its supervisor remembers of it: the files for the traceback of a crash
+    and for its progress with a task, whether it was ever asked anything, so that it may have
+    environments, the encoded weights that it holds, the number of episodes that it has played, and
+    its peak memory at its last answer."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -81,13 +75,13 @@ class _Player(ChildProcess):
             os.close(lifeline)
         for pipe in (self.questions, self.answers):
             os.set_blocking(pipe.fileno(), False)
-        enlarge(self.answers, _PIPE_BYTES)
+        with contextlib.suppress(OSError, AttributeError):  # beyond the limit, or not on Linux
+            fcntl.fcntl(self.answers, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def end(self, seconds: float = 0.0) -> bool:
         in_time = super().end(seconds)
-        self.last_words.close()
-        self.progress.close()
-        self._lifeline.close()
+        for file in (self.last_words, self.progress, self._lifeline):
+            file.close()
         return in_time
 
 
@@ -123,10 +117,9 @@ class Worker:
         with self._calling:
             if self._closed:
                 raise BrokenPipeError("this worker is closed")
-            if self._child is not None and self._child.poll() is None:
-                return
-            self._end_child()
-            self._child = _Player()
+            if self._child is None or self._child.poll() is not None:
+                self._end_child()
+                self._child = _Player()
 
     def describe(
         self,
@@ -134,16 +127,9 @@ class Worker:
         deadline: float,
         withdrawn: Callable[[], bool] = lambda: False,
     ) -> Buffer:
-        """Let the child describe an environment.
-
-        Args:
-            environment: what is described; the child keeps its simulator.
-            deadline: seconds that the answer may take.
-            withdrawn: as in `collect`.
-
-        Returns:
-            An encoded `EnvironmentSpec` or `CollectFailure`.
-        """
+        """Let the child describe an environment, whose simulator it keeps, within `deadline`
+        seconds; `withdrawn` is as in `collect`. Returns an encoded `EnvironmentSpec` or
+        `CollectFailure`."""
         question = codec.encode_describe(environment)
         with self._calling:
             return self._call(lambda: [question], deadline, withdrawn)
@@ -185,7 +171,9 @@ class Worker:
                     or child.episodes >= limits.child_episodes
                     or child.memory_bytes > limits.child_megabytes * 1_000_000
                 ):
-                    self._replace()
+                    self._end_child(CLOSE_SECONDS)
+                    with contextlib.suppress(OSError):  # the next call reports it
+                        self.start()
             return answer
 
     def close(self) -> None:
@@ -210,8 +198,11 @@ class Worker:
 
         def wait(pipe: BinaryIO, event: int) -> None:
             nonlocal told, limit
+            poll = select.poll()
+            poll.register(pipe, event)
             while True:
-                if ready(pipe, event, min(0.1, limit - time.monotonic())):
+                seconds = min(0.1, limit - time.monotonic())
+                if poll.poll(max(0.0, seconds) * 1000):
                     return
                 if time.monotonic() >= limit:
                     raise InterruptedError if told else TimeoutError
@@ -250,14 +241,12 @@ class Worker:
             message = "the learner has withdrawn this task"
         except OSError as error:
             message = f"the worker process {self._ending(error)}"
-        last_words = self._read_last_words()
+        last_words = ""
+        if self._child is not None:
+            self._child.last_words.seek(0)
+            last_words = self._child.last_words.read(20_000).decode(errors="replace")
         self._end_child(seconds_to_end)
         return codec.encode_failure(CollectFailure(kind, message, traceback=last_words))
-
-    def _replace(self) -> None:
-        self._end_child(CLOSE_SECONDS)
-        with contextlib.suppress(OSError):  # the next call reports it
-            self.start()
 
     def _end_child(self, seconds: float = 0.0) -> None:
         """End the child; one that may have environments gets some seconds to close them."""
@@ -278,13 +267,10 @@ class Worker:
             code = self._child.wait(1.0)
         except subprocess.TimeoutExpired:
             return f"broke off: {error}"
-        return f"died by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-
-    def _read_last_words(self) -> str:
-        if self._child is None:
-            return ""
-        self._child.last_words.seek(0)
-        return self._child.last_words.read(20_000).decode(errors="replace")
+        if code >= 0:
+            return f"ended with exit code {code}"
+        known = -code in {*signal.Signals}
+        return f"died by {signal.Signals(-code).name if known else -code}"
 
 
 def _has_failed(answer: Buffer) -> bool:
@@ -292,10 +278,3 @@ def _has_failed(answer: Buffer) -> bool:
     if packing.message_type(answer) == "episodes":
         return False
     return codec.decode_failure(answer, env_id="").kind != "stale"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)

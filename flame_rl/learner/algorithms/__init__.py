@@ -1,1 +1,1 @@
-"""One file per algorithm, to be read from top to bottom; its flags are in flame_rl/settings/."""
+"""One file per algorithm, to be read from top to bottom; their table is in learner/make.py."""

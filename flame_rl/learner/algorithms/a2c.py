@@ -19,8 +19,8 @@ from flame_rl.learner.on_policy.losses import (
     policy_metrics,
 )
 from flame_rl.learner.on_policy.returns import standardize
-from flame_rl.learner.training.minibatches import Descent
-from flame_rl.settings.a2c import A2CSettings
+from flame_rl.learner.training.epoch import StepConfig
+from flame_rl.settings.algorithms import A2CSettings
 from flame_rl.settings.config import TrainConfig
 
 
@@ -38,7 +38,7 @@ def a2c(
     targets = advantages + values[batch.rows]
     networks.statistics.add_returns(targets)
 
-    columns = {"advantages": standardize(advantages, batch.shares)} | networks.columns(
+    columns = {"advantages": standardize(advantages, batch.importance_weights)} | networks.columns(
         batch, targets
     )
     epoch = shuffle(batch, columns, settings.minibatches, generator)
@@ -46,7 +46,7 @@ def a2c(
     networks.fit_values(batch, targets, settings.value_epochs, value_rate, generator)
     loss = policy_gradient_loss(settings.entropy_coefficient)
     rate = settings.learning_rate * decay
-    descent = Descent(rate, settings.max_grad_norm, settings.max_kl)
-    steps = networks.descend(epoch, loss, descent)
+    step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
+    steps = networks.descend(epoch, loss, step)
     explained = explained_variance(targets - advantages, targets)
-    return policy_metrics(steps, descent) | explained
+    return policy_metrics(steps, step) | explained

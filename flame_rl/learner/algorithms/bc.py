@@ -15,9 +15,9 @@ import numpy as np
 
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
 from flame_rl.learner.on_policy.batch import Batch
-from flame_rl.learner.training.minibatches import Descent
+from flame_rl.learner.training.epoch import StepConfig
+from flame_rl.learner.training.network import Gradient, Loss, Samples
 from flame_rl.nets.continuous import LOG_STD_RANGE
-from flame_rl.nets.network import Loss, Samples, Slope
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import Cloning
 
@@ -38,12 +38,12 @@ def bc(
     loss = LOSSES[networks.policy.module.snapshot().head.kind]
     targets = batch.estimated_returns(config.experiment.gamma)
     count = max(1, batch.steps // settings.clone_batch_size)
-    descent = Descent(settings.learning_rate * decay, settings.max_grad_norm)
+    step = StepConfig(settings.learning_rate * decay, settings.max_grad_norm)
     steps: list[dict[str, float]] = []
     for _ in range(settings.clone_epochs):
         columns = networks.columns(batch, targets)
         epoch = shuffle(batch, columns, count, generator)
-        steps += networks.descend(epoch, loss, descent)
+        steps += networks.descend(epoch, loss, step)
     names = "loss", "gradient_norm"
     means = {name: float(np.mean([step[name] for step in steps])) for name in names}
     return means | {"policy_steps": float(len(steps))}
@@ -51,14 +51,14 @@ def bc(
 
 def minus_log_probs(
     samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
     """-log pi(a | s), of a policy that gives it."""
     return {"loss": -log_probs}, (np.full_like(log_probs, -1.0), 0.0)
 
 
 def minus_squashed_log_probs(
     samples: Samples, output: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
     """-log pi(a | s) of a = tanh(u), u Gaussian: -log N(u; mean, std) + sum log(1 - a^2) (Haarnoja
     et al. 2018, eq. 26). With z = (u - mean) / std its slopes are -z / std for the mean, and
     1 - z^2 for log std, 0 where that is clipped. The output is [B, 2A]: means, then log stds."""
@@ -75,7 +75,7 @@ def minus_squashed_log_probs(
 
 def squared_errors(
     samples: Samples, actions: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
     """|a - mu(s)|^2 / 2; the output is mu(s), [B, A]."""
     errors = actions - samples["actions"]
     return {"loss": 0.5 * np.square(errors).sum(axis=1)}, (errors,)

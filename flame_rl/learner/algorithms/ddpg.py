@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from flame_rl.learner.algorithms.td3 import TD3
 from flame_rl.learner.training.trained import Train
+from flame_rl.settings.algorithms import DDPGSettings
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.ddpg import DDPGSettings
 from flame_rl.wire.messages import EnvironmentSpec
 
 

@@ -27,11 +27,11 @@ from flame_rl.learner.off_policy.values import (
     softmax,
     td_targets,
 )
+from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns, dueling
-from flame_rl.nets.network import Samples
+from flame_rl.settings.algorithms import DQNSettings
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.dqn import DQNSettings
 from flame_rl.wire.messages import EnvironmentSpec
 
 

@@ -22,10 +22,10 @@ from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.returns import discounted_returns
 from flame_rl.learner.on_policy.update import make_actor_critic
+from flame_rl.learner.training.network import Network, Samples
 from flame_rl.learner.training.trained import Train
-from flame_rl.nets.network import Network, Samples
+from flame_rl.settings.algorithms import ImpalaSettings
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.impala import ImpalaSettings
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 

@@ -18,16 +18,16 @@ import numpy as np
 from flame_rl.learner.on_policy.actor_critic import ActorCritic, shuffle
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.losses import (
-    OF_POLICY,
+    POLICY_NUMBERS,
     explained_variance,
     kl_terms,
     policy_metrics,
 )
 from flame_rl.learner.on_policy.returns import standardize
-from flame_rl.learner.training.minibatches import Descent
-from flame_rl.nets.network import ElementwiseLoss, Loss, Samples, Slope
+from flame_rl.learner.training.epoch import StepConfig
+from flame_rl.learner.training.network import Gradient, Loss, NativeLoss, Samples
+from flame_rl.settings.algorithms import PPOSettings
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.ppo import PPOSettings
 
 
 def ppo(
@@ -41,9 +41,9 @@ def ppo(
     settings: PPOSettings = config.algorithm
     loss = clipped_loss(settings.clip_range, settings.entropy_coefficient)
     rate, value_rate = settings.learning_rate * decay, settings.value_learning_rate * decay
-    descent = Descent(rate, settings.max_grad_norm, settings.max_kl)
+    step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
     steps: list[dict[str, float]] = []
-    too_far = False
+    exceeded = False
     for number in range(settings.epochs):
         if number == 0 or settings.recompute_advantages:
             values = networks.values(batch)
@@ -53,29 +53,35 @@ def ppo(
             explained = explained_variance(targets - advantages, targets)
             networks.statistics.add_returns(targets)
 
-        if not too_far:
-            columns = {"advantages": standardize(advantages, batch.shares)} | networks.columns(
-                batch, targets
-            )
+        columns = networks.columns(batch, targets)
+        columns["advantages"] = standardize(advantages, batch.importance_weights)
+        # The values begin their epoch first: it may run on another core beside the policy's.
+        epoch = None
+        if not exceeded:
             epoch = shuffle(batch, columns, settings.minibatches, generator)
         networks.fit_values(batch, targets, 1, value_rate, generator)
-        if not too_far:
-            steps += networks.descend(epoch, loss, descent)
-            too_far = descent.leads_too_far(steps[-1])
-        if too_far and networks.shared:
+        if epoch is not None:
+            steps += networks.descend(epoch, loss, step)
+            exceeded = step.exceeds_kl(steps[-1])
+        # A policy that has moved far enough stops; values of their own learn on.
+        if exceeded and networks.shared:
             break
-    return policy_metrics(steps, descent) | explained
+    return policy_metrics(steps, step) | explained
 
 
 @cache
 def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
-    """Minus the clipped objective (Schulman et al. 2017, eq. 7) and the entropy bonus. Samples have
-    "advantages" and "log_probs", by the policy before the update."""
+    """Minus the clipped objective (Schulman et al. 2017, eq. 7) and the entropy bonus.
+
+    Samples have "advantages" and "log_probs", by the policy before the update, and perhaps
+    importance "weights"; the network's outputs are log-probabilities and entropies, [B] each. This
+    function is the loss wherever torch has the network; compiled networks have the same as
+    `CLIPPED` in learner/compiled/core.c."""
     low, high, c = 1 - clip_range, 1 + clip_range, entropy_coefficient
 
     def loss(
         samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
         advantages = samples["advantages"]
         log_ratio = log_probs - samples["log_probs"]
         ratio = np.exp(log_ratio)
@@ -85,10 +91,9 @@ def clipped_loss(clip_range: float, entropy_coefficient: float) -> Loss:
         numbers = {
             "loss": -np.minimum(plain, clipped) - c * entropies,
             "entropy": entropies,
-            "kl": kl_terms(log_ratio, samples.get("shares", 1.0)),
+            "kl": kl_terms(log_ratio, samples.get("weights", 1.0)),
         }
-        # d ratio / d log_prob is the ratio; where the clipped term is smaller, its slope is 0.
-        slope = np.where(plain <= clipped, -plain, 0.0)
-        return numbers, (slope, -c)
+        # d ratio / d log_prob is the ratio; where the clipped term is smaller, it is constant.
+        return numbers, (np.where(plain <= clipped, -plain, 0.0), -c)
 
-    return ElementwiseLoss(loss, OF_POLICY)
+    return NativeLoss(loss, "clipped", POLICY_NUMBERS, clip_range, c)

@@ -20,9 +20,9 @@ from flame_rl.learner.on_policy.losses import (
     policy_metrics,
 )
 from flame_rl.learner.on_policy.returns import above_baseline, leave_one_out, standardize
-from flame_rl.learner.training.minibatches import Descent
+from flame_rl.learner.training.epoch import StepConfig
+from flame_rl.settings.algorithms import ReinforceSettings
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.reinforce import ReinforceSettings
 
 
 def reinforce(
@@ -54,6 +54,6 @@ def reinforce(
         networks.fit_values(batch, returns, settings.value_epochs, value_rate, generator)
     loss = policy_gradient_loss(settings.entropy_coefficient)
     rate = settings.learning_rate * decay
-    descent = Descent(rate, settings.max_grad_norm, settings.max_kl)
-    steps = networks.descend(epoch, loss, descent)
-    return policy_metrics(steps, descent) | explained
+    step = StepConfig(rate, settings.max_grad_norm, settings.max_kl)
+    steps = networks.descend(epoch, loss, step)
+    return policy_metrics(steps, step) | explained

@@ -26,11 +26,11 @@ from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
 from flame_rl.learner.training.flat import adam_of
+from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import Train
-from flame_rl.nets.network import Samples
+from flame_rl.settings.algorithms import SACSettings
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.sac import SACSettings
 from flame_rl.wire.messages import EnvironmentSpec
 
 
@@ -58,7 +58,7 @@ class SAC(GradientStep):
             config, spec, train, count=2, average=settings.average_critics
         )
         temperature = Temperature(settings.initial_temperature)
-        self._log_alpha = adam_of(temperature, self._pi.arithmetic)
+        self._log_alpha = adam_of(temperature)
         self._target_entropy = settings.target_entropy * self._width
         self.parts = {
             "policy": self.policy,
@@ -101,9 +101,9 @@ class SAC(GradientStep):
         numbers = self._critics.learn(samples, next_values, decay, bonus)
 
         actions, log_probs, backward = squashed_gaussian(forward.outputs[0], noise[-1])
-        values, value_slopes = self._critics.slopes(observations, actions)
-        slope = backward(-value_slopes, np.full_like(log_probs, alpha))
-        self._pi.descend(forward, (slope,), rate, halves=True)
+        values, gradients = self._critics.action_gradients(observations, actions)
+        gradient = backward(-gradients, np.full_like(log_probs, alpha))
+        self._pi.descend(forward, (gradient,), rate)
 
         self._log_alpha.gradient[0] = temperature_slope(log_probs, self._target_entropy)
         self._log_alpha.step(rate)

@@ -17,10 +17,10 @@ from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import check_shape, of_actions, q_loss, td_targets
+from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.trained import Train
-from flame_rl.nets.network import Samples
+from flame_rl.settings.algorithms import SarsaSettings
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.sarsa import SarsaSettings
 from flame_rl.wire.masks import allowed_in
 from flame_rl.wire.messages import EnvironmentSpec
 

@@ -26,9 +26,9 @@ from flame_rl.learner.off_policy.values import (
     huber,
     of_actions,
 )
+from flame_rl.learner.training.network import Gradient, Loss, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import Returns
-from flame_rl.nets.network import Loss, Samples, Slope
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
@@ -105,7 +105,7 @@ def successor_loss(weights: np.ndarray) -> Loss:
 
     def loss(
         samples: Samples, outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
         targets, chosen = distributions(samples, outputs, len(weights))
         errors, w = chosen - targets, weights.astype(chosen.dtype)
         numbers = {

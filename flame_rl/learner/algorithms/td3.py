@@ -16,10 +16,10 @@ import model
 from flame_rl.learner.off_policy.critics import CriticEnsemble
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
+from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.trained import TargetNetwork, Train
-from flame_rl.nets.network import Samples
+from flame_rl.settings.algorithms import TD3Settings
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.td3 import TD3Settings
 from flame_rl.wire.messages import EnvironmentSpec
 
 # Standard deviation of the noise during the warm-up: wide enough for any action.
@@ -95,8 +95,9 @@ class TD3(GradientStep):
 
         observations = samples["observations"]
         forward = self._mu.network.forward({"inputs": observations})
-        values, slopes = self._critics.slopes(observations, forward.outputs[0], first=True)
-        self._mu.descend(forward, (-slopes,), settings.learning_rate * decay, halves=True)
+        actions = forward.outputs[0]
+        values, gradients = self._critics.action_gradients(observations, actions, first=True)
+        self._mu.descend(forward, (-gradients,), settings.learning_rate * decay)
         self._target_mu.follow(settings.tau)
         self._critics.follow(settings.tau)
         return numbers | {"loss": -values}

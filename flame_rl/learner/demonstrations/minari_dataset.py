@@ -10,7 +10,7 @@ import numpy as np
 from flame_rl.actor.environments.masks import ACTION_MASK, OBSERVATION
 from flame_rl.learner.demonstrations.conversion import flattened
 from flame_rl.system.errors import UsageError
-from flame_rl.system.optional import require
+from flame_rl.system.machine import require
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import EnvironmentSpec
 

@@ -9,11 +9,12 @@ from torch import nn
 
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.state import Part
-from flame_rl.learner.training.minibatches import Descent, Epoch, descend
+from flame_rl.learner.training.epoch import Epoch, StepConfig
+from flame_rl.learner.training.minibatches import descend
+from flame_rl.learner.training.network import Loss, Samples
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of
-from flame_rl.nets.network import Loss, Samples
 
 
 class PolicyAlone:
@@ -43,6 +44,6 @@ class PolicyAlone:
         """See `ActorCritic`."""
         return {}
 
-    def descend(self, epoch: Epoch, loss: Loss, descent: Descent) -> list[dict[str, float]]:
+    def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
         """See `ActorCritic`."""
-        return descend(self.policy.network, self.adam, epoch, loss, descent)
+        return descend(self.policy.network, self.adam, epoch, loss, config)

@@ -19,7 +19,7 @@ from flame_rl.learner.on_policy.update import Update
 from flame_rl.learner.state import Part, learning_rate_factor
 from flame_rl.learner.training.choose import in_training
 from flame_rl.modules.networks import PolicyNetwork
-from flame_rl.settings.bc import BCSettings
+from flame_rl.settings.algorithms import BCSettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot

@@ -6,8 +6,8 @@ import numpy as np
 from torch import nn
 
 from flame_rl.learner.state import Part
+from flame_rl.learner.training.network import Gradient, Loss, Pass, Samples
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
-from flame_rl.nets.network import Loss, Pass, Samples, Slope
 from flame_rl.settings.config import TrainConfig
 
 
@@ -69,7 +69,7 @@ class ActionValues:
         self.descend(forward, slopes, decay)
         return numbers
 
-    def descend(self, forward: Pass, slopes: tuple[Slope, ...], decay: float) -> None:
+    def descend(self, forward: Pass, slopes: tuple[Gradient, ...], decay: float) -> None:
         """As `step`, given a forward pass of Q and the loss's slopes; see
         `TrainedNetwork.descend`."""
         settings = self._settings

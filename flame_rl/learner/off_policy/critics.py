@@ -16,9 +16,9 @@ from torch import nn
 
 import model
 from flame_rl.learner.state import Part
+from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import TargetNetwork, Train, TrainedNetwork
-from flame_rl.nets.network import Pass, Samples
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
@@ -111,8 +111,8 @@ class CriticEnsemble:
         def step(critic: TrainedNetwork) -> np.ndarray:
             forward = critic.network.forward(inputs)
             values = forward.outputs[0][:, 0]
-            slope = 2 * weights * (values - targets)
-            critic.descend(forward, (slope[:, None],), self._rate * decay)
+            gradient = 2 * weights * (values - targets)
+            critic.descend(forward, (gradient[:, None],), self._rate * decay)
             return values
 
         values = np.stack(at_once([partial(step, critic) for critic in self._critics]))
@@ -120,7 +120,7 @@ class CriticEnsemble:
         numbers = {"value_loss": errors * errors, "value": values}
         return numbers | {"td_error": errors.mean(axis=0)}
 
-    def slopes(
+    def action_gradients(
         self, observations: np.ndarray, actions: np.ndarray, first: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         """Values, and their derivatives with respect to the actions.
@@ -133,26 +133,21 @@ class CriticEnsemble:
         Returns:
             Q(s, a), float32 [B]; dQ/da, float32 [B, A].
         """
-        inputs, width = _inputs(observations, actions), self._observation_dim
+        inputs = _inputs(observations, actions)
         critics = self._critics[:1] if first else self._critics
         passes = at_once([partial(critic.network.forward, inputs) for critic in critics])
         values = np.stack([forward.outputs[0][:, 0] for forward in passes])
-
-        def slopes_of(forward: Pass, rows: np.ndarray | None = None) -> np.ndarray:
-            count = len(actions if rows is None else rows)
-            return forward.to_inputs((np.ones((count, 1), np.float32),), rows)[:, width:]
-
-        if len(passes) == 1 or self._average:
-            slopes = at_once([partial(slopes_of, forward) for forward in passes])
-            return values.mean(axis=0), np.mean(slopes, axis=0)
-        # Each sample's value is that of one critic, and the other has no slope there.
-        lower = values[0] <= values[1]
-        parts = np.flatnonzero(lower), np.flatnonzero(~lower)
-        found = at_once([partial(slopes_of, *each) for each in zip(passes, parts, strict=True)])
-        slopes = np.empty_like(actions)
-        for rows, own in zip(parts, found, strict=True):
-            slopes[rows] = own
-        return values.min(axis=0), slopes
+        # The share of each critic in each sample's value: of the smaller one all.
+        shares = np.full_like(values, 1 / len(values))
+        if len(values) == 2 and not self._average:
+            lower = values[0] <= values[1]
+            shares[:] = lower, ~lower
+        back = [
+            partial(forward.backward_inputs, (share[:, None],))
+            for forward, share in zip(passes, shares, strict=True)
+        ]
+        gradients = sum(at_once(back))
+        return (values * shares).sum(axis=0), gradients[:, self._observation_dim :]
 
     def follow(self, tau: float) -> None:
         """Let the target networks follow; see `TargetNetwork.follow`."""

@@ -19,10 +19,10 @@ from gymnasium import spaces
 
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.simulators.plain import PlainSimulator
-from flame_rl.actor.worker.frames import CLOSE_SECONDS
+from flame_rl.actor.worker.process import CLOSE_SECONDS
 from flame_rl.learner.training.frames import observations_of, step_rows
-from flame_rl.system.closing import close_within
 from flame_rl.system.errors import UsageError
+from flame_rl.system.signals import close_within
 from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import Environment, EnvironmentSpec, Episodes
 

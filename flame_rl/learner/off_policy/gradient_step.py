@@ -9,7 +9,7 @@ from torch import nn
 
 from flame_rl.learner.off_policy.replay.views import StoredSteps
 from flame_rl.learner.state import Part
-from flame_rl.nets.network import Samples
+from flame_rl.learner.training.network import Samples
 from flame_rl.wire.messages import Column, Episodes
 
 

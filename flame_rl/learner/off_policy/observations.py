@@ -10,11 +10,11 @@ from torch import nn
 
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.frames import SideBySide
+from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.modules.layers import layers_of, side_by_side
 from flame_rl.modules.observations import ObservationNormalizer, normalizers_of
 from flame_rl.nets.layers import NormalizeLayer
-from flame_rl.nets.network import Samples
 from flame_rl.wire.inputs import observation_inputs
 from flame_rl.wire.messages import PolicySnapshot
 

@@ -5,7 +5,7 @@ describe a return's distribution. A network's outputs [B, A * Z] are [B, A, Z], 
 arrays are float32 or float64, and so are the results. "Discounts" are gamma^k after k steps, and 0
 after an end, as in flame_rl/learner/off_policy/replay/views.py.
 
-Each loss is a `flame_rl.nets.network.Loss`. Samples have "actions", integers [B],
+Each loss is a `flame_rl.learner.training.network.Loss`. Samples have "actions", integers [B],
 "targets", and, where they were not drawn uniformly, importance "weights", [B] (Schaul et al. 2016,
 "Prioritized Experience Replay", section 3.4), which scale "loss" and its slope. Besides
 "loss", a loss returns "value", that of the action that was taken, and "td_error", never negative,
@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from flame_rl.learner.training.network import Gradient, Loss, Samples
 from flame_rl.modules.networks import dueling
-from flame_rl.nets.network import Loss, Samples, Slope
 from flame_rl.wire.masks import masked
 
 # Relative to the distance of two atoms: float32 rounds those of a wide support by less.
@@ -75,7 +75,9 @@ def huber(errors: np.ndarray) -> np.ndarray:
     return clipped * (size - 0.5 * clipped)
 
 
-def q_loss(samples: Samples, values: np.ndarray) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+def q_loss(
+    samples: Samples, values: np.ndarray
+) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
     """The Huber loss of the TD errors (Mnih et al. 2015). A `Loss`.
 
     Args:
@@ -157,7 +159,7 @@ def c51_loss(support: np.ndarray) -> Loss:
 
     def loss(
         samples: Samples, logits: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
         targets, chosen = distributions(samples, logits, atoms)
         log_p = _log_softmax(chosen)
         p = np.exp(log_p)
@@ -199,7 +201,7 @@ def quantile_loss(quantiles: int) -> Loss:
 
     def loss(
         samples: Samples, outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
         targets, chosen = distributions(samples, outputs, quantiles)
         rows = max(1, _PAIRS // quantiles**2)
         starts = range(0, len(chosen), rows)
@@ -246,7 +248,7 @@ def dueling_loss(loss: Loss, atoms: int = 1) -> Loss:
 
     def whole(
         samples: Samples, outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
         numbers, (slope,) = loss(samples, dueling(outputs, atoms))
         return numbers, (dueling_slope(slope, atoms),)
 
@@ -265,7 +267,7 @@ def distributions(
 
 def apply_weights(
     samples: Samples, numbers: dict[str, np.ndarray], slope: np.ndarray, outputs: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
     """The numbers, and the slope at the outputs of the samples' actions: [B] or [B, Z] -> [B, A]
     or [B, A * Z]; both with the importance weights, where there are any."""
     rows = len(outputs)

@@ -15,22 +15,20 @@ from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.on_policy.value_epochs import ValueTraining
 from flame_rl.learner.state import Part
 from flame_rl.learner.training.adam import Adam
-from flame_rl.learner.training.frames import SideBySide, time_steps
-from flame_rl.learner.training.losses import Term, differentiate_sum, metrics_of, output_as_loss
-from flame_rl.learner.training.minibatches import (
-    Descent,
+from flame_rl.learner.training.epoch import (
     Epoch,
-    descend,
-    descend_by,
+    StepConfig,
     number_of_minibatches,
     random_order,
 )
+from flame_rl.learner.training.frames import SideBySide, time_steps
+from flame_rl.learner.training.losses import Term, differentiate_sum, metrics_of, output_as_loss
+from flame_rl.learner.training.minibatches import descend, descend_by
+from flame_rl.learner.training.network import Loss, Network, Samples
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import at_once, outputs
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.nets.network import Loss, Network, Samples
-from flame_rl.settings.groups import OnPolicy
-from flame_rl.settings.losses import OWN, loss_name
+from flame_rl.settings.groups import OWN, OnPolicy, loss_name
 
 
 class ActorCritic(Protocol):
@@ -74,13 +72,13 @@ class ActorCritic(Protocol):
         [N], are those of the values."""
         ...
 
-    def descend(self, epoch: Epoch, loss: Loss, descent: Descent) -> list[dict[str, float]]:
+    def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
         """Train the policy for an epoch; where one network is both, on the weighted sum of its
         losses.
 
         Returns:
-            For each minibatch, up to one that led too far, the losses' numbers by name, means over
-            its steps, and "gradient_norm".
+            For each minibatch, up to one that exceeded the KL limit, the losses' numbers by name,
+            means over its steps, and "gradient_norm".
         """
         ...
 
@@ -174,8 +172,8 @@ class TwoNetworks:
     def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
         return {}
 
-    def descend(self, epoch: Epoch, loss: Loss, descent: Descent) -> list[dict[str, float]]:
-        return descend(self.policy.network, self.adam, epoch, loss, descent)
+    def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
+        return descend(self.policy.network, self.adam, epoch, loss, config)
 
     def fit_values(
         self,
@@ -192,7 +190,7 @@ class TwoNetworks:
         orders = [random_order(batch.steps, count, generator, batch.time) for _ in range(epochs)]
         self.training.begin(
             [Epoch(batch.value_inputs, batch.rows, columns, order, count) for order in orders],
-            Descent(learning_rate, self._settings.max_grad_norm),
+            StepConfig(learning_rate, self._settings.max_grad_norm),
         )
 
     def finish(self) -> dict[str, float]:
@@ -244,7 +242,7 @@ class OneNetwork:
         own = target_columns(targets, self._network.module)
         return own | batch.outcomes() if self._settings.auxiliary else own
 
-    def descend(self, epoch: Epoch, loss: Loss, descent: Descent) -> list[dict[str, float]]:
+    def descend(self, epoch: Epoch, loss: Loss, config: StepConfig) -> list[dict[str, float]]:
         settings, (policy, value) = self._settings, OWN
         terms = [
             Term(policy, 1.0, loss, outputs=(0, 1)),
@@ -256,7 +254,7 @@ class OneNetwork:
         def gradient_of(minibatch: Samples) -> dict[str, float]:
             return differentiate_sum(terms, self._network.network, minibatch, self.adam.gradient)
 
-        return descend_by(gradient_of, self.adam, epoch, descent)
+        return descend_by(gradient_of, self.adam, epoch, config)
 
     def fit_values(
         self,
@@ -356,5 +354,5 @@ def shuffle(batch: Batch, columns: Samples, wanted: int, generator: np.random.Ge
     if batch.time is not None:
         columns["time"] = batch.time
     if batch.weights is not None:
-        columns["shares"] = batch.shares.astype(np.float32)
+        columns["weights"] = batch.importance_weights.astype(np.float32)
     return Epoch(batch.policy_inputs, batch.rows, columns, order, count)

@@ -14,7 +14,7 @@ from flame_rl.learner.on_policy.returns import (
     time_steps,
 )
 from flame_rl.learner.training.frames import SideBySide, Stacks, observations_of
-from flame_rl.nets.network import Samples
+from flame_rl.learner.training.network import Samples
 from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import Episodes
 
@@ -54,9 +54,9 @@ class Batch:
     value_inputs: np.ndarray | SideBySide | Stacks | None = None
 
     @property
-    def shares(self) -> np.ndarray | float:
+    def importance_weights(self) -> np.ndarray | float:
         """Weights over their mean, float64 [N]; 1 where all count alike."""
-        # Where no action is possible any more, all are 0.
+        # All weights are 0 if no recorded action is still possible.
         return 1.0 if self.weights is None else self.weights / max(self.weights.mean(), _TINY)
 
     @property

@@ -11,9 +11,9 @@ from flame_rl.learner.on_policy.actor_critic import Computed
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.losses import kl_terms
 from flame_rl.learner.training.flat import state_of
+from flame_rl.learner.training.network import Network, Samples
 from flame_rl.learner.training.slices import outputs
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.nets.network import Network, Samples
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,7 +53,7 @@ def shrink_until_close(
             between = {name: interpolate(before[name], after[name], scale) for name in after}
             state_of(policy.module).load_state_dict(between)
         log_ratio = log_probs_of(policy.network, samples) - batch.log_probs
-        kl = float(kl_terms(log_ratio, batch.shares).mean())
+        kl = float(kl_terms(log_ratio, batch.importance_weights).mean())
         if kl <= max_kl:
             return {"kl": kl, "update_scale": scale}
     if not math.isfinite(kl):  # not undone in silence: the learner must refuse the update

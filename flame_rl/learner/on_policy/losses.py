@@ -7,11 +7,11 @@ from functools import cache
 
 import numpy as np
 
-from flame_rl.learner.training.minibatches import Descent
-from flame_rl.nets.network import ElementwiseLoss, Loss, Samples, Slope
+from flame_rl.learner.training.epoch import StepConfig
+from flame_rl.learner.training.network import Gradient, Loss, NativeLoss, Samples
 
-# The columns that losses of a policy use, besides its inputs and outputs.
-OF_POLICY = ("advantages", "log_probs", "shares")
+# The numbers of a policy's losses.
+POLICY_NUMBERS = "loss", "entropy", "kl"
 
 
 @cache
@@ -19,51 +19,51 @@ def policy_gradient_loss(entropy_coefficient: float) -> Loss:
     """-log pi(a_t | s_t) A_t - c H(pi(. | s_t)): the policy gradient theorem's objective (Sutton
     and Barto 2018, eq. 13.11) with an entropy bonus.
 
-    Samples have "advantages" and "log_probs", by the policy before the update. The network's
-    outputs are log-probabilities and entropies.
+    Samples have "advantages" and "log_probs", by the policy before the update, and perhaps
+    importance "weights". The network's outputs are log-probabilities and entropies.
     """
     c = entropy_coefficient
 
     def loss(
         samples: Samples, log_probs: np.ndarray, entropies: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
         advantages = samples["advantages"]
         numbers = {
             "loss": -log_probs * advantages - c * entropies,
             "entropy": entropies,
-            "kl": kl_terms(log_probs - samples["log_probs"], samples.get("shares", 1.0)),
+            "kl": kl_terms(log_probs - samples["log_probs"], samples.get("weights", 1.0)),
         }
         return numbers, (-advantages, -c)
 
-    return ElementwiseLoss(loss, OF_POLICY)
+    return NativeLoss(loss, "policy_gradient", POLICY_NUMBERS, entropy_coefficient=c)
 
 
 def _value_loss(
     samples: Samples, values: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
     errors = (values - samples["targets"]) / samples["scale"]
     return {"loss": 0.5 * errors * errors}, (errors / samples["scale"],)
 
 
 # (V(s_t) - target_t)^2 / 2, with both divided by the scale of the value network. Samples have
 # "targets", and "scale", the same for all.
-value_loss = ElementwiseLoss(_value_loss, ("targets", "scale"))
+value_loss = NativeLoss(_value_loss, "squared_error", ("loss",))
 
 
-def kl_terms(log_ratio: np.ndarray, shares: np.ndarray | float = 1.0) -> np.ndarray:
+def kl_terms(log_ratio: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
     """r - 1 - log r for each step, with r the action's probability under the new policy over that
     under the old. The mean is an unbiased estimate of KL(old || new), and never negative (Schulman
     2020, "Approximating KL Divergence", k3). Where another policy than the old one acted, they are
-    weighted by `Batch.shares`."""
-    return shares * (np.expm1(log_ratio) - log_ratio)
+    weighted by `Batch.importance_weights`."""
+    return weights * (np.expm1(log_ratio) - log_ratio)
 
 
-def policy_metrics(steps: Sequence[dict[str, float]], descent: Descent) -> dict[str, float]:
+def policy_metrics(steps: Sequence[dict[str, float]], config: StepConfig) -> dict[str, float]:
     """Metrics of the policy's epochs.
 
     Args:
         steps: the numbers of each minibatch; see `ActorCritic.descend`.
-        descent: how they were taken.
+        config: how they were taken.
 
     Returns:
         Means of the losses and of the gradients' norms, the last minibatch's entropy, and the
@@ -73,7 +73,7 @@ def policy_metrics(steps: Sequence[dict[str, float]], descent: Descent) -> dict[
     return {
         **{name: float(np.mean([step[name] for step in steps])) for name in means},
         "policy_entropy": steps[-1]["entropy"],
-        "policy_steps": float(sum(not descent.leads_too_far(step) for step in steps)),
+        "policy_steps": float(sum(not config.exceeds_kl(step) for step in steps)),
     }
 
 

@@ -138,7 +138,7 @@ def above_baseline(returns: np.ndarray, baseline: np.ndarray | float) -> np.ndar
     return np.where(np.abs(differences) <= rounding, 0.0, differences)
 
 
-def standardize(values: np.ndarray, shares: np.ndarray | float = 1.0) -> np.ndarray:
+def standardize(values: np.ndarray, weights: np.ndarray | float = 1.0) -> np.ndarray:
     """Shift to mean 0 and scale to standard deviation 1, over the whole batch.
 
     Never per episode: an episode with reward 1 per step and one with 5 per step would get the same
@@ -146,15 +146,15 @@ def standardize(values: np.ndarray, shares: np.ndarray | float = 1.0) -> np.ndar
 
     Args:
         values: float64 [N].
-        shares: where the values are weighted, `Batch.shares`: what is subtracted is a baseline, and
-            weighted like them, so that a step of weight 0 stays 0.
+        weights: where the values are weighted, `Batch.importance_weights`: what is subtracted is a
+            baseline, and weighted like them, so that a step of weight 0 stays 0.
 
     Returns:
         float32 [N].
     """
     if values.ndim != 1:
         raise ValueError(f"values: rank {values.ndim}, not 1")
-    centered = values - shares * values.mean()
+    centered = values - weights * values.mean()
     scale = centered.std()
     if scale <= _ROUNDING * np.abs(values).max():
         return np.zeros(len(values), np.float32)

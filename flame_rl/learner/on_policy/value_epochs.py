@@ -8,7 +8,8 @@ from contextvars import copy_context
 from functools import cache
 
 from flame_rl.learner.on_policy.losses import value_loss
-from flame_rl.learner.training.minibatches import Descent, Epoch, by_itself, descend
+from flame_rl.learner.training.epoch import Epoch, StepConfig
+from flame_rl.learner.training.minibatches import descend, runs_alone
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.system.machine import available_cores
 
@@ -21,18 +22,17 @@ class ValueTraining:
         self._running: Future[float] | None = None
         self._loss: float | None = None
 
-    def begin(self, epochs: Sequence[Epoch], descent: Descent) -> None:
+    def begin(self, epochs: Sequence[Epoch], config: StepConfig) -> None:
         """Begin epochs of the value loss, one at least; the network must not be used before
         `finish`."""
         self.finish()
-        elsewhere = by_itself(self._trained.network, epochs[0], value_loss)
         # What is computed by Python trains here, because two threads would wait for its lock.
-        if elsewhere is not None and available_cores() > 1:
+        if runs_alone(self._trained.network, epochs[0], value_loss) and available_cores() > 1:
             # The context has NumPy's settings, and the user's wish to stop.
             context = copy_context()
-            self._running = _thread().submit(context.run, self._fit, epochs, descent)
+            self._running = _thread().submit(context.run, self._fit, epochs, config)
         else:
-            self._loss = self._fit(epochs, descent)
+            self._loss = self._fit(epochs, config)
 
     def finish(self) -> float | None:
         """Wait for the epochs that `begin` began; returns the mean loss of this update's last
@@ -46,10 +46,10 @@ class ValueTraining:
         """Begin an update, which has no epochs yet."""
         self._loss = None
 
-    def _fit(self, epochs: Sequence[Epoch], descent: Descent) -> float:
+    def _fit(self, epochs: Sequence[Epoch], config: StepConfig) -> float:
         network, adam = self._trained.network, self._trained.adam
         for epoch in epochs:
-            steps = descend(network, adam, epoch, value_loss, descent)
+            steps = descend(network, adam, epoch, value_loss, config)
         return sum(numbers["loss"] for numbers in steps) / len(steps)
 
 

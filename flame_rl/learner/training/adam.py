@@ -8,10 +8,10 @@ one flat array, so that a step is one call.
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 
+from flame_rl.learner.compiled.library import library
 from flame_rl.learner.state import count_in
 from flame_rl.system.signals import end_if_stopped
 
@@ -20,56 +20,45 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 # Adam's sums of gradients, and of their squares, below these change no parameter, and become 0:
 # those of a unit that never fires would decay to subnormal numbers, which some processors take long
 # for.
-VANISHED = 1e-20, 1e-36
+UNDERFLOW = 1e-20, 1e-36
 
 
-class Arithmetic(Protocol):
-    """What an optimiser and a target network do with flat parameters, float32 [P], in place."""
-
-    def norm(self, x: np.ndarray) -> float:
-        """The Euclidean norm."""
-        ...
-
-    def step(
-        self,
-        parameters: np.ndarray,
-        gradient: np.ndarray,
-        sums: tuple[np.ndarray, np.ndarray],
-        factors: tuple[float, float],
-    ) -> None:
-        """Adam's step: both sums shrink by the betas and gain the gradient and its square, but
-        vanish below `VANISHED`; parameters -= rate first / (sqrt(second) + epsilon). `factors` are
-        epsilon and rate."""
-        ...
-
-    def follow(self, parameters: np.ndarray, others: np.ndarray, tau: float) -> None:
-        """parameters += tau (others - parameters)."""
-        ...
+def norm(x: np.ndarray) -> float:
+    """The Euclidean norm of an array, float32 [P]."""
+    compiled = library()
+    return math.sqrt(np.dot(x, x)) if compiled is None else compiled.norm(x.ctypes.data, x.size)
 
 
-class PlainArithmetic:
-    """See `Arithmetic`; in NumPy."""
+def take_step(
+    parameters: np.ndarray,
+    gradient: np.ndarray,
+    sums: tuple[np.ndarray, np.ndarray],
+    factors: tuple[float, float],
+) -> None:
+    """Adam's step, in place, on arrays float32 [P]: both sums shrink by the betas and gain the
+    gradient and its square, but become 0 below `UNDERFLOW`; parameters -= rate first /
+    (sqrt(second) + epsilon). `factors` are epsilon and rate."""
+    compiled = library()
+    if compiled is not None:
+        addresses = (each.ctypes.data for each in (parameters, gradient, *sums))
+        compiled.adam(*addresses, 1.0, *factors, parameters.size)
+        return
+    epsilon, rate = map(np.float32, factors)
+    gains = gradient, np.square(gradient)
+    for each, beta, gain, least in zip(sums, (BETA1, BETA2), gains, UNDERFLOW, strict=True):
+        each *= np.float32(beta)
+        each += gain
+        each[np.abs(each) < least] = 0
+    parameters -= sums[0] / (np.sqrt(sums[1]) + epsilon) * rate
 
-    def norm(self, x: np.ndarray) -> float:
-        return math.sqrt(np.dot(x, x))
 
-    def step(
-        self,
-        parameters: np.ndarray,
-        gradient: np.ndarray,
-        sums: tuple[np.ndarray, np.ndarray],
-        factors: tuple[float, float],
-    ) -> None:
-        epsilon, rate = map(np.float32, factors)
-        gains = gradient, np.square(gradient)
-        for each, beta, gain, least in zip(sums, (BETA1, BETA2), gains, VANISHED, strict=True):
-            each *= np.float32(beta)
-            each += gain
-            each[np.abs(each) < least] = 0
-        parameters -= sums[0] / (np.sqrt(sums[1]) + epsilon) * rate
-
-    def follow(self, parameters: np.ndarray, others: np.ndarray, tau: float) -> None:
+def follow(parameters: np.ndarray, others: np.ndarray, tau: float) -> None:
+    """parameters += tau (others - parameters), in place, on arrays float32 [P]."""
+    compiled = library()
+    if compiled is None:
         parameters += (others - parameters) * np.float32(tau)
+    else:
+        compiled.follow(parameters.ctypes.data, others.ctypes.data, tau, parameters.size)
 
 
 class Adam:
@@ -84,25 +73,24 @@ class Adam:
             paper's moments m and v, but for the factor 1 - beta.
     """
 
-    def __init__(self, parameters: np.ndarray, arithmetic: Arithmetic) -> None:
+    def __init__(self, parameters: np.ndarray) -> None:
         self.parameters = parameters
         self.gradient = np.zeros_like(self.parameters)
         self.sums = np.zeros_like(self.parameters), np.zeros_like(self.parameters)
         self.steps = 0
-        self._arithmetic = arithmetic
 
     def clip_gradient(self, max_norm: float) -> float:
         """Scale the gradient down to `max_norm` if it is longer; returns its norm before that."""
-        norm = self._arithmetic.norm(self.gradient)
-        if norm > max_norm:
-            self.gradient *= max_norm / norm
-        return norm
+        length = norm(self.gradient)
+        if length > max_norm:
+            self.gradient *= max_norm / length
+        return length
 
     def step(self, learning_rate: float) -> None:
         """One step down the gradient. Raises Interrupted if the user asks to stop."""
         end_if_stopped()
         (factors,) = self.factors(1, learning_rate)
-        self._arithmetic.step(self.parameters, self.gradient, self.sums, factors)
+        take_step(self.parameters, self.gradient, self.sums, factors)
         self.steps += 1
 
     def factors(self, count: int, learning_rate: float) -> list[tuple[float, float]]:

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.learner.training.frames import SideBySide, Stacks, as_array
+from flame_rl.learner.training.network import Gradient, Network, Samples
 from flame_rl.modules.layers import LayerModule
 from flame_rl.modules.recurrent import burning_in
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerKind
-from flame_rl.nets.network import Network, Samples, Slope, spread
 
 # Computes a module's outputs, [B, ...] each, from the samples as tensors.
 Apply = Callable[[nn.Module, dict[str, Tensor]], tuple[Tensor, ...]]
@@ -72,8 +72,8 @@ class AutogradNetwork(Network):
     def forward(self, samples: Samples) -> AutogradPass:
         self._follow()
         tensors = tensors_of(samples, self._device)
-        # For `to_inputs`, unless inputs are integers. A new tensor, because the caller's must not
-        # keep the gradient flag.
+        # For `backward_inputs`, unless inputs are integers. A new tensor, because the caller's must
+        # not keep the gradient flag.
         inputs = tensors["inputs"].detach()
         tensors["inputs"] = inputs.requires_grad_(inputs.is_floating_point())
         return AutogradPass(inputs, self._compute(samples, tensors), self._parameters)
@@ -130,41 +130,37 @@ class AutogradPass:
         self._parameters = parameters
         self.outputs = tuple(map(to_array, outputs))
 
-    def to_parameters(
-        self, slopes: tuple[Slope, ...], gradient: np.ndarray, halves: bool = False
-    ) -> None:
-        gradient[...] = _flat(self._back(slopes, self._parameters))
+    def backward(self, gradients: tuple[Gradient, ...], gradient: np.ndarray) -> None:
+        gradient[...] = _flat(self._back(gradients, self._parameters))
 
-    def to_parameters_of_one(
-        self, slopes: dict[int, Slope], gradient: np.ndarray, last: bool
+    def backward_one(
+        self, gradients: dict[int, Gradient], gradient: np.ndarray, last: bool
     ) -> None:
         """Write the gradient of one loss of several, summed over the samples.
 
         Args:
-            slopes: by the place of each output that the loss takes, the slope for it.
-            gradient: float32 [P], overwritten, as in `Pass.to_parameters`.
+            gradients: by the place of each output that the loss takes, the gradient for it.
+            gradient: float32 [P], overwritten, as in `Pass.backward`.
             last: whether no other follows.
         """
-        every = tuple(slopes.get(output) for output in range(len(self._outputs)))
+        every = tuple(gradients.get(output) for output in range(len(self._outputs)))
         gradient[...] = _flat(self._back(every, self._parameters, again=not last))
 
-    def to_inputs(self, slopes: tuple[Slope, ...], rows: np.ndarray | None = None) -> np.ndarray:
-        if rows is not None:
-            slopes = spread(slopes, rows, len(self.outputs[0]))
-        (slope,) = self._back(slopes, [self._inputs])
-        return to_array(slope) if rows is None else to_array(slope)[rows]
+    def backward_inputs(self, gradients: tuple[Gradient, ...]) -> np.ndarray:
+        (result,) = self._back(gradients, [self._inputs])
+        return to_array(result)
 
     def _back(
-        self, slopes: tuple[Slope | None, ...], targets: list[Tensor], again: bool = False
+        self, gradients: tuple[Gradient | None, ...], targets: list[Tensor], again: bool = False
     ) -> tuple[Tensor, ...]:
-        # The gradient of a scalar with these slopes: given slopes, torch imports sympy to check
+        # The gradient of a scalar with these gradients: given them, torch imports sympy to check
         # their shapes, which takes half a second.
         wanted = [target for target in targets if target.requires_grad]
         total = sum(
-            (output * torch.as_tensor(slope, dtype=output.dtype, device=output.device)).sum()
-            for output, slope in zip(self._outputs, slopes, strict=True)
+            (output * torch.as_tensor(each, dtype=output.dtype, device=output.device)).sum()
+            for output, each in zip(self._outputs, gradients, strict=True)
             # The entropy of a fixed distribution requires no gradient.
-            if slope is not None and output.requires_grad
+            if each is not None and output.requires_grad
         )
         if not wanted or not isinstance(total, Tensor):
             return tuple(map(torch.zeros_like, targets))

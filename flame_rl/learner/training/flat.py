@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.learner.state import Part
-from flame_rl.learner.training.adam import Adam, Arithmetic
+from flame_rl.learner.training.adam import Adam
 from flame_rl.system.errors import UsageError
 
 
-def adam_of(module: nn.Module, arithmetic: Arithmetic) -> Adam:
+def adam_of(module: nn.Module) -> Adam:
     """An Adam whose `parameters` and `gradient` the module's parameters and their `.grad` become
     views of."""
-    adam = Adam(flat_parameters(module), arithmetic)
+    adam = Adam(flat_parameters(module))
     views = views_of(module, adam.gradient)
     for parameter, view in zip(module.parameters(), views, strict=True):
         parameter.grad = view

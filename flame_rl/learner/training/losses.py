@@ -16,7 +16,7 @@ import numpy as np
 
 from flame_rl.actor.failure import summary
 from flame_rl.learner.training import slices
-from flame_rl.nets.network import Loss, Network, Samples, Slope, sums_of
+from flame_rl.learner.training.network import Gradient, Loss, Network, Samples, sums_of
 from flame_rl.system.errors import UsageError
 
 
@@ -57,15 +57,15 @@ def differentiate_sum(
         UsageError: torch cannot differentiate a loss.
     """
 
-    def of_slice(chunk: Samples, own: np.ndarray) -> dict[str, float]:
+    def of_slice(chunk: Samples, every: np.ndarray) -> dict[str, float]:
         forward = network.forward(chunk)
         numbers: dict[str, np.ndarray] = {}
-        for term, gradient in zip(terms, own, strict=True):
+        for term, own in zip(terms, every, strict=True):
             outputs = [forward.outputs[place] for place in term.outputs]
-            of_term, its_slopes = term.loss(chunk, *outputs)
-            slopes = dict(zip(term.outputs, its_slopes, strict=True))
+            of_term, its_gradients = term.loss(chunk, *outputs)
+            gradients = dict(zip(term.outputs, its_gradients, strict=True))
             try:
-                forward.to_parameters_of_one(slopes, gradient, last=term is terms[-1])
+                forward.backward_one(gradients, own, last=term is terms[-1])
             except (Exception, SystemExit) as error:
                 raise UsageError(
                     f"the gradient of {_loss(term.name)} failed: {summary(error)}; write a loss of "
@@ -101,6 +101,6 @@ def _norm(name: str) -> str:
 
 def output_as_loss(
     samples: Samples, loss: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
     """The loss of an output that is a loss already, float32 [B]; see `Loss`."""
     return {"loss": loss}, (1.0,)

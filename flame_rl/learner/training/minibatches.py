@@ -1,149 +1,53 @@
-"""A batch of steps in minibatches, of single steps or of whole episodes, and an epoch of gradient
-steps over them: by the network itself where it can, otherwise minibatch by minibatch."""
+"""Gradient steps on the minibatches of an epoch: all of it by compiled code where there is some,
+otherwise minibatch by minibatch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy as np
-
+from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.training.adam import Adam
-from flame_rl.learner.training.frames import SideBySide, Stacks, time_steps
+from flame_rl.learner.training.epoch import Epoch, StepConfig
+from flame_rl.learner.training.network import Loss, NativeLoss, Network, Samples
 from flame_rl.learner.training.slices import mean_gradient, on_all_cores
-from flame_rl.nets.network import EpochFunction, Loss, Network, Samples, split
-
-# Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.
-LEAST_MINIBATCH = 64
-
-
-def number_of_minibatches(wanted: int, steps: int) -> int:
-    """`wanted`, or fewer, so that each has `LEAST_MINIBATCH` steps."""
-    return min(wanted, max(1, steps // LEAST_MINIBATCH))
-
-
-def random_order(
-    steps: int, count: int, generator: np.random.Generator, time: np.ndarray | None = None
-) -> np.ndarray:
-    """The order of an epoch's steps: random, or their own order if there is one minibatch.
-
-    Args:
-        steps: N.
-        count: the number of minibatches.
-        generator: draws the order.
-        time: int64 [N], the time step of each step in its episode: whole episodes are shuffled;
-            None: single steps are.
-
-    Returns:
-        int64 [N].
-    """
-    if count == 1:
-        return np.arange(steps)
-    if time is None:
-        return generator.permutation(steps)
-    starts = np.flatnonzero(time == 0)
-    lengths = np.diff(starts, append=steps)
-    order = generator.permutation(len(starts))
-    # Each step's place is its episode's new start and its time in it.
-    return np.repeat(starts[order], lengths[order]) + time_steps(lengths[order])
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """All N steps of a batch once, in minibatches.
-
-    Attributes:
-        inputs: the network's inputs for the batch's observations, [N + E, ...].
-        rows: the rows of the steps' observations in `inputs`, int64 [N].
-        columns: what head and loss need, [N, ...] by name; with "time", the time step of each step
-            in its episode, minibatches that are computed by Python have whole episodes.
-        order: the order of the steps, int64 [N]; see `minibatches.random_order`.
-        count: the number of minibatches.
-    """
-
-    inputs: np.ndarray | SideBySide | Stacks
-    rows: np.ndarray
-    columns: Samples
-    order: np.ndarray
-    count: int
-
-    @property
-    def steps(self) -> int:
-        """N."""
-        return len(self.rows)
-
-    @property
-    def largest(self) -> int:
-        """The steps of the largest minibatch of single steps."""
-        return -(-self.steps // self.count)
-
-    def minibatches(self) -> list[Samples]:
-        """The columns, and the steps' "inputs"."""
-        # `take` is several times as fast as indexing.
-        shuffled = {name: column.take(self.order, axis=0) for name, column in self.columns.items()}
-        inputs = self.inputs.take(self.rows.take(self.order), axis=0)
-        return split(shuffled | {"inputs": inputs}, self.count)
-
-
-@dataclass(frozen=True)
-class Descent:
-    """How gradient steps are taken.
-
-    Attributes:
-        learning_rate: Adam's step size.
-        max_grad_norm: a longer gradient is scaled down to it.
-        max_kl: an epoch ends, before its step, at a minibatch whose loss gives a greater "kl".
-    """
-
-    learning_rate: float
-    max_grad_norm: float
-    max_kl: float = math.inf
-
-    def leads_too_far(self, numbers: dict[str, float]) -> bool:
-        """Whether a minibatch of these numbers ends the epoch."""
-        # Not "greater than": a divergence of NaN is too far. As machine code compares them.
-        return not np.float32(numbers.get("kl", 0.0)) <= np.float32(self.max_kl)
 
 
 def descend(
-    network: Network, adam: Adam, epoch: Epoch, loss: Loss, descent: Descent
+    network: Network, adam: Adam, epoch: Epoch, loss: Loss, config: StepConfig
 ) -> list[dict[str, float]]:
     """Train a network on a loss.
 
     Returns:
-        For each minibatch, up to one that led too far, the loss's numbers by name, means over its
-        steps, and "gradient_norm".
+        For each minibatch, up to one that exceeded the KL limit, the loss's numbers by name, means
+        over its steps, and "gradient_norm".
     """
-    alone = by_itself(network, epoch, loss)
-    if alone is not None:
-        return alone(adam, epoch, descent)
+    if runs_alone(network, epoch, loss):
+        return network.run_epoch(loss, adam, epoch, config)
 
     def gradient_of(minibatch: Samples) -> dict[str, float]:
         return mean_gradient(network, minibatch, loss, adam.gradient)
 
-    return descend_by(gradient_of, adam, epoch, descent)
+    return descend_by(gradient_of, adam, epoch, config)
 
 
-def by_itself(network: Network, epoch: Epoch, loss: Loss) -> EpochFunction | None:
-    """See `Network.epochs_by_itself`; None where minibatches keep all cores busy, and one core
-    would take longer."""
-    if on_all_cores(network, epoch.largest):
-        return None
-    return network.epochs_by_itself(loss, epoch.columns)
+def runs_alone(network: Network, epoch: Epoch, loss: Loss) -> bool:
+    """Whether compiled code runs the epoch without Python; not where minibatches keep all cores
+    busy, and one core would take longer."""
+    compiled = isinstance(network, CompiledNetwork) and isinstance(loss, NativeLoss)
+    return compiled and not on_all_cores(network, epoch.largest)
 
 
 def descend_by(
-    gradient_of: Callable[[Samples], dict[str, float]], adam: Adam, epoch: Epoch, descent: Descent
+    gradient_of: Callable[[Samples], dict[str, float]], adam: Adam, epoch: Epoch, config: StepConfig
 ) -> list[dict[str, float]]:
     """As `descend`, given a function that writes a minibatch's gradient to `adam.gradient` and
     returns its numbers."""
     steps = []
     for minibatch in epoch.minibatches():
         numbers = gradient_of(minibatch)
-        numbers["gradient_norm"] = adam.clip_gradient(descent.max_grad_norm)
+        numbers["gradient_norm"] = adam.clip_gradient(config.max_grad_norm)
         steps.append(numbers)
-        if descent.leads_too_far(numbers):
+        if config.exceeds_kl(numbers):
             break
-        adam.step(descent.learning_rate)
+        adam.step(config.learning_rate)
     return steps

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from flame_rl.nets.network import Loss, Network, Samples, rows_of, split
+from flame_rl.learner.training.network import Loss, Network, Samples, rows_of, split
 from flame_rl.system.machine import available_cores
 
 Result = TypeVar("Result")

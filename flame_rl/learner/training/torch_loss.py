@@ -1,4 +1,4 @@
-"""Losses written in torch, which finds their slopes."""
+"""Losses written in torch, which finds their gradients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flame_rl.learner.training.autograd import tensors_of
-from flame_rl.nets.network import Loss, Samples, Slope
+from flame_rl.learner.training.network import Gradient, Loss, Samples
 
 
 def torch_loss(function: Callable[..., Tensor | dict[str, Tensor]]) -> Loss:
@@ -26,7 +26,7 @@ def torch_loss(function: Callable[..., Tensor | dict[str, Tensor]]) -> Loss:
         function: called with samples and outputs as `Loss` is, but as tensors on the CPU, integers
             as int64. It returns the loss of each sample, [B], or numbers by name, [B] each, with
             "loss" among them. Importance "weights" it neither gets nor needs: where samples have
-            them, the loss and its slopes are multiplied by them.
+            them, the loss and its gradients are multiplied by them.
 
     Raises:
         ValueError: in the loss, where the function's is not one number for each sample.
@@ -35,7 +35,7 @@ def torch_loss(function: Callable[..., Tensor | dict[str, Tensor]]) -> Loss:
     @wraps(function)
     def loss(
         samples: Samples, *outputs: np.ndarray
-    ) -> tuple[dict[str, np.ndarray], tuple[Slope, ...]]:
+    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
         tensors = tensors_of(samples, torch.device("cpu"))
         weights = tensors.pop("weights", None)
         leaves = [torch.from_numpy(output).requires_grad_() for output in outputs]
@@ -50,12 +50,12 @@ def torch_loss(function: Callable[..., Tensor | dict[str, Tensor]]) -> Loss:
             if weights is not None:
                 numbers["loss"] = weights * numbers["loss"]
             total = numbers["loss"].sum()
-        slopes = [torch.zeros_like(leaf) for leaf in leaves]
+        gradients = [torch.zeros_like(leaf) for leaf in leaves]
         if total.requires_grad:
-            slopes = torch.autograd.grad(total, leaves, materialize_grads=True)
+            gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
         return (
             {name: number.detach().numpy() for name, number in numbers.items()},
-            tuple(slope.numpy() for slope in slopes),
+            tuple(each.numpy() for each in gradients),
         )
 
     return loss

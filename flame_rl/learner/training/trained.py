@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 from torch import nn
 
-from flame_rl.learner.training.adam import Arithmetic, PlainArithmetic
+from flame_rl.learner.training.adam import follow
 from flame_rl.learner.training.flat import adam_of, flat_parameters
-from flame_rl.nets.network import Network, Pass, Samples, Slope
+from flame_rl.learner.training.network import Gradient, Network, Pass, Samples
 
 
 class TrainedNetwork:
@@ -24,43 +24,34 @@ class TrainedNetwork:
         adam: its optimiser.
         network: computes and differentiates the module.
         choose: makes the `Network` of a module.
-        arithmetic: of its optimiser.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        choose: Callable[[nn.Module], Network],
-        arithmetic: Arithmetic | None = None,
-    ) -> None:
+    def __init__(self, module: nn.Module, choose: Callable[[nn.Module], Network]) -> None:
         """`choose` makes `network`; see choose.py."""
         self.module, self.choose = module, choose
-        self.arithmetic = arithmetic or PlainArithmetic()
         # First, because it moves the parameters to one array.
-        self.adam = adam_of(module, self.arithmetic)
+        self.adam = adam_of(module)
         self.network = choose(module)
 
     def descend(
         self,
         forward: Pass,
-        slopes: tuple[Slope, ...],
+        gradients: tuple[Gradient, ...],
         learning_rate: float,
         max_grad_norm: float = math.inf,
-        halves: bool = False,
     ) -> None:
-        """One step of Adam down a mean loss, given its slopes.
+        """One step of Adam down a mean loss, given its gradients for the outputs.
 
         Args:
             forward: a pass of `network` through a minibatch.
-            slopes: the slope of each sample's loss, for each output.
+            gradients: that of each sample's loss, for each output.
             learning_rate: Adam's step size.
             max_grad_norm: a gradient of a greater norm is scaled down to it.
-            halves: see `Pass.to_parameters`.
         """
-        # Of the mean; there are fewer slopes than parameters.
+        # Of the mean; the outputs are fewer than the parameters.
         share = np.float32(1 / len(forward.outputs[0]))
-        weighted = tuple(slope * share for slope in slopes)
-        forward.to_parameters(weighted, self.adam.gradient, halves)
+        weighted = tuple(each * share for each in gradients)
+        forward.backward(weighted, self.adam.gradient)
         if max_grad_norm < math.inf:
             self.adam.clip_gradient(max_grad_norm)
         self.adam.step(learning_rate)
@@ -95,4 +86,4 @@ class TargetNetwork:
             self._parameters[:] = self._trained.adam.parameters
         else:
             followed = self._trained.adam.parameters
-            self._trained.arithmetic.follow(self._parameters, followed, tau)
+            follow(self._parameters, followed, tau)

@@ -14,7 +14,7 @@ from torch.distributions.transforms import TanhTransform
 
 from flame_rl.learner.algorithms.bc import LOSSES, minus_squashed_log_probs, squared_errors
 from flame_rl.learner.imitation.update import make_policy
-from flame_rl.learner.learner import make_learner as learner_of_config
+from flame_rl.learner.make import make_learner as learner_of_config
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import TrainedNetwork

@@ -16,7 +16,7 @@ from flame_rl.learner.off_policy.replay.replay import ReplayMemory
 from flame_rl.learner.off_policy.replay.samplers import uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import StoredSteps
-from flame_rl.nets.network import Samples
+from flame_rl.learner.training.network import Samples
 from flame_rl.system.errors import UsageError
 
 # Several minibatches are drawn at once, because NumPy takes about as long for one as for all; but

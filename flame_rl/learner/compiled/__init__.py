@@ -1,0 +1,1 @@
+"""The fast path: networks of dense layers trained by compiled C."""

@@ -1,0 +1,663 @@
+/* Networks of dense layers in training: forward and backward passes, heads and losses, Adam, and
+ * whole epochs. One call does one of these, and needs nothing but its arguments.
+ *
+ * Arrays are float32, row after row. All parameters of a network lie in one array, as torch keeps
+ * them: a weight is [outputs, inputs]. A gradient has the same order. Sums are added in an order
+ * that depends on shapes alone, so that the same numbers give the same bits.
+ */
+#include <stdint.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+/* A product is computed in blocks of ROWS x PANEL numbers, which stay in registers. */
+#define ROWS 6
+#define VECTORS 2
+#define PANEL (VECTORS * LANES)
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vector __attribute__((vector_size(4 * LANES), aligned(4)));
+
+enum { NONE, TANH, RELU, SILU };
+enum { RAW, VALUE, GAUSSIAN, CATEGORICAL };
+enum { POLICY_GRADIENT, CLIPPED, SQUARED_ERROR };
+/* The columns of samples; those that are not there are null. */
+enum { INPUTS, ACTIONS, MASKS, ADVANTAGES, LOG_PROBS, WEIGHTS, TARGETS, COLUMNS };
+/* The numbers of a loss. */
+enum { LOSS, ENTROPY, KL, NUMBERS };
+
+/* A dense layer, perhaps a layer normalisation (Ba et al. 2016, eq. 4), and an activation. Places
+ * are those of its parameters among all; that of a normalisation is -1 where there is none. */
+typedef struct {
+    int64_t inputs, outputs, weight, bias, norm_weight, norm_bias, activation;
+    double epsilon;
+} Layer;
+
+/* What a loss gets of the last layer's output. A value is the output times `scale`. A Gaussian has
+ * the output as its mean, and logarithms of standard deviations at `log_std`. A categorical
+ * distribution has logits of one factor after another; factor f has `choices[f]` of them. */
+typedef struct {
+    int64_t kind, log_std, factors;
+    const int32_t *choices;
+    const float *scale;
+} Head;
+
+typedef struct {
+    int64_t count;
+    const Layer *layers;
+    Head head;
+} Network;
+
+/* For `CLIPPED`: Schulman et al. 2017, eq. 7. */
+typedef struct {
+    int64_t kind;
+    float clip_range, entropy_coefficient;
+} Loss;
+
+typedef struct {
+    const void *data[COLUMNS];
+    int64_t bytes[COLUMNS]; /* of a row */
+} Samples;
+
+/* ---- elementwise functions, which the compiler turns into vectors ---- */
+
+INLINE float absolute(float x) { return x < 0 ? -x : x; }
+
+INLINE float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x; /* NaN stays NaN */
+    union { float number; int32_t bits; } whole = {x * 1.44269504f + 12582912.0f}, power;
+    float n = whole.number - 12582912.0f;
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float sum = 1.0f / 720;
+    sum = sum * r + 1.0f / 120;
+    sum = sum * r + 1.0f / 24;
+    sum = sum * r + 1.0f / 6;
+    sum = sum * r + 0.5f;
+    sum = sum * r * r + r + 1.0f;
+    power.bits = (whole.bits - 0x4b400000 + 127) << 23;
+    return sum * power.number;
+}
+
+/* A quotient of polynomials of x^2 times x, fitted to a relative error of 2e-8 below 9. */
+INLINE float hyperbolic_tangent(float x) {
+    x = x < -9.0f ? -9.0f : x > 9.0f ? 9.0f : x;
+    float u = x * x;
+    float above = 1.33546771e-8f, below = 7.77656512e-7f;
+    above = above * u + 2.06090951e-5f;
+    below = below * u + 3.28563615e-4f;
+    above = above * u + 3.49558898e-3f;
+    below = below * u + 2.58769855e-2f;
+    above = above * u + 1.33810264e-1f;
+    below = below * u + 4.67143420e-1f;
+    above = above * u + 9.99999979e-1f;
+    below = below * u + 1.0f;
+    return x * above / below;
+}
+
+INLINE float logistic(float x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/* exp(x) - 1 - x, which is never negative, without the rounding of its terms near 0. */
+INLINE float divergence(float x) {
+    float near = x * x * (0.5f + x * (1.0f / 6 + x * (1.0f / 24 + x / 120)));
+    return absolute(x) < 0.1f ? near : exponential(x) - 1.0f - x;
+}
+
+/* The natural logarithm of a number from 1 on. */
+static float logarithm(float x) {
+    union { float number; int32_t bits; } parts = {x};
+    int32_t power = ((parts.bits - 0x3f3504f3) >> 23);
+    parts.bits -= power << 23; /* from the root of 1/2 to that of 2 */
+    float s = (parts.number - 1.0f) / (parts.number + 1.0f), u = s * s;
+    float sum = 2.0f + u * (2.0f / 3 + u * (2.0f / 5 + u * (2.0f / 7 + u * (2.0f / 9))));
+    return power * 0.693147181f + s * sum;
+}
+
+/* ---- products ---- */
+
+/* Copy up to PANEL columns of B, [inner, columns] with these strides, side by side. */
+INLINE void pack(float *panel, const float *b, int64_t inner, int64_t columns, int64_t row,
+                 int64_t column) {
+    if (column == 1 && columns == PANEL) {
+        for (int64_t k = 0; k < inner; k++)
+            for (int64_t v = 0; v < VECTORS; v++)
+                ((vector *)(panel + k * PANEL))[v] = ((const vector *)(b + k * row))[v];
+        return;
+    }
+    for (int64_t j = 0; j < PANEL; j++)
+        for (int64_t k = 0; k < inner; k++)
+            panel[k * PANEL + j] = j < columns ? b[k * row + j * column] : 0.0f;
+}
+
+/* A block of C = A B + start, or with `add` of C += A B. `start` is a row for all rows. */
+INLINE void block(int rows, int vectors, float *c, int64_t c_row, int64_t columns, const float *a,
+                  int64_t a_row, int64_t a_column, const float *panel, int64_t inner,
+                  const float *start, int add) {
+    vector sum[ROWS][VECTORS];
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vectors; v++) sum[i][v] = start ? ((const vector *)start)[v] : (vector){0};
+    for (int64_t k = 0; k < inner; k++) {
+        const vector *b = (const vector *)(panel + k * PANEL);
+        for (int i = 0; i < rows; i++) {
+            vector each = (vector){0} + a[i * a_row + k * a_column];
+            for (int v = 0; v < vectors; v++) sum[i][v] += each * b[v];
+        }
+    }
+    for (int i = 0; i < rows; i++)
+        for (int v = 0; v < vectors; v++) {
+            float *target = c + i * c_row + v * LANES;
+            if (columns >= (v + 1) * LANES)
+                *(vector *)target = add ? *(vector *)target + sum[i][v] : sum[i][v];
+            else
+                for (int64_t j = 0; j < columns - v * LANES; j++)
+                    target[j] = add ? target[j] + sum[i][v][j] : sum[i][v][j];
+        }
+}
+
+/* C = A B + bias, or with `add` C += A B. C is [rows, columns]; A [rows, inner] and B [inner,
+ * columns] have any strides. `room` holds (inner + 1) * PANEL numbers. */
+static void product(float *c, const float *a, const float *b, const float *bias, int add,
+                    int64_t rows, int64_t inner, int64_t columns, int64_t a_row, int64_t a_column,
+                    int64_t b_row, int64_t b_column, float *room) {
+    float *start = room, *panel = room + PANEL;
+    for (int64_t j = 0; j < columns; j += PANEL) {
+        int64_t width = columns - j < PANEL ? columns - j : PANEL;
+        pack(panel, b + j * b_column, inner, width, b_row, b_column);
+        if (bias) pack(start, bias + j, 1, width, 0, 1);
+        for (int64_t i = 0; i < rows; i += ROWS) {
+#define BLOCK(R, V)                                                                                \
+    block(R, V, c + i * columns + j, columns, width, a + i * a_row, a_row, a_column, panel, inner, \
+          bias ? start : 0, add)
+#define CASE(R)                           \
+    case R:                               \
+        if (width <= LANES) BLOCK(R, 1);  \
+        else BLOCK(R, 2);                 \
+        break;
+            switch (rows - i) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) default: CASE(6) }
+        }
+    }
+}
+
+/* ---- layers ---- */
+
+/* y = f(y); `before` keeps what SILU got. */
+static void activate(int64_t kind, float *restrict y, float *restrict before, int64_t size) {
+    if (kind == TANH)
+        for (int64_t i = 0; i < size; i++) y[i] = hyperbolic_tangent(y[i]);
+    else if (kind == RELU)
+        for (int64_t i = 0; i < size; i++) y[i] = y[i] < 0 ? 0 : y[i];
+    else if (kind == SILU)
+        for (int64_t i = 0; i < size; i++) {
+            before[i] = y[i];
+            y[i] *= logistic(y[i]);
+        }
+}
+
+/* The gradient for x in place of that for y = f(x). */
+static void activate_backward(int64_t kind, float *restrict gradient, const float *restrict y,
+                              const float *restrict x, int64_t size) {
+    if (kind == TANH)
+        for (int64_t i = 0; i < size; i++) gradient[i] *= 1 - y[i] * y[i];
+    else if (kind == RELU)
+        for (int64_t i = 0; i < size; i++) gradient[i] = y[i] > 0 ? gradient[i] : 0;
+    else if (kind == SILU)
+        for (int64_t i = 0; i < size; i++) gradient[i] *= logistic(x[i]) * (1 + x[i] - y[i]);
+}
+
+static float sum_of_products(const float *a, const float *b, int64_t size) {
+#pragma clang fp reassociate(on)
+    float sum = 0;
+    for (int64_t i = 0; i < size; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+static float sum_of(const float *a, int64_t size) {
+#pragma clang fp reassociate(on)
+    float sum = 0;
+    for (int64_t i = 0; i < size; i++) sum += a[i];
+    return sum;
+}
+
+/* x becomes (x - mean) / deviation of each row, and y = weight x + bias. */
+static void normalize_rows(float *y, float *x, float *inverse, const float *weight,
+                           const float *bias, float epsilon, int64_t rows, int64_t width) {
+    for (int64_t i = 0; i < rows; i++, x += width, y += width) {
+        float mean = sum_of(x, width) / width;
+        for (int64_t j = 0; j < width; j++) x[j] -= mean;
+        float factor = 1 / __builtin_sqrtf(sum_of_products(x, x, width) / width + epsilon);
+        inverse[i] = factor;
+        for (int64_t j = 0; j < width; j++) x[j] *= factor;
+        for (int64_t j = 0; j < width; j++) y[j] = weight[j] * x[j] + bias[j];
+    }
+}
+
+/* The gradient for what `normalize_rows` got in place of that for y; x is what it left. */
+static void normalize_rows_backward(float *gradient, const float *x, const float *inverse,
+                                    const float *weight, int64_t rows, int64_t width) {
+    for (int64_t i = 0; i < rows; i++, x += width, gradient += width) {
+        for (int64_t j = 0; j < width; j++) gradient[j] *= weight[j];
+        /* Shifting or stretching a row changes nothing, so the gradient has no such component. */
+        float shift = sum_of(gradient, width) / width;
+        float stretch = sum_of_products(gradient, x, width) / width;
+        for (int64_t j = 0; j < width; j++)
+            gradient[j] = (gradient[j] - shift - x[j] * stretch) * inverse[i];
+    }
+}
+
+/* Where the arrays of a pass of `rows` samples lie in its workspace: for each layer its output,
+ * what its activation got, its normalised rows and their factors; two gradients that take turns;
+ * four numbers of each sample for the head and its loss; room for products. */
+typedef struct {
+    float *output, *before, *normalized, *inverse;
+} Saved;
+
+INLINE int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static Saved saved(const Network *network, int64_t layer, int64_t rows, float *workspace) {
+    for (int64_t i = 0; i < layer; i++) workspace += rows * (3 * network->layers[i].outputs + 1);
+    const Layer *own = network->layers + layer;
+    int64_t size = rows * own->outputs;
+    Saved result = {workspace, workspace + size, workspace + 2 * size, workspace + 3 * size};
+    return result;
+}
+
+static int64_t widest(const Network *network) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < network->count; i++)
+        most = greater(most, greater(network->layers[i].inputs, network->layers[i].outputs));
+    return most;
+}
+
+static float *gradients(const Network *network, int64_t number, int64_t rows, float *workspace) {
+    return saved(network, network->count, rows, workspace).output + number * rows * widest(network);
+}
+
+static float *for_head(const Network *network, int64_t number, int64_t rows, float *workspace) {
+    return gradients(network, 2, rows, workspace) + number * rows;
+}
+
+static float *room_of(const Network *network, int64_t rows, float *workspace) {
+    return for_head(network, 4, rows, workspace);
+}
+
+/* How many numbers a workspace for `rows` samples holds. */
+int64_t workspace_size(const Network *network, int64_t rows) {
+    float none[1];
+    return room_of(network, rows, none) - none + (greater(rows, widest(network)) + 2) * PANEL;
+}
+
+/* Compute all layers; returns the output, [rows, outputs of the last layer]. */
+static const float *layers_forward(const Network *network, const float *parameters, const float *x,
+                                   int64_t rows, float *workspace) {
+    float *room = room_of(network, rows, workspace);
+    for (int64_t i = 0; i < network->count; i++) {
+        const Layer *layer = network->layers + i;
+        Saved own = saved(network, i, rows, workspace);
+        int normal = layer->norm_weight >= 0;
+        product(normal ? own.normalized : own.output, x, parameters + layer->weight,
+                parameters + layer->bias, 0, rows, layer->inputs, layer->outputs, layer->inputs, 1,
+                1, layer->inputs, room);
+        if (normal)
+            normalize_rows(own.output, own.normalized, own.inverse, parameters + layer->norm_weight,
+                           parameters + layer->norm_bias, layer->epsilon, rows, layer->outputs);
+        activate(layer->activation, own.output, own.before, rows * layer->outputs);
+        x = own.output;
+    }
+    return x;
+}
+
+/* total[j] += sum over rows of a[i, j] b[i, j]; b null: of a alone. */
+static void add_columns(float *total, const float *a, const float *b, int64_t rows, int64_t width) {
+    for (int64_t i = 0; i < rows; i++, a += width) {
+        for (int64_t j = 0; j < width; j++) total[j] += b ? a[j] * b[j] : a[j];
+        if (b) b += width;
+    }
+}
+
+/* Add the gradient of all layers' parameters to `sums`, unless it is null, and write that for x to
+ * `x_gradient`, unless that is null; the gradient for the output is the first of the workspace's. */
+static void layers_backward(const Network *network, const float *parameters, float *sums,
+                            const float *x, float *x_gradient, int64_t rows, float *workspace) {
+    float *room = room_of(network, rows, workspace);
+    float *gradient = gradients(network, 0, rows, workspace);
+    for (int64_t i = network->count - 1; i >= 0; i--) {
+        const Layer *layer = network->layers + i;
+        int64_t inputs = layer->inputs, outputs = layer->outputs;
+        Saved own = saved(network, i, rows, workspace);
+        activate_backward(layer->activation, gradient, own.output, own.before, rows * outputs);
+        if (layer->norm_weight >= 0) {
+            if (sums) {
+                add_columns(sums + layer->norm_weight, gradient, own.normalized, rows, outputs);
+                add_columns(sums + layer->norm_bias, gradient, 0, rows, outputs);
+            }
+            normalize_rows_backward(gradient, own.normalized, own.inverse,
+                                    parameters + layer->norm_weight, rows, outputs);
+        }
+        const float *before = i ? saved(network, i - 1, rows, workspace).output : x;
+        if (sums) {
+            product(sums + layer->weight, gradient, before, 0, 1, outputs, rows, inputs, 1, outputs,
+                    inputs, 1, room);
+            add_columns(sums + layer->bias, gradient, 0, rows, outputs);
+        }
+        float *next = i ? gradients(network, (network->count - i) % 2, rows, workspace) : x_gradient;
+        if (next)
+            product(next, gradient, parameters + layer->weight, 0, 0, rows, outputs, inputs, outputs,
+                    1, inputs, 1, room);
+        gradient = next;
+    }
+}
+
+/* ---- heads ---- */
+
+static int64_t width_of(const Network *network) {
+    return network->layers[network->count - 1].outputs;
+}
+
+/* A choice that a mask forbids, by bits as NumPy packs them, has the lowest logit. */
+INLINE int allowed(const uint8_t *mask, int64_t choice) {
+    return !mask || mask[choice >> 3] >> (7 - (choice & 7)) & 1;
+}
+
+/* log p of all choices of a row's factor, which begin at `first`; returns their entropy. */
+static float log_softmax(float *log_p, const float *logits, const uint8_t *mask, int64_t first,
+                         int64_t choices) {
+    float most = -1e30f, total = 0, entropy = 0;
+    for (int64_t j = 0; j < choices; j++) {
+        log_p[j] = allowed(mask, first + j) ? logits[j] : -1e30f;
+        most = log_p[j] > most ? log_p[j] : most;
+    }
+    for (int64_t j = 0; j < choices; j++) {
+        log_p[j] = logits[j] != logits[j] ? logits[j] : log_p[j] - most;
+        total += exponential(log_p[j]) * (log_p[j] > -1e29f || log_p[j] != log_p[j]);
+    }
+    float log_total = logarithm(total);
+    for (int64_t j = 0; j < choices; j++) {
+        log_p[j] -= log_total;
+        if (log_p[j] > -1e29f) entropy -= exponential(log_p[j]) * log_p[j];
+    }
+    return entropy;
+}
+
+/* What a loss sees: of a policy log-probabilities of the actions and entropies, [rows] each; of
+ * values `first`; of a raw output nothing new. */
+static void head_forward(const Network *network, const float *parameters, const float *output,
+                         const Samples *samples, int64_t rows, float *first, float *second,
+                         float *room) {
+    const Head *head = &network->head;
+    int64_t width = width_of(network);
+    if (head->kind == VALUE)
+        for (int64_t i = 0; i < rows; i++) first[i] = output[i] * *head->scale;
+    if (head->kind == GAUSSIAN) {
+        const float *log_std = parameters + head->log_std, *actions = samples->data[ACTIONS];
+        float constant = 0.918938533f * width; /* log(2 pi) / 2 */
+        for (int64_t j = 0; j < width; j++) constant += log_std[j], room[j] = exponential(-log_std[j]);
+        for (int64_t i = 0; i < rows; i++, output += width, actions += width) {
+            float squares = 0;
+            for (int64_t j = 0; j < width; j++) {
+                float z = (actions[j] - output[j]) * room[j];
+                squares += z * z;
+            }
+            first[i] = -0.5f * squares - constant;
+            second[i] = constant + 0.5f * width;
+        }
+    }
+    if (head->kind == CATEGORICAL) {
+        const int32_t *actions = samples->data[ACTIONS];
+        const uint8_t *mask = samples->data[MASKS];
+        for (int64_t i = 0; i < rows; i++, output += width, actions += head->factors) {
+            first[i] = second[i] = 0;
+            for (int64_t f = 0, start = 0; f < head->factors; start += head->choices[f++]) {
+                second[i] += log_softmax(room, output + start, mask, start, head->choices[f]);
+                first[i] += room[actions[f]];
+            }
+            if (mask) mask += samples->bytes[MASKS];
+        }
+    }
+}
+
+/* The gradient for the output, given those for what the loss saw; adds that of parameters of the
+ * head to `sums`, unless it is null. */
+static void head_backward(const Network *network, const float *parameters, const float *output,
+                          const Samples *samples, int64_t rows, const float *of_first,
+                          const float *of_second, float *gradient, float *sums, float *room) {
+    const Head *head = &network->head;
+    int64_t width = width_of(network);
+    if (head->kind == VALUE)
+        for (int64_t i = 0; i < rows; i++) gradient[i] = of_first[i] * *head->scale;
+    if (head->kind == GAUSSIAN) {
+        /* With z = (a - mean) / std: d log p / d mean = z / std, d log p / d log std = z^2 - 1, and
+         * d entropy / d log std = 1. */
+        const float *log_std = parameters + head->log_std, *actions = samples->data[ACTIONS];
+        for (int64_t j = 0; j < width; j++) room[j] = exponential(-log_std[j]);
+        for (int64_t i = 0; i < rows; i++, output += width, actions += width, gradient += width)
+            for (int64_t j = 0; j < width; j++) {
+                float z = (actions[j] - output[j]) * room[j];
+                gradient[j] = of_first[i] * z * room[j];
+                if (sums) sums[head->log_std + j] += of_first[i] * (z * z - 1) + of_second[i];
+            }
+    }
+    if (head->kind == CATEGORICAL) {
+        /* With p = softmax(x): d log p_a / d x_j = [a = j] - p_j, and with the entropy H,
+         * d H / d x_j = -p_j (log p_j + H). */
+        const int32_t *actions = samples->data[ACTIONS];
+        const uint8_t *mask = samples->data[MASKS];
+        for (int64_t i = 0; i < rows; i++, output += width, gradient += width) {
+            for (int64_t f = 0, start = 0; f < head->factors; start += head->choices[f++]) {
+                int64_t choices = head->choices[f];
+                float entropy = log_softmax(room, output + start, mask, start, choices);
+                for (int64_t j = 0; j < choices; j++) {
+                    float p = exponential(room[j]);
+                    float own = -p * (of_first[i] + of_second[i] * (room[j] + entropy));
+                    gradient[start + j] = room[j] < -1e29f ? 0 : own;
+                }
+                gradient[start + actions[f]] += of_first[i];
+            }
+            actions += head->factors;
+            if (mask) mask += samples->bytes[MASKS];
+        }
+    }
+}
+
+/* What a loss sees of `rows` samples, or for a raw output that itself, in `first`; slice by slice,
+ * of which the workspace keeps the last. */
+void forward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
+             int64_t slice_rows, float *workspace, float *first, float *second) {
+    int64_t width = width_of(network);
+    Samples slice = *samples;
+    for (int64_t start = 0; start < rows; start += slice_rows) {
+        int64_t count = rows - start < slice_rows ? rows - start : slice_rows;
+        for (int64_t c = 0; c < COLUMNS; c++)
+            if (samples->data[c])
+                slice.data[c] = (const uint8_t *)samples->data[c] + start * samples->bytes[c];
+        const float *output =
+            layers_forward(network, parameters, slice.data[INPUTS], count, workspace);
+        if (network->head.kind == RAW)
+            for (int64_t i = 0; i < count * width; i++) first[start * width + i] = output[i];
+        else
+            head_forward(network, parameters, output, &slice, count, first + start,
+                         second ? second + start : 0, room_of(network, count, workspace));
+    }
+}
+
+/* After `forward` of these rows in one slice, and given gradients for what the loss sees: write the
+ * gradient of the `size` parameters to `sums` and that for the inputs to `x_gradient`, [rows,
+ * inputs], unless these are null. */
+void backward(const Network *network, const float *parameters, const Samples *samples, int64_t rows,
+              float *workspace, const float *of_first, const float *of_second, float *sums,
+              int64_t size, float *x_gradient) {
+    float *gradient = gradients(network, 0, rows, workspace);
+    const float *output = saved(network, network->count - 1, rows, workspace).output;
+    for (int64_t i = 0; sums && i < size; i++) sums[i] = 0;
+    if (network->head.kind == RAW)
+        for (int64_t i = 0; i < rows * width_of(network); i++) gradient[i] = of_first[i];
+    else
+        head_backward(network, parameters, output, samples, rows, of_first, of_second, gradient,
+                      sums, room_of(network, rows, workspace));
+    layers_backward(network, parameters, sums, samples->data[INPUTS], x_gradient, rows, workspace);
+}
+
+/* ---- losses ---- */
+
+/* Add the loss's numbers to `numbers`, and write its gradients for what it saw. */
+static void loss_of(const Loss *loss, const float *scale, const Samples *samples, int64_t rows,
+                    const float *first, const float *second, float *of_first, float *of_second,
+                    double *numbers) {
+    if (loss->kind == SQUARED_ERROR) { /* ((V - target) / scale)^2 / 2 */
+        const float *targets = samples->data[TARGETS];
+        for (int64_t i = 0; i < rows; i++) {
+            float error = (first[i] - targets[i]) / *scale;
+            numbers[LOSS] += 0.5f * error * error;
+            of_first[i] = error / *scale;
+        }
+        return;
+    }
+    const float *advantages = samples->data[ADVANTAGES], *old = samples->data[LOG_PROBS];
+    const float *weights = samples->data[WEIGHTS];
+    float bonus = loss->entropy_coefficient, low = 1 - loss->clip_range, high = 1 + loss->clip_range;
+    for (int64_t i = 0; i < rows; i++) {
+        float advantage = advantages[i], log_ratio = first[i] - old[i];
+        float ratio = exponential(log_ratio), plain = ratio * advantage;
+        float clipped = (ratio < low ? low : ratio > high ? high : ratio) * advantage;
+        float objective = plain <= clipped ? plain : clipped;
+        of_first[i] = plain <= clipped ? -plain : 0; /* a clipped ratio is constant */
+        if (loss->kind == POLICY_GRADIENT) {
+            objective = first[i] * advantage;
+            of_first[i] = -advantage;
+        }
+        of_second[i] = -bonus;
+        numbers[LOSS] -= objective + bonus * second[i];
+        numbers[ENTROPY] += second[i];
+        numbers[KL] += (weights ? weights[i] : 1) * divergence(log_ratio);
+    }
+}
+
+/* Add the gradient of a loss, summed over the samples, to `sums`, and its numbers to `numbers`. */
+static void add_gradient(const Network *network, const float *parameters, const Loss *loss,
+                         const Samples *samples, int64_t rows, float *workspace, float *sums,
+                         double *numbers) {
+    float *room = room_of(network, rows, workspace), *own[4];
+    for (int64_t i = 0; i < 4; i++) own[i] = for_head(network, i, rows, workspace);
+    const float *x = samples->data[INPUTS];
+    const float *output = layers_forward(network, parameters, x, rows, workspace);
+    head_forward(network, parameters, output, samples, rows, own[0], own[1], room);
+    loss_of(loss, network->head.scale, samples, rows, own[0], own[1], own[2], own[3], numbers);
+    head_backward(network, parameters, output, samples, rows, own[2], own[3],
+                  gradients(network, 0, rows, workspace), sums, room);
+    layers_backward(network, parameters, sums, x, 0, rows, workspace);
+}
+
+/* As `add_gradient`, from nothing. */
+void differentiate(const Network *network, const float *parameters, const Loss *loss,
+                   const Samples *samples, int64_t rows, float *workspace, float *sums,
+                   int64_t size, double *numbers) {
+    for (int64_t i = 0; i < size; i++) sums[i] = 0;
+    for (int64_t i = 0; i < NUMBERS; i++) numbers[i] = 0;
+    add_gradient(network, parameters, loss, samples, rows, workspace, sums, numbers);
+}
+
+/* ---- gradient steps ---- */
+
+double norm(const float *x, int64_t size) {
+    return __builtin_sqrt(sum_of_products(x, x, size));
+}
+
+/* Adam's step (Kingma and Ba 2015, algorithm 1) for `factor` times the gradient. The sums, without
+ * the factors 1 - beta, become 0 where they are too small to matter: subnormal numbers are slow. */
+void adam(float *parameters, const float *gradient, float *first, float *second, double factor,
+          double epsilon, double rate, int64_t size) {
+    float scale = factor, small = epsilon, step = rate;
+    for (int64_t i = 0; i < size; i++) {
+        float g = gradient[i] * scale;
+        float m = first[i] * 0.9f + g, v = second[i] * 0.999f + g * g;
+        m = absolute(m) < 1e-20f ? 0 : m;
+        v = v < 1e-36f ? 0 : v;
+        first[i] = m;
+        second[i] = v;
+        parameters[i] -= step * m / (__builtin_sqrtf(v) + small);
+    }
+}
+
+/* followers += tau (parameters - followers). */
+void follow(float *followers, const float *parameters, double tau, int64_t size) {
+    for (int64_t i = 0; i < size; i++)
+        followers[i] += (float)tau * (parameters[i] - followers[i]);
+}
+
+/* y = (x - mean) / std within `bound`, for x and y [rows, width]. */
+void normalize(float *y, const float *x, const float *mean, const float *std, double bound,
+               int64_t rows, int64_t width) {
+    float most = bound;
+    for (int64_t i = 0; i < rows; i++, x += width, y += width)
+        for (int64_t j = 0; j < width; j++) {
+            float z = (x[j] - mean[j]) / std[j];
+            y[j] = z < -most ? -most : z > most ? most : z;
+        }
+}
+
+/* Copy a slice's rows, which `order` names, of all columns to `room`; inputs have rows of their
+ * own. */
+static Samples gather(const Samples *samples, const int64_t *rows, const int64_t *order,
+                      int64_t count, uint8_t *room) {
+    Samples slice = *samples;
+    for (int64_t c = 0; c < COLUMNS; c++) {
+        int64_t bytes = samples->bytes[c];
+        if (!samples->data[c]) continue;
+        slice.data[c] = room;
+        for (int64_t i = 0; i < count; i++, room += bytes) {
+            int64_t row = c == INPUTS ? rows[order[i]] : order[i];
+            const uint8_t *source = (const uint8_t *)samples->data[c] + row * bytes;
+            if (bytes == 4)
+                *(int32_t *)room = *(const int32_t *)source;
+            else
+                __builtin_memcpy(room, source, bytes);
+        }
+        room += -(uintptr_t)room & 63;
+    }
+    return slice;
+}
+
+typedef struct {
+    float *parameters, *gradient, *first, *second;
+    int64_t size;
+    double max_grad_norm, max_kl;
+} Optimizer;
+
+typedef struct {
+    Samples samples;
+    const int64_t *rows, *order; /* of the inputs of each step; of the steps */
+    int64_t steps, minibatches, slice_rows;
+} Epoch;
+
+/* Gradient steps on the minibatches from `begin` to `end`, or to one whose KL divergence is above
+ * the limit, which takes no step. `factors` are Adam's epsilon and rate for each. Writes the means
+ * of the loss's numbers of each minibatch, and its gradient's norm, to `numbers`, [minibatches,
+ * NUMBERS + 1]; returns the number of steps taken. */
+int64_t epoch(const Network *network, const Loss *loss, const Epoch *epoch, const Optimizer *own,
+              int64_t begin, int64_t end, const double *factors, float *workspace, uint8_t *room,
+              double *numbers) {
+    for (int64_t minibatch = begin; minibatch < end; minibatch++) {
+        int64_t first = epoch->steps * minibatch / epoch->minibatches;
+        int64_t last = epoch->steps * (minibatch + 1) / epoch->minibatches;
+        double *sums = numbers + minibatch * (NUMBERS + 1), share = 1.0 / (last - first);
+        for (int64_t i = 0; i < own->size; i++) own->gradient[i] = 0;
+        for (int64_t start = first; start < last; start += epoch->slice_rows) {
+            int64_t count = last - start < epoch->slice_rows ? last - start : epoch->slice_rows;
+            Samples slice =
+                gather(&epoch->samples, epoch->rows, epoch->order + start, count, room);
+            add_gradient(network, own->parameters, loss, &slice, count, workspace, own->gradient,
+                         sums);
+        }
+        for (int64_t i = 0; i < NUMBERS; i++) sums[i] *= share;
+        double length = norm(own->gradient, own->size) * share;
+        sums[NUMBERS] = length;
+        /* Not "greater than": a divergence of NaN exceeds the limit, too. */
+        if (!((float)sums[KL] <= (float)own->max_kl)) return minibatch - begin;
+        double factor = length > own->max_grad_norm ? share * own->max_grad_norm / length : share;
+        adam(own->parameters, own->gradient, own->first, own->second, factor,
+             factors[2 * minibatch], factors[2 * minibatch + 1], own->size);
+    }
+    return end - begin;
+}

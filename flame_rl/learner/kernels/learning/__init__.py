@@ -1,1 +1,0 @@
-"""Losses, gradients and epochs of networks as machine code."""

@@ -1,0 +1,130 @@
+"""Makes a learner: the table of the algorithms. Each is imported when it is chosen, with what it
+needs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flame_rl.learner.learner import Algorithm, Learner
+from flame_rl.learner.rewards import make_rewards
+from flame_rl.learner.training.choose import computing_on
+from flame_rl.learner.training.device import choose_device, device_of, reproducible
+from flame_rl.learner.training.flat import modules_in, refuse_common_parameters
+from flame_rl.settings.algorithms import BCSettings
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.groups import Critics, PolicyGradient, Replay
+from flame_rl.system.errors import UsageError
+from flame_rl.system.machine import keep_freed_memory
+from flame_rl.wire.inputs import why_no_keys
+from flame_rl.wire.messages import EnvironmentSpec
+
+if TYPE_CHECKING:
+    from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+    from flame_rl.learner.off_policy.gradient_step import GradientStep
+    from flame_rl.learner.on_policy.update import Update
+
+
+def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
+    """A learner with the configured algorithm; its initial weights follow from the seed.
+
+    Raises:
+        UsageError: the algorithm, or `make_rewards`, refuses the settings, or there is no graphics
+            card.
+    """
+    rewards, demonstrations = make_rewards(config.experiment, spec), None
+    _refuse_policy_observations(config, spec)
+    if config.experiment.demonstrations is not None:
+        # Here and not above: few runs have any.
+        from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+
+        replays = isinstance(config.algorithm, Replay)
+        demonstrations = Demonstrations(config.experiment, spec, rewards, replays)
+    # Algorithms learn from one number.
+    spec = replace(spec, reward_shape=())
+    device = choose_device(config, spec)
+    keep_freed_memory()
+    with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
+        algorithm = _make_algorithm(config, spec, demonstrations)
+    learner = Learner(config, algorithm, rewards, demonstrations)
+    refuse_common_parameters(modules_in(learner.parts))
+    return learner
+
+
+def _refuse_policy_observations(config: TrainConfig, spec: EnvironmentSpec) -> None:
+    """Raise UsageError for keys that the policy alone cannot observe."""
+    keys, settings = config.experiment.policy_observations, config.algorithm
+    if not keys:
+        return
+    name = "--policy-observations"
+    if not isinstance(settings, PolicyGradient | Critics):
+        raise UsageError(
+            f"{name}: {config.algorithm_name} has no critic beside its policy, which would observe "
+            "more; choose reinforce, a2c, ppo, impala, ddpg, td3 or sac, or leave the flag out"
+        )
+    if settings.shared_torso:
+        raise UsageError(
+            f"{name}: with --shared-torso policy and values are one network, which observes the "
+            "same; leave one of the two out"
+        )
+    if why := why_no_keys(spec.env_id, spec.observation_space, keys):
+        raise UsageError(f"{name}: {why}")
+
+
+def _make_algorithm(
+    config: TrainConfig, spec: EnvironmentSpec, demonstrations: Demonstrations | None
+) -> Algorithm:
+    """The configured algorithm, with new networks. Raises UsageError where it is not for these
+    actions, or not for these settings."""
+    name = config.algorithm_name
+    if isinstance(config.algorithm, BCSettings):
+        from flame_rl.learner.algorithms.bc import bc
+        from flame_rl.learner.imitation.update import imitation
+
+        return imitation(config, spec, bc, demonstrations)
+    if isinstance(config.algorithm, Replay):
+        from flame_rl.learner.off_policy.update import off_policy
+
+        return off_policy(config, spec, _with_replay(name), demonstrations)
+    if demonstrations is not None:
+        from flame_rl.learner.on_policy.cloned_first import cloned_first
+
+        return cloned_first(config, spec, _on_policy(name), demonstrations)
+    from flame_rl.learner.on_policy.update import on_policy
+
+    return on_policy(config, spec, _on_policy(name))
+
+
+def _on_policy(name: str) -> Update:
+    """What improves the networks once, from the episodes of an iteration."""
+    match name:
+        case "reinforce":
+            from flame_rl.learner.algorithms.reinforce import reinforce as update
+        case "a2c":
+            from flame_rl.learner.algorithms.a2c import a2c as update
+        case "ppo":
+            from flame_rl.learner.algorithms.ppo import ppo as update
+    return update
+
+
+def _with_replay(name: str) -> Callable[..., GradientStep]:
+    """What makes the algorithm's networks and its gradient step."""
+    match name:
+        case "dqn":
+            from flame_rl.learner.algorithms.dqn import DQN as make  # noqa: N811
+        case "sarsa":
+            from flame_rl.learner.algorithms.sarsa import Sarsa as make  # noqa: N813
+        case "successor":
+            from flame_rl.learner.algorithms.successor import Successor as make  # noqa: N813
+        case "r2d2":
+            from flame_rl.learner.algorithms.r2d2 import R2D2 as make  # noqa: N811
+        case "impala":
+            from flame_rl.learner.algorithms.impala import Impala as make  # noqa: N813
+        case "ddpg":
+            from flame_rl.learner.algorithms.ddpg import ddpg as make
+        case "td3":
+            from flame_rl.learner.algorithms.td3 import td3 as make
+        case "sac":
+            from flame_rl.learner.algorithms.sac import SAC as make  # noqa: N811
+    return make

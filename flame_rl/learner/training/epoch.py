@@ -1,0 +1,103 @@
+"""An epoch: a batch of steps in minibatches, of single steps or of whole episodes, and how gradient
+steps are taken on them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from flame_rl.learner.training.frames import SideBySide, Stacks, time_steps
+from flame_rl.learner.training.network import Samples, split
+
+# Steps. The gradient of a smaller minibatch is mostly noise, and takes as long.
+LEAST_MINIBATCH = 64
+
+
+def number_of_minibatches(wanted: int, steps: int) -> int:
+    """`wanted`, or fewer, so that each has `LEAST_MINIBATCH` steps."""
+    return min(wanted, max(1, steps // LEAST_MINIBATCH))
+
+
+def random_order(
+    steps: int, count: int, generator: np.random.Generator, time: np.ndarray | None = None
+) -> np.ndarray:
+    """The order of an epoch's steps: random, or their own order if there is one minibatch.
+
+    Args:
+        steps: N.
+        count: the number of minibatches.
+        generator: draws the order.
+        time: int64 [N], the time step of each step in its episode: whole episodes are shuffled;
+            None: single steps are.
+
+    Returns:
+        int64 [N].
+    """
+    if count == 1:
+        return np.arange(steps)
+    if time is None:
+        return generator.permutation(steps)
+    starts = np.flatnonzero(time == 0)
+    lengths = np.diff(starts, append=steps)
+    order = generator.permutation(len(starts))
+    # Each step's place is its episode's new start and its time in it.
+    return np.repeat(starts[order], lengths[order]) + time_steps(lengths[order])
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """All N steps of a batch once, in minibatches.
+
+    Attributes:
+        inputs: the network's inputs for the batch's observations, [N + E, ...].
+        rows: the rows of the steps' observations in `inputs`, int64 [N].
+        columns: what head and loss need, [N, ...] by name; with "time", the time step of each step
+            in its episode, minibatches that are computed by Python have whole episodes.
+        order: the order of the steps, int64 [N]; see `random_order`.
+        count: the number of minibatches.
+    """
+
+    inputs: np.ndarray | SideBySide | Stacks
+    rows: np.ndarray
+    columns: Samples
+    order: np.ndarray
+    count: int
+
+    @property
+    def steps(self) -> int:
+        """N."""
+        return len(self.rows)
+
+    @property
+    def largest(self) -> int:
+        """The steps of the largest minibatch of single steps."""
+        return -(-self.steps // self.count)
+
+    def minibatches(self) -> list[Samples]:
+        """The columns, and the steps' "inputs"."""
+        # `take` is several times as fast as indexing.
+        shuffled = {name: column.take(self.order, axis=0) for name, column in self.columns.items()}
+        inputs = self.inputs.take(self.rows.take(self.order), axis=0)
+        return split(shuffled | {"inputs": inputs}, self.count)
+
+
+@dataclass(frozen=True)
+class StepConfig:
+    """How gradient steps are taken.
+
+    Attributes:
+        learning_rate: Adam's step size.
+        max_grad_norm: a longer gradient is scaled down to it.
+        max_kl: an epoch ends, before its step, at a minibatch whose loss gives a greater "kl".
+    """
+
+    learning_rate: float
+    max_grad_norm: float
+    max_kl: float = math.inf
+
+    def exceeds_kl(self, numbers: dict[str, float]) -> bool:
+        """Whether a minibatch of these numbers ends the epoch."""
+        # Not "greater than": a divergence of NaN exceeds it, too. In float32, as compiled code.
+        return not np.float32(numbers.get("kl", 0.0)) <= np.float32(self.max_kl)

@@ -1,0 +1,152 @@
+"""What a loss and an optimiser see of a network.
+
+A loss is a function of a network's outputs, and knows its own derivative: it returns numbers for
+each sample, and the gradient of its "loss" for each output. The network carries these back to its
+parameters, by torch's autograd (autograd.py) or by compiled code (learner/compiled/).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+# Columns by name, all of B rows: "inputs", as `Network.prepare` returns them, and what else the
+# network and the loss need. Inputs may be `Stacks` (learner/training/frames.py) in place of an
+# array. Where rows are steps of sequences, one sequence after another, "time" counts the steps of
+# each sequence from 0, and `split` keeps sequences whole.
+Samples = dict[str, np.ndarray]
+# The derivative of each sample's loss with respect to one of its outputs: an array in the output's
+# shape, or one number for all.
+Gradient = np.ndarray | float
+
+
+class Loss(Protocol):
+    """A loss of single samples; its mean over a minibatch is what a gradient step descends."""
+
+    def __call__(
+        self, samples: Samples, *outputs: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+        """
+        Args:
+            samples: B samples.
+            outputs: the network's outputs for them, float32 [B, ...] each.
+
+        Returns:
+            Numbers by name, float32 [B] each, and the gradient of "loss" for each output.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class NativeLoss:
+    """A loss that the compiled library has, too; see learner/compiled/core.c.
+
+    Attributes:
+        function: the loss.
+        kind: what the library calls it: policy_gradient, clipped or squared_error.
+        numbers: names of the loss's numbers, in the library's order.
+        clip_range, entropy_coefficient: its settings, where it has any.
+    """
+
+    function: Loss
+    kind: str
+    numbers: tuple[str, ...]
+    clip_range: float = 0.0
+    entropy_coefficient: float = 0.0
+
+    def __call__(
+        self, samples: Samples, *outputs: np.ndarray
+    ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+        return self.function(samples, *outputs)
+
+
+class Pass(Protocol):
+    """A forward pass through a network, for one backward pass.
+
+    Attributes:
+        outputs: the network's outputs, float32 [B, ...] each.
+    """
+
+    outputs: tuple[np.ndarray, ...]
+
+    def backward(self, gradients: tuple[Gradient, ...], gradient: np.ndarray) -> None:
+        """Write the gradient of a loss for the parameters, summed over the samples.
+
+        Args:
+            gradients: of the loss, for each output.
+            gradient: float32 [P], overwritten: all parameters in order, each flat.
+        """
+        ...
+
+    def backward_inputs(self, gradients: tuple[Gradient, ...]) -> np.ndarray:
+        """The gradient of a loss for "inputs", float32 [B, ...], given those for each output."""
+        ...
+
+
+class Network(Protocol):
+    """A network and its derivative.
+
+    Attributes:
+        slice_rows: the number of rows that is computed at once for best speed.
+        remembers: whether outputs depend on all steps before, so that samples must be sequences.
+        frames: the number of observations, the latest and those before it, in one input.
+        parallel: whether several cores may compute slices at the same time.
+    """
+
+    slice_rows: int
+    remembers: bool
+    frames: int
+    parallel: bool
+
+    @property
+    def output_rows(self) -> int:
+        """The most rows that one call of `outputs` gets for best speed."""
+        return self.slice_rows
+
+    def prepare(self, observations: np.ndarray) -> np.ndarray:
+        """Observations, float32 or uint8 [B, D] or `Stacks` of them, as the network takes them:
+        normalised, for example. Stale once the module's buffers change."""
+        ...
+
+    def outputs(self, samples: Samples) -> tuple[np.ndarray, ...]:
+        """The network's outputs, without a gradient."""
+        ...
+
+    def forward(self, samples: Samples) -> Pass:
+        """The network's outputs, for a backward pass."""
+        ...
+
+    def differentiate(self, loss: Loss, samples: Samples, gradient: np.ndarray) -> dict[str, float]:
+        """Write the gradient of the loss, summed over the samples, to `gradient`; returns the sums
+        of the loss's numbers. See `Pass.backward`."""
+        forward = self.forward(samples)
+        numbers, gradients = loss(samples, *forward.outputs)
+        forward.backward(gradients, gradient)
+        return sums_of(numbers)
+
+
+def sums_of(numbers: dict[str, np.ndarray]) -> dict[str, float]:
+    """The sums over all samples, of numbers of each, [B]."""
+    return {name: float(np.add.reduce(values)) for name, values in numbers.items()}
+
+
+def split(samples: Samples, count: int) -> list[Samples]:
+    """Divide the samples into `count` chunks of almost even size, without copying; into fewer where
+    there are fewer sequences."""
+    rows = rows_of(samples)
+    ends = [rows * place // count for place in range(count + 1)]
+    if "time" in samples:
+        starts = np.append(np.flatnonzero(samples["time"] == 0), rows)
+        ends = np.unique([starts[np.abs(starts - end).argmin()] for end in ends]).tolist()
+    return [
+        {name: column[start:stop] for name, column in samples.items()}
+        for start, stop in itertools.pairwise(ends)
+    ]
+
+
+def rows_of(samples: Samples) -> int:
+    """B."""
+    return len(samples["inputs"])

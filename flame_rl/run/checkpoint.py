@@ -1,0 +1,239 @@
+"""A checkpoint: the state of a run as the bytes of a file, checked when it is read; and which of a
+run's checkpoints to read.
+
+A checkpoint is `MAGIC`, the SHA-256 of all that follows, and a message of `flame_rl.wire`: a JSON
+header (format, iteration, configuration, library versions) and a safetensors block with weights and
+optimiser. Nothing is pickled. Random state is not in it: that follows from seed and iteration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import safetensors.numpy
+
+from flame_rl.run.folder import (
+    BEST_NAME,
+    CHECKPOINTS_NAME,
+    STARTS_NAME,
+    library_versions,
+)
+from flame_rl.run.results import RunState, Totals
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import RunError, UsageError
+from flame_rl.system.files import open_regular, why_refused, write_atomically
+from flame_rl.wire.fields import RARE, Whole, WireError, Within, from_data, to_data
+from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.wire.packing import pack, unpack
+
+MAGIC = b"flameCP1"
+FORMAT = 6
+WEIGHTS_NAME = "weights.safetensors"
+# Names that a run gives its checkpoints; the second form where a folder has the first one.
+_OWN_NAME = re.compile(r"(\d{8,})(\.run)?\.ckpt")
+_HASH_BYTES = 32
+# Begins the name of a table among the arrays.
+_TABLE = "table "
+_MAX_TABLE_BYTES = 1 << 30
+Number = Annotated[float, Within(-sys.float_info.max, sys.float_info.max, "finite")]
+
+
+class CheckpointError(ValueError):
+    """A file is not a sound checkpoint; the message names it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that a run needs to resume.
+
+    Attributes:
+        iterations, episodes, env_steps, length_mean, length_growth, mean_return: see `Totals`;
+            files of earlier versions have no `mean_return`.
+        score: the mean return of the last iteration done, or of the evaluation that made it the
+            best; None in a file that `Trainer.save` wrote.
+        spec: describes the environment, so that the networks can be made without it.
+        config: `TrainConfig.to_data`.
+        versions: of the libraries that the bits of a result depend on, and their choices for the
+            processor.
+        learner: the learner's state by name.
+        tables: the text of the run's CSV files, by file name; none in a file that `Trainer.save`
+            wrote.
+    """
+
+    iterations: Whole
+    episodes: Whole
+    env_steps: Whole
+    length_mean: Number
+    score: Number | None
+    spec: EnvironmentSpec
+    config: dict[str, Any]
+    versions: dict[str, str]
+    learner: dict[str, np.ndarray]
+    tables: dict[str, bytes]
+    length_growth: Number = 1.0
+    mean_return: Annotated[Number | None, RARE] = None
+
+    @property
+    def totals(self) -> Totals:
+        """How far the run was."""
+        return Totals(**{field.name: getattr(self, field.name) for field in fields(Totals)})
+
+
+@contextlib.contextmanager
+def refused_by_the_disk(path: Path) -> Iterator[None]:
+    """Within the block, an OSError becomes a RunError about this checkpoint."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"the checkpoint {path} could not be written: {why_refused(error)}. Earlier "
+            "checkpoints are untouched; once it can be written, go on with --resume"
+        ) from error
+
+
+def encode_checkpoint(
+    state: RunState,
+    score: float | None,
+    spec: EnvironmentSpec,
+    config: TrainConfig,
+    tables: dict[str, bytes] | None = None,
+) -> bytes:
+    """The bytes of a checkpoint; see `Checkpoint` for the arguments."""
+    checkpoint = Checkpoint(
+        **vars(state.totals),
+        score=score,
+        spec=spec,
+        config=config.to_data(),
+        versions=library_versions(),
+        learner=state.learner,
+        tables=tables or {},
+    )
+    header = {"format": FORMAT} | to_data(checkpoint, but=("learner", "tables"))
+    texts = {
+        _TABLE + name: np.frombuffer(zlib.compress(text), np.uint8)
+        for name, text in checkpoint.tables.items()
+    }
+    body = pack("checkpoint", header, state.learner | texts)
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint. Raises CheckpointError if it is torn, altered or something else."""
+    try:
+        with open_regular(path) as file:
+            # A huge file that is not a checkpoint is not read to its end.
+            if file.read(len(MAGIC)) != MAGIC:
+                raise WireError("not a checkpoint")
+            checksum, body = file.read(_HASH_BYTES), file.read()
+        if hashlib.sha256(body).digest() != checksum:
+            raise WireError("the checksum does not match; the file is damaged")
+        return _decode(memoryview(body))
+    except (OSError, WireError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _decode(body: memoryview) -> Checkpoint:
+    header, arrays = unpack(body, "checkpoint")
+    # The format comes first: another one has other fields.
+    if (found := header.pop("format", None)) != FORMAT:
+        raise WireError(
+            f"written by another version of flame_rl, in format {found!s:.40}; this one reads "
+            f"format {FORMAT}"
+        )
+    tables = {
+        name.removeprefix(_TABLE): _read_table(arrays.pop(name))
+        for name in list(arrays)
+        if name.startswith(_TABLE)
+    }
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise WireError(f"{name}: not finite")
+    return from_data(Checkpoint, header, learner=arrays, tables=tables)
+
+
+def _read_table(array: np.ndarray) -> bytes:
+    reader = zlib.decompressobj()
+    try:
+        text = reader.decompress(array.tobytes(), _MAX_TABLE_BYTES)
+    except zlib.error as error:
+        raise WireError(f"a table: {error}") from error
+    if not reader.eof:
+        raise WireError("a table: not whole, or too large")
+    return text
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints that the run wrote into a folder, the newest first; other files are not its
+    own."""
+    own = [path for path in folder.glob("*.ckpt") if _OWN_NAME.fullmatch(path.name)]
+    return sorted((path for path in own if path.is_file()), key=iterations_of, reverse=True)
+
+
+def iterations_of(checkpoint: Path) -> int:
+    """The number of iterations that the name of a run's own checkpoint says."""
+    return int(_OWN_NAME.fullmatch(checkpoint.name)[1])
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """The checkpoints of a run, in the order in which they are tried: the best comes last."""
+    best = folder / CHECKPOINTS_NAME / BEST_NAME
+    return list_checkpoints(folder / CHECKPOINTS_NAME) + [best] * best.exists()
+
+
+def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound checkpoint of a run, otherwise the best one; and warnings of what is wrong
+    with each that was tried before."""
+    damaged = []
+    for path in checkpoints_of(folder):
+        try:
+            checkpoint = read_checkpoint(path)
+        except CheckpointError as error:
+            damaged.append(str(error))
+            continue
+        used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
+        return checkpoint, [f"{damage}; {used}" for damage in damaged]
+    return None, damaged
+
+
+def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[str]]:
+    """The newest sound checkpoint of a run folder, or its best, or a checkpoint file; and warnings
+    of what is wrong with newer ones. Raises UsageError if there is none that can be used."""
+    file = path / CHECKPOINTS_NAME / BEST_NAME if best and path.is_dir() else path
+    try:
+        if not file.is_dir():
+            return read_checkpoint(file), []
+    except CheckpointError as error:
+        raise UsageError(
+            f"{error}. Name a run folder or a checkpoint, runs/…/{CHECKPOINTS_NAME}/….ckpt"
+        ) from error
+    checkpoint, warnings = load_newest(path)
+    if checkpoint is not None:
+        return checkpoint, warnings
+    remedy = "name the folder of a run that has saved one, or a checkpoint file"
+    if warnings:
+        remedy = (
+            f"put back what it was, or take the version of flame_rl that {STARTS_NAME} names. "
+            "Nothing was changed:\n" + "\n".join(warnings)
+        )
+    raise UsageError(f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; {remedy}")
+
+
+def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:
+    """Write weights.safetensors, for any tool that reads the format. Raises RunError if the disk
+    refuses."""
+    path = folder / WEIGHTS_NAME
+    # The format takes no array whose numbers are in another order than their bytes.
+    ordered = {name: np.asarray(array, order="C") for name, array in weights.items()}
+    try:
+        write_atomically(path, safetensors.numpy.save(ordered))
+    except OSError as error:
+        raise RunError(f"{path} could not be written: {why_refused(error)}") from error

@@ -1,0 +1,176 @@
+"""Which checkpoints of a run are written, and which are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from flame_rl.run.checkpoint import (
+    CheckpointError,
+    encode_checkpoint,
+    iterations_of,
+    list_checkpoints,
+    read_checkpoint,
+    refused_by_the_disk,
+)
+from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, EVALUATIONS_NAME, METRICS_NAME
+from flame_rl.run.results import IterationResult, RunState
+from flame_rl.run.trainer import Trainer
+from flame_rl.system.files import write_atomically
+
+
+class Checkpointer:
+    """Saves a run's state every N iterations, and when asked to; and the best.
+
+    The best is the policy of the best evaluation; without evaluations, the policy that collected
+    the best mean return of training, which is the one before that iteration's update, or with
+    `overlap` one update earlier. Where the run goes on from before it, it stays until that part is
+    played again, or a later checkpoint is left behind.
+    """
+
+    def __init__(self, folder: Path, trainer: Trainer, tables: Mapping[str, bytearray]) -> None:
+        """
+        Args:
+            folder: the run folder.
+            trainer: does the run.
+            tables: by file name, all text of each CSV file, whether it is on disk yet or not.
+        """
+        self._folder = folder / CHECKPOINTS_NAME
+        self._best_path = self._folder / BEST_NAME
+        self._trainer, self._tables = trainer, tables
+        self._lengths = self._table_lengths()
+        self._score: float | None = None  # of the latest iteration; None once it is saved
+        self._best = -math.inf
+        # The best state and the tables' lengths then, while it is not on disk.
+        self._better: tuple[RunState, tuple[int, ...]] | None = None
+        # The first replayed episode that each kept checkpoint needs.
+        self._needed: dict[Path, int] = {}
+        # The number of iterations of the best, where the run goes on from before it.
+        self._ahead: int | None = None
+        with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
+            best = read_checkpoint(self._best_path)
+            self._best = self._best if best.score is None else best.score
+            if best.totals.iterations > trainer.totals.iterations:
+                self._ahead = best.totals.iterations
+                self._best = self._best_so_far()
+
+    def begin(self) -> None:
+        """Save the state before the first iteration. Raises RunError if the disk refuses."""
+        self._write(self._folder / f"{0:08d}.ckpt", self._latest(), self._lengths, None)
+
+    def report(self, result: IterationResult) -> None:
+        """Call after every iteration. Raises RunError if the disk refuses."""
+        config, before = self._trainer.config, self._lengths
+        self._lengths = self._table_lengths()
+        self._score = result.reward_mean
+        every, done = config.experiment.evaluate_every, result.iteration + 1
+        if every is None:
+            if result.reward_mean > self._best:
+                self._best = result.reward_mean
+                self._better = with_collector(self._trainer.before), before
+        elif (
+            result.evaluation is not None
+            # The last policy is evaluated in any case, and is not the last in a longer run.
+            and done % every == 0
+            and result.evaluation.reward_mean > self._best
+        ):
+            self._best = result.evaluation.reward_mean
+            self._better = self._latest(), self._lengths
+            self._save_best()
+        if done % config.output.checkpoint_every == 0:
+            self.save()
+
+    def save(self) -> None:
+        """Save the latest state unless it is saved. Raises RunError if the disk refuses."""
+        if self._score is None:
+            return
+        latest = self._latest()
+        iterations = latest.totals.iterations
+        path = self._folder / f"{iterations:08d}.ckpt"
+        if path.is_dir():
+            path = self._folder / f"{iterations:08d}.run.ckpt"
+        self._write(path, latest, self._lengths, self._score)
+        self._score = None
+        self._save_best()
+        own = list_checkpoints(self._folder)
+        done = [path for path in own if iterations_of(path) <= iterations]
+        # Of before the run went on from an earlier one; nothing else of it is left, either.
+        left = [path for path in own if path not in done and _is_sound(path)]
+        kept = self._trainer.config.output.keep_checkpoints
+        with refused_by_the_disk(self._folder):
+            for old in (*done[kept:], *left):
+                old.unlink(missing_ok=True)
+            if self._ahead is not None and (left or iterations >= self._ahead):
+                self._best_path.unlink(missing_ok=True)
+                self._best, self._ahead = -math.inf, None
+            if (files := self._trainer.files) is not None:
+                self._needed[path] = files.first_needed(latest.learner)
+                self._forget_episodes(done[:kept])
+
+    def _forget_episodes(self, checkpoints: list[Path]) -> None:
+        """Delete the files of replayed episodes that none of these checkpoints needs."""
+        files = self._trainer.files
+        for path in set(checkpoints) - self._needed.keys():
+            # Written before the run was resumed. Nobody can resume from a damaged one.
+            with contextlib.suppress(CheckpointError):
+                self._needed[path] = files.first_needed(read_checkpoint(path).learner)
+        self._needed = {path: self._needed[path] for path in checkpoints if path in self._needed}
+        files.forget_before(min(self._needed.values()))
+
+    def _save_best(self) -> None:
+        if self._better is not None:
+            self._write(self._best_path, *self._better, self._best)
+            self._better = self._ahead = None
+
+    def _best_so_far(self) -> float:
+        """The best score of a run that goes on, as its tables have it."""
+        evaluated = self._trainer.config.experiment.evaluate_every is not None
+        text = self._tables.get(EVALUATIONS_NAME if evaluated else METRICS_NAME, b"").decode()
+        rows = csv.DictReader(io.StringIO(text))
+        return max((float(row["reward_mean"]) for row in rows), default=-math.inf)
+
+    def _latest(self) -> RunState:
+        """The state now, as views: it must be written before the next iteration."""
+        return RunState(self._trainer.totals, self._trainer.learner.state_dict())
+
+    def _table_lengths(self) -> tuple[int, ...]:
+        return tuple(map(len, self._tables.values()))
+
+    def _write(
+        self, path: Path, state: RunState, lengths: tuple[int, ...], score: float | None
+    ) -> None:
+        tables = {
+            name: bytes(text[:length])
+            for (name, text), length in zip(self._tables.items(), lengths, strict=True)
+        }
+        data = encode_checkpoint(state, score, self._trainer.spec, self._trainer.config, tables)
+        with refused_by_the_disk(path):
+            # Without its parents: a run folder that was moved is not made again.
+            self._folder.mkdir(exist_ok=True)
+            write_atomically(path, data)
+
+
+def with_collector(state: RunState) -> RunState:
+    """The state with the policy that collects next in place of the latest one, which is the part
+    `policy`, or `shared` where one network is policy and value."""
+    prefix = "collector."
+    part = "shared" if any(name.startswith("shared.") for name in state.learner) else "policy"
+    collector = {
+        f"{part}.{name.removeprefix(prefix)}": array
+        for name, array in state.learner.items()
+        if name.startswith(prefix)
+    }
+    return replace(state, learner=state.learner | collector)
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        read_checkpoint(path)
+    except CheckpointError:
+        return False
+    return True

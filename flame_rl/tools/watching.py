@@ -1,0 +1,287 @@
+"""Show a policy: the episodes of an evaluation, in a window or as a film."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib
+import math
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import imageio.v2 as imageio
+import numpy as np
+from PIL import Image, ImageOps
+
+from flame_rl.actor.collect import collect_episodes
+from flame_rl.actor.failure import SimulatorError
+from flame_rl.actor.simulators.choose import plain_simulator
+from flame_rl.actor.simulators.plain import EnvironmentsSimulator
+from flame_rl.backends.dispatch import refuse_unless_it_can_act
+from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.machine import has_display, require
+from flame_rl.wire.messages import (
+    CollectFailure,
+    CollectRequest,
+    Environment,
+    Episode,
+    PolicySnapshot,
+)
+
+GROUP = "video"
+SUFFIXES = (".mp4", ".gif")
+# Pictures per second of an environment that does not say.
+_FPS = 30
+# Viewers play a GIF with more pictures per second at a speed of their own.
+_GIF_FPS = 50
+# In pixels: a GIF is in memory until it is closed.
+_GIF_WIDTH = 320
+_OPENGL = (
+    "MuJoCo draws with OpenGL. Without a display, on Debian or Ubuntu: "
+    "`apt-get install libegl1 libgl1` (with MUJOCO_GL=egl, the default here) or "
+    "`apt-get install libosmesa6` (with MUJOCO_GL=osmesa)"
+)
+
+
+def show(
+    snapshot: PolicySnapshot,
+    request: CollectRequest,
+    video: Path | None,
+    stop: threading.Event,
+    on_step: Callable[[], None] = lambda: None,
+) -> Iterator[Episode]:
+    """Play the requested episodes one after another and show them; yields each when it is over, of
+    several agents one for each. They equal an evaluation's to the bit.
+
+    Args:
+        snapshot: the policy.
+        request: names the episodes.
+        video: the film to write, .mp4 or .gif; None: a window.
+        stop: checked after every step.
+        on_step: called after every step is shown.
+
+    Raises:
+        UsageError: the policy has layers that actors do not have, the environment cannot be drawn,
+            or the film cannot be written.
+        RunError: the environment failed.
+        Interrupted: `stop` was set; the film shows what was played until then.
+    """
+    refuse_unless_it_can_act(snapshot)
+    if video is not None and not has_display():
+        # pygame, which draws Gymnasium's classic control, would look for a display and complain.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    simulator = drawing_simulator(request.environment, "human" if video is None else "rgb_array")
+    fps = float(simulator.first.metadata.get("render_fps") or _FPS)
+    film = None
+    try:
+        if video is not None:
+            film = Film(video, fps, simulator.first)
+        watched = _Watched(simulator, film.add if film else _Clock(fps).wait, on_step)
+        for index in request.indices:
+            alone = replace(request, indices=(index,))
+            played = collect_episodes(snapshot, alone, watched, stop.is_set)
+            if stop.is_set():
+                raise Interrupted
+            if isinstance(played, CollectFailure):
+                raise RunError(str(played))
+            yield from played
+    finally:
+        if film is not None:
+            film.close()
+        simulator.close()
+
+
+class _Watched:
+    """A simulator that calls `look` after every reset and step, and `on_step` after every step. One
+    episode is played at a time, in the simulator's first environment."""
+
+    def __init__(
+        self,
+        simulator: EnvironmentsSimulator,
+        look: Callable[[], None],
+        on_step: Callable[[], None],
+    ) -> None:
+        self._simulator, self._look, self._on_step = simulator, look, on_step
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._simulator, name)
+
+    def reset(self, *arguments: object) -> None:
+        self._do(self._simulator.reset, arguments)
+
+    def step(self, *arguments: object) -> None:
+        self._do(self._simulator.step, arguments)
+        self._on_step()
+
+    def _do(self, action: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        try:
+            action(*arguments)
+            self._look()
+        except SimulatorError as error:
+            # A window is drawn by the environment's own reset and step.
+            if isinstance(error.__cause__, gymnasium.error.DependencyNotInstalled):
+                raise _cannot_draw(error.__cause__) from error
+            raise
+
+
+class _Clock:
+    """Keeps a window from running faster than real time."""
+
+    def __init__(self, fps: float) -> None:
+        self._seconds, self._next = 1 / fps, time.monotonic()
+
+    def wait(self) -> None:
+        now = time.monotonic()
+        time.sleep(max(0.0, self._next - now))
+        self._next = max(self._next, now) + self._seconds
+
+
+class Film:
+    """A film of an environment; complete on disk after `close`.
+
+    An .mp4 is H.264. A .gif has at most 50 pictures per second, each at most 320 pixels wide.
+    """
+
+    def __init__(self, path: Path, fps: float, env: Any) -> None:
+        """Write nothing before the first picture. Raises UsageError if `path` cannot be that of a
+        film, or if a package is missing."""
+        suffix = path.suffix.lower()
+        if suffix not in SUFFIXES:
+            raise UsageError(f"--video: {path} must end in {' or '.join(SUFFIXES)}")
+        if not path.parent.is_dir() or path.is_dir():
+            raise UsageError(f"--video: {path}: name a file in a folder that exists")
+        self._every, self._max_width = 1, math.inf
+        # Colours are stored at half the resolution, so sizes must be even.
+        options: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
+        if suffix == ".gif":
+            self._every, self._max_width = math.ceil(fps / _GIF_FPS), _GIF_WIDTH
+            options = {"duration": 1000 * self._every / fps, "loop": 0, "bits": 8}
+        else:
+            require("imageio_ffmpeg", "imageio-ffmpeg", GROUP)
+        self._open = partial(imageio.get_writer, path, **options)
+        self._env, self._count, self._writer = env, 0, None
+        if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
+            # MuJoCo draws at the size that the film keeps; shadows are most of the work. All three
+            # are read when the first picture is drawn.
+            divisor = self._reduction(renderer.width)
+            renderer.width, renderer.height = renderer.width // divisor, renderer.height // divisor
+            renderer.model.vis.quality.shadowsize //= divisor
+
+    def _reduction(self, width: int) -> int:
+        """The whole number by which the sides of a picture are divided."""
+        return max(1, math.ceil(width / self._max_width))
+
+    def add(self) -> None:
+        """Draw the next picture, if the film keeps it."""
+        if self._count % self._every == 0:
+            image = Image.fromarray(_picture(self._env))
+            image = image.reduce(self._reduction(image.width))
+            if self._writer is None:
+                self._writer, self._size = self._open(), image.size
+            # A film has one size; an environment's pictures may change theirs.
+            self._writer.append_data(np.asarray(ImageOps.pad(image, self._size)))
+        self._count += 1
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _picture(env: Any) -> np.ndarray:
+    """What the environment looks like, uint8 [height, width, 3]."""
+    try:
+        picture = np.asarray(env.render())
+    except Exception as error:
+        raise _cannot_draw(error) from error
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+        raise UsageError(
+            f"render returned {picture.dtype} {picture.shape}, where 'rgb_array' promises a "
+            "picture, uint8 (height, width, 3)"
+        )
+    return picture
+
+
+def _cannot_draw(error: Exception) -> UsageError:
+    """The error for the user, with a remedy if a package is missing."""
+    if isinstance(error, gymnasium.error.DependencyNotInstalled):
+        return UsageError(
+            f"the environment cannot be drawn: {error}. `uv run --group {GROUP} main.py …` "
+            "installs what Gymnasium's classic control needs"
+        )
+    return UsageError(f"the environment cannot be drawn: {type(error).__name__}: {error}")
+
+
+def drawing_simulator(environment: Environment, mode: str) -> EnvironmentsSimulator:
+    """A simulator whose environment draws itself, in a window ("human") or as pictures
+    ("rgb_array"). Raises UsageError if it cannot, or if OpenGL or a display is missing."""
+    try:
+        simulator = plain_simulator(environment, mode)
+    except SimulatorError as error:
+        raise UsageError(
+            f"{error}. An environment that can be shown has a parameter render_mode, and {mode!r} "
+            "in metadata['render_modes']"
+        ) from error
+    env = simulator.first
+    if getattr(env, "render_mode", None) != mode:
+        modes = ", ".join(env.metadata.get("render_modes", [])) or "nothing"
+        raise UsageError(
+            f"{environment.env_id} cannot be shown: metadata['render_modes'] has {modes}, "
+            f"not {mode}"
+        )
+    if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
+        follow(renderer)
+        (_find_display if mode == "human" else _find_opengl)()
+    return simulator
+
+
+def follow(renderer: Any) -> None:
+    """Let MuJoCo's camera follow the robot. Gymnasium's default camera stands still, and an ant
+    walks out of the picture."""
+    config = renderer.default_cam_config or {}
+    body = config.get("trackbodyid", 1)
+    # Body 0 is the world, which does not move; camera -1 is free, not one that the model names.
+    if renderer.camera_id == -1 and body > 0:
+        tracking = 1  # mujoco.mjtCamera.mjCAMERA_TRACKING
+        renderer.camera_id = None
+        renderer.default_cam_config = {**config, "trackbodyid": body, "type": tracking}
+
+
+def _find_opengl() -> None:
+    """Choose how MuJoCo draws without a display, and check that it can."""
+    if has_display() or sys.platform != "linux":
+        return
+    # By default Gymnasium takes glfw, whose windows need a display.
+    egl = ctypes.util.find_library("EGL") or not ctypes.util.find_library("OSMesa")
+    name = os.environ.setdefault("MUJOCO_GL", "egl" if egl else "osmesa")
+    if name not in ("egl", "osmesa"):
+        raise UsageError(f"MUJOCO_GL={name} needs a display, and there is none. {_OPENGL}")
+    try:
+        context = importlib.import_module(f"mujoco.{name}").GLContext(64, 64)
+        context.make_current()
+        context.free()
+    # A missing library shows as ImportError, AttributeError or an error of OpenGL.
+    except Exception as error:
+        raise UsageError(
+            f"no OpenGL is found (MUJOCO_GL={name}: {type(error).__name__}: {error}). {_OPENGL}"
+        ) from error
+
+
+def _find_display() -> None:
+    """Check that the display answers: if not, opening a window of MuJoCo's ends the process."""
+    import glfw
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", glfw.GLFWError)
+        if not glfw.init():
+            raise UsageError(
+                f"the display cannot be used (DISPLAY={os.environ.get('DISPLAY', '')}): start one, "
+                "or write a film with --video FILE.mp4"
+            )

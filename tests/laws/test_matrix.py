@@ -1,0 +1,267 @@
+"""The laws for every ability: the same bytes on any number of workers, whoever dies, after a stop,
+and on Flame."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flame_rl import Trainer
+from flame_rl.settings.algorithms import ALGORITHMS, settings_class
+from flame_rl.settings.groups import Hindsight
+from tests.flame_fixtures import run as run_on
+from tests.helpers import ROOT, environment_id
+from tests.learners import OF_CONTINUOUS_ACTIONS, make_config
+from tests.runs import SMALL
+
+LOSSES = {
+    "shared_torso": True,
+    "auxiliary": ("tests.learner.test_losses:NextObservation",),
+    "auxiliary_weights": (0.1,),
+}
+OVERLAP, GRU, LSTM = {"overlap": True}, {"memory": "gru"}, {"memory": "lstm"}
+BITS = {"hindsight": "future", "outcomes": ("is_success",), "episodes_per_iter": 6}
+CHEETAH = {
+    "max_episode_steps": 20,
+    "episodes_per_iter": 6,
+    "reward_parts": ("reward_forward", "reward_ctrl"),
+}
+DEMONSTRATED = {"demonstrations": "recorded", "clone_epochs": 2}
+RELAY, RAGGED = "tests.agents.relay_v0", "tests.agents.ragged_v0"
+WANDERING, PICTURE = environment_id("Wandering"), environment_id("Catch")
+INPUTS, NUMBERS = environment_id("TwoInputs"), environment_id("TwoInputsAndNumbers")
+
+# By ability: an environment, an algorithm, and what else is set.
+ABILITIES: dict[str, list[tuple[str, str, dict]]] = {
+    "memory": [
+        (WANDERING, "reinforce", GRU),
+        (WANDERING, "a2c", LSTM),
+        (WANDERING, "ppo", GRU),
+        (WANDERING, "ppo", LSTM | OVERLAP),
+    ],
+    "pictures": [
+        (PICTURE, "ppo", {"frame_stack": 3}),
+        (PICTURE, "ppo", GRU | OVERLAP),
+        (PICTURE, "dqn", {"n_step": 3, "prioritized": True}),
+        (PICTURE, "dqn", {"frame_stack": 3}),
+        (PICTURE, "successor", {"frame_stack": 2}),
+        (PICTURE, "r2d2", GRU | {"frame_stack": 2}),
+    ],
+    "inputs": [
+        (INPUTS, "ppo", {"frame_stack": 2}),
+        (INPUTS, "ppo", GRU | OVERLAP),
+        (INPUTS, "ppo", LOSSES),
+        (INPUTS, "dqn", {"n_step": 3, "prioritized": True}),
+        (INPUTS, "ppo", OVERLAP | {"policy_observations": ("camera",)}),
+        (NUMBERS, "sac", {"normalize_observations": True}),
+        (NUMBERS, "sac", {"policy_observations": ("arm", "lamp")}),
+    ],
+    "losses": [
+        (WANDERING, "reinforce", LOSSES),
+        (WANDERING, "a2c", LOSSES | OVERLAP),
+        (WANDERING, "ppo", LOSSES),
+        (WANDERING, "ppo", LOSSES | GRU),
+    ],
+    "masks": [
+        ("tests.masked:MaskedChoices-v0", "reinforce", {}),
+        ("tests.masked:MaskedChoices-v0", "a2c", GRU),
+        ("tests.masked:MaskedBits-v0", "ppo", {"shared_torso": True}),
+        ("tests.masked:MaskedChoice-v0", "impala", {"frame_stack": 2}),
+        (
+            "tests.masked:MaskedBeside-v0",
+            "dqn",
+            {"distribution": "c51", "dueling": True, "n_step": 3, "prioritized": True},
+        ),
+        ("tests.masked:MaskedChoice-v0", "dqn", {"epsilon_repeat": 0.5, "frame_stack": 3}),
+        ("tests.masked:MaskedChoice-v0", "sarsa", {"expected": False}),
+        ("tests.masked:MaskedChoice-v0", "successor", {}),
+        ("tests.masked:MaskedChoice-v0", "r2d2", GRU | {"frame_stack": 2}),
+        ("tests.masked:MaskedChoices-v0", "bc", DEMONSTRATED),
+    ],
+    "goals": [
+        (
+            "tests.goals:Bits-v0",
+            "dqn",
+            BITS | {"prioritized": True, "n_step": 3, "distribution": "quantiles", "atoms": 5},
+        ),
+        (
+            "tests.goals:Bits-v0",
+            "dqn",
+            BITS | DEMONSTRATED | {"hindsight": "final", "frame_stack": 3},
+        ),
+        ("tests.goals:MaskedGoals-v0", "dqn", BITS | {"n_step": 2, "dueling": True}),
+        ("tests.goals:Point-v0", "ddpg", BITS | {"n_step": 2}),
+        (
+            "tests.goals:Maze-v0",
+            "td3",
+            BITS
+            | {"normalize_observations": True, "n_step": 3, "reward_scale": 0.1}
+            | {"policy_observations": ("observation", "desired_goal")},
+        ),
+        ("tests.goals:Panda-v0", "sac", BITS | {"n_step": 3}),
+    ],
+    "agents": [
+        (RAGGED, "ppo", {"reward_parts": ("left",)}),
+        (RAGGED, "sac", {"agent_number": True}),
+        (RELAY, "dqn", {"evaluate_every": 2}),
+        (RAGGED, "a2c", GRU),
+    ],
+    "rewards": [
+        ("halfcheetah", "ppo", CHEETAH | {"reward_weights": (2, -0.5)}),
+        ("halfcheetah", "sac", CHEETAH | {"reward": "tests.laws.test_rewards:shaped"}),
+    ],
+    "demonstrations": [
+        (environment_id("Target"), "bc", DEMONSTRATED | {"policy": "squashed"}),
+        (environment_id("Target"), "sac", DEMONSTRATED | {"normalize_observations": True}),
+        (WANDERING, "ppo", DEMONSTRATED),
+        ("CartPole-v1", "dqn", DEMONSTRATED | {"max_episode_steps": 20, "prioritized": True}),
+    ],
+}
+RUNS = [
+    pytest.param(*run, id=f"{ability}: {run[1]} {' '.join(map(str, run[2]))}".strip())
+    for ability, runs in ABILITIES.items()
+    for run in runs
+]
+# In these, an environment ends its process once where the variable names a file to leave.
+DYING = {"tests.masked": "MASKED_DIES", "tests.goals": "GOALS_DIES", RELAY: "RELAY_DIES"}
+
+
+@pytest.mark.parametrize(("env", "algorithm", "options"), RUNS)
+def test_workers_a_death_and_a_stop_change_no_byte(env, algorithm, options, tmp_path, monkeypatch):
+    if env in (RELAY, RAGGED):
+        pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
+    options = SMALL | options
+    if options.get("demonstrations"):
+        plain = {name: options[name] for name in ("max_episode_steps",) if name in options}
+        options["demonstrations"] = str(tmp_path / "recorded.npz")
+        with Trainer(make_config(env, workers=0, local=True, **plain)) as trainer:
+            trainer.evaluate(6, explore=True, record=tmp_path / "recorded.npz")
+    config = make_config(env, algorithm=algorithm, workers=0, **options)
+    with Trainer(config) as trainer:
+        whole = [result.weights_digest for result in trainer]
+        trainer.evaluate(5)
+    assert len(set(whole)) == SMALL["iterations"]
+    variable, died = DYING.get(env.partition(":")[0]), tmp_path / "died"
+    if variable:
+        monkeypatch.setenv(variable, str(died))
+    with Trainer(config.changed(workers=2)) as trainer:
+        begun = [trainer.train().weights_digest for _ in range(2)]
+        trainer.save(tmp_path / "half.ckpt")
+    assert not variable or died.exists()
+    with Trainer.load(tmp_path / "half.ckpt", workers=0) as trainer:
+        assert begun + [result.weights_digest for result in trainer] == whole
+
+
+def test_every_algorithm_that_has_an_ability_is_here():
+    named = {ability: {run[1] for run in runs} for ability, runs in ABILITIES.items()}
+    assert named["masks"] == ALGORITHMS.keys() - {*OF_CONTINUOUS_ACTIONS}
+    assert named["goals"] == {
+        name for name in ALGORITHMS if issubclass(settings_class(name), Hindsight)
+    }
+
+
+def test_a_policy_with_a_memory_begins_each_episode_anew():
+    with Trainer(make_config(WANDERING, algorithm="ppo", workers=0, **SMALL | GRU)) as trainer:
+        trainer.train()
+        with pytest.raises(ValueError, match="episode: none has begun"):
+            trainer.compute_action([0.5])
+        actions = []
+        for _ in range(2):
+            trainer.begin_episode()
+            actions.append([float(trainer.compute_action([x])[0]) for x in (0.5, 0.5, -1)])
+    assert actions[0] == actions[1] and actions[0][0] != actions[0][1]
+
+
+ROBOT = """
+import gymnasium
+import numpy as np
+
+class Robot(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict(
+        arm=gymnasium.spaces.Box(-1, 1, (2,)),
+        camera=gymnasium.spaces.Box(0, 255, (3, 6, 6), np.uint8),
+        task=gymnasium.spaces.Text(9),
+    )
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.seen(), {}
+
+    def seen(self):
+        arm = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        camera = self.np_random.integers(0, 256, (3, 6, 6), np.uint8)
+        return {"arm": arm, "camera": camera, "task": "reach"}
+
+    def step(self, action):
+        self.t += 1
+        return self.seen(), float(action), self.t == 5, False, {}
+
+gymnasium.register("Robot-v0", Robot)
+"""
+SHORT = ("--episodes-per-iter", "9", "--iterations", "2", "--hidden-sizes", "6")
+# By ability: files for the user's folder, flags, what the run says, and whether the first file
+# travels.
+ON_FLAME = {
+    "masks": (
+        {"masked.py": "tests/masked.py"},
+        ("--env", "masked:MaskedChoices-v0", "--algorithm", "ppo", *SHORT),
+        'Action masks: info["action_mask"]',
+        True,
+    ),
+    "agents": (
+        {"relay_v0.py": "tests/agents/relay_v0.py"},
+        (
+            *("--env", "relay_v0", "--algorithm", "dqn", "--warm-up-steps", "80"),
+            *("--agent-number", "--updates-per-step", "0.2", *SHORT),
+        ),
+        "Agents: 2, with an episode and a return each",
+        True,
+    ),
+    "inputs": (
+        {"robot.py": ROBOT},
+        ("--env", "robot:Robot-v0", "--observe", "camera", "arm", "--algorithm", "ppo", *SHORT),
+        "a picture of 6 x 6, channels: 3 (they come first, and are put last) and 2 numbers",
+        True,
+    ),
+    "losses": (
+        {"prediction.py": "docs/losses.md"},
+        (
+            *("--env", "cartpole", "--algorithm", "ppo", "--shared-torso", *SHORT),
+            *("--auxiliary", "prediction:NextObservation", "--auxiliary-weights", "0.1"),
+        ),
+        "CartPole",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "ability",
+    [name if name != "losses" else pytest.param(name, marks=pytest.mark.slow) for name in ON_FLAME],
+)
+def test_flame_gives_the_same_bytes(ability, memory, project, local, tmp_path):
+    files, flags, said, travels = ON_FLAME[ability]
+    if ability == "agents":
+        pytest.importorskip("pettingzoo", reason="uv run --group agents pytest")
+    ((name, source),) = files.items()
+    if source is ROBOT:
+        (project / name).write_text(ROBOT)
+    elif source.endswith(".md"):
+        (project / name).write_text(block_of(ROOT / source, name))
+    else:
+        shutil.copy(ROOT / source, project)
+    finished = run_on(project, tmp_path, memory.environment, *flags)
+    assert finished.code == 0, finished.err
+    assert "using Flame Runner" in finished.out and said in finished.out and finished.err == ""
+    assert finished.metrics == local(*flags)
+    assert (name in memory.memory.uploaded_package()) == travels
+    memory.assert_nothing_left()
+
+
+def block_of(page: Path, name: str) -> str:
+    """A file that a page of docs/ writes."""
+    return page.read_text().split(f"```python\n# {name}\n")[1].split("```")[0]
