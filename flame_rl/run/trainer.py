@@ -32,9 +32,9 @@ from flame_rl.run.checkpoint import (
 from flame_rl.run.checks import (
     environment_warnings,
     own_networks,
+    refuse_beyond_memory,
     refuse_impossible_sizes,
     refuse_large_observations,
-    refuse_many_episodes,
     what_says_more,
 )
 from flame_rl.run.evaluation import Evaluation, evaluation_of
@@ -81,14 +81,11 @@ class Trainer:
                 print(result.iteration, result.reward_mean)
 
     Attributes:
-        config: as given, with the device that `auto` means here, and the number of environments
-            that a process holds.
-        spec, note: the environment's description, and what to know of it, a line each; and what was
-            taken of the run that this one begins with.
+        config: as given, with the device and the number of environments chosen here.
+        spec, note: the environment's description, and what to know of it and of `from_`.
         distributed: whether episodes are collected on a Flame cluster.
         learner: the networks and the algorithm that updates them.
-        totals, before: the progress of the run, and a copy of the state before the latest
-            iteration; None before the first.
+        totals, before: the progress, and a copy of the state before the latest iteration, if any.
         tables: the text of a resumed run's CSV files, by file name.
         stop: set while the user asks to stop.
         warnings: for the user, about the environment or a resumed run.
@@ -108,9 +105,8 @@ class Trainer:
                 effect until `resume_run` is called.
             callback: called with every result; if it returns "stop", iterating ends.
             stop: when another thread sets it, the method that is running raises `Interrupted`.
-            reports: whether the caller writes and shows what `config.output` asks for, as the
-                command line does, and calls `resume_run`. Otherwise settings that would have no
-                effect are refused.
+            reports: for the command line, which carries out `config.output` and calls `resume_run`;
+                otherwise settings of output are refused.
 
         Raises:
             UsageError: the environment or a setting cannot be used.
@@ -209,9 +205,8 @@ class Trainer:
             path: a checkpoint file or a run folder.
             best: use the run folder's best checkpoint, not its newest.
             callback, stop: as in `Trainer`.
-            environment: new values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy in
-                another environment with the same spaces, not to train it; what is None or empty is
-                the run's, but another `env` has none of its arguments.
+            environment: other values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy
+                in an environment with the same spaces; another `env` has none of the arguments.
             changes: new values of `iterations` or of settings of `execution`, such as `workers`;
                 and `env`, where a function made the environments.
 
@@ -245,15 +240,10 @@ class Trainer:
         return trainer
 
     def resume_run(self, found: tuple[Checkpoint, list[str]] | None = None) -> None:
-        """Continue the run that `config.output.resume` names: a run folder, or a checkpoint in one.
-        A run that was never saved, or a new one, begins at the beginning.
-
-        `found` is what `find_checkpoint` returned for it, if it was called.
-
-        Raises:
-            UsageError: it was saved and no checkpoint can be used, or the newest sound one does not
-                fit config.json or the networks in model.py.
-        """
+        """Continue the run that `config.output.resume` names, a folder or a checkpoint in one, or
+        begin. `found` is what `find_checkpoint` returned for it, if it was called. Raises
+        UsageError if no checkpoint can be used, or the newest sound one does not fit config.json or
+        model.py."""
         path = self.config.output.resume
         if path is not None and path.is_dir() and not checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")
@@ -307,29 +297,23 @@ class Trainer:
     @ONE_BLAS_THREAD
     def iterate(self, backend: Backend) -> IterationResult:
         """Do one iteration, also beyond the end of the run, with episodes that this backend
-        collects. Raises as `train` does."""
-        given = self.learner, backend, self.config, self.spec, self.totals
+        collects. Raises as `train` does; learner and totals are then as they were before."""
+        learner = self.learner
+        given = learner, backend, self.config, self.spec, self.totals
         collected, times = collect_iteration(*given)
-        with self._undone_if_it_fails():
-            result, totals = learn_iteration(*given, collected, times)
-            end_if_stopped()
-            self.totals = totals
-        return result
-
-    @contextlib.contextmanager
-    def _undone_if_it_fails(self) -> Iterator[None]:
-        """If the block fails or is interrupted, learner and totals are as they were before."""
-        done, learner = self.totals, self.learner
         # The only copy of the state in an iteration.
         before = {name: array.copy() for name, array in learner.state_dict().items()}
-        self.before = RunState(done, before)
+        self.before = RunState(self.totals, before)
         with stoppable(self.stop):
             try:
-                yield
+                result, totals = learn_iteration(*given, collected, times)
+                end_if_stopped()
+                self.totals = totals
             except BaseException:
                 learner.load_state_dict(before)
-                self.totals = done
+                self.totals = self.before.totals
                 raise
+        return result
 
     def __iter__(self) -> Iterator[IterationResult]:
         """Do the remaining iterations, until the callback returns "stop" or `stop` is set."""
@@ -352,13 +336,12 @@ class Trainer:
             episodes: their number.
             explore: whether to sample actions as in training; otherwise each action is the policy's
                 mean, or the choice that is likeliest or worth most.
-            seed: decides the episodes, which are the same for every policy and differ from all
-                training episodes.
+            seed: decides the episodes: the same for every policy, and none of training.
             record: an .npz file that the episodes are written to, as demonstrations.
 
         Raises:
-            UsageError, RunError, Interrupted: as in `train`; UsageError also for a number of
-                episodes that does not fit into memory, and for a file that cannot be written.
+            UsageError, RunError, Interrupted: as in `train`; UsageError also for too many episodes
+                for the memory, and for a file that cannot be written.
             TypeError: `episodes` or `seed` is no integer.
         """
         request = self.evaluation_request(episodes, explore, seed)
@@ -375,20 +358,17 @@ class Trainer:
         episodes, seed = operator.index(episodes), operator.index(seed)
         if episodes < 1:
             raise UsageError(f"--episodes: at least 1, not {episodes}")
-        refuse_many_episodes(episodes)
+        refuse_beyond_memory("episodes", episodes)
         if not 0 <= seed < 1 << 63:
             raise UsageError(f"--seed: an integer from 0 to 2**63 - 1, not {seed}")
         self._refuse_if_closed()
         version = self.learner.snapshot().version
-        request = make_request(self.config, self.spec, 0, tuple(range(episodes)), version)
+        request = make_request(self.config, self.spec, 0, range(episodes), version)
         return replace(request, run_seed=seed, stream="evaluation", explore=explore)
 
     def reproduce(self) -> Episodes:
-        """Collect only the episode `config.output.reproduce` of the next iteration.
-
-        Raises:
-            UsageError: there is no such number; else as in `train`.
-        """
+        """Collect only the episode `config.output.reproduce` of the next iteration. Raises
+        UsageError if it names none; else as `train` does."""
         if self.config.output.reproduce is None:
             raise UsageError("--reproduce: name an episode of the next iteration")
         self._refuse_if_closed()
