@@ -7,19 +7,16 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.dispatch import Collected
-from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
+from flame_rl.wire.messages import CollectRequest, PolicySnapshot
 
 
 class PrefetchingBackend:
-    """A backend around another one, which can begin to collect before it is asked to.
-
-    Attributes:
-        begun: the request that was begun last and not yet fetched.
-    """
+    """A backend around another one, which can begin to collect before it is asked to; `begun` is
+    the request that was begun last and not yet fetched."""
 
     def __init__(self, backend: Backend, stop: threading.Event) -> None:
         """`stop` ends the backend's `collect`; it is set by `close`."""
-        self._backend, self._stop = backend, stop
+        self._backend, self._stop, self.describe = backend, stop, backend.describe
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self.begun: CollectRequest | None = None
         self._future: Future[Collected] | None = None
@@ -40,15 +37,11 @@ class PrefetchingBackend:
 
     @property
     def listener(self) -> Listener | None:
-        """See `Backend`."""
         return self._backend.listener
 
     @listener.setter
     def listener(self, listener: Listener | None) -> None:
         self._backend.listener = listener
-
-    def describe(self, environment: Environment) -> EnvironmentSpec:
-        return self._backend.describe(environment)
 
     def close(self) -> None:
         """End what was begun, and the backend."""

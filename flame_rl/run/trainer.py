@@ -22,6 +22,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.select import collects_elsewhere, is_distributed, make_backend
+from flame_rl.run import checks, transfer
 from flame_rl.run.checkpoint import (
     Checkpoint,
     checkpoints_of,
@@ -29,27 +30,13 @@ from flame_rl.run.checkpoint import (
     find_checkpoint,
     refused_by_the_disk,
 )
-from flame_rl.run.checks import (
-    environment_warnings,
-    own_networks,
-    refuse_beyond_memory,
-    refuse_impossible_sizes,
-    refuse_large_observations,
-    what_says_more,
-)
 from flame_rl.run.evaluation import Evaluation, evaluation_of
 from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, run_of
 from flame_rl.run.iteration import collect_iteration, learn_iteration, make_request
 from flame_rl.run.policy import Action, Policy
 from flame_rl.run.prefetching import EitherEvent, PrefetchingBackend
 from flame_rl.run.results import IterationResult, RunState, Totals, ended, reached
-from flame_rl.run.transfer import (
-    begin_from,
-    load_state,
-    refuse_another_environment,
-    refuse_other_spaces,
-    what_differs,
-)
+from flame_rl.run.transfer import begin_from, load_state, what_differs
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.execution import Output
@@ -130,14 +117,14 @@ class Trainer:
                 f"--env: the function {name.removeprefix(CALLABLE)} made this run's "
                 "environments; only Python can pass it: Trainer.load(path, env=…)"
             )
-        refuse_impossible_sizes(config)
+        checks.refuse_impossible_sizes(config)
         # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, self.stop)
         if config.overlap and collects_elsewhere(config):
             self._backend = PrefetchingBackend(self._backend, self.stop)
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.
-            with own_networks():
+            with checks.own_networks():
                 unless_stopped(self.stop, lambda: importlib.import_module("model"))
                 self._make_learner()
             if not reports:
@@ -161,12 +148,12 @@ class Trainer:
         # What is said of the environment must not make a checkpoint's differ.
         self.spec, self.note = replace(spec, note="", differs="", slots=None), spec.note
         if spec.differs:
-            differs = f"{spec.differs}{what_says_more(experiment)}"
+            differs = f"{spec.differs}{checks.what_says_more(experiment)}"
             if self.config.execution.strict:
                 raise UsageError(f"--strict: {differs}")
             self.warnings.append(differs)
-        self.warnings += environment_warnings(self.config, self.spec)
-        self.warnings += refuse_large_observations(self.config, self.spec)
+        self.warnings += checks.environment_warnings(self.config, self.spec)
+        self.warnings += checks.refuse_large_observations(self.config, self.spec)
         # Kept with the run, which then goes on with it wherever it is resumed.
         device = choose_device(self.config, self.spec)
         self.config = self.config.changed(device=device, slots=spec.slots)
@@ -228,10 +215,8 @@ class Trainer:
         _refuse_reports(replace(Output(), **{n: changes[n] for n in REPORTS if n in changes}))
         # The run folder's own settings ask nothing of this Trainer.
         trainer = cls(config, callback, stop, reports=True)
-        refuse = refuse_other_spaces if other else refuse_another_environment
         try:
-            refuse(checkpoint.spec, trainer.spec, path)
-            trainer._take_up(checkpoint, path)
+            trainer._take_up(checkpoint, path, elsewhere=bool(other))
         except BaseException:
             trainer.close()
             raise
@@ -249,8 +234,7 @@ class Trainer:
             self.warnings.append("no checkpoint: the run begins at the beginning")
             path = None
         if path is None:
-            self._begin()
-            return
+            return self._begin()
         checkpoint, damaged = found or find_checkpoint(path)
         saved = TrainConfig.from_data(checkpoint.config)
         if different := differences(saved, self.config):
@@ -258,11 +242,13 @@ class Trainer:
                 f"--resume: {run_of(path) / CONFIG_NAME} is not that of the run's checkpoint: "
                 f"{different}. Write the run's values back, or begin a new run"
             )
-        refuse_another_environment(checkpoint.spec, self.spec, path)
         self._take_up(checkpoint, path)
         self.warnings += damaged + what_differs(checkpoint, self.config)
 
-    def _take_up(self, checkpoint: Checkpoint, path: Path) -> None:
+    def _take_up(self, checkpoint: Checkpoint, path: Path, elsewhere: bool = False) -> None:
+        """Load a checkpoint; `elsewhere` says that its policy acts in another environment."""
+        refuse = transfer.refuse_other_spaces if elsewhere else transfer.refuse_another_environment
+        refuse(checkpoint.spec, self.spec, path)
         load_state(self.learner, checkpoint, path)
         self.totals, self.tables = checkpoint.totals, checkpoint.tables
 
@@ -358,7 +344,7 @@ class Trainer:
         episodes, seed = operator.index(episodes), operator.index(seed)
         if episodes < 1:
             raise UsageError(f"--episodes: at least 1, not {episodes}")
-        refuse_beyond_memory("episodes", episodes)
+        checks.refuse_beyond_memory("episodes", episodes)
         if not 0 <= seed < 1 << 63:
             raise UsageError(f"--seed: an integer from 0 to 2**63 - 1, not {seed}")
         self._refuse_if_closed()
@@ -408,8 +394,8 @@ class Trainer:
             self.files.keep_in(folder)
 
     def save(self, path: str | Path) -> None:
-        """Write a checkpoint that `load` reads; replayed experience goes to a folder beside it,
-        PATH.replay. Raises RunError if the disk refuses."""
+        """Write a checkpoint that `load` reads, with replayed experience beside it in PATH.replay.
+        Raises RunError if the disk refuses."""
         path = Path(path)
         with refused_by_the_disk(path):
             if self.files is not None:

@@ -181,8 +181,7 @@ def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[st
             "the flag out"
         )
     if with_replay:
-        _take_replay(learner, config, checkpoint, files_of(run), source)
-        parts.append("replay")
+        parts.append(_take_replay(learner, config, checkpoint, files_of(run), source))
     warnings += [f"--from: {reason}; it begins anew" for reason in left]
     if _normalizes(checkpoint.learner) and not _normalizes(learner.state_dict()):
         warnings.append(
@@ -199,9 +198,9 @@ def _normalizes(state: State) -> bool:
 
 def _take_replay(
     learner: Learner, config: TrainConfig, checkpoint: Checkpoint, files: Path, source: str
-) -> None:
-    """Add the other run's episodes to the replay memory. The gradient steps that are due for them
-    count as taken: what comes is learned from at the usual pace."""
+) -> str:
+    """Add the other run's episodes to the replay memory, and return its name. The gradient steps
+    that are due for them count as taken: what comes is learned from at the usual pace."""
     from flame_rl.learner.off_policy.update import gradient_steps_due
 
     state, replay = _part_of(checkpoint.learner, REPLAY), learner.parts[REPLAY]
@@ -212,6 +211,7 @@ def _take_replay(
     except (KeyError, ValueError, OSError) as error:
         raise UsageError(f"--with-replay: {files}: {error}") from error
     learner.algorithm.steps.count = gradient_steps_due(config.algorithm, replay.env_steps, 0)
+    return REPLAY
 
 
 def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:

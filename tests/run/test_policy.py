@@ -53,7 +53,7 @@ def test_a_memory_is_of_as_many_episodes_as_have_begun(tmp_path):
         policy.begin()
         alone = [policy.act(step[episode]) for step in steps]
         np.testing.assert_array_equal(alone, together[:, episode])
-    with pytest.raises(ValueError, match="2, and this policy remembers what it observed in 1"):
+    with pytest.raises(ValueError, match="1 had begun, and 2 are observed"):
         policy.act_all(steps[0][:2])
 
 
