@@ -45,7 +45,7 @@ def settings_of(config: TrainConfig) -> Settings:
     values = sections["experiment"] | sections["algorithm"]
     values["algorithm"] = values.pop("name")
     for name, value in values.items():
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             values[name] = " ".join(map(str, value)) or "none"
         elif value is None:
             values[name] = "none"
