@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.dispatch import Collected
-from flame_rl.wire.messages import CollectRequest, PolicySnapshot
+from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
 
 
 class PrefetchingBackend:
@@ -16,7 +16,7 @@ class PrefetchingBackend:
 
     def __init__(self, backend: Backend, stop: threading.Event) -> None:
         """`stop` ends the backend's `collect`; it is set by `close`."""
-        self._backend, self._stop, self.describe = backend, stop, backend.describe
+        self._backend, self._stop = backend, stop
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self.begun: CollectRequest | None = None
         self._future: Future[Collected] | None = None
@@ -42,6 +42,9 @@ class PrefetchingBackend:
     @listener.setter
     def listener(self, listener: Listener | None) -> None:
         self._backend.listener = listener
+
+    def describe(self, environment: Environment) -> EnvironmentSpec:
+        return self._backend.describe(environment)
 
     def close(self) -> None:
         """End what was begun, and the backend."""
