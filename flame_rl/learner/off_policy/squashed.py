@@ -1,4 +1,5 @@
-"""The squashed Gaussian policy of soft actor-critic, and its temperature, by hand.
+"""The squashed Gaussian policy of soft actor-critic, and its temperature, with
+their derivatives.
 
 Haarnoja et al. 2018 is "Soft Actor-Critic Algorithms and Applications". B is the number of samples,
 A the width of an action. All arrays are float32 or float64, and so are the results.
