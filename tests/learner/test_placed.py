@@ -8,10 +8,10 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 import torch
-from flame_rl.nets.by_hand import NetworkByHand
 from gymnasium import spaces
 
 import model
+from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.training import autograd, slices
 from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
 from flame_rl.learner.training.choose import computing_on, network_of
@@ -79,7 +79,7 @@ kinds = pytest.mark.parametrize(("observations", "memory", "actions"), KINDS)
 
 
 def computed(network, samples) -> list[np.ndarray]:
-    """Outputs without and with a way back, and the gradient for some slopes."""
+    """Outputs without and with a way back, and the gradient for some gradients of the outputs."""
     outputs = network.outputs(samples)
     forward = network.forward(samples)
     rng = np.random.default_rng(2)
@@ -89,7 +89,7 @@ def computed(network, samples) -> list[np.ndarray]:
     parameters = sum(p.numel() for p in network._parameters)
     gradient = np.full(parameters, np.nan, np.float32)
     # The last is one number for all rows, as the entropy's.
-    forward.to_parameters((*slopes[:-1], -0.1), gradient)
+    forward.backward((*slopes[:-1], -0.1), gradient)
     assert np.isfinite(gradient).all() and gradient.any()
     return [*outputs, *forward.outputs, gradient]
 
@@ -121,20 +121,20 @@ def test_a_twin_gives_the_bits_of_its_module(observations, memory, actions):
         assert all((ours != theirs).any() for ours, theirs in zip(before, after, strict=True))
 
 
-def test_a_critics_twin_gives_the_slope_for_the_action():
+def test_a_critics_twin_gives_the_gradient_for_the_action():
     spec = EnvironmentSpec("X-v0", PICTURE, ACTIONS["gaussian"])
     torch.manual_seed(0)
     config = make_config("X-v0", algorithm="td3", hidden_sizes=(8,), activation="tanh")
     critic = model.critic(spec, config)
     rng = np.random.default_rng(0)
     inputs = rng.integers(0, 256, (9, 63)).astype(np.float32)
-    slopes = []
+    gradients = []
     for place in (None, CPU):
         with computing_on(place):
             forward = network_of(critic).forward({"inputs": inputs})
-        slopes.append(forward.to_inputs((np.ones((9, 1), np.float32),)))
-    assert slopes[0][:, 60:].any()
-    same(slopes[:1], slopes[1:])
+        gradients.append(forward.backward_inputs((np.ones((9, 1), np.float32),)))
+    assert gradients[0][:, 60:].any()
+    same(gradients[:1], gradients[1:])
 
 
 def test_inputs_and_columns_are_moved_to_the_device(monkeypatch):
@@ -178,13 +178,13 @@ def test_everything_is_moved_to_the_device(observations, memory, actions, monkey
         network.outputs(samples)
         forward = network.forward(samples)
         slopes = [np.ones(each.shape, np.float32) for each in forward.outputs]
-        forward.to_parameters(slopes, np.zeros(sum(p.numel() for p in module.parameters())))
+        forward.backward(slopes, np.zeros(sum(p.numel() for p in module.parameters())))
         assert {p.device for p in module.parameters()} == {CPU}
     assert {tensor.device for tensor in seen} == {META}
     assert len(seen) == 2 * (2 + 1) + 2
 
 
-def test_networks_by_hand_are_for_the_cpu():
+def test_compiled_networks_are_for_the_cpu():
     config = make_config("X-v0", algorithm="dqn", hidden_sizes=(8,))
     made = (*networks(VECTOR), model.action_values(spec_of(60, 3, False), config))
     for place in (None, CPU):
@@ -192,7 +192,7 @@ def test_networks_by_hand_are_for_the_cpu():
             chosen = list(map(network_of, made))
         assert [type(network) is AutogradNetwork for network in chosen] == [place is CPU] * 3
         assert all(network.parallel is (place is None) for network in chosen)
-    assert isinstance(network_of(made[0]), NetworkByHand)
+    assert type(network_of(made[0])) is CompiledNetwork
 
 
 def test_a_card_computes_larger_slices_one_after_another(monkeypatch):
