@@ -86,8 +86,8 @@ def learner_of(continuous: bool, **options) -> Learner:
 def compiled_and_by_autograd(
     network: TrainedNetwork, columns: Samples, observations: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Each output, and then the gradient, of a compiled network and of the same one by autograd, for
-    random gradients of the outputs."""
+    """Each output, and then the gradient, of a compiled network and of the same one by autograd,
+    for random gradients of the outputs."""
     results = []
     for way in (network.network, AutogradNetwork(network.module)):
         forward = way.forward(columns | {"inputs": way.prepare(observations)})
