@@ -266,6 +266,22 @@ def test_a_critics_twin_gives_the_gradient_for_the_action():
     same(gradients[:1], gradients[1:])
 
 
+def test_inputs_and_columns_are_moved_to_the_device(monkeypatch):
+    """Without computing: for that, torch would import its compiler."""
+    seen, (policy, _) = fetched_from(monkeypatch), networks(VECTOR)
+
+    def apply(module, columns):
+        here = [*module.parameters(), *module.buffers(), *columns.values()]
+        assert {tensor.device for tensor in here} == {META}
+        assert len(here) == len(list(policy.parameters())) + 2 + 3
+        return (columns["inputs"],)
+
+    network = AutogradNetwork(policy, apply, META)
+    network.outputs(samples_of(VECTOR, "gaussian"))
+    network.forward(samples_of(VECTOR, "gaussian"))
+    assert [tensor.device for tensor in seen] == [META, META]
+
+
 def fetched_from(monkeypatch) -> list[torch.Tensor]:
     """The tensors that networks fetch from now on; on `meta` they have no numbers."""
     seen: list[torch.Tensor] = []
@@ -344,7 +360,7 @@ def test_a_card_gives_the_gradient_of_the_cpu(observations, memory, actions):
     for module in made:
         results = []
         for name in ("cpu", "cuda", "cuda"):
-            with computing_on(device_of(name)), reproducible(name):
+            with computing_on(device.device_of(name)), device.reproducible(name):
                 results.append(computed(network_of(module), samples))
         same(*results[1:])
         for ours, theirs in zip(*results[:2], strict=True):
