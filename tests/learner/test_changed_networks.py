@@ -13,7 +13,7 @@ from torch import nn
 import model
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.training.autograd import AutogradNetwork
-from flame_rl.learner.training.choose import network_of
+from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.modules.layers import Activation, Dense, LayerModule, layers_of
 from flame_rl.modules.networks import GaussianPolicy
 from flame_rl.modules.observations import ObservationNormalizer, Scaling
@@ -120,11 +120,12 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_network_goes_through_autograd(change):
     config = make_config("X-v0", hidden_sizes=(3,), activation="tanh", normalize_observations=True)
+    assert type(in_training(model.policy(SPEC, config)).network) is CompiledNetwork
     policy = model.policy(SPEC, config)
-    assert type(network_of(policy)) is CompiledNetwork
     CHANGES[change](policy)
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    assert type(network_of(policy)) is AutogradNetwork
+    network = network_of(policy) if change == "float64" else in_training(policy).network
+    assert type(network) is AutogradNetwork
     for name, tensor in policy.state_dict().items():
         assert torch.equal(tensor, before[name])
 
@@ -137,9 +138,9 @@ def test_a_changed_critic_goes_through_autograd():
         lambda critic: setattr(critic, "features", nn.Identity()),
     ):
         critic = model.critic(SPEC, config)
-        assert type(network_of(critic)) is CompiledNetwork
+        assert type(in_training(critic).network) is CompiledNetwork
         change(critic)
-        assert type(network_of(critic)) is AutogradNetwork
+        assert type(in_training(critic).network) is AutogradNetwork
 
 
 class TwoMethods(nn.Module):

@@ -18,7 +18,7 @@ from flame_rl.learner import make as learners
 from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.training import autograd, device, slices
 from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
-from flame_rl.learner.training.choose import computing_on, network_of
+from flame_rl.learner.training.choose import computing_on, in_training, network_of
 from flame_rl.learner.training.frames import time_steps
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import TrainConfig
@@ -318,10 +318,10 @@ def test_compiled_networks_are_for_the_cpu():
     made = (*networks(VECTOR), model.action_values(spec_of(60, 3, False), config))
     for place in (None, CPU):
         with computing_on(place):
-            chosen = list(map(network_of, made))
+            chosen = [in_training(module).network for module in made]
         assert [type(network) is AutogradNetwork for network in chosen] == [place is CPU] * 3
         assert all(network.parallel is (place is None) for network in chosen)
-    assert type(network_of(made[0])) is CompiledNetwork
+        assert (type(chosen[0]) is CompiledNetwork) is (place is None)
 
 
 def test_a_card_computes_larger_slices_one_after_another(monkeypatch):
