@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from flame_rl.learner.learner import Learner
-from flame_rl.run.saved import checkpoint, resume, retention
-from flame_rl.run.saved.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
+from flame_rl.run import checkpoint, transfer
+from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -341,7 +341,7 @@ def assert_timing_is_complete(run: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "foreign"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, killed, whole, tmp_path):
-    newest = retention.list_checkpoints(killed / "checkpoints")[0]
+    newest = checkpoint.list_checkpoints(killed / "checkpoints")[0]
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 4
     content = {"flip": data, "cut": data[:900], "empty": b"", "foreign": b"PK\3\4" * 100}
@@ -356,8 +356,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, killed
 
 def test_the_best_one_is_used_where_all_others_are_damaged(killed, whole, tmp_path):
     folder = killed / "checkpoints"
-    best = checkpoint.read_checkpoint(folder / retention.BEST_NAME).totals.iterations
-    for path in retention.list_checkpoints(folder):
+    best = checkpoint.read_checkpoint(folder / checkpoint.BEST_NAME).totals.iterations
+    for path in checkpoint.list_checkpoints(folder):
         path.write_bytes(path.read_bytes()[:-1])
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0
@@ -440,7 +440,7 @@ def test_where_no_checkpoint_can_be_used_nothing_is_touched(fault, words, killed
 
 def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
     now = checkpoint.library_versions()
-    monkeypatch.setattr(resume, "library_versions", lambda: now | {"numpy": "1.0"})
+    monkeypatch.setattr(transfer, "library_versions", lambda: now | {"numpy": "1.0"})
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
@@ -483,8 +483,8 @@ def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
     (folder / "00000003.ckpt").write_bytes(data)
     (tmp_path / "metrics.csv").write_text("iteration\n0\n1\n2\n")
     with pytest.raises(UsageError, match="does not fit the network"):
-        found, _ = resume.load_newest(config.output.resume)
-        resume.load_state(learner(6), found, tmp_path)
+        found, _ = checkpoint.load_newest(config.output.resume)
+        transfer.load_state(learner(6), found, tmp_path)
 
 
 def test_a_run_that_is_extended_has_the_evaluations_of_one_that_never_stopped(tmp_path):
@@ -502,7 +502,7 @@ def test_a_run_that_is_extended_has_the_evaluations_of_one_that_never_stopped(tm
         ours, whole = ((tmp_path / folder / name).read_bytes() for folder in ("run", "whole"))
         assert ours == whole
     best = [
-        resume.read_checkpoint(tmp_path / folder / "checkpoints" / retention.BEST_NAME)
+        checkpoint.read_checkpoint(tmp_path / folder / "checkpoints" / checkpoint.BEST_NAME)
         for folder in ("run", "whole")
     ]
     assert best[0].score == best[1].score and best[0].totals == best[1].totals
