@@ -23,6 +23,7 @@ from flame_rl.learner.training import epoch as epochs
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.epoch import Epoch, StepConfig
+from flame_rl.learner.training.flat import flat_parameters
 from flame_rl.learner.training.minibatches import descend, descend_by, runs_alone
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.modules.layers import Activation, Dense, LayerNorm, Select
@@ -362,6 +363,7 @@ def test_without_the_library_updates_are_the_same_by_torch(algorithm, continuous
 def test_a_copy_computes_on_its_own_parameters():
     trained = make("value", [5], "relu", False, 3, seed=1)
     twin = copy.deepcopy(trained.module)
+    flat_parameters(twin)
     network = network_of(twin)
     samples = samples_of("value", 4, 3, masked=False, seed=1)
     before = network.outputs(samples)[0].copy()
