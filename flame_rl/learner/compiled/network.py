@@ -178,6 +178,10 @@ class CompiledNetwork(plain.Network):
 
     def _columns(self, samples: plain.Samples, names: Sequence[str], rows: int) -> _Columns:
         """The inputs and the columns of these names, where they are there."""
+        # Those of actions are for a policy's head; the others' losses may have some of any shape.
+        ignored = {"gaussian": {"action_masks"}, "categorical": set()}
+        ignored = ignored.get(self._head.kind, {"actions", "action_masks"})
+        names = [name for name in names if name not in ignored]
         x = samples["inputs"]
         x = np.asarray(x) if self._select is None else x.take(self._select, axis=-1)
         arrays = [_array(x, np.float32, len(x), self._inputs)]
