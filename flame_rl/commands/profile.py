@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from flame_rl.run.saved.folder import refuse_another_run, saved_config
-from flame_rl.settings.environments import environment_id
+from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import UsageError
 from flame_rl.system.output import say, warn

@@ -17,8 +17,8 @@ from flame_rl.run.checks import (
 )
 from flame_rl.run.evaluation import Evaluation
 from flame_rl.run.results import IterationResult, Totals, ended, progress, reached
+from flame_rl.settings.algorithms import OnPolicy
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import OnPolicy
 from flame_rl.settings.presets import STEPS_PER_ITERATION
 from flame_rl.system.output import say
 from flame_rl.wire.messages import CollectRequest, EnvironmentSpec

@@ -12,8 +12,8 @@ import numpy as np
 from flame_rl.run.saved.checkpoint import Checkpoint
 from flame_rl.run.saved.folder import files_of
 from flame_rl.run.saved.resume import find_checkpoint
+from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import Replay
 from flame_rl.system.errors import UsageError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from flame_rl.run.saved.checkpoint import (
 from flame_rl.run.saved.folder import CHECKPOINTS_NAME
 from flame_rl.run.saved.retention import BEST_NAME, list_checkpoints
 from flame_rl.run.saved.starts import STARTS_NAME
+from flame_rl.settings.algorithms import Prioritized
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import Prioritized
 from flame_rl.system.errors import UsageError
 
 if TYPE_CHECKING:
