@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from flame_rl.report.curves import read_run, smooth
+from flame_rl.report.runs import read_run, smooth
 
 ROOT = Path(__file__).resolve().parent.parent
 

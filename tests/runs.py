@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import safetensors.numpy
 
-from flame_rl.learner.learner import arrays_digest
+from flame_rl.learner.state import arrays_digest
 from tests.helpers import environment_id
 
 ITERATIONS = 24

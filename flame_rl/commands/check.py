@@ -78,7 +78,7 @@ def check(arguments: Sequence[str]) -> int:
 
 def _as_json(examined: Examined, found: Sequence[Finding]) -> str:
     """All that was found out, spaces as Gymnasium writes them."""
-    from flame_rl.run.checks import observed
+    from flame_rl.report.header import observed
 
     data = asdict(examined)
     data["environment"] = examined.environment.env_id
@@ -120,7 +120,7 @@ def _as_text(examined: Examined, found: Sequence[Finding]) -> str:
 
 def _rows(examined: Examined, remarks: Sequence[Finding]) -> list[tuple[str, str]]:
     """The rows of the table: a name, and what was found out."""
-    from flame_rl.run.checks import acted, observed
+    from flame_rl.report.header import acted, observed
 
     spec = examined.spec
     if spec is None:

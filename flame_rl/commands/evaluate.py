@@ -106,10 +106,9 @@ def evaluate(arguments: Sequence[str]) -> int:
 def _run(command: EvaluateCommand, changes: dict[str, object], stop: StopSignal) -> None:
     """Evaluate and print."""
     from flame_rl.backends.select import where_collected
-    from flame_rl.run.elsewhere import load_policy
 
-    environment = command.environment
-    with load_policy(command.run, command.best, environment, stop, **changes) as trainer:
+    changes = changes | {"environment": command.environment}
+    with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         if notice := where_collected(trainer.config):

@@ -14,7 +14,7 @@ from flame_rl.system.errors import UsageError
 from flame_rl.system.output import say, warn
 
 if TYPE_CHECKING:
-    from flame_rl.report.curves import Run
+    from flame_rl.report.runs import Run
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,8 @@ def plot(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is nothing to draw."""
     command = parse_command(PlotCommand, arguments, "main.py plot")
     # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl.report.comparison import compare
-    from flame_rl.report.curves import columns_of, group_runs, scores_of, without_repetitions
     from flame_rl.report.figures import SUFFIXES, pages_of, plot_settings
+    from flame_rl.report.runs import columns_of, compare, group_runs, scores_of, without_repetitions
 
     if not command.runs:
         raise UsageError("plot: name one run folder or more, such as runs/*")
@@ -78,14 +77,14 @@ def plot(arguments: Sequence[str]) -> None:
 
 def _below(path: Path) -> list[Path]:
     """The runs in a folder, or the path itself where there are none."""
-    from flame_rl.run.saved.folder import runs_below
+    from flame_rl.run.folder import runs_below
 
     return (runs_below(path)[0] if path.is_dir() else []) or [path]
 
 
 def _readable(folders: list[Path]) -> list[Run]:
     """The runs in these folders; of several, those that cannot be read are left out."""
-    from flame_rl.report.curves import read_run
+    from flame_rl.report.runs import read_run
 
     runs: list[Run] = []
     for folder in folders:

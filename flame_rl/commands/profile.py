@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from flame_rl.run.saved.folder import refuse_another_run, saved_config
+from flame_rl.run.folder import refuse_another_run, saved_config
 from flame_rl.settings.experiment import environment_id
 from flame_rl.settings.parse import parse, resumed_folder
 from flame_rl.system.errors import UsageError
@@ -52,7 +52,7 @@ def profile(arguments: Sequence[str]) -> int:
     with stop_on_signals() as stop:
         # Here and not above, so that --help and mistakes are answered at once.
         from flame_rl.backends.select import is_distributed
-        from flame_rl.run.saved.resume import find_checkpoint
+        from flame_rl.run.checkpoint import find_checkpoint
         from flame_rl.tools.profiling import measure_both
 
         # Not the policy with which a run would begin again.

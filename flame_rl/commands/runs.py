@@ -16,7 +16,7 @@ from flame_rl.system.files import why_refused
 from flame_rl.system.output import say, warn
 
 if TYPE_CHECKING:
-    from flame_rl.report.overview import RunRow
+    from flame_rl.report.runs import RunRow
 
 # Columns that are sorted from the greatest to the least.
 _GREATEST_FIRST = ("env_steps", "last", "best", "seconds")
@@ -52,9 +52,8 @@ def runs(arguments: Sequence[str]) -> None:
     """Run the command. Raises UsageError if there is no such folder."""
     command = parse_command(RunsCommand, arguments, "main.py runs")
     # Here and not above, so that --help and mistakes are answered at once.
-    from flame_rl.report.grid import grid
-    from flame_rl.report.overview import RunRow, read_row
-    from flame_rl.run.saved.folder import runs_below
+    from flame_rl.report.runs import RunRow, grid, read_row
+    from flame_rl.run.folder import runs_below
 
     try:
         folders, foreign = runs_below(command.folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flame_rl.commands import COMMANDS
-from flame_rl.run.saved.folder import (
+from flame_rl.run.folder import (
     EVALUATIONS_NAME,
     METRICS_NAME,
     REPLAY_NAME,
@@ -92,7 +92,7 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
     """Train, and report to the console and the run folder, which keeps the command's arguments."""
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.backends.select import where_collected
-    from flame_rl.run.saved.starts import record_start
+    from flame_rl.run.folder import record_start
     from flame_rl.run.trainer import Trainer
 
     here = Path.cwd()  # an environment may change it
@@ -121,7 +121,7 @@ def _run(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> Non
             warn(f"warning: {warning}")
         if config.output.reproduce is not None:
             for episode in trainer.reproduce():
-                own = trainer.learner.rewards.own_return(episode)
+                own = trainer.learner.rewards.raw_return(episode)
                 say(f"Return {own} in {episode.length} steps; nothing failed.")
             return
         for notice in trainer.learner.notices:
@@ -168,7 +168,6 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
     """Do and report the remaining iterations; save what was learned, whatever ends them."""
     from flame_rl.report import Reporters
     from flame_rl.report.console import ConsoleReporter
-    from flame_rl.report.scalars import settings_of
     from flame_rl.report.tables import (
         TIMING_NAME,
         TableReporter,
@@ -178,9 +177,10 @@ def train_and_report(trainer: Trainer, folder: Path, here: Path) -> ConsoleRepor
         scheduled_evaluations,
         timing_row,
     )
+    from flame_rl.report.trackers import settings_of
+    from flame_rl.run.checkpoint import save_weights
     from flame_rl.run.results import ended
-    from flame_rl.run.saved.checkpoint import save_weights
-    from flame_rl.run.saved.retention import Checkpointer
+    from flame_rl.run.retention import Checkpointer
 
     config, done = trainer.config, trainer.totals
     write_config(folder, config)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flame_rl.run.saved.folder import hold_folder, path_to_show
+from flame_rl.run.folder import hold_folder, path_to_show
 from flame_rl.settings.checks import Count, CountOrZero, check_fields, flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse, resumed_folder
@@ -157,8 +157,8 @@ def _names(search: Search) -> list[str]:
 
 def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Final]) -> None:
     """Print the best trials and how to go on, and draw the study."""
-    from flame_rl.report.grid import grid
-    from flame_rl.report.study import draw_best_so_far, draw_finals, draw_importances
+    from flame_rl.report.figures import draw_best_so_far, draw_finals, draw_importances
+    from flame_rl.report.runs import grid
     from flame_rl.tools.trials import best_of, importances
 
     best = best_of(trials)

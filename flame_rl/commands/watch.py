@@ -83,7 +83,7 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
             names = [f", {agent}" for agent in trainer.spec.agents] or [""]
             lengths: list[int] = []
             for episode in show(snapshot, request, command.video, stop, on_step):
-                own = trainer.learner.rewards.own_return(episode)
+                own = trainer.learner.rewards.raw_return(episode)
                 who = f"Episode {episode.index}{names[len(lengths)]}"
                 say(f"  {who}: return {own:.1f} in {episode.length} steps")
                 lengths.append(episode.length)
@@ -96,7 +96,7 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
 
 def _tracked(command: WatchCommand) -> str:
     """Send the film to the run's tracker, where it has one; what to say of it."""
-    from flame_rl.run.saved.folder import CONFIG_NAME, read_config, run_of
+    from flame_rl.run.folder import CONFIG_NAME, read_config, run_of
 
     folder = None if command.run is None else run_of(command.run).absolute()
     if folder is None or not (folder / CONFIG_NAME).is_file():
@@ -116,10 +116,10 @@ def _tracked(command: WatchCommand) -> str:
 
 def _load(command: WatchCommand, stop: StopSignal) -> Trainer:
     """Make the trainer whose policy is shown."""
-    from flame_rl.run.elsewhere import load_policy
     from flame_rl.run.trainer import Trainer
 
     here = {"local": True, "workers": 0, "device": "cpu"}
     if command.untrained:
         return Trainer(TrainConfig(**command.environment, **here), stop=stop)
-    return load_policy(command.run, command.best, command.environment, stop, **here)
+    environment = command.environment
+    return Trainer.load(command.run, command.best, stop=stop, environment=environment, **here)

@@ -3,52 +3,46 @@ refusal of updates that are not finite."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+from torch import nn
 
+from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.rewards import OWN, Rewards
-from flame_rl.learner.state import Part, count_in, refuse_unless_finite
+from flame_rl.learner.state import Stateful, arrays_digest, count_in, refuse_unless_finite
 from flame_rl.learner.training.device import reproducible
 from flame_rl.learner.training.flat import modules_in, state_of
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import Episodes, PolicySnapshot
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from flame_rl.learner.demonstrations.demonstrations import Demonstrations
-    from flame_rl.learner.off_policy.replay.replay import ReplayMemory
-
 
 class Algorithm(Protocol):
-    """An algorithm, as `Learner` uses it.
+    """An algorithm, as `Learner` uses it; one inherits this and overrides what differs.
 
     Attributes:
         parts: everything with state that the next update depends on, by name. The torch modules
             among them are networks; their weights are digested and written to weights.safetensors.
+            A replay memory is `REPLAY`.
         metrics: names of the numbers that `update` may return, in the order of metrics.csv.
-        files: the replay memory, whose episodes no checkpoint holds; None if there is none.
         notice: what a person should know when a run begins; "" if nothing.
         lag: by how many updates the policy that collects is older than the latest one.
     """
 
     @property
-    def lag(self) -> int: ...
-
-    @property
-    def files(self) -> ReplayMemory | None: ...
-
-    @property
-    def notice(self) -> str: ...
-
-    @property
-    def parts(self) -> dict[str, Part | nn.Module]: ...
+    def parts(self) -> dict[str, Stateful | nn.Module]: ...
 
     @property
     def metrics(self) -> tuple[str, ...]: ...
+
+    @property
+    def notice(self) -> str:
+        return ""
+
+    @property
+    def lag(self) -> int:
+        return 0
 
     def snapshot(self) -> PolicySnapshot:
         """The latest policy. The learner stamps the version."""
@@ -56,7 +50,7 @@ class Algorithm(Protocol):
 
     def collector_snapshot(self) -> PolicySnapshot:
         """The policy that collects the next iteration: the latest, or one `lag` updates older."""
-        ...
+        return self.snapshot()
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
@@ -75,7 +69,6 @@ class Algorithm(Protocol):
 
     def close(self) -> None:
         """Close what is open besides files, such as an environment. May be called twice."""
-        ...
 
 
 class Learner:
@@ -107,7 +100,7 @@ class Learner:
         return [text for text in (self.algorithm.notice, demonstrated) if text]
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         """The algorithm's parts, by name."""
         return self.algorithm.parts
 
@@ -121,10 +114,10 @@ class Learner:
         return replace(self.algorithm.collector_snapshot(), version=version)
 
     def update(self, episodes: Episodes, progress: float = 0.0) -> dict[str, float]:
-        """Improve the policy by whole episodes, collected by `collecting`.
+        """Improve the policy by whole episodes.
 
         Args:
-            episodes: what `rewards` made of them.
+            episodes: what `rewards` made of those that the latest `collector_snapshot` played.
             progress: the share of the run that is done, from 0 to 1.
 
         Returns:
@@ -174,17 +167,7 @@ class Learner:
         self._updates = count_in(state, "updates")
 
 
-def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
-    """SHA-256 in hexadecimal over names, types, shapes and bytes, in the order of names."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = arrays[name]
-        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
-
-
-def _arrays_of(parts: dict[str, Part | nn.Module]) -> dict[str, np.ndarray]:
+def _arrays_of(parts: dict[str, Stateful | nn.Module]) -> dict[str, np.ndarray]:
     return {
         f"{name}.{own}": array
         for name, part in parts.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from flame_rl.learner.learner import Algorithm, Learner
@@ -37,9 +38,11 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     if config.experiment.demonstrations is not None:
         # Here and not above: few runs have any.
         from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+        from flame_rl.learner.demonstrations.files import read_demonstrations
 
-        replays = isinstance(config.algorithm, Replay)
-        demonstrations = Demonstrations(config.experiment, spec, rewards, replays)
+        read = partial(read_demonstrations, config.experiment, spec, rewards)
+        needs_masks = spec.masked and isinstance(config.algorithm, Replay)
+        demonstrations = Demonstrations(config.experiment, read, needs_masks)
     # Algorithms learn from one number.
     spec = replace(spec, reward_shape=())
     device = choose_device(config, spec)
@@ -79,7 +82,7 @@ def _make_algorithm(
     name = config.algorithm_name
     if isinstance(config.algorithm, BCSettings):
         from flame_rl.learner.algorithms.bc import bc
-        from flame_rl.learner.imitation.update import imitation
+        from flame_rl.learner.demonstrations.cloning import imitation
 
         return imitation(config, spec, bc, demonstrations)
     if isinstance(config.algorithm, Replay):
@@ -87,7 +90,7 @@ def _make_algorithm(
 
         return off_policy(config, spec, _with_replay(name), demonstrations)
     if demonstrations is not None:
-        from flame_rl.learner.on_policy.cloned_first import cloned_first
+        from flame_rl.learner.demonstrations.cloning import cloned_first
 
         return cloned_first(config, spec, _on_policy(name), demonstrations)
     from flame_rl.learner.on_policy.update import on_policy

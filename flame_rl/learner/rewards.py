@@ -2,24 +2,25 @@
 sum of their parts, or what the user's function makes of an episode.
 
 Actors record what the environment gives; here it becomes one number, before anything learns from
-it.
+it: raw rewards are the environment's own, shaped rewards those that are learned from.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from flame_rl.actor.failure import summary, traceback_of
-from flame_rl.learner.user_function import import_function
-from flame_rl.settings.checks import name_is_taken
+from flame_rl.settings.checks import flag, name_is_taken
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episode, Episodes
 
-# An episode of T steps to the rewards that are learned from, float64 [T].
+# An episode of T steps to a reward for each, float64 [T].
 Reward = Callable[[Episode], np.ndarray]
 
 # The name, among the parts, of the rewards that are learned from.
@@ -35,7 +36,7 @@ class Rewards:
             from `info`.
         outcomes: names of the numbers of an episode's last step.
         own: makes one number of a reward that is a vector, which has none of its own; else None.
-        learned: makes the rewards that are learned from; None: they are the environment's own.
+        learned: makes the shaped rewards; None: they are the raw ones.
     """
 
     parts: tuple[str, ...] = ()
@@ -48,31 +49,28 @@ class Rewards:
         """The names of what `means` and `outcomes_of` return."""
         return (*self.parts, *self.outcomes, *([] if self.learned is None else [LEARNED]))
 
-    def own_of(self, episodes: Episodes) -> Episodes:
-        """The collected episodes with the environment's own reward, one number for each step.
+    def raw(self, episodes: Episodes) -> Episodes:
+        """The collected episodes with raw rewards, one number for each step.
 
         Raises:
             UsageError: the user's function raised an exception, or returned something else than a
-                finite number for each step. `learned_of` raises it, too.
+                finite number for each step. `shaped` raises it, too.
         """
         return episodes if self.own is None else _with_rewards(episodes, self.own)
 
-    def learned_of(self, collected: Episodes, own: Episodes) -> Episodes:
-        """The episodes with the rewards that are learned from; where there are parts, all of them
-        are the column "reward_parts", float64 [N, P].
+    def shaped(self, collected: Episodes, raw: Episodes) -> Episodes:
+        """The episodes with shaped rewards; where there are parts, all of them are the column
+        "reward_parts", float64 [N, P].
 
         Args:
             collected: as they came from the actors.
-            own: what `own_of` made of them.
+            raw: what `raw` made of them.
         """
-        episodes = own if self.learned is None else _with_rewards(own, self.learned)
-        if self.outcomes:
-            columns = {n: a for n, a in episodes.columns.items() if n != "outcomes"}
-            episodes = replace(episodes, columns=columns)
-        if not self.parts:
-            return episodes
-        columns = episodes.columns | {"reward_parts": _parts_of(collected)}
-        return replace(episodes, columns=columns)
+        episodes = raw if self.learned is None else _with_rewards(raw, self.learned)
+        columns = {n: a for n, a in episodes.columns.items() if n != "outcomes"}
+        if self.parts:
+            columns["reward_parts"] = _parts_of(collected)
+        return replace(episodes, columns=columns) if self.parts or self.outcomes else episodes
 
     def outcomes_of(self, collected: Episodes) -> dict[str, float]:
         """By name, the mean of each outcome over the collected episodes."""
@@ -82,25 +80,25 @@ class Rewards:
         means = collected.columns["outcomes"][last].mean(axis=0)
         return dict(zip(self.outcomes, means.tolist(), strict=True))
 
-    def own_return(self, episode: Episode) -> float:
-        """The undiscounted sum of the environment's own reward in a collected episode. Raises
-        UsageError as `own_of` does."""
+    def raw_return(self, episode: Episode) -> float:
+        """The undiscounted sum of the raw rewards in a collected episode. Raises UsageError as
+        `raw` does."""
         return float((episode.rewards if self.own is None else self.own(episode)).sum())
 
-    def means(self, collected: Episodes, learned: Episodes) -> dict[str, float]:
+    def means(self, collected: Episodes, shaped: Episodes) -> dict[str, float]:
         """By name, the mean over the episodes of the undiscounted sum of each part; as `LEARNED`,
-        of the rewards that are learned from, where they are not the environment's own.
+        of the shaped rewards, where they are not the raw ones.
 
         Args:
             collected: as they came from the actors.
-            learned: what `learned_of` made of them.
+            shaped: what `shaped` made of them.
         """
         means: dict[str, float] = {}
         if self.parts:
             sums = [_parts_of(episode).sum(axis=0) for episode in collected]
             means = dict(zip(self.parts, np.mean(sums, axis=0).tolist(), strict=True))
         if self.learned is not None:
-            means[LEARNED] = float(np.mean([episode.rewards.sum() for episode in learned]))
+            means[LEARNED] = float(np.mean([episode.rewards.sum() for episode in shaped]))
         return means
 
 
@@ -179,18 +177,18 @@ def _shaped_by(name: str) -> Reward:
             # The function is given the recorded arrays themselves: it must not write to them.
             columns[column] = array.view()
             columns[column].flags.writeable = False
+        where = f"episode {episode.index} of {episode.length} steps"
         try:
             made = np.asarray(function(replace(episode, columns=columns)))
         except (Exception, SystemExit) as error:
             raise UsageError(
-                f"--reward: {name} raised {summary(error)}, in episode {episode.index} of "
-                f"{episode.length} steps\n\n{traceback_of(error).rstrip()}"
+                f"--reward: {name} raised {summary(error)}, in {where}\n\n"
+                f"{traceback_of(error).rstrip()}"
             ) from error
         if made.dtype.kind not in "biuf" or made.shape != (episode.length,):
             raise UsageError(
-                f"--reward: {name} returned {made.dtype} of shape {made.shape} for episode "
-                f"{episode.index} of {episode.length} steps; it must return one number for each "
-                f"step, an array of shape ({episode.length},)"
+                f"--reward: {name} returned {made.dtype} of shape {made.shape} for {where}; it "
+                f"must return one number for each step, an array of shape ({episode.length},)"
             )
         finite = np.isfinite(made)
         if not finite.all():
@@ -202,3 +200,20 @@ def _shaped_by(name: str) -> Reward:
         return made.astype(np.float64)
 
     return shaped
+
+
+def import_function(setting: str, name: str) -> Callable[..., Any]:
+    """The user's function or class `module:function`. Raises UsageError, which names the setting's
+    flag."""
+    module, _, attribute = name.rpartition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute, None)
+    except (Exception, SystemExit) as error:
+        where = "; it must lie in the folder of main.py, on PYTHONPATH, or be installed"
+        raise UsageError(
+            f"{flag(setting)}: module {module!r} cannot be imported: {summary(error)}"
+            f"{where if isinstance(error, ModuleNotFoundError) else ''}"
+        ) from error
+    if not callable(function):
+        raise UsageError(f"{flag(setting)}: module {module!r} has no function {attribute!r}")
+    return function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Protocol
 
@@ -9,14 +10,11 @@ import numpy as np
 
 from flame_rl.system.errors import RunError
 
-_REMEDY = (
-    "The weights are as they were before this update. Likely causes: a learning rate that is too "
-    "large (try a tenth), or rewards or observations of enormous size (scale them in the "
-    "environment)"
-)
+# The name of a replay memory among a learner's parts, and of the folder with its files.
+REPLAY = "replay"
 
 
-class Part(Protocol):
+class Stateful(Protocol):
     """Something with state: an optimiser, running moments, a replay store."""
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -29,15 +27,8 @@ class Part(Protocol):
         ...
 
 
-def count_in(state: dict[str, np.ndarray], name: str) -> int:
-    """A count in a state. Raises KeyError or ValueError if there is none."""
-    if state[name].size != 1 or not 0 <= (count := state[name].item()) == int(count):
-        raise ValueError(f"{name}: {state[name]} is no count")
-    return int(count)
-
-
 class Counter:
-    """A count; a `Part`.
+    """A count; `Stateful`.
 
     Attributes:
         count: so far.
@@ -51,6 +42,23 @@ class Counter:
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         self.count = count_in(state, "count")
+
+
+def count_in(state: dict[str, np.ndarray], name: str) -> int:
+    """A count in a state. Raises KeyError or ValueError if there is none."""
+    if state[name].size != 1 or not 0 <= (count := state[name].item()) == int(count):
+        raise ValueError(f"{name}: {state[name]} is no count")
+    return int(count)
+
+
+def arrays_digest(arrays: dict[str, np.ndarray]) -> str:
+    """SHA-256 in hexadecimal over names, types, shapes and bytes, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def learning_rate_factor(decays: bool, progress: float) -> float:
@@ -72,4 +80,8 @@ def refuse_unless_finite(metrics: dict[str, float], state: dict[str, np.ndarray]
         if not np.isfinite(array).all()
     ]
     if wrong:
-        raise RunError(f"the update was refused: {wrong[0]}. {_REMEDY}")
+        raise RunError(
+            f"the update was refused: {wrong[0]}. The weights are as they were before this update. "
+            "Likely causes: a learning rate that is too large (try a tenth), or rewards or "
+            "observations of enormous size (scale them in the environment)"
+        )

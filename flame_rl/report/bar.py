@@ -1,27 +1,76 @@
-"""A progress bar for films, which may take long."""
+"""Progress bars on a terminal."""
 
 from __future__ import annotations
 
 import sys
 import time
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 # Quicker work shows no bar.
 SHOWN_AFTER_SECONDS = 2.0
 
 
-class LateBar:
-    """A context: on a terminal, a bar that appears after two seconds and is removed at the end.
+class RunBar:
+    """The bar of a run, with texts below it; lines are printed above."""
 
-    Elsewhere nothing, so that a pipe gets the printed lines alone.
-    """
+    def __init__(self, counted: str, total: int, completed: int) -> None:
+        """`counted` names what is counted, from `completed` to `total`."""
+        self._progress = Progress(
+            TextColumn(counted),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[returns]}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        self._task = self._progress.add_task(
+            "", total=total, completed=completed, returns="", left=""
+        )
+        self._below: dict[str, str] = {}
+        console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._live = Live(self._progress, console=console, transient=True)
+        self._live.start()
+
+    def advance(self, completed: float, returns: str, left: str) -> None:
+        """Move the bar; `returns` and `left` are shown beside it."""
+        self._progress.update(self._task, completed=completed, returns=returns, left=left)
+
+    def show(self, what: str, text: str) -> None:
+        """Replace the text called `what` below the bar."""
+        self._below[what] = text
+        # The console wraps nothing by itself, and would cut the text off.
+        below = [Text(each, no_wrap=False, overflow="fold") for each in self._below.values()]
+        self._live.update(Group(self._progress, *filter(None, below)))
+
+    def print(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._live.console.print(text)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._live.stop()
+
+
+class LateBar:
+    """A context: on a terminal, a bar for a film that appears after two seconds and is removed at
+    the end. Elsewhere nothing, so that a pipe gets the printed lines alone."""
 
     def __init__(self, total: int | None) -> None:
         """`total` is the number of env steps; None: unknown."""
         self._show_at = time.monotonic() + SHOWN_AFTER_SECONDS
         self._terminal = sys.stdout is not None and sys.stdout.isatty()
-        self._shown = False
+        self._shown, self._total = False, total
         self._progress = Progress(
             TextColumn("Drawing"),
             BarColumn(),
@@ -48,6 +97,6 @@ class LateBar:
 
     def shorten(self, steps: int) -> None:
         """That many env steps turned out not to be needed."""
-        total = self._progress.tasks[0].total
-        if total is not None:
-            self._progress.update(self._task, total=total - steps)
+        if self._total is not None:
+            self._total -= steps
+            self._progress.update(self._task, total=self._total)

@@ -1,9 +1,10 @@
-"""Learning curves as pictures. Lines also differ in their markers, for print in grey."""
+"""Pictures: the learning curves of one run and of several, and the results of a study. Lines also
+differ in their markers, for print in grey."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -12,9 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flame_rl.report.curves import EVALUATION, Axis, Setting, mean_curve, smooth, smoothing_window
+from flame_rl.report.runs import EVALUATION, Axis, Setting, mean_curve, smooth, smoothing_window
 from flame_rl.report.tables import read_columns
-from flame_rl.run.saved.folder import EVALUATIONS_NAME, METRICS_NAME
+from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import has_display
 
@@ -23,16 +24,14 @@ _LABELS: dict[Axis, str] = {
     "env_steps": "environment steps",
     "seconds": "time of collecting and updating (seconds)",
 }
-# Colours that colour-blind readers tell apart (Okabe and Ito 2008); without colour, the first three
-# are black, middle grey and light grey.
-_STYLES = (
-    {"color": "#000000", "marker": "o"},
-    {"color": "#D55E00", "marker": "s"},
-    {"color": "#56B4E9", "marker": "^"},
-    {"color": "#0072B2", "marker": "D"},
-    {"color": "#E69F00", "marker": "v"},
-    {"color": "#009E73", "marker": "P"},
-    {"color": "#CC79A7", "marker": "X"},
+_BLACK, _RED, _LIGHT_BLUE, _BLUE = "#000000", "#D55E00", "#56B4E9", "#0072B2"
+# Colours that colour-blind readers tell apart (Okabe and Ito 2008), with markers; without colour,
+# the first three are black, middle grey and light grey.
+_STYLES = tuple(
+    {"color": color, "marker": marker}
+    for color, marker in zip(
+        (_BLACK, _RED, _LIGHT_BLUE, _BLUE, "#E69F00", "#009E73", "#CC79A7"), "os^DvPX", strict=True
+    )
 )
 # Environments below one another.
 _MOST_ROWS = 6
@@ -42,65 +41,50 @@ _MARKERS = 8
 _LEGEND_WIDTH = 12
 
 
+# The curves of runs
+
+
 def plot_curve(folder: Path, title: str) -> Path | None:
-    """Draw curves.png from the run's metrics.csv and show it where there is a display.
+    """Draw curves.png in a run folder and show it where there is a display; returns its path, or
+    None if there is nothing to draw.
 
     It shows the mean return over env steps, its spread (one standard deviation over the iteration's
     episodes), a moving average over a tenth of the iterations, and the evaluations.
-
-    Args:
-        folder: the run folder.
-        title: above the plot.
-
-    Returns:
-        The path of the picture; None if there is nothing to draw.
     """
-    choose_output()
-    metrics = {
-        name: np.array(values) for name, values in read_columns(folder / METRICS_NAME).items()
-    }
+    metrics = read_columns(folder / METRICS_NAME)
     if not metrics:
         return None
-    steps, mean, std = metrics["env_steps"], metrics["reward_mean"], metrics["reward_std"]
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.fill_between(
-        steps, mean - std, mean + std, color="0.85", label="± 1 standard deviation of the episodes"
-    )
+    names = ("env_steps", "reward_mean", "reward_std")
+    steps, mean, std = (np.array(metrics[name]) for name in names)
+    figure, axes = _one_panel(ylabel="return of an episode", title=title)
+    label = "± 1 standard deviation of the episodes"
+    axes.fill_between(steps, mean - std, mean + std, color="0.85", label=label)
     axes.plot(steps, mean, color="0.45", linewidth=1, label="mean of an iteration", marker=".")
     window = smoothing_window(len(mean))
     if window > 1:
         label = f"moving average over {window} iterations"
         axes.plot(steps, smooth(mean), color="tab:blue", linewidth=2, label=label)
-    _draw_evaluations(axes, folder)
-    _finish(axes, "env_steps")
-    axes.set(ylabel="return of an episode", title=title)
-    axes.legend(loc="best", framealpha=0.9)
-    path = folder / "curves.png"
-    save_and_show(figure, path)
-    return path
-
-
-def _draw_evaluations(axes: Axes, folder: Path) -> None:
-    """The evaluations of a run that has some, with their 95 % intervals."""
     path = folder / EVALUATIONS_NAME
-    if not path.exists() or not (rows := read_columns(path)):
-        return
-    mean, low, high = (np.array(rows[f"reward_{name}"]) for name in ("mean", "low", "high"))
-    axes.errorbar(
-        rows["env_steps"],
-        mean,
-        # Rounding may put an interval's end on the other side of the mean.
-        np.maximum(0, [mean - low, high - mean]),
-        fmt="D",
-        color="tab:red",
-        markersize=4,
-        capsize=2,
-        label="evaluation, with its 95 % interval",
-    )
+    if path.exists() and (rows := read_columns(path)):
+        mean, low, high = (np.array(rows[f"reward_{name}"]) for name in ("mean", "low", "high"))
+        axes.errorbar(
+            rows["env_steps"],
+            mean,
+            # Rounding may put an interval's end on the other side of the mean.
+            np.maximum(0, [mean - low, high - mean]),
+            fmt="D",
+            color="tab:red",
+            markersize=4,
+            capsize=2,
+            label="evaluation, with its 95 % interval",
+        )
+    _finish(axes, "env_steps")
+    axes.legend(loc="best", framealpha=0.9)
+    return save_and_show(figure, folder / "curves.png")
 
 
 def pages_of(settings: list[Setting]) -> list[list[Setting]]:
-    """The settings in parts that are legible in one picture each: so many environments, and so many
+    """The settings in parts that are legible in one picture each: a few environments, a few
     names."""
     envs = list(dict.fromkeys(setting.env for setting in settings))
     pages = []
@@ -121,18 +105,18 @@ def _in_parts(names: list[str], most: int) -> list[list[str]]:
 def plot_settings(
     settings: list[Setting], path: Path, columns: tuple[str, ...] = ("reward_mean",)
 ) -> None:
-    """Draw the settings' curves over env steps and over seconds, a row for each environment, and
-    show them where there is a display. Of several columns, the second would be no other picture.
+    """Draw the curves of settings, a row of panels for each environment, and show them where there
+    is a display: over env steps and over seconds, or of several columns over env steps alone.
 
     Args:
-        settings: of one or more environments.
-        path: of the picture; its suffix is one of `SUFFIXES`.
+        settings: those of one page; see `pages_of`.
+        path: of the picture.
         columns: the columns of metrics.csv that the curves show.
 
     Raises:
         UsageError: more settings than can be told apart; `pages_of` prevents it.
     """
-    choose_output()
+    _choose_output()
     # A name has the same style in every row.
     names = list(dict.fromkeys(setting.name for setting in settings))
     if len(names) > len(_STYLES):
@@ -142,7 +126,7 @@ def plot_settings(
     envs = list(dict.fromkeys(setting.env for setting in settings))
     across: tuple[Axis, ...] = ("env_steps",) if len(columns) > 1 else tuple(_LABELS)
     width = 8 if len(columns) > 1 else 11
-    figure, grid = plt.subplots(
+    figure, panels = plt.subplots(
         len(envs),
         len(across),
         figsize=(width, 1.2 + 3.6 * len(envs)),
@@ -150,22 +134,25 @@ def plot_settings(
         squeeze=False,
         layout="constrained",
     )
-    for env, row in zip(envs, grid, strict=True):
+    returns = all(column.startswith(("reward_", EVALUATION)) for column in columns)
+    for env, row in zip(envs, panels, strict=True):
+        here = [setting for setting in settings if setting.env == env]
         for axis, axes in zip(across, row, strict=True):
-            for setting in settings:
-                if setting.env == env:
-                    _draw(axes, axis, setting, names.index(setting.name))
+            for setting in here:
+                _draw(axes, axis, setting, names.index(setting.name))
             _finish(axes, axis)
-        returns = all(column.startswith(("reward_", EVALUATION)) for column in columns)
-        of_env = {setting.column for setting in settings if setting.env == env}
         label = "return of an episode" if returns else "mean of an iteration"
-        row[0].set_ylabel("return in evaluations" if of_env == {EVALUATION} else label)
+        evaluated = {setting.column for setting in here} == {EVALUATION}
+        row[0].set_ylabel("return in evaluations" if evaluated else label)
         row[0].set_title(env, loc="left", fontweight="bold")
-    entries = _legend(grid.ravel())
+    # The lines of all panels, each label once.
+    lines = {line.get_label(): line for axes in panels.ravel() for line in axes.get_lines()}
+    named = {label: line for label, line in lines.items() if not label.startswith("_")}
     # Long names need fewer columns to fit in the picture.
-    beside = _LEGEND_WIDTH * width // (10 + max(map(len, entries["labels"])))
+    beside = _LEGEND_WIDTH * width // (10 + max(map(len, named)))
     legend = figure.legend(
-        **entries,
+        labels=list(named),
+        handles=list(named.values()),
         loc="outside lower center",
         ncols=min(len(names), max(1, beside)),
         handlelength=4,
@@ -191,14 +178,10 @@ def _draw(axes: Axes, axis: Axis, setting: Setting, number: int) -> None:
     # Where lines run together, markers at different places still tell them apart.
     first = number * step // len(_STYLES)
     seeds = f"seed {runs[0].config.experiment.seed}" if single else f"{len(runs)} seeds"
-    label = _literal(f"{setting.name} ({seeds})")
-    axes.plot(x, mean, label=label, linewidth=2.4, markevery=(first, step), markersize=5, **style)
-
-
-def _literal(text: str) -> str:
-    """A label that is shown as it is: not hidden for its leading underscore, and without
-    mathematics."""
-    return re.sub("^_", "\u200b_", text).replace("$", r"\$")
+    # Not hidden for its leading underscore, and without mathematics.
+    name = re.sub("^_", "\u200b_", setting.name).replace("$", r"\$")
+    thick = {"linewidth": 2.4, "markevery": (first, step), "markersize": 5}
+    axes.plot(x, mean, label=f"{name} ({seeds})", **thick, **style)
 
 
 def _caption(settings: list[Setting]) -> str:
@@ -212,13 +195,6 @@ def _caption(settings: list[Setting]) -> str:
     return "\n".join(lines)
 
 
-def _legend(panels: Iterable[Axes]) -> dict[str, list]:
-    """The lines of all panels, each label once."""
-    lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
-    named = {label: line for label, line in lines.items() if not label.startswith("_")}
-    return {"labels": list(named), "handles": list(named.values())}
-
-
 def _finish(axes: Axes, axis: Axis) -> None:
     axes.set_xlabel(_LABELS[axis])
     if axis == "env_steps":
@@ -227,16 +203,93 @@ def _finish(axes: Axes, axis: Axis) -> None:
     axes.grid(alpha=0.3)
 
 
-def choose_output() -> None:
+# The results of a study
+
+
+def draw_best_so_far(path: Path, trials: Sequence[tuple[float, bool]], title: str) -> Path:
+    """Draw every trial's score, and the best one so far; returns `path`.
+
+    Args:
+        path: of the picture.
+        trials: in order, the score of each, and whether it was trained to its end; at least one
+            was.
+        title: above the plot.
+    """
+    scores = np.array([score for score, _ in trials])
+    done = np.array([whole for _, whole in trials])
+    numbers, whole = np.arange(len(trials)), np.where(done, scores, -np.inf)
+    best = np.maximum.accumulate(whole)
+    figure, axes = _one_panel(xlabel="trial", ylabel="mean return", title=title)
+    axes.plot(numbers[done], scores[done], "o", color=_BLUE, label="trial")
+    if not done.all():
+        label = "pruned: when it ended"
+        axes.plot(numbers[~done], scores[~done], "x", color="0.55", label=label)
+    there = np.isfinite(best)
+    # In numbers, too: beside trials that failed to learn, the good ones look alike.
+    label = f"best so far: {best[-1]:.1f} in trial {whole.argmax()}"
+    axes.step(numbers[there], best[there], where="post", color=_RED, lw=2, label=label)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return save_and_show(figure, path)
+
+
+def draw_importances(path: Path, shares: Mapping[str, float], title: str) -> Path:
+    """Draw how much each setting matters; `shares` has the greatest first, and sums to 1."""
+    names = [name.replace("_", " ") for name in shares]
+    label = "importance for being in the better half of the trials (shares of 1)"
+    figure, axes = _one_panel(1.2 + 0.35 * len(names), xlabel=label, title=title)
+    bars = axes.barh(names, list(shares.values()), color=_BLUE)
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    return save_and_show(figure, path)
+
+
+def draw_finals(path: Path, finalists: Sequence[tuple[str, Sequence[float]]], title: str) -> Path:
+    """Draw the score of each seed, and the mean; returns `path`.
+
+    Args:
+        path: of the picture.
+        finalists: the best first, the name and the scores of each.
+        title: above the plot.
+    """
+    figure, axes = _one_panel(ylabel="mean return without exploration", title=title)
+    for place, (_, scores) in enumerate(finalists):
+        label = "one seed" if place == 0 else None
+        axes.plot([place] * len(scores), scores, "o", color=_BLUE, label=label)
+    means = [np.mean(scores) for _, scores in finalists]
+    axes.plot(means, "_", ms=30, mew=2, color=_RED, label="mean")
+    names = [f"{name}\n{mean:.1f}" for (name, _), mean in zip(finalists, means, strict=True)]
+    axes.set_xticks(range(len(names)), names)
+    axes.margins(x=0.2)
+    axes.grid(axis="y", alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return save_and_show(figure, path)
+
+
+# A picture
+
+
+def _one_panel(height: float = 4.5, **labels: str) -> tuple[Figure, Axes]:
+    """A picture of one panel with these labels, `height` inches high."""
+    _choose_output()
+    figure, axes = plt.subplots(figsize=(8, height), layout="constrained")
+    axes.set(**labels)
+    return figure, axes
+
+
+def _choose_output() -> None:
     """Draw files only, where there is no display."""
     if not has_display():
         matplotlib.use("Agg")
 
 
-def save_and_show(figure: Figure, path: Path) -> None:
-    """Write the picture, and show it where there is a display."""
+def save_and_show(figure: Figure, path: Path) -> Path:
+    """Write the picture, show it where there is a display, and return its path."""
     figure.savefig(path, dpi=150)
     # Without a window toolkit, matplotlib falls back to drawing files only.
     if matplotlib.get_backend().lower() != "agg":
         plt.show()
     plt.close(figure)
+    return path

@@ -25,26 +25,18 @@ Row = dict[str, object]
 
 
 class TableReporter:
-    """Writes a CSV file whose header is the first row's keys; each row is on disk before the next
-    iteration begins.
+    """Writes the CSV file `path`, whose header is the first row's keys; each row is on disk before
+    the next iteration begins.
 
-    All of it is kept in memory, too: what the disk refuses is written as soon as there is room, and
-    checkpoints hold it.
-
-    Attributes:
-        path: the file.
-        text: what it holds, or should.
+    All of it is kept in memory as `text`, too: what the disk refuses is written as soon as there is
+    room, and checkpoints hold it.
     """
 
     def __init__(
         self, path: Path, begun: Mapping[str, bytes], row_of: Callable[[IterationResult], Row]
     ) -> None:
-        """
-        Args:
-            path: the file to write.
-            begun: by file name the text so far, from the checkpoint of a resumed run.
-            row_of: the row of a result; empty if it has none.
-        """
+        """`begun` has, by file name, the text from the checkpoint of a resumed run; `row_of` makes
+        the row of a result, empty if it has none."""
         self.path = path
         self.text = bytearray(begun.get(path.name, b""))
         self._row_of = row_of

@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams.metadata import (
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from flame_rl.report.scalars import Settings, scalars_of
+from flame_rl.report.trackers import Settings, scalars_of
 from flame_rl.run.results import IterationResult, Totals
 
 FOLDER_NAME = "tensorboard"
@@ -26,14 +26,9 @@ class TensorBoardReporter:
     """Writes scalars over env steps, on disk before the next iteration begins."""
 
     def __init__(self, folder: Path, done: Totals, settings: Settings | None = None) -> None:
-        """Begin a file of events. From its first step on, it replaces what is in earlier files of a
-        run that was resumed or begins again.
-
-        Args:
-            folder: the run folder.
-            done: totals of a resumed run when it starts again.
-            settings: by name, for the page of hyperparameters; the folder's name is the run's.
-        """
+        """Begin a file of events in the run folder, whose name is the run's. From its first step
+        on, it replaces what is in earlier files of a run that was resumed or begins again; `done`
+        are that run's totals. `settings` are for the page of hyperparameters."""
         name = folder.name
         folder = folder / FOLDER_NAME
         folder.mkdir(exist_ok=True)

@@ -1,7 +1,8 @@
-"""Report a run to an experiment tracker: Weights & Biases, MLflow or Trackio.
+"""Report a run to an experiment tracker: Weights & Biases, MLflow or Trackio; and the numbers and
+settings that trackers and TensorBoard get.
 
-Where they send it, or that they stay offline, is up to their own variables of the environment, such
-as WANDB_MODE and MLFLOW_TRACKING_URI.
+Where trackers send a run, or that they stay offline, is up to their own variables of the
+environment, such as WANDB_MODE and MLFLOW_TRACKING_URI.
 """
 
 from __future__ import annotations
@@ -11,12 +12,52 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flame_rl.report.scalars import Settings, scalars_of, settings_of
+from flame_rl.run.folder import STARTS_NAME
 from flame_rl.run.results import IterationResult
-from flame_rl.run.saved.starts import STARTS_NAME
 from flame_rl.settings.config import TrainConfig
 
 PROJECT = "flame-rl"
+
+Settings = dict[str, str | float | bool]
+
+
+def scalars_of(result: IterationResult) -> dict[str, float]:
+    """Returns, metrics of the update, the evaluation where there was one, and times, by name."""
+    timing = result.timing
+    scalars = {
+        "reward/mean": result.reward_mean,
+        "reward/std": result.reward_std,
+        "reward/min": result.reward_min,
+        "reward/max": result.reward_max,
+        **{f"reward/{name}": value for name, value in result.reward_parts.items()},
+        **{f"outcome/{name}": value for name, value in result.outcomes.items()},
+        "episodes/length_mean": result.length_mean,
+        "episodes/total": result.episodes,
+        **{f"update/{name}": value for name, value in result.losses.items()},
+        "speed/env_steps_per_second": timing.env_steps_per_second,
+        "seconds/collecting": timing.collecting,
+        "seconds/updating": timing.updating,
+        "seconds/waiting": timing.waiting,
+    }
+    if result.evaluation is not None:
+        scalars["seconds/evaluating"] = timing.evaluating
+        evaluation = result.evaluation.numbers()
+        scalars |= {f"evaluation/{name}": value for name, value in evaluation.items()}
+    return scalars
+
+
+def settings_of(config: TrainConfig) -> Settings:
+    """The settings that decide the result, by name; of a list its words, of None the word none."""
+
+    def typed(value: object) -> str | float | bool:
+        if isinstance(value, list):
+            return " ".join(map(str, value)) or "none"
+        return "none" if value is None else value
+
+    sections = config.to_data()
+    values = sections["experiment"] | sections["algorithm"]
+    values["algorithm"] = values.pop("name")
+    return {name: typed(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -39,17 +80,13 @@ class TrackReporter:
     left out as any reporter is."""
 
     def __init__(self, folder: Path, config: TrainConfig) -> None:
-        """
-        Args:
-            folder: the run folder, whose name is the run's.
-            config: `output.track` is the tracker's name.
-        """
+        """The run folder, whose name is the run's; `config.output.track` is the tracker's name."""
         self._folder, self._config = folder, config
         self._run: TrackedRun | None = None
 
     def report(self, result: IterationResult) -> None:
         if self._run is None:
-            self._run = _run_at_tracker(self._folder, self._config)
+            self._run = _start(self._folder, self._config)
         self._run.log(scalars_of(result), result.env_steps)
 
     def close(self) -> None:
@@ -58,39 +95,31 @@ class TrackReporter:
 
 
 def send_film(folder: Path, config: TrainConfig, film: Path) -> None:
-    """Add a film to the run at its tracker. Raises whatever the tracker does.
-
-    Args:
-        folder, config: see `TrackReporter`.
-        film: its file.
-    """
-    run = _run_at_tracker(folder, config)
+    """Add the file of a film to the run at its tracker; see `TrackReporter`. Raises whatever the
+    tracker does."""
+    run = _start(folder, config)
     try:
         run.film(film)
     finally:
         run.close()
 
 
-def _run_at_tracker(folder: Path, config: TrainConfig) -> TrackedRun:
-    start = {"wandb": wandb_run, "mlflow": mlflow_run, "trackio": trackio_run}
-    return start[config.output.track](folder, settings_of(config))
-
-
-def identity(folder: Path) -> str:
-    """The same for a run whenever it goes on, wherever its folder is moved: 16 hexadecimal digits
-    of its first start."""
+def _start(folder: Path, config: TrainConfig) -> TrackedRun:
+    start = {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
+    # The same for a run whenever it goes on, wherever its folder is moved: of its first start.
     first = (folder / STARTS_NAME).read_bytes().partition(b"\n")[0]
-    return hashlib.sha256(first).hexdigest()[:16]
+    identity = hashlib.sha256(first).hexdigest()[:16]
+    return start[config.output.track](folder, identity, settings_of(config))
 
 
-def wandb_run(folder: Path, settings: Settings) -> TrackedRun:
+def _wandb(folder: Path, identity: str, settings: Settings) -> TrackedRun:
     """A run of Weights & Biases, whose own files are in the run folder."""
     import wandb
 
     run = wandb.init(
         project=PROJECT,
         name=folder.name,
-        id=identity(folder),
+        id=identity,
         dir=folder,
         config=settings,
         resume="allow",
@@ -105,19 +134,20 @@ def wandb_run(folder: Path, settings: Settings) -> TrackedRun:
     )
 
 
-def mlflow_run(folder: Path, settings: Settings) -> TrackedRun:
+def _mlflow(folder: Path, identity: str, settings: Settings) -> TrackedRun:
     """A run of MLflow, found again by a tag."""
     from mlflow import MlflowClient
 
-    client, tag = MlflowClient(), identity(folder)
+    client = MlflowClient()
     experiment = client.get_experiment_by_name(PROJECT)
     number = experiment.experiment_id if experiment else client.create_experiment(PROJECT)
-    found = client.search_runs([number], f"tags.flame_rl = '{tag}'", max_results=1)
+    found = client.search_runs([number], f"tags.flame_rl = '{identity}'", max_results=1)
     if found:
         run = found[0].info.run_id
         client.set_terminated(run, "RUNNING")
     else:
-        run = client.create_run(number, run_name=folder.name, tags={"flame_rl": tag}).info.run_id
+        tags = {"flame_rl": identity}
+        run = client.create_run(number, run_name=folder.name, tags=tags).info.run_id
         for name, value in settings.items():
             client.log_param(run, name, value)
 
@@ -132,13 +162,13 @@ def mlflow_run(folder: Path, settings: Settings) -> TrackedRun:
     )
 
 
-def trackio_run(folder: Path, settings: Settings) -> TrackedRun:
+def _trackio(folder: Path, identity: str, settings: Settings) -> TrackedRun:
     """A run of Trackio, whose database is on this machine."""
     import trackio
 
     run = trackio.init(
         PROJECT,
-        name=f"{folder.name}-{identity(folder)}",
+        name=f"{folder.name}-{identity}",
         config=settings,
         resume="allow",
         embed=False,

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from flame_rl.backends import Backend
 from flame_rl.learner.rewards import Rewards
-from flame_rl.wire.messages import CollectRequest, Episodes, PolicySnapshot
+from flame_rl.wire.messages import Episodes
 
 RESAMPLES = 10_000
 # Numbers that are resampled at a time.
@@ -17,16 +16,9 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The returns of an evaluation's episodes; each of several agents has one of its own.
-
-    Attributes:
-        episodes: their number.
-        reward_mean: mean of the episodes' undiscounted sums of rewards.
-        reward_low, reward_high: a 95 % bootstrap interval of that mean.
-        reward_median, reward_min, reward_max: statistics of the same sums.
-        length_mean: mean number of steps per episode.
-        outcomes: by name, the mean of each of `--outcomes`.
-    """
+    """The undiscounted returns of an evaluation's episodes; each of several agents has one of its
+    own. `reward_low` to `reward_high` is a 95 % bootstrap interval of their mean; `outcomes` has
+    the means of `--outcomes` by name."""
 
     episodes: int
     reward_mean: float
@@ -52,18 +44,10 @@ class Evaluation:
         )
 
 
-def evaluate_policy(
-    backend: Backend, snapshot: PolicySnapshot, request: CollectRequest, rewards: Rewards
-) -> Evaluation:
-    """Play the requested episodes and summarise the returns of the environment's own rewards.
-    Raises as `Backend.collect` and `Rewards.own_of` do."""
-    return evaluation_of(backend.collect(snapshot, request).episodes, request.agents, rewards)
-
-
 def evaluation_of(collected: Episodes, agents: int, rewards: Rewards) -> Evaluation:
     """The summary of collected episodes, where `agents` play one together. Raises as
-    `Rewards.own_of` does."""
-    episodes = rewards.own_of(collected)
+    `Rewards.raw` does."""
+    episodes = rewards.raw(collected)
     returns = np.array([episode.rewards.sum() for episode in episodes])
     # Agents that play together share their luck: their mean is one sample.
     low, high = bootstrap_interval(returns.reshape(-1, agents).mean(axis=1))

@@ -1,127 +1,116 @@
-"""One iteration: publish the policy, collect its episodes, learn from them. Prints and writes
-nothing."""
+"""One iteration in two steps: collect episodes, learn from them. Prints and writes nothing."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flame_rl.backends import Backend
-from flame_rl.run.ahead import Ahead
-from flame_rl.run.evaluation import Evaluation, evaluate_policy
-from flame_rl.run.results import IterationResult, RunState, Timing, Totals, progress
+from flame_rl.backends.dispatch import Collected
+from flame_rl.run.evaluation import evaluation_of
+from flame_rl.run.prefetching import PrefetchingBackend
+from flame_rl.run.results import IterationResult, Timing, Totals, progress
 from flame_rl.settings.config import TrainConfig, environment_of
-from flame_rl.system.machine import ONE_BLAS_THREAD
-from flame_rl.system.signals import end_if_stopped, stoppable
 from flame_rl.wire.messages import CollectRequest, EnvironmentSpec
 from flame_rl.wire.steps import recorded_columns
 
-if TYPE_CHECKING:
-    from flame_rl.run.trainer import Trainer
+if TYPE_CHECKING:  # imports torch, which takes seconds
+    from flame_rl.learner.learner import Learner
 
 
-@ONE_BLAS_THREAD
-def run_iteration(trainer: Trainer, backend: Backend) -> IterationResult:
-    """Collect, update, and evaluate where that is due. If any of it fails, learner and totals are
-    as they were before.
-
-    A backend that is `Ahead` collects the next iteration during the update.
-
-    Args:
-        trainer: its learner is updated in place, and its totals are those after the iteration.
-        backend: collects the episodes; it changes no result.
-
-    Raises:
-        UsageError, RunError, Interrupted: see `Backend.collect` and `Learner.update`.
-    """
-    config, spec, learner, done = trainer.config, trainer.spec, trainer.learner, trainer.totals
-    iteration, experiment = done.iterations, config.experiment
+def collect_iteration(
+    learner: Learner, backend: Backend, config: TrainConfig, spec: EnvironmentSpec, done: Totals
+) -> tuple[Collected, tuple[float, float]]:
+    """The next iteration's episodes, and when they were asked for and had arrived, in seconds of
+    `time.perf_counter`. A prefetching backend begins to collect those of the iteration after it.
+    Raises as `Backend.collect` does."""
     snapshot = learner.collector_snapshot()
     request = training_request(config, spec, done, snapshot.version)
     began = time.perf_counter()
     collected = backend.collect(snapshot, request)
     arrived = time.perf_counter()
-    count, steps = len(collected.episodes), collected.episodes.steps
-    after = done.plus(count, steps)
-    if isinstance(backend, Ahead) and progress(experiment, after) < 1:
+    after = done.plus(len(collected.episodes), collected.episodes.steps)
+    if isinstance(backend, PrefetchingBackend) and progress(config.experiment, after) < 1:
         latest = learner.snapshot()
         backend.begin(latest, training_request(config, spec, after, latest.version))
-    with undone_if_it_fails(trainer):
-        own = learner.rewards.own_of(collected.episodes)
-        learned = learner.rewards.learned_of(collected.episodes, own)
-        losses = learner.update(learned, progress(experiment, done))
-        updated = time.perf_counter()
-        evaluation = None
-        every = experiment.evaluate_every
-        if every and (after.iterations % every == 0 or progress(experiment, after) >= 1):
-            evaluation = _validate(trainer, backend)
-        evaluated = time.perf_counter()
-        returns = np.array([episode.rewards.sum() for episode in own])
-        scored = float(returns.mean()) if every is None else None
-        if evaluation is not None:
-            scored = evaluation.reward_mean
-        result = IterationResult(
-            iteration=iteration,
-            episodes=after.episodes,
-            env_steps=after.env_steps,
-            reward_mean=float(returns.mean()),
-            reward_std=float(returns.std()),
-            reward_min=float(returns.min()),
-            reward_max=float(returns.max()),
-            length_mean=after.length_mean,
-            losses=losses,
-            reward_parts=learner.rewards.means(collected.episodes, learned),
-            outcomes=learner.rewards.outcomes_of(collected.episodes),
-            weights_digest=learner.weights_digest(),
-            timing=Timing(
-                collecting=arrived - began,
-                updating=updated - arrived,
-                waiting=collected.waiting_seconds,
-                evaluating=evaluated - updated,
-                env_steps_per_second=steps / collected.seconds,
-                bytes_out=collected.bytes_out,
-                bytes_in=collected.bytes_in,
-                retries=collected.retries,
-                dropped=collected.dropped,
-            ),
-            evaluation=evaluation,
-            mean_return=scored,
-        )
-        end_if_stopped()
-        trainer.totals = replace(after, mean_return=scored)
-    return result
+    return collected, (began, arrived)
 
 
-@contextmanager
-def undone_if_it_fails(trainer: Trainer) -> Iterator[None]:
-    """If the block fails or is interrupted, learner and totals are as they were before."""
-    done, learner = trainer.totals, trainer.learner
-    # The only copy of the state in an iteration.
-    before = {name: array.copy() for name, array in learner.state_dict().items()}
-    trainer.before = RunState(done, before)
-    with stoppable(trainer.stop):
-        try:
-            yield
-        except BaseException:
-            learner.load_state_dict(before)
-            trainer.totals = done
-            raise
+def learn_iteration(
+    learner: Learner,
+    backend: Backend,
+    config: TrainConfig,
+    spec: EnvironmentSpec,
+    done: Totals,
+    collected: Collected,
+    times: tuple[float, float],
+) -> tuple[IterationResult, Totals]:
+    """Update the learner, and evaluate its policy where that is due.
 
+    Args:
+        learner: updated in place.
+        backend: collects the evaluation's episodes.
+        done: the totals before the iteration.
+        collected, times: what `collect_iteration` returned.
 
-def _validate(trainer: Trainer, backend: Backend) -> Evaluation:
-    """Evaluate the policy after the update; the episodes depend on the iteration's number."""
-    snapshot = trainer.learner.snapshot()
-    indices = tuple(range(trainer.config.experiment.evaluate_episodes))
-    iteration = trainer.totals.iterations
-    request = make_request(trainer.config, trainer.spec, iteration, indices, snapshot.version)
-    request = replace(request, stream="validation", explore=False)
-    return evaluate_policy(backend, snapshot, request, trainer.learner.rewards)
+    Returns:
+        The iteration's result, and the totals after it.
+
+    Raises:
+        UsageError, RunError, Interrupted: see `Backend.collect` and `Learner.update`.
+    """
+    experiment, rewards, episodes = config.experiment, learner.rewards, collected.episodes
+    after = done.plus(len(episodes), episodes.steps)
+    began, arrived = times
+    own = rewards.raw(episodes)
+    learned = rewards.shaped(episodes, own)
+    losses = learner.update(learned, progress(experiment, done))
+    updated = time.perf_counter()
+    returns = np.array([episode.rewards.sum() for episode in own])
+    evaluation, every, mean_return = None, experiment.evaluate_every, None
+    if every is None:
+        mean_return = float(returns.mean())
+    elif after.iterations % every == 0 or progress(experiment, after) >= 1:
+        snapshot = learner.snapshot()
+        indices = tuple(range(experiment.evaluate_episodes))
+        request = make_request(config, spec, done.iterations, indices, snapshot.version)
+        request = replace(request, stream="validation", explore=False)
+        evaluated = backend.collect(snapshot, request).episodes
+        evaluation = evaluation_of(evaluated, request.agents, rewards)
+        mean_return = evaluation.reward_mean
+    timing = Timing(
+        collecting=arrived - began,
+        updating=updated - arrived,
+        waiting=collected.waiting_seconds,
+        evaluating=time.perf_counter() - updated,
+        env_steps_per_second=episodes.steps / collected.seconds,
+        bytes_out=collected.bytes_out,
+        bytes_in=collected.bytes_in,
+        retries=collected.retries,
+        dropped=collected.dropped,
+    )
+    result = IterationResult(
+        iteration=done.iterations,
+        episodes=after.episodes,
+        env_steps=after.env_steps,
+        reward_mean=float(returns.mean()),
+        reward_std=float(returns.std()),
+        reward_min=float(returns.min()),
+        reward_max=float(returns.max()),
+        length_mean=after.length_mean,
+        losses=losses,
+        reward_parts=rewards.means(episodes, learned),
+        outcomes=rewards.outcomes_of(episodes),
+        weights_digest=learner.weights_digest(),
+        timing=timing,
+        evaluation=evaluation,
+        mean_return=mean_return,
+    )
+    return result, replace(after, mean_return=mean_return)
 
 
 def training_request(
@@ -149,7 +138,7 @@ def make_request(
     indices: tuple[int, ...],
     version: int,
 ) -> CollectRequest:
-    """The request that determines an iteration's training episodes, given the policy `version`."""
+    """The request for training episodes of an iteration, given the policy `version`."""
     return CollectRequest(
         environment=environment_of(config, spec.env_id),
         run_seed=config.experiment.seed,

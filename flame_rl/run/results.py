@@ -12,16 +12,10 @@ from flame_rl.settings.experiment import Experiment
 
 @dataclass(frozen=True)
 class Totals:
-    """The progress of a run.
-
-    Attributes:
-        iterations, episodes, env_steps: done since the start.
-        length_mean: mean steps per episode in the last iteration; 0 before the first.
-        length_growth: how many times as long episodes became in the last iteration, from 1 to 2; 1
-            before the second.
-        mean_return: of the last iteration's evaluation, or with no evaluations in the run of its
-            episodes; None where none was due.
-    """
+    """The progress of a run: what is done since the start, and of the last iteration the mean
+    steps per episode (0 before the first), how many times as long as before they are (1 to 2), and
+    the mean return: of its evaluation, or with no evaluations in the run of its episodes; None
+    where none was due."""
 
     iterations: int = 0
     episodes: int = 0
@@ -41,12 +35,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class RunState:
-    """A run at one moment.
-
-    Attributes:
-        totals: its progress.
-        learner: what `Learner.state_dict` returned.
-    """
+    """A run at one moment: its progress, and what `Learner.state_dict` returned."""
 
     totals: Totals
     learner: dict[str, np.ndarray]
@@ -78,14 +67,11 @@ class Timing:
     Attributes:
         collecting: seconds from asking for the episodes to having them all; with `overlap` they
             may have been on their way.
-        updating: seconds of the learner's update.
+        updating, evaluating: seconds of the learner's update, and of the evaluation.
         waiting: seconds in which this process had nothing to do while episodes were collected.
-        evaluating: seconds of the evaluation; 0 where there was none.
-        env_steps_per_second: steps of all workers together, divided by the seconds that
-            collecting took, asked for or ahead.
+        env_steps_per_second: steps of all workers together, by the seconds that collecting took.
         bytes_out, bytes_in: bytes sent to the workers and received from them.
-        retries: tasks that had to be sent again.
-        dropped: answers that came too late and were discarded.
+        retries, dropped: tasks that were sent again, and answers that came too late.
     """
 
     collecting: float
@@ -106,16 +92,13 @@ class IterationResult:
     Attributes:
         iteration: from 0.
         episodes, env_steps: totals since the start.
-        reward_mean, reward_std, reward_min, reward_max: statistics, over this iteration's episodes,
-            of the undiscounted sum of rewards.
+        reward_mean, reward_std, reward_min, reward_max: of this iteration's returns, undiscounted.
         length_mean: mean steps per episode.
         losses: the algorithm's metrics by name; empty in an iteration without an update.
         weights_digest: SHA-256 over the learner's weights after the update.
-        timing: see `Timing`.
         evaluation: of the policy after the update, where one was due.
-        reward_parts: by name, the mean over this iteration's episodes of the undiscounted sum of
-            each part of the reward; see `flame_rl.learner.rewards.Rewards.means`.
-        outcomes: by name, the mean of each outcome over this iteration's episodes.
+        reward_parts, outcomes: by name, the means over this iteration's episodes of each part's
+            undiscounted sum and of each outcome; see `Rewards.means`.
         mean_return: see `Totals`.
     """
 

@@ -20,9 +20,15 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from flame_rl.backends import Listener
+from flame_rl.backends import Backend, Listener
 from flame_rl.backends.select import collects_elsewhere, is_distributed, make_backend
-from flame_rl.run.ahead import Ahead, EitherEvent
+from flame_rl.run.checkpoint import (
+    Checkpoint,
+    checkpoints_of,
+    encode_checkpoint,
+    find_checkpoint,
+    refused_by_the_disk,
+)
 from flame_rl.run.checks import (
     environment_warnings,
     own_networks,
@@ -32,23 +38,29 @@ from flame_rl.run.checks import (
     what_says_more,
 )
 from flame_rl.run.evaluation import Evaluation, evaluation_of
-from flame_rl.run.iteration import make_request, run_iteration
-from flame_rl.run.policy import Agent
-from flame_rl.run.results import IterationResult, RunState, Totals, ended, progress, reached
-from flame_rl.run.saved.begin_from import begin_from
-from flame_rl.run.saved.checkpoint import Checkpoint, encode_checkpoint, refused_by_the_disk
-from flame_rl.run.saved.folder import CONFIG_NAME, differences, files_beside, files_of, run_of
-from flame_rl.run.saved.resume import checkpoints_of, find_checkpoint, load_state, what_differs
+from flame_rl.run.folder import CONFIG_NAME, differences, files_beside, run_of
+from flame_rl.run.iteration import collect_iteration, learn_iteration, make_request
+from flame_rl.run.policy import Action, Policy
+from flame_rl.run.prefetching import EitherEvent, PrefetchingBackend
+from flame_rl.run.results import IterationResult, RunState, Totals, ended, reached
+from flame_rl.run.transfer import (
+    begin_from,
+    load_state,
+    refuse_another_environment,
+    refuse_other_spaces,
+    what_differs,
+)
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.settings.execution import Output
 from flame_rl.settings.experiment import CALLABLE, EnvironmentSource, environment_id
 from flame_rl.system.errors import Interrupted, UsageError
 from flame_rl.system.files import write_atomically
-from flame_rl.system.signals import unless_stopped
+from flame_rl.system.machine import ONE_BLAS_THREAD
+from flame_rl.system.signals import end_if_stopped, stoppable, unless_stopped
 from flame_rl.wire.messages import CollectRequest, Episodes
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imports torch, which takes seconds
     from flame_rl.learner.off_policy.replay.replay import ReplayMemory
 
 
@@ -71,13 +83,12 @@ class Trainer:
     Attributes:
         config: as given, with the device that `auto` means here, and the number of environments
             that a process holds.
-        spec: the environment's description.
-        note: what to know of the environment, a line each; see `EnvironmentSpec`; and what was
+        spec, note: the environment's description, and what to know of it, a line each; and what was
             taken of the run that this one begins with.
         distributed: whether episodes are collected on a Flame cluster.
         learner: the networks and the algorithm that updates them.
-        totals: the progress of the run.
-        before: a copy of the state before the latest iteration; None before the first.
+        totals, before: the progress of the run, and a copy of the state before the latest
+            iteration; None before the first.
         tables: the text of a resumed run's CSV files, by file name.
         stop: set while the user asks to stop.
         warnings: for the user, about the environment or a resumed run.
@@ -115,7 +126,7 @@ class Trainer:
         self.stop = EitherEvent(threading.Event() if stop is None else stop)
         self._ended = self._closed = False
         self._closing = contextlib.ExitStack()
-        self._agent: Agent | None = None
+        self._policy: Policy | None = None
         self.distributed = is_distributed(config)
         env, name = config.experiment.env, config.experiment.env_name
         if name.startswith(CALLABLE) and isinstance(env, str):
@@ -127,7 +138,7 @@ class Trainer:
         # Before torch is imported, so that workers and executors start in the meantime.
         self._backend = make_backend(config, self.stop)
         if config.overlap and collects_elsewhere(config):
-            self._backend = Ahead(self._backend, self.stop)
+            self._backend = PrefetchingBackend(self._backend, self.stop)
         try:
             # The import of torch takes seconds, in which Ctrl-C must work.
             with own_networks():
@@ -177,9 +188,10 @@ class Trainer:
         """Begin with another run's networks, where `from_` names one."""
         begun = begin_from(self.learner, self.config)
         if begun is not None:
-            self.config = self.config.changed(from_digest=begun.digest)
-            self.note = "\n".join(filter(None, (self.note, begun.note)))
-            self.warnings += begun.warnings
+            digest, note, warnings = begun
+            self.config = self.config.changed(from_digest=digest)
+            self.note = "\n".join(filter(None, (self.note, note)))
+            self.warnings += warnings
 
     @classmethod
     def load(
@@ -188,6 +200,7 @@ class Trainer:
         best: bool = False,
         callback: Callback | None = None,
         stop: threading.Event | None = None,
+        environment: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Trainer:
         """Continue from a file that `save` wrote, or from the newest checkpoint of a run folder.
@@ -196,27 +209,34 @@ class Trainer:
             path: a checkpoint file or a run folder.
             best: use the run folder's best checkpoint, not its newest.
             callback, stop: as in `Trainer`.
+            environment: new values of `env`, `env_kwargs` and `wrapper`, to evaluate the policy in
+                another environment with the same spaces, not to train it; what is None or empty is
+                the run's, but another `env` has none of its arguments.
             changes: new values of `iterations` or of settings of `execution`, such as `workers`;
                 and `env`, where a function made the environments.
 
         Raises:
-            UsageError: there is no sound checkpoint, it does not fit the networks in model.py, or a
-                change would make it another run.
+            UsageError: there is no sound checkpoint, it does not fit the networks in model.py, a
+                change would make it another run, or the other environment has other spaces.
         """
         path = Path(path)
         checkpoint, warnings = find_checkpoint(path, best)
         saved = TrainConfig.from_data(checkpoint.config)
+        other = {name: value for name, value in (environment or {}).items() if value}
+        if "env" in other:
+            other = {"env_kwargs": ()} | other
         if saved.experiment.env_name.startswith(CALLABLE) and "env" in changes:
             saved = saved.changed(env=changes["env"])
-        config = saved.changed(**changes)
-        if different := differences(saved, config):
+        config = saved.changed(**other, **changes)
+        if not other and (different := differences(saved, config)):
             raise UsageError(f"these changes would make it another run: {different}")
         _refuse_reports(replace(Output(), **{n: changes[n] for n in REPORTS if n in changes}))
         # The run folder's own settings ask nothing of this Trainer.
         trainer = cls(config, callback, stop, reports=True)
+        refuse = refuse_other_spaces if other else refuse_another_environment
         try:
-            trainer._refuse_another_environment(checkpoint, path)
-            trainer.take_up(checkpoint, path)
+            refuse(checkpoint.spec, trainer.spec, path)
+            trainer._take_up(checkpoint, path)
         except BaseException:
             trainer.close()
             raise
@@ -228,19 +248,17 @@ class Trainer:
         """Continue the run that `config.output.resume` names: a run folder, or a checkpoint in one.
         A run that was never saved, or a new one, begins at the beginning.
 
-        Args:
-            found: what `find_checkpoint` returned for it; None: it is called here.
+        `found` is what `find_checkpoint` returned for it, if it was called.
 
         Raises:
             UsageError: it was saved and no checkpoint can be used, or the newest sound one does not
                 fit config.json or the networks in model.py.
         """
         path = self.config.output.resume
-        if path is None:
-            self._begin()
-            return
-        if path.is_dir() and not checkpoints_of(path):
+        if path is not None and path.is_dir() and not checkpoints_of(path):
             self.warnings.append("no checkpoint: the run begins at the beginning")
+            path = None
+        if path is None:
             self._begin()
             return
         checkpoint, damaged = found or find_checkpoint(path)
@@ -250,22 +268,11 @@ class Trainer:
                 f"--resume: {run_of(path) / CONFIG_NAME} is not that of the run's checkpoint: "
                 f"{different}. Write the run's values back, or begin a new run"
             )
-        self._refuse_another_environment(checkpoint, path)
-        self.take_up(checkpoint, path)
+        refuse_another_environment(checkpoint.spec, self.spec, path)
+        self._take_up(checkpoint, path)
         self.warnings += damaged + what_differs(checkpoint, self.config)
 
-    def _refuse_another_environment(self, checkpoint: Checkpoint, path: Path) -> None:
-        # A name may differ, and a checkpoint need not say the time limit.
-        left_out = {"env_id": "", "time_limit": None, "limited_by_default": False}
-        then, now = (replace(spec, **left_out) for spec in (checkpoint.spec, self.spec))
-        if then != now:
-            raise UsageError(f"--env: the environment of {path} was another one: {then}, now {now}")
-
-    def take_up(self, checkpoint: Checkpoint, path: Path) -> None:
-        """Continue from a checkpoint that was found at this path. Raises UsageError if it does not
-        fit the networks."""
-        if self.files is not None:
-            self.files.read_from(files_of(path))
+    def _take_up(self, checkpoint: Checkpoint, path: Path) -> None:
         load_state(self.learner, checkpoint, path)
         self.totals, self.tables = checkpoint.totals, checkpoint.tables
 
@@ -277,25 +284,52 @@ class Trainer:
             RunError: workers kept failing, or the update became NaN. The learner is as it was.
             Interrupted: `stop` was set.
         """
-        if reached(self.config.experiment, self.totals):
+        experiment, totals = self.config.experiment, self.totals
+        if reached(experiment, totals):
             raise UsageError(
-                f"--stop-at: the mean return {self.totals.mean_return:.1f} has reached "
-                f"{self.config.experiment.stop_at}; save(path), then Trainer.load(path, "
-                "stop_at=None), goes on"
+                f"--stop-at: the mean return {totals.mean_return:.1f} has reached "
+                f"{experiment.stop_at}; save(path), then Trainer.load(path, stop_at=None), goes on"
             )
-        if progress(self.config.experiment, self.totals) >= 1:
-            name = "iterations" if self.config.experiment.env_steps is None else "env_steps"
+        if ended(experiment, totals):
+            name = "iterations" if experiment.env_steps is None else "env_steps"
             raise UsageError(
-                f"--{name.replace('_', '-')}: all {getattr(self.config.experiment, name)} are "
-                f"done; save(path), then Trainer.load(path, {name}=…), goes on"
+                f"{flag(name)}: all {getattr(experiment, name)} are done; save(path), then "
+                f"Trainer.load(path, {name}=…), goes on"
             )
         self._refuse_if_closed()
         if self.stop.is_set():
             raise Interrupted
-        result = run_iteration(self, self._backend)
+        result = self.iterate(self._backend)
         if self._callback is not None and self._callback(result) == "stop":
             self._ended = True
         return result
+
+    @ONE_BLAS_THREAD
+    def iterate(self, backend: Backend) -> IterationResult:
+        """Do one iteration, also beyond the end of the run, with episodes that this backend
+        collects. Raises as `train` does."""
+        given = self.learner, backend, self.config, self.spec, self.totals
+        collected, times = collect_iteration(*given)
+        with self._undone_if_it_fails():
+            result, totals = learn_iteration(*given, collected, times)
+            end_if_stopped()
+            self.totals = totals
+        return result
+
+    @contextlib.contextmanager
+    def _undone_if_it_fails(self) -> Iterator[None]:
+        """If the block fails or is interrupted, learner and totals are as they were before."""
+        done, learner = self.totals, self.learner
+        # The only copy of the state in an iteration.
+        before = {name: array.copy() for name, array in learner.state_dict().items()}
+        self.before = RunState(done, before)
+        with stoppable(self.stop):
+            try:
+                yield
+            except BaseException:
+                learner.load_state_dict(before)
+                self.totals = done
+                raise
 
     def __iter__(self) -> Iterator[IterationResult]:
         """Do the remaining iterations, until the callback returns "stop" or `stop` is set."""
@@ -330,7 +364,7 @@ class Trainer:
         request = self.evaluation_request(episodes, explore, seed)
         collected = self._backend.collect(self.learner.snapshot(), request).episodes
         if record is not None:
-            from flame_rl.learner.demonstrations.demonstrations import write_demonstrations
+            from flame_rl.learner.demonstrations.files import write_demonstrations
 
             write_demonstrations(Path(record), collected, self.spec)
         return evaluation_of(collected, request.agents, self.learner.rewards)
@@ -366,38 +400,27 @@ class Trainer:
     def begin_episode(self) -> None:
         """Say that the next observation for `compute_action` is an episode's first. A policy with
         memory must know; for another, only noise that depends on the step before begins anew."""
-        self._latest_agent().begin()
+        self._latest_policy().begin()
 
     def compute_action(
         self, observation: object, explore: bool = False, action_mask: object | None = None
-    ) -> np.integer | np.ndarray:
-        """The policy's action for an observation, in the form that the environment takes.
+    ) -> Action:
+        """The latest policy's action for an observation; see `Policy.act_all`. A policy with a
+        memory needs `begin_episode` after each update, too. Raises ValueError as that does."""
+        return self._latest_policy().act(observation, explore, action_mask)
 
-        Args:
-            observation: as the environment returns it.
-            explore: whether to sample; otherwise the policy's mean, or the choice that is likeliest
-                or worth most.
-            action_mask: what is allowed, as the environment returns it; for an environment whose
-                masks are read.
-
-        Raises:
-            ValueError: the observation is not of the environment's space, or is not finite; the
-                mask is wrong or missing; or the policy has a memory, and `begin_episode` was not
-                called since its last update.
-        """
-        generator = self._generator if explore else None
-        return self._latest_agent().act(observation, generator, action_mask)
-
-    def _latest_agent(self) -> Agent:
+    def _latest_policy(self) -> Policy:
         snapshot = self.learner.snapshot()
-        if self._agent is None or self._agent.version != snapshot.version:
-            self._agent = Agent(snapshot, self.spec)
-        return self._agent
+        if self._policy is None or self._policy.updates != snapshot.version:
+            self._policy = Policy(snapshot, self.spec, self._generator)
+        return self._policy
 
     @property
     def files(self) -> ReplayMemory | None:
         """The replay memory, whose episodes are in files of their own; None if there is none."""
-        return self.learner.algorithm.files
+        from flame_rl.learner.state import REPLAY
+
+        return self.learner.parts.get(REPLAY)
 
     def keep_files(self, folder: Path) -> None:
         """Keep replayed episodes in this folder; otherwise they are in a temporary one."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
-from flame_rl.run.iteration import run_iteration
-from flame_rl.run.saved.checkpoint import Checkpoint
+from flame_rl.run.checkpoint import Checkpoint
 from flame_rl.run.trainer import Trainer
 from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig, environment_of
@@ -72,7 +71,7 @@ def measure(
         trainer.resume_run(found)
         backend.describe(environment_of(trainer.config, trainer.spec.env_id))
         workers = backend.executors if is_distributed(config) else local_workers(config)
-        first, *results = [run_iteration(trainer, backend) for _ in range(1 + ITERATIONS)]
+        first, *results = [trainer.iterate(backend) for _ in range(1 + ITERATIONS)]
     env_steps = (results[-1].env_steps - first.env_steps) / ITERATIONS
     collecting = mean(result.timing.collecting for result in results)
     return Measured(

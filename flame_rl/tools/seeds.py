@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import flame_rl
-from flame_rl.report.grid import grid
-from flame_rl.report.overview import RunRow, read_row
-from flame_rl.run.saved.folder import check_output, is_held, make_folder, path_to_show
+from flame_rl.report.runs import RunRow, grid, read_row
+from flame_rl.run.folder import check_output, is_held, make_folder, path_to_show
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import why_refused

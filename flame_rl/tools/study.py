@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from flame_rl.run.saved.folder import CONFIG_NAME
+from flame_rl.run.folder import CONFIG_NAME
 from flame_rl.settings.checks import Span
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.ranges import Range, Value, value_of, words_of

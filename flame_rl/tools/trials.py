@@ -31,7 +31,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from flame_rl.report.tables import read_columns
-from flame_rl.run.saved.folder import EVALUATIONS_NAME, METRICS_NAME, is_held
+from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME, is_held
 from flame_rl.settings.checks import Span
 from flame_rl.settings.ranges import value_of
 from flame_rl.system.errors import Interrupted, RunError, UsageError

@@ -13,7 +13,7 @@ from flame_rl.actor.simulators.plain import PlainSimulator
 from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.run.policy import Agent
+from flame_rl.run.policy import Policy
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Environment, Episodes
 from flame_rl.wire.steps import step_columns
@@ -145,7 +145,7 @@ def test_only_some_keys_may_be_observed():
     assert isinstance(episodes, Episodes)
     assert [*episodes.columns][:2] == NAMES[1:]
     # The environment's whole observation is taken, and the policy sees what it was trained with.
-    agent, seen = Agent(snapshot_for(spec, hidden=(8,)), spec), TwoInputs().reset(seed=0)[0]
+    agent, seen = Policy(snapshot_for(spec, hidden=(8,)), spec), TwoInputs().reset(seed=0)[0]
     assert agent.act(seen) == agent.act({key: seen[key] for key in ("camera", "lamp")})
 
 

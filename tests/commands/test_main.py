@@ -18,7 +18,7 @@ import pytest
 
 import flame_rl
 from flame_rl.commands import COMMANDS
-from flame_rl.run.saved.folder import hold_folder
+from flame_rl.run.folder import hold_folder
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse
@@ -192,7 +192,7 @@ def test_the_run_folder_tells_how_the_run_was_made(finished, tmp_path):
 
 
 def test_a_commit_is_named_where_there_is_one(monkeypatch, tmp_path):
-    from flame_rl.run.saved.starts import package_version
+    from flame_rl.run.folder import package_version
 
     monkeypatch.setattr(flame_rl, "__file__", str(tmp_path / "flame_rl" / "__init__.py"))
     assert package_version() == flame_rl.__version__

@@ -17,7 +17,7 @@ from tests.helpers import ROOT, clean_environment
 # Holds the folder's lock as training does, says so, and waits to be killed.
 HOLD = """
 import sys, time
-from flame_rl.run.saved.folder import hold_folder
+from flame_rl.run.folder import hold_folder
 from flame_rl.settings.config import TrainConfig
 with hold_folder(TrainConfig(resume=sys.argv[1])):
     print("held", flush=True)

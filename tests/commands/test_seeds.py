@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from flame_rl.run.saved.folder import is_held
+from flame_rl.run.folder import is_held
 from flame_rl.tools import seeds
 from flame_rl.tools.seeds import code_of, share_of, without
 from tests.helpers import SOON, environment_id, run_here, start_main

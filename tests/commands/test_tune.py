@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("optuna", reason="uv run --group tune pytest")
 
-from flame_rl.run.saved.folder import read_config
+from flame_rl.run.folder import read_config
 from flame_rl.tools import trials
 from tests.helpers import SOON, run_here, start_main
 from tests.runs import assert_same_run, rows

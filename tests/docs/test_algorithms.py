@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from flame_rl import Trainer
-from flame_rl.learner.imitation.update import Imitation
+from flame_rl.learner.demonstrations.cloning import Imitation
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.off_policy.update import OffPolicy
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm
@@ -211,5 +211,5 @@ def test_a_store_has_the_size_that_a_page_says(need):
     assert float(number) == pytest.approx(size / {"MB": 1e6, "GB": 1e9}[unit], abs=0.05)
     algorithm = "sac" if spec.continuous else "dqn"
     settings = {"env": env_id, "algorithm": algorithm, "capacity": int(capacity.replace(",", ""))}
-    files = make_learner(spec, **{n: v for n, v in settings.items() if n != "env"}).algorithm.files
+    files = make_learner(spec, **{n: v for n, v in settings.items() if n != "env"}).parts["replay"]
     assert files.needs == f"{capacity} steps of {env_id} need {number} {unit}"

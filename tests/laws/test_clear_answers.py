@@ -25,13 +25,12 @@ from flame_rl import TrainConfig, Trainer
 from flame_rl.backends.select import is_distributed
 from flame_rl.commands.train import resumed_config
 from flame_rl.report.console import ConsoleReporter
-from flame_rl.run import checks
+from flame_rl.run import checkpoint, checks
 from flame_rl.run.checks import (
     environment_warnings,
     refuse_large_observations,
 )
 from flame_rl.run.results import Totals
-from flame_rl.run.saved import checkpoint
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.settings.config import names_of
 from flame_rl.system.errors import UsageError

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flame_rl.learner.kernels.learning import epochs
 
 from flame_rl import Trainer
+from flame_rl.learner.compiled import network as compiled
 from flame_rl.learner.training import adam
-from flame_rl.run.saved.checkpoint import read_checkpoint
-from flame_rl.run.saved.retention import list_checkpoints
+from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.system.signals import end_if_stopped
@@ -115,8 +114,8 @@ def test_an_interrupted_run_goes_on(run, files, wholes, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             # Before every step, by Python and by machine code.
             patch.setattr(adam, "end_if_stopped", counted)
-            patch.setattr(epochs, "end_if_stopped", counted)
-            patch.setattr(epochs, "_AT_ONCE", 1)
+            patch.setattr(compiled, "end_if_stopped", counted)
+            patch.setattr(compiled, "_ONE_CALL", 1)
             done = run_here(*flags_of(run, files), "--output", "run", cwd=folder)
         assert done.returncode == 128 + signal.SIGINT, done.stderr
         assert rows(folder / "run") < 1 + SMALL["iterations"]
@@ -204,7 +203,7 @@ def test_a_run_with_a_replay_memory_is_demonstrations(run, files, wholes, tmp_pa
     with pytest.raises(UsageError, match=r"no run with a replay memory.*evaluate RUN --record FIL"):
         Trainer(TrainConfig(**options_of(run, files, demonstrations=str(tmp_path / "run"))))
     target = options_of("sac", files, demonstrations=str(source))
-    with pytest.raises(UsageError, match="replay: observations: missing or of another shape than"):
+    with pytest.raises(UsageError, match=r"replay: observations: .* is expected; take another run"):
         Trainer(TrainConfig(**target))
 
 

@@ -31,7 +31,7 @@ from flame_rl.backends import patience as patience_module
 from flame_rl.backends.patience import Patience
 from flame_rl.backends.processes import ProcessBackend
 from flame_rl.learner.learner import Learner
-from flame_rl.run.saved.resume import load_newest
+from flame_rl.run.checkpoint import load_newest
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec
 from flame_rl.wire.messages import Environment, Episodes

@@ -23,8 +23,8 @@ PLACES = {
     "modules": {"wire", "settings", "nets"},
     "model": {"wire", "settings", "modules"},
     "learner": {"system", "wire", "settings", "nets", "actor", "modules", "model"},
-    "run": {"system", "wire", "settings", "nets", "actor", "backends", "learner"},
-    "report": {"system", "wire", "settings", "run"},
+    "run": {"system", "wire", "settings", "nets", "actor", "backends", "modules", "learner"},
+    "report": {"system", "wire", "settings", "actor", "backends", "run"},
     "tools": {"system", "wire", "settings", "nets", "actor", "backends", "run", "report"},
     "commands": {
         "system",

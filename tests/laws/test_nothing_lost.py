@@ -23,8 +23,8 @@ from flame_rl.learner.compiled import network as compiled
 from flame_rl.learner.learner import Learner
 from flame_rl.report import Reporters
 from flame_rl.report.tables import TableReporter, metrics_row
-from flame_rl.run.iteration import run_iteration, undone_if_it_fails
-from flame_rl.run.saved import checkpoint, retention
+from flame_rl.run import checkpoint
+from flame_rl.run.iteration import collect_iteration, learn_iteration
 from flame_rl.system.signals import end_if_stopped
 from tests.helpers import ROOT, clean_environment, run_here, start_main
 from tests.runs import RUN, assert_same_run
@@ -145,7 +145,7 @@ def test_a_terminal_that_is_closed_leaves_everything_saved(tmp_path):
     os.close(reader)
     process.send_signal(signal.SIGHUP)
     assert process.wait(600) == 129
-    saved = retention.list_checkpoints(tmp_path / "run" / "checkpoints")
+    saved = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
     rows = metrics.read_text().splitlines()
     assert len(saved) == 1 and int(saved[0].stem) == len(rows) - 1 > 5
 
@@ -214,7 +214,10 @@ def test_an_exception_within_an_update_leaves_the_learner_as_it_was(
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_interrupt_at_any_line_leaves_learner_and_totals_as_one_iteration_has_them(fails):
     """While an iteration is done, or while one is undone whose update failed."""
-    traced = {inspect.unwrap(each).__code__ for each in (run_iteration, undone_if_it_fails)}
+    traced = {
+        inspect.unwrap(each).__code__ for each in (Trainer.iterate, Trainer._undone_if_it_fails)
+    }
+    traced |= {each.__code__ for each in (collect_iteration, learn_iteration)}
     traced |= {function.__code__ for function in (Learner.update, Learner.load_state_dict)}
     config = TrainConfig(local=True, workers=0, episodes_per_iter=2, hidden_sizes=(3,))
     config = config.changed(iterations=999, evaluate_every=2, evaluate_episodes=1)
@@ -278,7 +281,7 @@ def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(tmp_path, mon
         done = run_here(*flags, "--output", "run", cwd=tmp_path)
     assert done.returncode == 128 + signal.SIGTERM, done.stderr
     assert count == 150
-    (saved,) = retention.list_checkpoints(tmp_path / "run" / "checkpoints")
+    (saved,) = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
     again = run_here("--resume", "run", cwd=tmp_path)
     assert f"Going on after iteration {int(saved.stem) - 1}" in again.stdout
     assert_same_run(tmp_path / "run", tmp_path / "whole")

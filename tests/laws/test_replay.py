@@ -21,8 +21,7 @@ import pytest
 from flame_rl import Trainer
 from flame_rl.learner.off_policy.replay.journal import Journal
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.run.saved.checkpoint import read_checkpoint
-from flame_rl.run.saved.retention import list_checkpoints
+from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from tests.helpers import clean_environment, contents, environment_id, run_here

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from flame_rl.learner.learner import Learner
-from flame_rl.run.saved import checkpoint, resume, retention
-from flame_rl.run.saved.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
+from flame_rl.run import checkpoint, transfer
+from flame_rl.run.folder import CHECKPOINTS_NAME, check_output, differences, hold_folder
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
@@ -299,14 +299,14 @@ def missing_rows(run: Path) -> None:
 
 
 def flipped(run: Path) -> None:
-    newest = retention.list_checkpoints(run / "checkpoints")[0]
+    newest = checkpoint.list_checkpoints(run / "checkpoints")[0]
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 4
     newest.write_bytes(data)
 
 
 def all_but_the_best(run: Path) -> None:
-    for path in retention.list_checkpoints(run / "checkpoints"):
+    for path in checkpoint.list_checkpoints(run / "checkpoints"):
         path.write_bytes(path.read_bytes()[:-1])
 
 
@@ -324,7 +324,7 @@ def test_what_is_damaged_or_missing_is_named_and_computed_again(
     damage, warnings, killed, whole, tmp_path
 ):
     timing = (killed / "timing.csv").read_bytes().splitlines()[:9]
-    best = checkpoint.read_checkpoint(killed / "checkpoints" / retention.BEST_NAME)
+    best = checkpoint.read_checkpoint(killed / "checkpoints" / checkpoint.BEST_NAME)
     damage(killed)
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0
@@ -389,7 +389,7 @@ def test_where_no_checkpoint_can_be_used_nothing_is_touched(fault, words, killed
 
 def test_other_library_versions_are_pointed_out(killed, tmp_path, monkeypatch):
     now = checkpoint.library_versions()
-    monkeypatch.setattr(resume, "library_versions", lambda: now | {"numpy": "1.0"})
+    monkeypatch.setattr(transfer, "library_versions", lambda: now | {"numpy": "1.0"})
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 0
     assert f"made with numpy {np.__version__}, this is 1.0: results may differ" in done.stderr
@@ -432,8 +432,8 @@ def test_a_checkpoint_that_does_not_fit_the_network_is_refused(fault, tmp_path):
     (folder / "00000003.ckpt").write_bytes(data)
     (tmp_path / "metrics.csv").write_text("iteration\n0\n1\n2\n")
     with pytest.raises(UsageError, match="does not fit the network"):
-        found, _ = resume.load_newest(config.output.resume)
-        resume.load_state(learner(6), found, tmp_path)
+        found, _ = checkpoint.load_newest(config.output.resume)
+        transfer.load_state(learner(6), found, tmp_path)
 
 
 def test_a_run_that_is_extended_has_the_evaluations_of_one_that_never_stopped(tmp_path):
@@ -451,7 +451,7 @@ def test_a_run_that_is_extended_has_the_evaluations_of_one_that_never_stopped(tm
         ours, whole = ((tmp_path / folder / name).read_bytes() for folder in ("run", "whole"))
         assert ours == whole
     best = [
-        resume.read_checkpoint(tmp_path / folder / "checkpoints" / retention.BEST_NAME)
+        checkpoint.read_checkpoint(tmp_path / folder / "checkpoints" / checkpoint.BEST_NAME)
         for folder in ("run", "whole")
     ]
     assert best[0].score == best[1].score and best[0].totals == best[1].totals

@@ -17,7 +17,7 @@ from flame_rl.learner.training.choose import network_of
 from flame_rl.modules.layers import Activation, Dense, LayerModule, layers_of
 from flame_rl.modules.networks import GaussianPolicy
 from flame_rl.modules.observations import ObservationNormalizer, Scaling
-from flame_rl.run.saved.checkpoint import WEIGHTS_NAME, save_weights
+from flame_rl.run.checkpoint import WEIGHTS_NAME, save_weights
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from tests.helpers import spec_of

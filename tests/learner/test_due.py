@@ -62,16 +62,6 @@ def test_as_one_by_one(per_step, batch_size, warm_up, data):
             assert not slow.sample(batch_size)
 
 
-def test_a_gradient_step_for_each_env_step_after_the_warm_up():
-    """As in SAC, with episodes of 1000 steps and a warm-up of 10,000."""
-    chosen = replay(1.0, 256, 10_000)
-    taken, counts = 0, []
-    for env_steps in range(1000, 20_001, 1000):
-        counts.append(gradient_steps_due(chosen, env_steps, taken))
-        taken += counts[-1]
-    assert counts == [0] * 9 + [1] + [1000] * 10
-
-
 def test_a_tenth_is_a_tenth():
     """The binary number nearest to 0.29 is a little less; a hundred of it are 29."""
     assert gradient_steps_due(replay(0.29, 1, 1), 101, 29) == 1

@@ -243,12 +243,14 @@ def test_large_minibatches_are_computed_slice_by_slice(monkeypatch):
     assert training.finish() > 0
 
 
-@pytest.mark.parametrize("fails", ["update.shrink_until_close", "cloned_first.bc", "descend"])
+@pytest.mark.parametrize(
+    "fails", ["on_policy.update.shrink_until_close", "demonstrations.cloning.bc", "descend"]
+)
 def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
     """Whoever restores the networks then must not do so while another thread writes them."""
     spec = EnvironmentSpec("X-v0", *(spaces.Box(-1, 1, (n,), np.float32) for n in (3, 2)))
     options = {"algorithm": "reinforce", "hidden_sizes": (16, 16)}
-    if fails == "cloned_first.bc":
+    if fails == "demonstrations.cloning.bc":
         options["demonstrations"] = demonstrations_for(spec.action_space, spec.observation_space)
     learner = make_learner(spec, **options)
     begun, may_end = threading.Event(), threading.Event()
@@ -272,7 +274,7 @@ def test_an_update_that_fails_waits_for_its_values(fails, monkeypatch):
     if fails == "descend":
         monkeypatch.setattr(learner.algorithm.networks, "descend", failing)
     else:
-        monkeypatch.setattr(f"flame_rl.learner.on_policy.{fails}", failing)
+        monkeypatch.setattr(f"flame_rl.learner.{fails}", failing)
     with pytest.raises(ZeroDivisionError):
         learner.update(random_episodes(True))
     assert finished

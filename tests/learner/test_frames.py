@@ -15,7 +15,7 @@ from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.frames import Stacks, as_array
 from flame_rl.modules.observations import FrameStack
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
-from flame_rl.run.policy import Agent
+from flame_rl.run.policy import Policy
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Layer, PolicySnapshot
@@ -191,7 +191,7 @@ def test_who_learns_from_stacks(algorithm):
 def test_an_agent_stacks_what_it_observes():
     spec = described(environment_id("Catch"))
     learner = make_learner(spec, algorithm="ppo", frame_stack=2, hidden_sizes=(8,))
-    agent = Agent(learner.snapshot(), spec)
+    agent = Policy(learner.snapshot(), spec)
     with pytest.raises(ValueError, match="episode: none has begun"):
         agent.act(np.zeros((10, 5), np.uint8))
     agent.begin()

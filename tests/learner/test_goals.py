@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from flame_rl import Trainer
-from flame_rl.learner.off_policy.goals import GoalFunctions, find_goals
+from flame_rl.learner.off_policy.replay.hindsight import GoalFunctions, find_goals
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import Environment, EnvironmentSpec
 from tests.goals import Bits, Counted, Maze, Old, Panda, Point
@@ -71,28 +71,6 @@ def test_other_goals_have_the_rewards_and_ends_of_the_environment(kind):
             assert rewards[i] == env.compute_reward(*pair, {})
             assert ended[i] == (kind.ends and bool(env.reached(*pair)))
     assert ended.any() == kind.ends
-
-
-@pytest.mark.parametrize(("kind", "calls"), [(Maze, 3), (Panda, 1)])
-def test_a_function_of_one_goal_is_called_for_each(kind, calls, monkeypatch):
-    """The Maze's gives one answer for all goals together."""
-    _, _, episodes = played(kind.__name__, 2)
-    functions, counted = functions_of(kind.__name__), 0
-    functions.check(episodes)
-    ended = functions._ended
-
-    def counting(*goals):
-        nonlocal counted
-        counted += 1
-        return norm(*goals)
-
-    norm = np.linalg.norm
-    monkeypatch.setattr(
-        "numpy.linalg.norm", lambda *a, **k: counting(*a) if not k else norm(*a, **k)
-    )
-    goals = np.zeros((3, 2)), np.array([[0, 0], [1, 1], [0, 0]])
-    assert list(ended(*goals)) == [True, False, True]
-    assert (counted or 1) == calls
 
 
 @pytest.mark.parametrize("sound", [True, False])

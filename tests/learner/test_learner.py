@@ -16,8 +16,6 @@ from flame_rl.learner.kernels import layers
 
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.training import slices
-from flame_rl.learner.training.adam import PlainArithmetic
-from flame_rl.learner.training.flat import adam_of
 from flame_rl.nets import by_hand
 from flame_rl.settings.algorithms import ALGORITHMS
 from flame_rl.wire.messages import Episode
@@ -204,32 +202,6 @@ def test_memory_of_an_update():
     assert done.returncode == 0, done.stderr
     peaks = [float(line) for line in done.stdout.splitlines()]
     assert len(peaks) == 2 and all(0.5 < peak < 4.2 for peak in peaks)
-
-
-def test_adam_by_definition():
-    """Parameter by parameter, as algorithm 1 of the paper says."""
-    torch.manual_seed(0)
-    module = torch.nn.Linear(4, 3)
-    expected = [float(x) for p in module.parameters() for x in p.detach().reshape(-1)]
-    first, second = [0.0] * len(expected), [0.0] * len(expected)
-    adam = adam_of(module, PlainArithmetic())
-    for step in range(1, 51):
-        if step == 20:  # what a checkpoint does
-            resumed = adam_of(module, PlainArithmetic())
-            resumed.load_state_dict(adam.state_dict())
-            adam = resumed
-        adam.gradient.fill(0)
-        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
-        (module(x) ** 2).sum().backward()
-        gradient = [float(g) for p in module.parameters() for g in p.grad.reshape(-1)]
-        adam.step(0.03)
-        for i, g in enumerate(gradient):
-            first[i] = 0.9 * first[i] + 0.1 * g
-            second[i] = 0.999 * second[i] + 0.001 * g * g
-            unbiased = first[i] / (1 - 0.9**step), second[i] / (1 - 0.999**step)
-            expected[i] -= 0.03 * unbiased[0] / (math.sqrt(unbiased[1]) + 1e-8)
-        actual = [float(x) for p in module.parameters() for x in p.detach().reshape(-1)]
-        assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_a_large_gradient_is_clipped():

@@ -16,20 +16,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flame_rl.nets.by_hand import NetworkByHand
-from gymnasium.spaces import MultiDiscrete
 from torch import Tensor, nn
 
 import model
+from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.learner import Learner
-from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.critics import CriticEnsemble
-from flame_rl.learner.training import choose, slices
+from flame_rl.learner.off_policy.values import ActionValues
+from flame_rl.learner.training import slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import ActionValueNetwork, CriticNetwork, PolicyNetwork
 from flame_rl.system.errors import RunError, UsageError
-from flame_rl.wire.messages import EnvironmentSpec, Episodes
+from flame_rl.wire.messages import Episodes
 from tests.helpers import spec_of
 from tests.learners import (
     OF_CONTINUOUS_ACTIONS,
@@ -480,7 +479,7 @@ def compare_steps(learner: Learner, variant: str) -> None:
 def test_steps_are_those_of_the_paper(variant):
     for activation in ("relu", "tanh", "silu") if variant in ("rainbow", "sac") else ("relu",):
         learner = learner_of(variant, activation=activation)
-        assert set(networks_of(learner)) == {NetworkByHand}
+        assert set(networks_of(learner)) == {CompiledNetwork}
         compare_steps(learner, variant)
 
 
@@ -521,24 +520,6 @@ def test_networks_that_somebody_changed_are_differentiated_by_torch(variant, mon
     learner = learner_of(variant)
     assert set(networks_of(learner)) == {AutogradNetwork}
     compare_steps(learner, variant)
-
-
-@pytest.mark.parametrize("variant", ["rainbow", "sarsa", "ddpg", "td3", "sac with layer norm"])
-def test_by_hand_and_by_torch_are_the_same(variant, monkeypatch):
-    results = []
-    for kind in (NetworkByHand, AutogradNetwork):
-        if kind is AutogradNetwork:
-            monkeypatch.setattr(choose, "network_by_hand", lambda module: None)
-        learner = learner_of(variant, warm_up_steps=17, updates_per_step=0.3)
-        assert set(networks_of(learner)) == {kind}
-        metrics = [learner.update(random_episodes(variant in CONTINUOUS)) for _ in range(3)]
-        results.append((metrics, learner.weights()))
-    (ours, our_weights), (theirs, weights) = results
-    assert ours[-1]["gradient_steps"] == 16  # 51 steps after 17 of warm-up
-    for name, tensor in weights.items():
-        np.testing.assert_allclose(our_weights[name], tensor, rtol=1e-3, atol=2e-4, err_msg=name)
-    for own, other in zip(ours, theirs, strict=True):
-        assert own == pytest.approx(other, rel=1e-3, abs=1e-3)
 
 
 # When gradient steps are taken, and how exploration falls
@@ -608,13 +589,6 @@ def test_noise_is_wide_during_the_warm_up(algorithm):
     for std in (1.0, 1.0, 0.25, 0.25):
         np.testing.assert_array_equal(learner.snapshot().head.arrays["std"], [std, std])
         learner.update(random_episodes(True))
-
-
-def test_sac_begins_with_the_standard_deviation_of_its_setting():
-    first, small = (learner_of("sac", initial_std=std).snapshot().layers[-1] for std in (1.0, 0.1))
-    np.testing.assert_array_equal(small.arrays["weight"], first.arrays["weight"])
-    ratios = np.exp(small.arrays["bias"] - first.arrays["bias"])
-    np.testing.assert_allclose(ratios, [1, 1, 0.1, 0.1], rtol=1e-5)
 
 
 def test_importance_weights_become_whole(monkeypatch):
@@ -695,25 +669,6 @@ def test_priorities_are_the_last_errors():
 # Refusals
 
 
-@pytest.mark.parametrize("algorithm", OF_DISCRETE_ACTIONS)
-def test_continuous_actions_are_refused(algorithm):
-    with pytest.raises(
-        UsageError, match=r"^--algorithm: .*Discrete.* X-v0 has Box.*choose ppo or sac"
-    ):
-        make_learner(spec_of(3, 2, True), algorithm=algorithm)
-    several = EnvironmentSpec("X-v0", spec_of(3, 2, True).observation_space, MultiDiscrete([2, 3]))
-    with pytest.raises(UsageError, match=r"X-v0 has MultiDiscrete.*choose ppo$"):
-        make_learner(several, algorithm=algorithm)
-
-
-@pytest.mark.parametrize("algorithm", OF_CONTINUOUS_ACTIONS)
-def test_discrete_actions_are_refused(algorithm):
-    with pytest.raises(
-        UsageError, match=r"^--algorithm: .*Box.* X-v0 has Discrete\(2\); choose dqn or ppo$"
-    ):
-        make_learner(spec_of(3, 2, False), algorithm=algorithm)
-
-
 @pytest.mark.parametrize("algorithm", [*OF_DISCRETE_ACTIONS, *OF_CONTINUOUS_ACTIONS, "impala"])
 def test_a_capacity_beyond_this_machine_is_refused(algorithm):
     spec = spec_of(3, 2, algorithm in OF_CONTINUOUS_ACTIONS)
@@ -727,7 +682,7 @@ def test_what_a_run_needs_has_the_priorities_among_it():
     2 ** 17 leaves twice 8."""
     for prioritized, needed in ((False, 4.0), (True, 4.0 + 2.1)):
         options = {"algorithm": "dqn", "capacity": 100_000, "prioritized": prioritized}
-        files = make_learner(spec_of(3, 2, False), **options).algorithm.files
+        files = make_learner(spec_of(3, 2, False), **options).parts["replay"]
         assert files.needs == f"100,000 steps of X-v0 need {needed:.1f} MB"
 
 

@@ -17,7 +17,7 @@ from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.modules.observations import normalizers_of
 from flame_rl.nets.acting import ActingPolicy, check_snapshot
 from flame_rl.nets.layers import SelectLayer
-from flame_rl.run.policy import Agent
+from flame_rl.run.policy import Policy
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.codec import decode_snapshot, encode_snapshot
 from flame_rl.wire.messages import EnvironmentSpec, Layer, PolicySnapshot
@@ -159,7 +159,7 @@ def test_actors_get_its_own_weights_alone_and_values_see_all():
 
 
 def test_what_it_does_not_observe_may_be_left_out():
-    agent = Agent(policy_of(NUMBERS, ("arm", "goal")).snapshot(), spec_of(NUMBERS))
+    agent = Policy(policy_of(NUMBERS, ("arm", "goal")).snapshot(), spec_of(NUMBERS))
     (observation, *_), _ = observations(NUMBERS, 1)
     action = agent.act(observation)
     assert agent.act({key: observation[key] for key in ("arm", "goal")}) == action

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 
 import numpy as np
@@ -162,16 +161,3 @@ def test_first_weights_are_torchs_own():
     plain = nn.Sequential(nn.Linear(D, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, A))
     for ours, theirs in zip(network.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-
-
-def test_target_networks_are_copies():
-    """Their parameters are apart, and there is nothing else to keep in a checkpoint."""
-    module = discrete(support=SUPPORT, dueling=True)
-    target = copy.deepcopy(module)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(1)
-    assert (output_of(module, OBSERVATIONS) != output_of(target, OBSERVATIONS)).any()
-    target.load_state_dict(module.state_dict())
-    np.testing.assert_array_equal(output_of(module, OBSERVATIONS), output_of(target, OBSERVATIONS))
-    assert module.state_dict().keys() == dict(module.named_parameters()).keys()

@@ -64,8 +64,8 @@ def test_one_number_is_made_of_parts(spec, how):
     weights = (0.5, -2, 3, 0.25, 1e3)[0 if vector else 3 :]
     settings = {"reward_weights": weights} if how == "weights" else {"reward": f"{HERE}:shaped"}
     rewards = of(spec, reward_parts=names, **settings)
-    own = rewards.own_of(collected)
-    learned = rewards.learned_of(collected, own)
+    own = rewards.raw(collected)
+    learned = rewards.shaped(collected, own)
 
     parts = collected.columns["reward_parts"].tolist()
     if vector:
@@ -93,19 +93,19 @@ def test_one_number_is_made_of_parts(spec, how):
     if not vector:
         assert means["reward_learned"] == pytest.approx(sum(expected) / len(collected), rel=1e-5)
     for episode, one in zip(collected, own, strict=True):
-        assert rewards.own_return(episode) == pytest.approx(one.rewards.sum())
+        assert rewards.raw_return(episode) == pytest.approx(one.rewards.sum())
 
 
 def test_without_settings_episodes_stay_the_same_object():
     assert of(SCALAR) == OWN and OWN.names == ()
     episodes = random_episodes(continuous=False)
-    assert OWN.own_of(episodes) is episodes and OWN.learned_of(episodes, episodes) is episodes
+    assert OWN.raw(episodes) is episodes and OWN.shaped(episodes, episodes) is episodes
     assert OWN.means(episodes, episodes) == {}
 
 
 def test_parts_alone_change_nothing_that_is_learned_from():
     rewards, collected = of(SCALAR, reward_parts=("gain", "cost")), with_parts(vector=False)
-    learned = rewards.learned_of(collected, rewards.own_of(collected))
+    learned = rewards.shaped(collected, rewards.raw(collected))
     assert learned.rewards is collected.rewards
     assert rewards.names == ("gain", "cost")
 
@@ -168,14 +168,14 @@ def test_a_function_that_returns_something_else_is_refused(name, said):
     before = collected.rewards.copy()
     rewards = of(SCALAR, reward=f"{HERE}:{name}")
     with pytest.raises(UsageError, match=f"^--reward: {HERE}:{name} {said}"):
-        rewards.learned_of(collected, rewards.own_of(collected))
+        rewards.shaped(collected, rewards.raw(collected))
     np.testing.assert_array_equal(collected.rewards, before)
 
 
 def test_whole_numbers_are_rewards():
     rewards = of(SCALAR, reward=f"{HERE}:counted")
     episodes = random_episodes(continuous=False)
-    learned = rewards.learned_of(episodes, episodes)
+    learned = rewards.shaped(episodes, episodes)
     assert learned.rewards.dtype == np.float64
     assert learned.rewards[:5].tolist() == [0, 1, 2, 3, 0]
 

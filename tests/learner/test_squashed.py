@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
-from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
+from flame_rl.learner.off_policy.critics import squashed_gaussian, temperature_gradient
 
 ROWS, WIDTH = 50, 3
 
@@ -54,30 +54,6 @@ def test_values_and_slopes_by_torch(part, scale):
     ours = (actions, log_probs, backward(of_actions, of_log_probs))
     for own, other in zip(ours, expected, strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-9, atol=1e-9)
-
-
-def test_log_probs_by_definition():
-    """Where float64 can take the logarithm of 1 - tanh(u)^2."""
-    output, noise = example(0.3)
-    actions, log_probs, _ = squashed_gaussian(output, noise)
-    for b in range(ROWS):
-        expected = 0.0
-        for i in range(WIDTH):
-            mean, std = output[b, i], math.exp(output[b, WIDTH + i])
-            u = mean + std * noise[b, i]
-            density = math.exp(-0.5 * ((u - mean) / std) ** 2) / (std * math.sqrt(2 * math.pi))
-            expected += math.log(density) - math.log(1 - math.tanh(u) ** 2)
-            assert actions[b, i] == pytest.approx(math.tanh(u))
-        assert log_probs[b] == pytest.approx(expected, abs=1e-5)
-
-
-def test_the_density_integrates_to_one():
-    """Over actions: the sum of density times width, at equal steps of the noise."""
-    noise = np.linspace(-9, 9, 200_001)[:, None]
-    output = np.tile([0.7, -0.4], (len(noise), 1))
-    actions, log_probs, _ = squashed_gaussian(output, noise)
-    middle = 0.5 * (np.exp(log_probs[1:]) + np.exp(log_probs[:-1]))
-    assert np.sum(middle * np.diff(actions[:, 0])) == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -130,22 +106,11 @@ def test_float32_is_close_to_float64():
         np.testing.assert_allclose(single, double, rtol=1e-4, atol=1e-5)
 
 
-def test_shapes_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"output: shape \(4, 3\), not \(4, 6\)"):
-        squashed_gaussian(np.zeros((4, 3)), np.zeros((4, 3)))
-
-
 def test_the_temperature_by_autograd():
     log_probs = np.random.default_rng(0).normal(1, 2, ROWS).astype(np.float32)
     log_temperature = torch.tensor(-0.7, dtype=torch.double, requires_grad=True)
     expected = (-log_temperature * (torch.from_numpy(log_probs).double() - 3)).mean()
     expected.backward()
-    slope = temperature_slope(log_probs, -3.0)
+    slope = temperature_gradient(log_probs, -3.0)
     assert slope == pytest.approx(log_temperature.grad.item(), rel=1e-5)
     assert type(slope) is float
-
-
-@pytest.mark.parametrize(("entropy", "rises"), [(-4.0, True), (-2.0, False)])
-def test_the_temperature_rises_while_the_entropy_is_below_its_target(entropy, rises):
-    slope = temperature_slope(np.full(ROWS, -entropy), -3.0)
-    assert (slope < 0) == rises

@@ -16,8 +16,6 @@ from flame_rl.learner.algorithms.successor import successor_loss
 from flame_rl.learner.off_policy.values import (
     c51_loss,
     dueling_loss,
-    dueling_slope,
-    midpoints,
     of_actions,
     project,
     q_loss,
@@ -45,29 +43,6 @@ def distributions(rows: int, atoms: int, seed: int = 0) -> np.ndarray:
 
 
 # Targets
-
-
-def test_td_targets():
-    rewards, discounts = np.array([1.0, 2, 3]), np.array([0.9, 0.0, 0.5])
-    np.testing.assert_allclose(td_targets(rewards, discounts, np.array([10.0, 7, 4])), [10, 2, 5])
-    quantiles = np.array([[10.0, 20], [7, 8], [4, 6]])
-    expected = [[10, 19], [2, 2], [5, 6]]
-    np.testing.assert_allclose(td_targets(rewards, discounts, quantiles), expected)
-
-
-def test_the_expectation_over_the_next_action():
-    target, epsilon = normal(ROWS, ACTIONS), 0.3
-    for b in range(ROWS):
-        chances = [epsilon / ACTIONS] * ACTIONS
-        chances[list(target[b]).index(max(target[b]))] += 1 - epsilon
-        expected = sum(chance * value for chance, value in zip(chances, target[b], strict=True))
-        assert expected_values(target, epsilon)[b] == pytest.approx(expected)
-
-
-def test_of_actions_picks_whole_rows():
-    values, taken = normal(ROWS, ACTIONS, ATOMS), actions_of(ROWS)
-    expected = [values[b, taken[b]] for b in range(ROWS)]
-    np.testing.assert_array_equal(of_actions(values, taken), expected)
 
 
 # C51's projection
@@ -130,22 +105,11 @@ def test_projection_onto_atoms_and_beyond_the_support():
     np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
-def test_projection_keeps_the_mean_within_the_support():
-    support = np.linspace(-10, 10, 51)
-    rewards, discounts = normal(ROWS, seed=2), np.full(ROWS, 0.7)
-    probabilities = distributions(ROWS, 51)
-    projected = project(support, rewards, discounts, probabilities)
-    expected = rewards + 0.7 * probabilities @ support
-    np.testing.assert_allclose(projected @ support, expected, atol=1e-9)
-
-
 @pytest.mark.parametrize("support", [[0.0, 1, 3], [2.0, 1, 0], [1.0], [1.0, 1], [0, math.nan]])
 def test_a_support_that_is_not_equidistant_is_refused(support):
     support = np.array(support)
     with pytest.raises(ValueError, match="support"):
         c51_loss(support)
-    with pytest.raises(ValueError, match="support"):
-        project(support, np.zeros(1), np.zeros(1), np.ones((1, len(support))))
 
 
 def test_a_wide_support_in_float32_is_equidistant():
@@ -222,46 +186,6 @@ def test_losses_and_slopes_by_autograd(name, weighted):
     np.testing.assert_array_equal(again, slope)
 
 
-def test_the_q_loss_by_hand():
-    """The error is 0, within 1, and beyond 1 on both sides."""
-    values = np.array([[3.0, 9], [9, 3], [3, 9], [9, 3]], np.float32)
-    samples = {
-        "actions": np.array([0, 1, 0, 1]),
-        "targets": np.array([3, 2.5, 5, -7], np.float32),
-        "weights": np.array([1, 0.5, 0.5, 2], np.float32),
-    }
-    numbers, (slope,) = q_loss(samples, values)
-    np.testing.assert_allclose(numbers["loss"], [0, 0.5 * 0.125, 0.5 * 1.5, 2 * 9.5])
-    np.testing.assert_allclose(numbers["td_error"], [0, 0.5, 2, 10])
-    np.testing.assert_allclose(numbers["value"], [3, 3, 3, 3])
-    np.testing.assert_allclose(slope, [[0, 0], [0, 0.25], [-0.5, 0], [0, 2]])
-
-
-def test_numbers_of_c51():
-    loss, width, targets = loss_of("c51")
-    logits, actions = normal(ROWS, width, seed=6), actions_of(ROWS)
-    numbers, _ = loss({"actions": actions, "targets": targets}, logits)
-    for b in range(ROWS):
-        chosen = logits[b, actions[b] * ATOMS : (actions[b] + 1) * ATOMS]
-        total = sum(math.exp(x) for x in chosen)
-        p = [math.exp(x) / total for x in chosen]
-        pairs = [(m, q) for m, q in zip(targets[b], p, strict=True) if m > 0]
-        divergence = sum(m * math.log(m / q) for m, q in pairs)
-        assert numbers["td_error"][b] == pytest.approx(divergence)
-        assert numbers["value"][b] == pytest.approx(np.dot(p, SUPPORT))
-        np.testing.assert_allclose(softmax(logits, ATOMS)[b, actions[b]], p)
-
-
-def test_a_distribution_that_is_predicted_has_no_divergence_and_no_slope():
-    logits = normal(ROWS, ATOMS, scale=5).astype(np.float32)
-    targets = softmax(logits, ATOMS)[:, 0]
-    samples = {"actions": np.zeros(ROWS, np.int32), "targets": targets}
-    numbers, (slope,) = c51_loss(SUPPORT)(samples, logits)
-    assert (numbers["td_error"] >= 0).all()
-    np.testing.assert_allclose(numbers["td_error"], 0, atol=1e-6)
-    np.testing.assert_allclose(slope, 0, atol=1e-6)
-
-
 def test_c51_with_logits_that_no_exponential_holds():
     logits = np.array([[1000, -1000, 0, 0, 0]], np.float32)
     samples = {"actions": np.array([0]), "targets": np.eye(ATOMS, dtype=np.float32)[1:2]}
@@ -270,65 +194,7 @@ def test_c51_with_logits_that_no_exponential_holds():
     np.testing.assert_allclose(slope, [[1, -1, 0, 0, 0]])
 
 
-def test_numbers_of_quantiles():
-    loss, width, targets = loss_of("quantile")
-    outputs, actions = normal(ROWS, width, seed=6), actions_of(ROWS)
-    numbers, _ = loss({"actions": actions, "targets": targets}, outputs)
-    for b in range(ROWS):
-        value = np.mean(outputs[b, actions[b] * ATOMS : (actions[b] + 1) * ATOMS])
-        assert numbers["value"][b] == pytest.approx(value)
-        assert numbers["td_error"][b] == pytest.approx(abs(np.mean(targets[b]) - value))
-
-
-def test_the_quantile_loss_by_a_double_loop():
-    loss, width, targets = loss_of("quantile")
-    outputs, actions = normal(ROWS, width, seed=8, scale=2), actions_of(ROWS)
-    numbers, _ = loss({"actions": actions, "targets": targets}, outputs)
-    for b in range(ROWS):
-        expected = 0.0
-        for i in range(ATOMS):
-            tau, theta = (2 * i + 1) / (2 * ATOMS), outputs[b, actions[b] * ATOMS + i]
-            for target in targets[b]:
-                u = target - theta
-                size = 0.5 * u * u if abs(u) <= 1 else abs(u) - 0.5
-                expected += abs(tau - (1 if u < 0 else 0)) * size / ATOMS
-        assert numbers["loss"][b] == pytest.approx(expected)
-
-
-def test_descending_the_quantile_loss_finds_the_quantiles():
-    """Those of 0 to 98 at tau 1/6, 1/2 and 5/6; Huber's parabola shifts them by less than 1."""
-    targets = np.arange(99.0).reshape(33, 3)
-    samples = {"actions": np.zeros(33, np.int32), "targets": targets}
-    quantiles, loss = np.zeros((1, 3)), quantile_loss(3)
-    for _ in range(1500):
-        _, (slope,) = loss(samples, np.tile(quantiles, (33, 1)))
-        quantiles = quantiles - 5 * slope.mean(axis=0)
-    np.testing.assert_allclose(quantiles[0], np.quantile(targets, midpoints(3)), atol=1)
-
-
 # Duelling
-
-
-@pytest.mark.parametrize("atoms", [1, ATOMS])
-def test_dueling_by_definition(atoms):
-    outputs = normal(ROWS, (1 + ACTIONS) * atoms)
-    actual = dueling(outputs, atoms)
-    for b in range(ROWS):
-        for a in range(ACTIONS):
-            for z in range(atoms):
-                advantages = [outputs[b, (1 + k) * atoms + z] for k in range(ACTIONS)]
-                expected = outputs[b, z] + advantages[a] - sum(advantages) / ACTIONS
-                assert actual[b, a * atoms + z] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("atoms", [1, ATOMS])
-def test_the_slope_of_dueling_by_autograd(atoms):
-    outputs = torch.from_numpy(normal(ROWS, (1 + ACTIONS) * atoms)).requires_grad_()
-    slope = normal(ROWS, ACTIONS * atoms, seed=1)
-    by_action = outputs.reshape(ROWS, 1 + ACTIONS, atoms)
-    q = by_action[:, :1] + by_action[:, 1:] - by_action[:, 1:].mean(1, keepdim=True)
-    (expected,) = torch.autograd.grad((q.flatten(1) * torch.from_numpy(slope)).sum(), outputs)
-    np.testing.assert_allclose(dueling_slope(slope, atoms), expected.numpy(), atol=1e-12)
 
 
 # Types and shapes
@@ -345,7 +211,6 @@ def test_results_have_the_dtype_of_the_arrays(dtype):
         project(support, row, row, distributions(ROWS, ATOMS).astype(dtype)),
         softmax(values, ACTIONS),
         dueling(values),
-        dueling_slope(values),
     ]
     for name in NAMES:
         loss, width, targets = loss_of(name)

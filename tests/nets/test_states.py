@@ -11,7 +11,7 @@ from flame_rl.actor.collect import collect_episodes
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import LAYERS
 from flame_rl.nets.layers import LayerKind
-from flame_rl.run.policy import Agent
+from flame_rl.run.policy import Policy
 from flame_rl.wire.messages import Layer, PolicySnapshot
 from tests.helpers import assert_same_episodes, described, environment_id, plain, request_for
 
@@ -93,7 +93,7 @@ def test_states_that_are_forgotten_are_refused(summing):
 
 
 def test_an_agent_remembers_until_an_episode_begins(summing):
-    agent = Agent(summing, described(WANDERING))
+    agent = Policy(summing, described(WANDERING))
     observations = np.random.default_rng(0).standard_normal((6, 1)).astype(np.float32)
     with pytest.raises(ValueError, match="episode: none has begun"):
         agent.act(observations[0])

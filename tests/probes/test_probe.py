@@ -9,7 +9,7 @@ import torch
 from flame_rl import Trainer
 from flame_rl.learner.learner import Learner
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.run.policy import Agent
+from flame_rl.run.policy import Policy
 from flame_rl.settings.algorithms import ALGORITHMS
 from tests.helpers import described, environment_id
 from tests.learners import make_config
@@ -167,7 +167,7 @@ def test_replayed_experience_finds_a_continuous_optimum_between_any_bounds(varia
     # At a greater rate, deterministic policies stick where tanh has no slope.
     options = {"gamma": 0.0, "learning_rate": 0.003, "updates_per_step": 1.0}
     _, learner = solve("FarTarget", **(QUICK_REPLAY | options | variant))
-    agent = Agent(learner.snapshot(), described(environment_id("FarTarget")))
+    agent = Policy(learner.snapshot(), described(environment_id("FarTarget")))
     assert agent.act(np.ones(1, np.float32))[0] == pytest.approx(6, abs=0.25)
 
 
@@ -208,7 +208,7 @@ def test_what_is_demonstrated_is_done(name, variant, tmp_path):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_finds_a_continuous_optimum_between_any_bounds(variant):
     _, learner = solve("FarTarget", iterations=60, **variant)
-    agent = Agent(learner.snapshot(), described(environment_id("FarTarget")))
+    agent = Policy(learner.snapshot(), described(environment_id("FarTarget")))
     assert agent.act(np.ones(1, np.float32))[0] == pytest.approx(6, abs=0.25)
 
 

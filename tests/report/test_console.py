@@ -104,18 +104,6 @@ def test_a_first_episode_that_takes_long_is_told_once_while_it_plays(
     ]
 
 
-def test_a_first_episode_that_has_ended_says_nothing(console, capsys, monkeypatch):
-    now = console._began
-    monkeypatch.setattr(console_module, "time", SimpleNamespace(perf_counter=lambda: now))
-    capsys.readouterr()
-    console.collecting(REQUEST, 1, 500)
-    now += 20.0
-    console.collecting(replace(REQUEST, iteration=1), 0, 500)
-    now += 20.0
-    console.collecting(replace(REQUEST, iteration=1), 0, 1000)
-    assert "no episode has ended" not in capsys.readouterr().out
-
-
 FEW = "one an iteration; fewer than 20 seldom teach much"
 SOONER = "--env-steps sets a longer run, and a smaller --steps-per-iter more frequent updates"
 FEWER = "--env-steps sets a longer run, and a --steps-per-iter more frequent updates"

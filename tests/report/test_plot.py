@@ -9,13 +9,13 @@ import pytest
 
 from flame_rl.commands.plot import plot
 from flame_rl.report import figures
-from flame_rl.report.comparison import student_quantile
-from flame_rl.report.curves import (
+from flame_rl.report.runs import (
     columns_of,
     group_runs,
     mean_curve,
     read_run,
     smooth,
+    student_quantile,
     without_repetitions,
 )
 from flame_rl.settings.config import TrainConfig
@@ -439,11 +439,9 @@ def test_what_one_picture_cannot_show_goes_on_in_others(make_run, tmp_path, draw
 
 
 def test_students_quantiles_are_those_of_the_tables():
-    """Of the usual printed table, for 95 %, 99 % and 60 % in the middle."""
-    table = {(0.975, 1): 12.706, (0.975, 2): 4.303, (0.975, 4): 2.776, (0.975, 9): 2.262}
-    table |= {(0.975, 120): 1.980, (0.995, 1): 63.657, (0.995, 3): 5.841, (0.8, 5): 0.920}
-    for (share, freedom), expected in table.items():
-        assert student_quantile(share, freedom) == pytest.approx(expected, abs=6e-4)
+    table = {1: 12.706, 2: 4.303, 4: 2.776, 9: 2.262, 10: 2.228, 15: 2.131, 30: 2.042, 120: 1.980}
+    for freedom, expected in table.items():
+        assert student_quantile(freedom) == pytest.approx(expected, abs=6e-4)
 
 
 def test_mistakes_in_the_command_are_named(make_run):

@@ -86,13 +86,6 @@ def test_of_another_environment_what_fits_is_taken_and_the_rest_is_named(old):
     np.testing.assert_array_equal(state["observations.mean"], np.zeros(6))
 
 
-def test_a_bias_does_not_go_without_its_weight(old):
-    """The first layer's bias has the same shape in both."""
-    state, _ = state_of(env="Acrobot-v1", algorithm="ppo", from_=old / "ppo", **LIKE)
-    assert not state["policy.network.0.bias"].any()
-    assert weights(old / "ppo")["policy.network.0.bias"].any()
-
-
 def test_a_policy_that_observes_less_than_its_critic_takes_the_layers_that_fit(tmp_path):
     """And gives them to one that observes all: the layer that chooses what it observes has no
     arrays, and only counts the others on by one."""
@@ -256,7 +249,7 @@ def test_a_refused_run_leaves_no_folder(old, tmp_path):
 
 
 def steps_of(trainer: Trainer) -> np.ndarray:
-    store = trainer.learner.algorithm.files.store
+    store = trainer.files.store
     return store.read(store.rows(np.arange(store.first, store.steps)))["observations"]
 
 

@@ -10,7 +10,6 @@ import signal
 import struct
 import subprocess
 import sys
-import time
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,22 +23,23 @@ from hypothesis import strategies as st
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.make import make_learner
-from flame_rl.run.results import RunState, Totals
-from flame_rl.run.saved.checkpoint import (
+from flame_rl.run.checkpoint import (
     MAGIC,
     CheckpointError,
     encode_checkpoint,
+    list_checkpoints,
+    load_newest,
     read_checkpoint,
 )
-from flame_rl.run.saved.folder import CHECKPOINTS_NAME, EVALUATIONS_NAME
-from flame_rl.run.saved.resume import load_newest
-from flame_rl.run.saved.retention import BEST_NAME, Checkpointer, list_checkpoints
+from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, EVALUATIONS_NAME
+from flame_rl.run.results import RunState, Totals
+from flame_rl.run.retention import Checkpointer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import RunError
 from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import Environment
-from tests.helpers import ROOT, clean_environment, environment_id, run_here, spec_of
-from tests.hostile import Bomb, decodes_or_refuses
+from tests.helpers import clean_environment, environment_id, run_here, spec_of
+from tests.hostile import Bomb
 from tests.runs import assert_same_run
 
 pytestmark = pytest.mark.faults
@@ -238,24 +238,13 @@ def loads_or_refuses(path: Path, data: bytes) -> None:
             assert np.isfinite(array).all()
 
 
-def position_and_change():
-    return st.lists(
-        st.tuples(st.integers(0, len(BODY) - 1), st.integers(1, 255)), min_size=1, max_size=4
-    )
-
-
-def altered(changes: list[tuple[int, int]]) -> bytes:
-    data = bytearray(BODY)
-    for position, change in changes:
-        data[position] ^= change
-    return bytes(data)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=6,
 )
+
+
 HEADERS = st.dictionaries(st.sampled_from(sorted(HEADER)), JSON, max_size=3)
 DTYPES = "BOOL U8 I8 I16 U16 F16 BF16 I32 U32 F32 F64 I64 U64 F8_E4M3 F8_E5M2 C64 F4 X"
 TENSORS = st.dictionaries(
@@ -270,81 +259,41 @@ TENSORS = st.dictionaries(
     | JSON,
     max_size=3,
 )
-KINDS = st.sampled_from(["snapshot", "request", "episodes", "failure", "describe", "description"])
 
 
-def by_hand(kind: str, header: dict, tensors: dict, content: bytes) -> bytes:
-    """A message whose safetensors block says what it likes."""
-    first, second = (json.dumps(part).encode() for part in ({"type": kind} | header, tensors))
-    start = packing.MAGIC + struct.pack("<I", len(first)) + first
-    return start + struct.pack("<Q", len(second)) + second + content
+def altered(changes: list[tuple[int, int]]) -> bytes:
+    data = bytearray(BODY)
+    for position, change in changes:
+        data[position] ^= change
+    return sealed(bytes(data))
 
 
-# The cases of each of the four below.
-FEW, MANY = 150, 2000
+PLACES = st.tuples(st.integers(0, len(BODY) - 1), st.integers(1, 255))
+STARTS = st.sampled_from([b"", MAGIC, sealed(b"")]) | st.integers(0, len(GOOD)).map(
+    lambda cut: GOOD[:cut]
+)
+FUZZ = {
+    "bytes": st.tuples(STARTS, st.binary(max_size=300)).map(b"".join),
+    "sealed bytes": st.builds(
+        lambda cut, tail: sealed(BODY[:cut] + tail),
+        st.integers(0, len(BODY)),
+        st.binary(max_size=300),
+    ),
+    "altered": st.lists(PLACES, min_size=1, max_size=4).map(altered),
+    "headers": HEADERS.map(lambda header: with_header(**header)),
+    "tensors": st.builds(with_tensors, TENSORS, st.binary(max_size=48)),
+}
 
 
-def fuzz(count: int):
-    return settings(
-        max_examples=count,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    )
-
-
-def check_bytes(path: Path, count: int) -> None:
-    @fuzz(count)
-    @given(st.binary(max_size=300), st.integers(0, len(GOOD)), st.integers(0, 3))
-    def check(tail, cut, prefix):
-        starts = (b"", GOOD[:cut], MAGIC, sealed(b"")[: cut % 41])
-        loads_or_refuses(path, starts[prefix] + tail)
-        loads_or_refuses(path, sealed(BODY[:cut] + tail))
-        decodes_or_refuses(BODY[:cut] + tail)
-
-    check()
-
-
-def check_altered(path: Path, count: int) -> None:
-    @fuzz(count)
-    @given(position_and_change())
-    def check(changes):
-        loads_or_refuses(path, sealed(altered(changes)))
+@pytest.mark.parametrize("count", [150, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", FUZZ)
+def test_fuzz(kind, count, path):
+    @settings(max_examples=count, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(FUZZ[kind])
+    def check(data):
+        loads_or_refuses(path, data)
 
     check()
-
-
-def check_headers(path: Path, count: int) -> None:
-    @fuzz(count)
-    @given(HEADERS, KINDS)
-    def check(header, kind):
-        loads_or_refuses(path, sealed(packing.pack("checkpoint", HEADER | header, ARRAYS)))
-        decodes_or_refuses(packing.pack(kind, header, ARRAYS))
-
-    check()
-
-
-def check_tensors(path: Path, count: int) -> None:
-    @fuzz(count)
-    @given(TENSORS, st.binary(max_size=48), KINDS)
-    def check(tensors, content, kind):
-        loads_or_refuses(path, sealed(by_hand("checkpoint", HEADER, tensors, content)))
-        decodes_or_refuses(by_hand(kind, {"layers": 1, "continuous": False}, tensors, content))
-
-    check()
-
-
-CHECKS = [check_bytes, check_altered, check_headers, check_tensors]
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_fuzz(check, path):
-    check(path, FEW)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("check", CHECKS)
-def test_fuzz_thousands(check, path):
-    check(path, MANY)
 
 
 # Which checkpoint is used, which ones are kept.
@@ -556,31 +505,6 @@ def test_killed_in_the_middle_of_a_checkpoint(tmp_path):
     assert "Going on after iteration 3" in done.stdout
     assert_same_run(tmp_path / "run", tmp_path / "clean" / "run")
     assert not list(tmp_path.rglob("*.part"))
-
-
-def test_a_kill_at_any_moment_leaves_the_old_bytes_or_the_new(tmp_path):
-    """Two contents in turn, as fast as it goes, and SIGKILL."""
-    target = tmp_path / "file"
-    code = f"""
-import itertools
-from pathlib import Path
-from flame_rl.system.files import write_atomically
-for i in itertools.count():
-    write_atomically(Path({str(target)!r}), bytes([65 + i % 2]) * 3_000_000)
-"""
-    random = np.random.default_rng(1)
-    seen = set()
-    for _ in range(12):
-        process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-        while not target.exists():
-            time.sleep(0.01)
-        time.sleep(0.15 + random.uniform(0, 0.1))
-        process.kill()
-        process.wait()
-        data = target.read_bytes()
-        assert len(data) == 3_000_000 and len(set(data)) == 1
-        seen.add(data[:1])
-    assert seen <= {b"A", b"B"}
 
 
 # A full disk.

@@ -213,18 +213,6 @@ def test_an_iteration_that_failed_is_tried_again_as_if_nothing_had_been(monkeypa
 # Acting
 
 
-def test_actions_are_torchs_likeliest():
-    rng = np.random.default_rng(0)
-    with make(algorithm="ppo", iterations=2) as trainer:
-        list(trainer)
-        policy = trainer.learner.parts["policy"].double()
-        for observation in rng.standard_normal((50, 4)).astype(np.float32):
-            with torch.no_grad():
-                (logits,) = policy(torch.from_numpy(observation[None]).double())
-            action = trainer.compute_action(observation)
-            assert type(action) is np.int64 and action == int(logits.argmax())
-
-
 def test_actions_are_torchs_mean_within_the_bounds():
     rng = np.random.default_rng(0)
     with make("Pendulum-v1", algorithm="a2c", iterations=1) as trainer:
@@ -489,18 +477,6 @@ def test_nothing_is_left_behind_by_one_that_cannot_be_made():
 
 
 # The configuration for a reader
-
-
-def test_a_configuration_prints_as_a_table():
-    config = TrainConfig(algorithm="ppo", hidden_sizes=(3, 4), gamma=0.5)
-    rows = [line.split(maxsplit=1) for line in str(config).splitlines()]
-    lines = dict(row for row in rows if len(row) == 2)
-    parts = (config.experiment, config.algorithm, config.execution, config.output)
-    assert lines.keys() == {"algorithm"}.union(*(vars(part) for part in parts))
-    assert lines["env"] == "cartpole" and lines["hidden_sizes"] == "3 4"
-    # What training uses: the preset for CartPole, and no open default.
-    assert lines["gamma"] == "0.5" and lines["learning_rate"] == "0.001"
-    assert "callable tests.run.test_trainer.twice_the_pay" in str(TrainConfig(env=twice_the_pay))
 
 
 def test_a_configuration_of_a_function_is_read_as_text():

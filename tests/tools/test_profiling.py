@@ -11,7 +11,7 @@ import pytest
 from flame_rl import TrainConfig
 from flame_rl.commands import profile as command
 from flame_rl.commands.profile import as_text, conclusions
-from flame_rl.run.saved import resume
+from flame_rl.run import checkpoint
 from flame_rl.tools import profiling
 from flame_rl.tools.profiling import Measured, measure_both
 from tests.flame_fixtures import Flame, run
@@ -69,13 +69,13 @@ def test_a_simulator_that_waits_gains_from_more_workers_than_cores():
 
 def test_a_profile_with_replay_has_an_update_that_learns(monkeypatch):
     """Its warm-up, in which no gradient step is taken, would last for thousands of env steps."""
-    results, iterate = [], profiling.run_iteration
+    results, iterate = [], profiling.Trainer.iterate
 
     def kept(*arguments):
         results.append(iterate(*arguments))
         return results[-1]
 
-    monkeypatch.setattr(profiling, "run_iteration", kept)
+    monkeypatch.setattr(profiling.Trainer, "iterate", kept)
     options = {"hidden_sizes": (8,), "steps_per_iter": 20, "updates_per_step": 0.1}
     config = TrainConfig(env="cartpole", algorithm="dqn", local=True, workers=2, **options)
     measure_both(config, threading.Event())
@@ -99,7 +99,7 @@ def test_the_command_measures_a_run_as_it_has_become(tmp_path, monkeypatch, caps
     run_here(*flags, "--workers", "0", "--output", "run", cwd=tmp_path)
     before = (tmp_path / "run" / "metrics.csv").read_bytes()
     monkeypatch.chdir(tmp_path)
-    with mock.patch.object(resume, "read_checkpoint", wraps=resume.read_checkpoint) as read:
+    with mock.patch.object(checkpoint, "read_checkpoint", wraps=checkpoint.read_checkpoint) as read:
         assert command.profile(["--resume", "run", "--json"]) == 0
     assert read.call_count == 1
     answer = json.loads(capsys.readouterr().out)

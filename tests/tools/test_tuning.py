@@ -18,7 +18,7 @@ import optuna
 from optuna.trial import TrialState
 
 from flame_rl.commands.tune import search_of
-from flame_rl.run.saved.folder import read_config, write_config
+from flame_rl.run.folder import read_config, write_config
 from flame_rl.settings.parse import parse
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.signals import StopSignal

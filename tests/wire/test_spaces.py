@@ -18,7 +18,7 @@ from flame_rl.actor.environments.actions import action_converter
 from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.randomness import reset_seed
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.run.policy import Agent
+from flame_rl.run.policy import Policy
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import EnvironmentSpec
@@ -259,7 +259,7 @@ def test_continuous_actions_reach_from_bound_to_bound(low, high, expected, dtype
 def test_an_agent_acts_by_spaces_alone(env_id):
     spec = described(env_id)
     snapshot = snapshot_for(spec)
-    agent, env = Agent(snapshot, spec), gymnasium.make(env_id)
+    agent, env = Policy(snapshot, spec), gymnasium.make(env_id)
     (episode,) = collect_episodes(snapshot, request_for(env_id, [4], explore=False), plain(env_id))
     seed = int(collect_seed(env_id, 4))
     observation, _ = env.reset(seed=seed)
@@ -278,7 +278,7 @@ def collect_seed(env_id: str, index: int) -> int:
 
 def test_an_agent_refuses_what_is_no_observation():
     spec = described(environment_id("Structured"))
-    agent, env = Agent(snapshot_for(spec), spec), gymnasium.make(spec.env_id)
+    agent, env = Policy(snapshot_for(spec), spec), gymnasium.make(spec.env_id)
     good, _ = env.reset(seed=0)
     agent.act(good)
     wrong = copy.deepcopy(good)

@@ -13,10 +13,10 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import (
+    ActionValues,
     best_actions,
     c51_loss,
     dueling_loss,

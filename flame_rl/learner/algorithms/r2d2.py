@@ -14,10 +14,15 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, equal_shares, sequences
-from flame_rl.learner.off_policy.values import best_actions, of_actions, q_loss, td_targets
+from flame_rl.learner.off_policy.values import (
+    ActionValues,
+    best_actions,
+    of_actions,
+    q_loss,
+    td_targets,
+)
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import R2D2Settings

@@ -21,10 +21,13 @@ import torch
 from torch import nn
 
 import model
-from flame_rl.learner.off_policy.critics import CriticEnsemble
+from flame_rl.learner.off_policy.critics import (
+    CriticEnsemble,
+    squashed_gaussian,
+    temperature_gradient,
+)
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.squashed import squashed_gaussian, temperature_slope
 from flame_rl.learner.training.flat import adam_of
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.slices import at_once
@@ -105,7 +108,7 @@ class SAC(GradientStep):
         gradient = backward(-gradients, np.full_like(log_probs, alpha))
         self._pi.descend(forward, (gradient,), rate)
 
-        self._log_alpha.gradient[0] = temperature_slope(log_probs, self._target_entropy)
+        self._log_alpha.gradient[0] = temperature_gradient(log_probs, self._target_entropy)
         self._log_alpha.step(rate)
         self._critics.follow(self._settings.tau)
         return numbers | {

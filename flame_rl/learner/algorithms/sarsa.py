@@ -13,10 +13,15 @@ from __future__ import annotations
 import numpy as np
 
 import model
-from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
-from flame_rl.learner.off_policy.values import check_shape, of_actions, q_loss, td_targets
+from flame_rl.learner.off_policy.values import (
+    ActionValues,
+    check_shape,
+    of_actions,
+    q_loss,
+    td_targets,
+)
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import SarsaSettings

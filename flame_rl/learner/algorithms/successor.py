@@ -16,10 +16,10 @@ from dataclasses import replace
 import numpy as np
 
 import model
-from flame_rl.learner.off_policy.action_values import ActionValues
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, n_step
 from flame_rl.learner.off_policy.values import (
+    ActionValues,
     apply_weights,
     best_actions,
     distributions,

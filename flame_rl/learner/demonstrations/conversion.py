@@ -35,49 +35,39 @@ from flame_rl.wire.inputs import (
 )
 from flame_rl.wire.masks import ACTION_MASKS, pack_masks
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
+from flame_rl.wire.spaces import choices_of
 from flame_rl.wire.steps import observation_columns
 
 REWARD_PARTS = "reward_parts"
-_ENDS = ("terminations", "truncations", "lengths")
 # Of bounds, relative to their distance: files may have rounded them.
 _ROUNDING = 1e-4
-_KINDS = {"biuf": "numbers", "biu": "integers"}
 
 
 def episodes_of(arrays: dict[str, np.ndarray], spec: EnvironmentSpec, parts: int = 0) -> Episodes:
-    """The episodes of a file's arrays; see above.
-
-    Args:
-        arrays: of whatever types and shapes; they are checked.
-        spec: of the environment.
-        parts: P.
-
-    Raises:
-        UsageError: an array is missing or wrong; the text begins with its name.
-    """
+    """The episodes of a file's arrays, of whatever types and shapes, with P `parts`; see above.
+    Raises UsageError if an array is missing or wrong; the text begins with its name."""
     columns = observation_columns(spec.observation_space)
-    known = {c.name for c in columns} | {"actions", "rewards", ACTION_MASKS, REWARD_PARTS, *_ENDS}
+    known = {"actions", "rewards", ACTION_MASKS, REWARD_PARTS, *(each.name for each in columns)}
+    known |= {"terminations", "truncations", "lengths"}
     if unknown := arrays.keys() - known:
         raise UsageError(
             f"{min(unknown):.40}: no array of demonstrations, which have "
             f"{', '.join(sorted(known)):.200}; leave it out"
         )
-    rewards = _numbers(arrays, "rewards")
-    if not len(rewards):
+    rewards = _numbers(arrays, "rewards", None, *spec.reward_shape)
+    steps = len(rewards)
+    if not steps:
         raise UsageError("rewards: no step; record at least one episode")
-    if rewards.shape[1:] != spec.reward_shape:
-        wanted = "one number for each step" if not spec.reward_shape else f"{spec.reward_shape}"
-        raise UsageError(f"rewards: shape {rewards.shape}, and {wanted} is expected")
-    lengths, terminated = _ends(arrays, len(rewards))
-    rows = len(rewards) + len(lengths)
+    lengths, terminated = _ends(arrays, steps)
+    rows = steps + len(lengths)
     found: dict[str, np.ndarray] = _observations(arrays, spec.observation_space, rows)
-    actions = _rows(_numbers(arrays, "actions"), "actions", len(rewards))
+    actions = _numbers(arrays, "actions", steps, *spec.action_space.shape)
     found["actions"] = actions_from_environment(spec.action_space, actions)
     found["rewards"] = rewards.astype(np.float64)
     if parts:
-        found[REWARD_PARTS] = _shaped(arrays, REWARD_PARTS, (len(rewards), parts)).astype(float)
+        found[REWARD_PARTS] = _numbers(arrays, REWARD_PARTS, steps, parts).astype(np.float64)
     if spec.masked and ACTION_MASKS in arrays:
-        allowed = _flags(_shaped(arrays, ACTION_MASKS, (rows, spec.action_dim)), ACTION_MASKS)
+        allowed = _flags(arrays, ACTION_MASKS, rows, spec.action_dim)
         _refuse_forbidden(spec, found["actions"], allowed[step_rows(lengths)])
         found[ACTION_MASKS] = pack_masks(allowed)
     return Episodes(np.arange(len(lengths)), lengths, terminated, ~terminated, found)
@@ -120,31 +110,20 @@ def flattened(space: gymnasium.Space, observations: Iterable[object]) -> dict[st
 
 
 def actions_from_environment(space: gymnasium.Space, actions: np.ndarray) -> np.ndarray:
-    """Actions of a space as actors record them: the inverse of
-    `flame_rl.actor.environments.actions.action_converter`.
-
-    Raises:
-        UsageError: they are not in the space.
-    """
-    if actions.shape[1:] != space.shape:
-        raise UsageError(
-            f"actions: shape {actions.shape}, and {('N', *space.shape)} is expected, as env.step "
-            f"takes them: {space!s:.100}"
-        )
+    """Actions of a space, [N, ...], as actors record them: the inverse of
+    `flame_rl.actor.environments.actions.action_converter`. Raises UsageError if they are not in the
+    space."""
     if isinstance(space, spaces.Box):
         return _scaled(space, actions.reshape(len(actions), -1).astype(np.float64))
     if actions.dtype.kind == "f":
         raise UsageError(f"actions: {actions.dtype}, and integers are expected: {space!s:.100}")
-    start = 0 if isinstance(space, spaces.MultiBinary) else space.start
-    counts = 2 if isinstance(space, spaces.MultiBinary) else getattr(space, "nvec", None)
-    counts = space.n if counts is None else counts
-    chosen = actions.astype(np.int64) - np.asarray(start, np.int64)
-    wrong = (chosen < 0) | (chosen >= counts)
+    chosen = actions.astype(np.int64) - getattr(space, "start", 0)
+    flat = chosen.reshape(len(actions), -1)
+    wrong = ((flat < 0) | (flat >= choices_of(space))).any(axis=1)
     if wrong.any():
-        step = int(np.argmax(wrong.reshape(len(actions), -1).any(axis=1)))
+        step = int(np.argmax(wrong))
         raise UsageError(f"actions: {actions[step]!s:.80} of step {step} is not in {space!s:.100}")
-    flat = chosen.astype(np.int32)
-    return flat if isinstance(space, spaces.Discrete) else flat.reshape(len(flat), -1)
+    return (chosen if isinstance(space, spaces.Discrete) else flat).astype(np.int32)
 
 
 def _scaled(space: spaces.Box, actions: np.ndarray) -> np.ndarray:
@@ -170,53 +149,49 @@ def _observations(
 ) -> dict[str, np.ndarray]:
     found = {}
     for column, each in zip(observation_columns(space), observation_inputs(space), strict=True):
-        array = _rows(_numbers(arrays, column.name), column.name, rows)
+        array = _numbers(arrays, column.name)
         own = space if column.name == OBSERVATIONS else each.space
         as_returned = own is not None and array.shape[1:] == (own.shape or ())
         if as_returned and not isinstance(own, spaces.Dict | spaces.Tuple):
             if not isinstance(own, spaces.Box) or is_channels_first(own):
                 # Of the space alone, whose only input it is.
                 (array,) = flattened(own, array).values()
-            array = array.reshape(rows, -1)
+            array = array.reshape(len(array), -1)
         if array.shape != (rows, *column.shape):
             raise UsageError(
                 f"{column.name}: shape {array.shape}, and {(rows, *column.shape)} is expected, of "
-                f"{space if own is None else own!s:.100}"
+                f"{space if own is None else own!s:.100}; an episode of T steps has T + 1 rows"
             )
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(invalid="ignore"):
             taken = array.astype(column.dtype)
         if column.dtype == "uint8" and (taken != array).any():
             raise UsageError(f"{column.name}: not integers from 0 to 255, of {own!s:.100}")
-        if not np.isfinite(taken).all():
-            raise UsageError(f"{column.name}: a number is beyond float32")
         found[column.name] = np.ascontiguousarray(taken)
     return found
 
 
 def _ends(arrays: dict[str, np.ndarray], steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Lengths, int64 [E], and which episodes terminated, bool [E]."""
-    terminations = _flags(_shaped(arrays, "terminations", (steps,)), "terminations")
-    ends = terminations
+    terminations = ends = _flags(arrays, "terminations", steps)
     if "truncations" in arrays:
-        ends = ends | _flags(_shaped(arrays, "truncations", (steps,)), "truncations")
+        ends = ends | _flags(arrays, "truncations", steps)
     if "lengths" in arrays:
-        lengths = _numbers(arrays, "lengths")
-        counts = lengths.ndim == 1 and lengths.dtype.kind in "iu" and lengths.size > 0
+        lengths = _numbers(arrays, "lengths", None)
+        counts = lengths.dtype.kind in "iu" and lengths.size > 0
         # Each first, because a sum of large ones wraps around.
         if not counts or lengths.min() < 1 or lengths.max() > steps or lengths.sum() != steps:
             raise UsageError(
                 f"lengths: not the numbers of steps of the episodes, which add up to the {steps} "
                 "rewards; each is at least 1"
             )
-        lengths = lengths.astype(np.int64)
-        last = np.zeros(steps, bool)
-        last[np.cumsum(lengths) - 1] = True
-        if (ends & ~last).any() or ("truncations" in arrays and (ends != last).any()):
+        last = np.cumsum(lengths.astype(np.int64)) - 1
+        others = np.delete(ends, last).any() or ("truncations" in arrays and not ends[last].all())
+        if others:
             raise UsageError(
                 "lengths: the episodes end elsewhere than by terminations and truncations; leave "
                 "out lengths, or correct them"
             )
-        return lengths, terminations[last]
+        return np.diff(last, prepend=-1), terminations[last]
     if "truncations" not in arrays:
         raise UsageError(
             "truncations: missing; say by it which steps a limit cut off, or give the episodes' "
@@ -243,8 +218,9 @@ def _refuse_forbidden(spec: EnvironmentSpec, actions: np.ndarray, allowed: np.nd
         )
 
 
-def _numbers(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """The array of that name, of finite numbers, with at least one dimension."""
+def _numbers(arrays: dict[str, np.ndarray], name: str, *shape: int | None) -> np.ndarray:
+    """The array of that name, of finite numbers that float32 holds, and where it is given of that
+    shape, which may begin with None for any number."""
     if name not in arrays:
         raise UsageError(f"{name}: missing; docs/demonstrations.md says what a file has")
     array = np.asarray(arrays[name])
@@ -252,6 +228,9 @@ def _numbers(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
         raise UsageError(
             f"{name}: {array.dtype} {array.shape}, and an array of numbers is expected"
         )
+    if shape and array.shape != (array.shape[: shape[0] is None] + shape[shape[0] is None :]):
+        sizes = ", ".join("N" if size is None else str(size) for size in shape)
+        raise UsageError(f"{name}: shape {array.shape}, and ({sizes}) is expected")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         row = int(np.argmin(np.isfinite(array.reshape(len(array), -1)).all(axis=1)))
         raise UsageError(f"{name}: NaN or infinity in row {row}; leave its episode out")
@@ -260,21 +239,9 @@ def _numbers(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
     return array
 
 
-def _rows(array: np.ndarray, name: str, rows: int) -> np.ndarray:
-    if len(array) != rows:
-        more = "; an episode of T steps has T + 1" if name.startswith(OBSERVATIONS) else ""
-        raise UsageError(f"{name}: {len(array)} rows, and {rows} are expected{more}")
-    return array
-
-
-def _shaped(arrays: dict[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
-    array = _numbers(arrays, name)
-    if array.shape != shape:
-        raise UsageError(f"{name}: shape {array.shape}, and {shape} is expected")
-    return array
-
-
-def _flags(array: np.ndarray, name: str) -> np.ndarray:
+def _flags(arrays: dict[str, np.ndarray], name: str, *shape: int) -> np.ndarray:
+    """The array of that name and shape, bool."""
+    array = _numbers(arrays, name, *shape)
     if not ((array == 0) | (array == 1)).all():
         raise UsageError(f"{name}: numbers other than 0 and 1, where yes or no is expected")
     return array.astype(bool)

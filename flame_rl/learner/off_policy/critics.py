@@ -1,34 +1,38 @@
-"""The critics of continuous actions, one or two, with their target networks.
+"""Continuous actions: one or two critics with their target networks, and the squashed Gaussian
+policy of soft actor-critic with its temperature.
 
 With two critics, the value is the smaller of the two, because the policy exploits a single critic's
 errors (Fujimoto et al. 2018, "Addressing Function Approximation Error in Actor-Critic Methods",
 section 4.2); or it is their mean, which is less cautious; the task decides which is better
 (Moskovitz et al. 2021, "Tactical Optimism and Pessimism for Deep Reinforcement Learning"). Each
 critic computes on a core of its own.
+
+Haarnoja et al. 2018 is "Soft Actor-Critic Algorithms and Applications". B is the number of samples,
+D the width of an observation, A that of an action.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 from torch import nn
 
 import model
-from flame_rl.learner.state import Part
+from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.network import Samples
 from flame_rl.learner.training.slices import at_once
 from flame_rl.learner.training.trained import TargetNetwork, Train, TrainedNetwork
+from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 
 
 class CriticEnsemble:
-    """The networks of Q(s, a), in training, each with its Adam and its target network Q'.
-
-    B is the number of samples, D the width of an observation, A that of an action.
-    """
+    """The networks of Q(s, a), in training, each with its Adam and its target network Q'."""
 
     def __init__(
         self,
@@ -64,13 +68,15 @@ class CriticEnsemble:
         self._targets = [TargetNetwork(critic) for critic in self._critics]
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         """See `GradientStep.parts`."""
-        parts: dict[str, Part | nn.Module] = {}
-        for number, critic in enumerate(self._critics, start=1):
+        parts: dict[str, Stateful | nn.Module] = {}
+        for number, (critic, target) in enumerate(
+            zip(self._critics, self._targets, strict=True), start=1
+        ):
             parts[f"critic{number}"] = critic.module
             parts[f"critic{number}_adam"] = critic.adam
-            parts[f"critic{number}_target"] = self._targets[number - 1].module
+            parts[f"critic{number}_target"] = target.module
         return parts
 
     @property
@@ -157,3 +163,60 @@ class CriticEnsemble:
 
 def _inputs(observations: np.ndarray, actions: np.ndarray) -> Samples:
     return {"inputs": np.concatenate([observations, actions], axis=1)}
+
+
+# Given the gradients of a loss for actions, [B, A], and for their log-probabilities, [B], returns
+# that for the output, [B, 2A].
+Backward = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def squashed_gaussian(
+    output: np.ndarray, noise: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, Backward]:
+    """Actions a = tanh(u) with u = mean + std * noise, and their log-probabilities,
+    log N(u; mean, std) - sum log(1 - tanh(u)^2) (Haarnoja et al. 2018, eq. 26), by
+    reparameterisation: both are functions of the output, with the noise held fixed.
+
+    With a = tanh(u): da / du = 1 - a^2, d log p / du = 2 a, and besides u's part
+    d log p / d log std = -1; du / d mean = 1, du / d log std = std * noise.
+
+    Args:
+        output: a policy's, float32 or float64 [B, 2A]: the means, then the logarithms of the
+            standard deviations, which are clipped to `LOG_STD_RANGE`; where they are, their
+            gradient is 0.
+        noise: standard normal, [B, A].
+
+    Returns:
+        Actions in [-1, 1], [B, A]; their log-probabilities, [B]; and the backward pass, see
+        `Backward`. All are of the output's type.
+    """
+    width = noise.shape[1]
+    mean, raw_log_std = output[:, :width], output[:, width:]
+    log_std = np.clip(raw_log_std, *LOG_STD_RANGE)
+    shift = np.exp(log_std) * noise
+    u = mean + shift
+    actions = np.tanh(u)
+    # log(1 - tanh(u)^2), which for large u would be the logarithm of 0; the function is even.
+    size = np.abs(u)
+    log_derivative = 2 * (math.log(2) - size - np.log1p(np.exp(-2 * size)))
+    constant = 0.5 * math.log(2 * math.pi)
+    log_probs = -(0.5 * noise * noise + log_std + constant + log_derivative).sum(axis=1)
+
+    def backward(of_actions: np.ndarray, of_log_probs: np.ndarray) -> np.ndarray:
+        column = of_log_probs[:, None]
+        gradient = np.empty_like(output)
+        of_u = of_actions * np.exp(log_derivative) + 2 * column * actions
+        gradient[:, :width] = of_u
+        gradient[:, width:] = (of_u * shift - column) * (raw_log_std == log_std)
+        return gradient
+
+    return actions, log_probs, backward
+
+
+def temperature_gradient(log_probs: np.ndarray, target_entropy: float) -> float:
+    """The gradient for log alpha of the loss mean -log alpha * (log pi(a | s) + target entropy),
+    which raises the temperature alpha while the policy's entropy is below its target, in nats,
+    usually -A (Haarnoja et al. 2018, eq. 18, but with log alpha in alpha's place, as in the
+    authors' code: the step does not shrink with alpha). `log_probs`, [B], are of actions by the
+    current policy."""
+    return -float(log_probs.mean()) - target_entropy

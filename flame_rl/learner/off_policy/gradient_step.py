@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from flame_rl.learner.off_policy.replay.views import StoredSteps
-from flame_rl.learner.state import Part
+from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.network import Samples
 from flame_rl.wire.messages import Column, Episodes
 
@@ -29,7 +29,7 @@ class GradientStep(Protocol):
     """
 
     policy: nn.Module
-    parts: dict[str, Part | nn.Module]
+    parts: dict[str, Stateful | nn.Module]
     metrics: tuple[str, ...]
     actions: Literal["any", "discrete", "continuous"] = "any"
     remembers: bool = False

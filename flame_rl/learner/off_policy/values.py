@@ -1,4 +1,4 @@
-"""Targets and losses of learners of action values, from SARSA and DQN to Rainbow.
+"""Action values: targets and losses, from SARSA and DQN to Rainbow, and Q in training.
 
 B is the number of samples, A the number of actions, Z the number of atoms or quantiles that
 describe a return's distribution. A network's outputs [B, A * Z] are [B, A, Z], flattened. All
@@ -7,9 +7,9 @@ after an end, as in flame_rl/learner/off_policy/replay/views.py.
 
 Each loss is a `flame_rl.learner.training.network.Loss`. Samples have "actions", integers [B],
 "targets", and, where they were not drawn uniformly, importance "weights", [B] (Schaul et al. 2016,
-"Prioritized Experience Replay", section 3.4), which scale "loss" and its slope. Besides
-"loss", a loss returns "value", that of the action that was taken, and "td_error", never negative,
-the sample's priority.
+"Prioritized Experience Replay", section 3.4), which scale "loss" and its gradient. Besides "loss",
+a loss returns "value", that of the action that was taken, and "td_error", never negative, the
+sample's priority. Shapes that do not fit raise ValueError.
 
 Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018.
 """
@@ -17,16 +17,81 @@ Sutton and Barto is "Reinforcement Learning: An Introduction", 2nd edition, 2018
 from __future__ import annotations
 
 import numpy as np
+from torch import nn
 
-from flame_rl.learner.training.network import Gradient, Loss, Samples
+from flame_rl.learner.state import Stateful
+from flame_rl.learner.training.network import Gradient, Loss, Pass, Samples
+from flame_rl.learner.training.trained import TargetNetwork, TrainedNetwork
 from flame_rl.modules.networks import dueling
+from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.masks import masked
 
-# Relative to the distance of two atoms: float32 rounds those of a wide support by less.
-_UNEVEN = 1e-2
 # Pairs of quantiles that are computed at once: the C library keeps the memory of arrays of this
 # size, and larger ones take several times as long.
 _PAIRS = 60_000
+
+
+class ActionValues:
+    """The values Q of discrete actions, and their target network Q' (Mnih et al. 2015,
+    "Human-Level Control through Deep Reinforcement Learning").
+
+    Attributes:
+        online: Q, in training.
+        target: Q'.
+    """
+
+    def __init__(self, config: TrainConfig, online: TrainedNetwork, target_period: int = 1) -> None:
+        """Q in training, whose output is [B, A] or more numbers for each action. The algorithm has
+        `EpsilonGreedy` settings; the target network moves every `target_period` gradient steps."""
+        self._settings = config.algorithm
+        self._target_period = target_period
+        self.online, self.target = online, TargetNetwork(online)
+
+    @property
+    def parts(self) -> dict[str, Stateful | nn.Module]:
+        """See `GradientStep.parts`."""
+        return {
+            "policy": self.online.module,
+            "policy_adam": self.online.adam,
+            "target": self.target.module,
+        }
+
+    def epsilon(self, env_steps: int) -> float:
+        """The probability of a random action after `env_steps` env steps of the run: linear from
+        epsilon_start to epsilon_end, then constant."""
+        settings = self._settings
+        start, end = settings.epsilon_start, settings.epsilon_end
+        if env_steps >= settings.epsilon_steps:
+            return end
+        return start + (end - start) * env_steps / settings.epsilon_steps
+
+    def step(
+        self, samples: Samples, targets: np.ndarray, loss: Loss, decay: float
+    ) -> dict[str, np.ndarray]:
+        """One gradient step, Q(s, a) -> target; then the target network follows.
+
+        Args:
+            samples: "observations", "actions" and what else the loss needs, [B, ...].
+            targets: what the loss gets as "targets", [B] or [B, ...].
+            loss: of Q's output for the observations; its numbers, [B] each, are returned.
+            decay: factor of the learning rate.
+        """
+        forward = self.online.network.forward({"inputs": samples["observations"]})
+        numbers, gradients = loss(samples | {"targets": targets}, *forward.outputs)
+        self.descend(forward, gradients, decay)
+        return numbers
+
+    def descend(self, forward: Pass, gradients: tuple[Gradient, ...], decay: float) -> None:
+        """As `step`, given a forward pass of Q and the loss's gradients; see
+        `TrainedNetwork.descend`."""
+        settings = self._settings
+        rate = settings.learning_rate * decay
+        self.online.descend(forward, gradients, rate, settings.max_grad_norm)
+        if self.online.adam.steps % self._target_period == 0:
+            self.target.follow(settings.tau)
+
+
+# Targets
 
 
 def of_actions(values: np.ndarray, actions: np.ndarray) -> np.ndarray:
@@ -45,9 +110,6 @@ def td_targets(rewards: np.ndarray, discounts: np.ndarray, next_values: np.ndarr
 
     Returns:
         As `next_values`.
-
-    Raises:
-        ValueError: shapes that do not fit.
     """
     rows = len(next_values)
     check_shape("rewards", rewards, rows)
@@ -67,37 +129,6 @@ def best_actions(next_values: np.ndarray, samples: Samples) -> np.ndarray:
     return masked(next_values, samples, -np.inf, prefix="next_").argmax(axis=-1)
 
 
-def huber(errors: np.ndarray) -> np.ndarray:
-    """Half the square up to 1, and linear from there on (Huber 1964); its slope is the error
-    clipped to ±1 (Mnih et al. 2015)."""
-    size = np.abs(errors)
-    clipped = np.minimum(size, 1)
-    return clipped * (size - 0.5 * clipped)
-
-
-def q_loss(
-    samples: Samples, values: np.ndarray
-) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
-    """The Huber loss of the TD errors (Mnih et al. 2015). A `Loss`.
-
-    Args:
-        samples: "actions", [B], "targets", [B], and perhaps "weights", [B].
-        values: of all actions, [B, A].
-
-    Returns:
-        See the head of this file; "td_error" is absolute.
-
-    Raises:
-        ValueError: shapes that do not fit.
-    """
-    check_shape("values", values, len(values), None)
-    check_shape("targets", samples["targets"], len(values))
-    value = of_actions(values, samples["actions"])
-    errors = value - samples["targets"]
-    numbers = {"loss": huber(errors), "td_error": np.abs(errors), "value": value}
-    return apply_weights(samples, numbers, np.clip(errors, -1, 1), values)
-
-
 def project(
     support: np.ndarray, rewards: np.ndarray, discounts: np.ndarray, probabilities: np.ndarray
 ) -> np.ndarray:
@@ -106,22 +137,17 @@ def project(
     between two atoms is divided among them, and values beyond the support count as its ends.
 
     Args:
-        support: [Z], the atoms, equidistant and ascending.
+        support: [Z], the atoms, equidistant and ascending, as np.linspace makes them.
         rewards, discounts: [B].
         probabilities: [B, Z], those of the atoms as values of G', the return that follows.
 
     Returns:
         [B, Z], in the dtype of `probabilities`.
-
-    Raises:
-        ValueError: shapes that do not fit, or a support that is not equidistant.
     """
     rows, atoms = probabilities.shape
-    check_shape("support", support, atoms)
-    check_shape("rewards", rewards, rows)
-    check_shape("discounts", discounts, rows)
-    values = rewards[:, None] + discounts[:, None] * support
-    places = np.clip((values - support[0]) / _distance(support), 0, atoms - 1)
+    values = td_targets(rewards, discounts, np.broadcast_to(support, (rows, atoms)))
+    distance = float(support[-1] - support[0]) / (atoms - 1)
+    places = np.clip((values - support[0]) / distance, 0, atoms - 1)
     # Where a value is NaN, the integer is arbitrary, and the share is NaN.
     lower = np.clip(places.astype(np.int64), 0, atoms - 1)
     share = places - lower
@@ -134,6 +160,30 @@ def project(
     return projected.reshape(rows, atoms).astype(probabilities.dtype)
 
 
+# Losses
+
+
+def huber(errors: np.ndarray) -> np.ndarray:
+    """Half the square up to 1, and linear from there on (Huber 1964); its gradient is the error
+    clipped to ±1 (Mnih et al. 2015)."""
+    size = np.abs(errors)
+    clipped = np.minimum(size, 1)
+    return clipped * (size - 0.5 * clipped)
+
+
+def q_loss(
+    samples: Samples, values: np.ndarray
+) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
+    """The Huber loss of the TD errors (Mnih et al. 2015). A `Loss` of the values of all actions,
+    [B, A]; "targets" are [B], and "td_error" is absolute."""
+    check_shape("values", values, len(values), None)
+    check_shape("targets", samples["targets"], len(values))
+    value = of_actions(values, samples["actions"])
+    errors = value - samples["targets"]
+    numbers = {"loss": huber(errors), "td_error": np.abs(errors), "value": value}
+    return apply_weights(samples, numbers, np.clip(errors, -1, 1), values)
+
+
 def softmax(logits: np.ndarray, atoms: int) -> np.ndarray:
     """Probabilities of each action's atoms: [B, A * Z] -> [B, A, Z]."""
     return np.exp(_log_softmax(logits.reshape(len(logits), -1, atoms)))
@@ -143,19 +193,15 @@ def c51_loss(support: np.ndarray) -> Loss:
     """The cross-entropy between target and predicted distribution (Bellemare et al. 2017,
     algorithm 1).
 
-    The loss's samples have "targets", [B, Z]: probabilities, as `project` returns them; its output
-    is the logits, [B, A * Z]. In place of the TD error, "td_error" is the Kullback-Leibler
-    divergence, the part of the cross-entropy that learning can reduce (Hessel et al. 2018,
-    "Rainbow", section "The Integrated Agent").
-
-    Args:
-        support: [Z], the atoms, equidistant and ascending.
-
-    Raises:
-        ValueError: a support that is not equidistant; in the loss, shapes that do not fit.
+    "targets" are probabilities, [B, Z], as `project` returns them; the output is the logits,
+    [B, A * Z]. In place of the TD error, "td_error" is the Kullback-Leibler divergence, the part of
+    the cross-entropy that learning can reduce (Hessel et al. 2018, "Rainbow", section "The
+    Integrated Agent"). `support`, [Z], are the atoms, as in `project`; ValueError if they are not.
     """
-    _distance(support)
-    atoms = len(support)
+    atoms, gaps = len(support), np.diff(support)
+    # float32 rounds the distances of a wide support by less.
+    if not (len(gaps) and gaps.min() > 0.98 * gaps.max()):
+        raise ValueError("support: not equidistant and ascending; np.linspace makes one")
 
     def loss(
         samples: Samples, logits: np.ndarray
@@ -186,17 +232,11 @@ def midpoints(quantiles: int) -> np.ndarray:
 
 def quantile_loss(quantiles: int) -> Loss:
     """The quantile Huber loss (Dabney et al. 2018, eq. 10 with kappa 1, and algorithm 1): summed
-    over the predicted quantiles, mean over those of the target.
+    over the Z predicted quantiles, mean over those of the target.
 
-    The loss's samples have "targets", [B, Z]: quantiles, as `td_targets` returns them; its output
-    is the quantiles of each action, [B, A * Z]. "value" is their mean, and "td_error" the absolute
-    difference of the means.
-
-    Args:
-        quantiles: Z.
-
-    Raises:
-        ValueError: in the loss, shapes that do not fit.
+    "targets" are quantiles, [B, Z], as `td_targets` returns them; the output is the quantiles of
+    each action, [B, A * Z]. "value" is their mean, and "td_error" the absolute difference of the
+    means.
     """
 
     def loss(
@@ -206,38 +246,38 @@ def quantile_loss(quantiles: int) -> Loss:
         rows = max(1, _PAIRS // quantiles**2)
         starts = range(0, len(chosen), rows)
         slices = [_quantile_huber(targets[n : n + rows], chosen[n : n + rows]) for n in starts]
-        losses, slopes = (np.concatenate(column) for column in zip(*slices, strict=True))
+        losses, gradients = (np.concatenate(column) for column in zip(*slices, strict=True))
         value = chosen.mean(axis=1)
         numbers = {
             "loss": losses,
             "td_error": np.abs(targets.mean(axis=1) - value),
             "value": value,
         }
-        return apply_weights(samples, numbers, slopes, outputs)
+        return apply_weights(samples, numbers, gradients, outputs)
 
     return loss
 
 
 def _quantile_huber(targets: np.ndarray, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The loss of each sample, [B], and its slope for the chosen action's quantiles, [B, Z]; both
-    arguments are [B, Z]."""
+    """The loss of each sample, [B], and its gradient for the chosen action's quantiles, [B, Z];
+    both arguments are [B, Z]."""
     quantiles = chosen.shape[1]
     errors = targets[:, None, :] - chosen[:, :, None]
     tau = midpoints(quantiles).astype(chosen.dtype)[:, None]
-    # The Huber loss is clipped * (errors - clipped / 2), and clipped is its slope.
+    # The Huber loss is clipped * (errors - clipped / 2), and clipped is its gradient.
     clipped = np.minimum(np.maximum(errors, -1), 1)
     weighted = np.where(errors < 0, 1 - tau, tau) * clipped
-    slope = -weighted.sum(axis=2) / quantiles
+    gradient = -weighted.sum(axis=2) / quantiles
     clipped *= 0.5
     errors -= clipped
-    return np.einsum("bij,bij->b", weighted, errors) / quantiles, slope
+    return np.einsum("bij,bij->b", weighted, errors) / quantiles, gradient
 
 
-def dueling_slope(slope: np.ndarray, atoms: int = 1) -> np.ndarray:
-    """The slope for the input of `dueling`, given the slope for its output: [B, A * Z] ->
+def dueling_gradient(gradient: np.ndarray, atoms: int = 1) -> np.ndarray:
+    """The gradient for the input of `dueling`, given that for its output: [B, A * Z] ->
     [B, (1 + A) * Z]."""
-    rows = len(slope)
-    by_action = slope.reshape(rows, -1, atoms)
+    rows = len(gradient)
+    by_action = gradient.reshape(rows, -1, atoms)
     value = by_action.sum(axis=1, keepdims=True)
     advantages = by_action - value / by_action.shape[1]
     return np.concatenate([value, advantages], axis=1).reshape(rows, -1)
@@ -249,8 +289,8 @@ def dueling_loss(loss: Loss, atoms: int = 1) -> Loss:
     def whole(
         samples: Samples, outputs: np.ndarray
     ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
-        numbers, (slope,) = loss(samples, dueling(outputs, atoms))
-        return numbers, (dueling_slope(slope, atoms),)
+        numbers, (gradient,) = loss(samples, dueling(outputs, atoms))
+        return numbers, (dueling_gradient(gradient, atoms),)
 
     return whole
 
@@ -266,20 +306,21 @@ def distributions(
 
 
 def apply_weights(
-    samples: Samples, numbers: dict[str, np.ndarray], slope: np.ndarray, outputs: np.ndarray
+    samples: Samples, numbers: dict[str, np.ndarray], gradient: np.ndarray, outputs: np.ndarray
 ) -> tuple[dict[str, np.ndarray], tuple[Gradient, ...]]:
-    """The numbers, and the slope at the outputs of the samples' actions: [B] or [B, Z] -> [B, A]
-    or [B, A * Z]; both with the importance weights, where there are any."""
+    """The numbers, and the gradient for all outputs, [B, A] or [B, A * Z], given that for the
+    outputs of the samples' actions, [B] or [B, Z]; both with the importance weights, where there
+    are any."""
     rows = len(outputs)
     if "weights" in samples:
         weights = samples["weights"]
         check_shape("weights", weights, rows)
         numbers["loss"] = weights * numbers["loss"]
-        slope = (weights * slope.T).T
+        gradient = (weights * gradient.T).T
     whole = np.zeros_like(outputs)
-    atoms = slope.shape[1] if slope.ndim == 2 else 1
+    atoms = gradient.shape[1] if gradient.ndim == 2 else 1
     by_action = whole.reshape(rows, -1, atoms)
-    by_action[np.arange(rows), samples["actions"]] = slope.reshape(rows, atoms)
+    by_action[np.arange(rows), samples["actions"]] = gradient.reshape(rows, atoms)
     return numbers, (whole,)
 
 
@@ -289,26 +330,12 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
-def _distance(support: np.ndarray) -> float:
-    """The distance of two neighbouring atoms.
-
-    Raises:
-        ValueError: they are not equidistant and ascending.
-    """
-    if support.ndim != 1 or len(support) < 2:
-        raise ValueError(f"support: shape {support.shape}, not (Z,) with two atoms or more")
-    distance = float(support[-1] - support[0]) / (len(support) - 1)
-    gaps = support[1:] - support[:-1]
-    if not (distance > 0 and np.abs(gaps - distance).max() <= _UNEVEN * distance):
-        raise ValueError("support: not equidistant and ascending; np.linspace makes one")
-    return distance
-
-
 def check_shape(name: str, array: np.ndarray, *shape: int | None) -> None:
-    """Raise ValueError unless the array has that shape; None: any size."""
-    if array.shape == shape:
-        return
-    sizes = zip(array.shape, shape, strict=False)
-    if array.ndim != len(shape) or any(wanted not in (None, size) for size, wanted in sizes):
+    """Raise ValueError unless the array has that shape; None: any size. NumPy would broadcast
+    [B, 1] and [B] to [B, B]."""
+    fits = array.ndim == len(shape) and all(
+        wanted in (None, size) for size, wanted in zip(array.shape, shape, strict=True)
+    )
+    if not fits:
         expected = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name}: shape {array.shape}, not ({expected})")

@@ -13,7 +13,7 @@ from torch import nn
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.on_policy.losses import value_loss
 from flame_rl.learner.on_policy.value_epochs import ValueTraining
-from flame_rl.learner.state import Part
+from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.adam import Adam
 from flame_rl.learner.training.epoch import (
     Epoch,
@@ -55,7 +55,7 @@ class ActorCritic(Protocol):
     metrics: tuple[str, ...]
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         """Everything with state, by name."""
         ...
 
@@ -146,7 +146,7 @@ class TwoNetworks:
         self._settings = settings
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         return {
             "policy": self.policy.module,
             "value": self.value.module,
@@ -227,7 +227,7 @@ class OneNetwork:
         self._network, self._settings = network, settings
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         own = {"shared": self._network.module, "shared_adam": self._network.adam}
         return own | self.statistics.parts
 
@@ -299,9 +299,9 @@ class Statistics:
             self._observations = RunningMoments(observation_dim)
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, Stateful]:
         """Everything with state, by name."""
-        parts: dict[str, Part] = {"returns": self._returns}
+        parts: dict[str, Stateful] = {"returns": self._returns}
         return parts if self._observations is None else parts | {"observations": self._observations}
 
     def add_observations(self, observations: np.ndarray | SideBySide) -> None:

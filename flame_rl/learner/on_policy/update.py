@@ -26,7 +26,7 @@ from flame_rl.learner.on_policy.kl_limit import (
     policy_samples,
     shrink_until_close,
 )
-from flame_rl.learner.state import Part, learning_rate_factor
+from flame_rl.learner.state import Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training, network_of
 from flame_rl.learner.training.flat import state_of
 from flame_rl.learner.training.trained import Train
@@ -70,7 +70,7 @@ class OnPolicyAlgorithm:
     notice = ""
 
     @property
-    def parts(self) -> dict[str, Part | nn.Module]:
+    def parts(self) -> dict[str, Stateful | nn.Module]:
         parts = self.networks.parts
         return parts if self.collector is None else parts | {"collector": self.collector.module}
 

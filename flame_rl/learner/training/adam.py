@@ -105,12 +105,12 @@ class Adam:
         return factors
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Both sums and the number of steps; see `Part`."""
+        """Both sums and the number of steps; see `Stateful`."""
         steps = np.array(self.steps)
         return {"first": self.sums[0], "second": self.sums[1], "steps": steps}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """See `Part`. Raises KeyError or ValueError if it does not fit."""
+        """See `Stateful`. Raises KeyError or ValueError if it does not fit."""
         for name in ("first", "second"):
             if (state[name].shape, state[name].dtype) != (self.parameters.shape, np.float32):
                 raise ValueError(f"{name}: {state[name].shape} of {state[name].dtype}")

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flame_rl.learner.state import Part
+from flame_rl.learner.state import Stateful
 from flame_rl.learner.training.adam import Adam
 from flame_rl.system.errors import UsageError
 
@@ -44,7 +44,7 @@ def views_of(module: nn.Module, flat: np.ndarray) -> list[Tensor]:
 
 
 class _ModuleState:
-    """The tensors of a torch module as a `Part`."""
+    """The tensors of a torch module as a `Stateful`."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -57,12 +57,12 @@ class _ModuleState:
         self._module.load_state_dict(tensors)
 
 
-def state_of(part: Part | nn.Module) -> Part:
+def state_of(part: Stateful | nn.Module) -> Stateful:
     """The part itself, or the tensors of a module as one; its arrays are views of them."""
     return _ModuleState(part) if isinstance(part, nn.Module) else part
 
 
-def modules_in(parts: dict[str, Part | nn.Module]) -> dict[str, nn.Module]:
+def modules_in(parts: dict[str, Stateful | nn.Module]) -> dict[str, nn.Module]:
     """The modules among the parts."""
     return {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
 

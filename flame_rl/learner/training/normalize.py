@@ -60,11 +60,11 @@ class RunningMoments:
         self.count = total
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """See `Part`."""
+        """See `Stateful`."""
         return {"count": np.array(self.count), "mean": self.mean, "squares": self._squares}
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """See `Part`. Raises KeyError or ValueError if D differs."""
+        """See `Stateful`. Raises KeyError or ValueError if D differs."""
         for name in ("mean", "squares"):
             if state[name].shape != self.mean.shape:
                 raise ValueError(f"{name}: {state[name].shape}, not {self.mean.shape}")

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from torch.distributions import Categorical, Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from flame_rl.learner.algorithms.bc import LOSSES, minus_squashed_log_probs, squared_errors
-from flame_rl.learner.imitation.update import make_policy
+from flame_rl.learner.algorithms.bc import LOSSES, minus_squashed_log_probs
+from flame_rl.learner.demonstrations.cloning import make_policy
 from flame_rl.learner.make import make_learner as learner_of_config
 from flame_rl.learner.training.choose import network_of
 from flame_rl.learner.training.slices import mean_gradient
@@ -109,11 +109,6 @@ def test_a_standard_deviation_that_is_clipped_has_no_slope():
     for log_std in (-30.0, 5.0):
         _, (slope,) = minus_squashed_log_probs(samples, np.array([[0.1, log_std]]))
         assert slope[0, 1] == 0 and slope[0, 0] != 0
-
-
-def test_squared_errors_by_hand():
-    numbers, (slope,) = squared_errors({"actions": np.array([[1.0, 0.0]])}, np.array([[0.5, -0.5]]))
-    assert numbers["loss"].tolist() == [0.25] and slope.tolist() == [[-0.5, -0.5]]
 
 
 def test_squashed_and_deterministic_policies_are_those_of_sac_and_td3():

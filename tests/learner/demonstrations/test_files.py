@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 from flame_rl.actor.environments.actions import action_converter
 from flame_rl.learner.demonstrations.conversion import (
     actions_from_environment,
-    arrays_of,
     episodes_of,
     flattened,
 )
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations, digest_of
-from flame_rl.learner.demonstrations.npz import read_npz, write_npz
+from flame_rl.learner.demonstrations.files import (
+    read_demonstrations,
+    read_npz,
+    write_demonstrations,
+)
 from flame_rl.learner.rewards import OWN
 from flame_rl.settings.experiment import Experiment
 from flame_rl.system.errors import UsageError
@@ -57,7 +60,8 @@ def write(path, found: dict[str, np.ndarray]) -> str:
 
 
 def demonstrations(source: str, spec: EnvironmentSpec) -> Demonstrations:
-    return Demonstrations(Experiment(demonstrations=source), spec, OWN)
+    experiment = Experiment(demonstrations=source)
+    return Demonstrations(experiment, lambda: read_demonstrations(experiment, spec, OWN))
 
 
 def test_episodes_are_cut_where_they_end(tmp_path):
@@ -108,7 +112,7 @@ def test_actions_come_back_as_the_environment_took_them(space):
 def test_what_is_written_is_read(spec, tmp_path):
     episodes = episodes_of(arrays(spec), spec)
     for name in ("a.npz", "b.npz"):
-        write_npz(tmp_path / name, arrays_of(episodes, spec))
+        write_demonstrations(tmp_path / name, episodes, spec)
     again = demonstrations(str(tmp_path / "a.npz"), spec)
     if not spec.continuous:
         assert again.digest == digest_of(episodes)
@@ -163,7 +167,7 @@ def put(place, number):
 
 WRONG = [
     (CONTINUOUS, "observations", None, "observations: missing"),
-    (CONTINUOUS, "observations", lambda a: a[:-1], "8 rows, and 9 are expected; an episode of T"),
+    (CONTINUOUS, "observations", lambda a: a[:-1], "shape (8, 3), and (9, 3) is expected"),
     (CONTINUOUS, "observations", lambda a: a[:, :2], "observations: shape (9, 2), and (9, 3) is"),
     (CONTINUOUS, "observations", put((4, 1), np.nan), "observations: NaN or infinity in row 4"),
     (
@@ -180,11 +184,11 @@ WRONG = [
         "observations: float32 (), and an array of",
     ),
     (CONTINUOUS, "actions", put((5, 1), 4.1), "actions: 4.1 of step 5 is outside of -2 to 4; give"),
-    (CONTINUOUS, "actions", lambda a: a[:, 0], "actions: shape (6,), and ('N', 2) is expected"),
-    (CONTINUOUS, "actions", lambda a: a[:5], "actions: 5 rows, and 6 are expected"),
+    (CONTINUOUS, "actions", lambda a: a[:, 0], "actions: shape (6,), and (6, 2) is expected"),
+    (CONTINUOUS, "actions", lambda a: a[:5], "actions: shape (5, 2), and (6, 2) is"),
     (DISCRETE, "actions", put(2, 3), "actions: 3 of step 2 is not in Discrete(4, start=-1)"),
     (DISCRETE, "actions", lambda a: a * 1.0, "actions: float64, and integers are expected"),
-    (DISCRETE, "rewards", lambda a: a[:, None], "rewards: shape (6, 1), and one number for each"),
+    (DISCRETE, "rewards", lambda a: a[:, None], "rewards: shape (6, 1), and (N) is expected"),
     (DISCRETE, "rewards", lambda a: a[:0], "rewards: no step; record at least one episode"),
     (DISCRETE, "rewards", put(0, np.inf), "rewards: NaN or infinity in row 0"),
     (DISCRETE, "terminations", None, "terminations: missing"),
@@ -231,6 +235,17 @@ def test_nothing_is_unpickled(tmp_path, capsys):
     with pytest.raises(UsageError, match=r"no sound \.npz file"):
         read_npz(tmp_path / "b.npz")
     assert capsys.readouterr().out == ""
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused_unread(tmp_path):
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("rewards.npy", bytes(1000))
+    # The size in the list of entries, which is read before an entry is unpacked.
+    data = path.read_bytes()
+    path.write_bytes(data.replace((1000).to_bytes(4, "little"), (3 << 30).to_bytes(4, "little")))
+    with pytest.raises(UsageError, match=r"MB that unpack to 3\.2 GB, and at most 1\.1 GB are"):
+        read_npz(path)
 
 
 def test_a_header_that_promises_more_than_there_is_costs_no_memory(tmp_path):

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.off_policy.goals import GoalPlaces
-from flame_rl.learner.off_policy.replay.hindsight import Relabelling
+from flame_rl.learner.off_policy.replay.hindsight import GoalPlaces, Relabelling
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import n_step
 from flame_rl.wire.messages import Column, Episodes
@@ -165,22 +163,3 @@ def test_the_store_stays_as_it_was():
     after = n_step(store, positions, 2, 0.9)
     for name in before:
         np.testing.assert_array_equal(before[name], after[name])
-
-
-def test_the_share_and_the_future_are_those_of_the_generator():
-    """Of many draws of one step, the share gets another goal, each later one equally often."""
-    store = ReplayStore(COLUMNS, CAPACITY)
-    episode = episodes_of([6], 0)
-    episode.columns["observations"][:, 3] = np.arange(7)
-    store.add(episode)
-    positions = np.full(40_000, 1)
-    steps = Relabelling(FUNCTIONS, "future", 0.8).relabelled(
-        store, positions, np.random.default_rng(1)
-    )
-    goals = n_step(steps, positions, 1, 0.9)["observations"][:, DESIRED.start]
-    own = episode.columns["observations"][1, DESIRED.start]
-    assert own in (1, 2)  # which no chosen step has but those two ahead
-    counts = np.bincount(goals.astype(int), minlength=7)
-    expected = np.array([0, 0, 0.16, 0.16, 0.16, 0.16, 0.16])
-    expected[int(own)] += 0.2
-    assert counts / 40_000 == pytest.approx(expected, abs=0.01)

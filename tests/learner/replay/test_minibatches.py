@@ -23,7 +23,7 @@ def drawing(**options):
 
 def test_each_minibatch_has_the_steps_of_its_own_positions():
     algorithm = drawing()
-    drawn, positions, _ = algorithm.minibatches.draw(4, 10, 1.0, np.random.default_rng(0))
+    drawn, positions = algorithm.minibatches.draw(4, 1.0, np.random.default_rng(0))
     assert positions.shape == (4, 10) and len(set(map(bytes, positions))) == 4
     for place in range(4):
         own = algorithm.inner.view(algorithm.replay.store, positions[place])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, uniform
+from flame_rl.learner.off_policy.replay.samplers import (
+    PrioritizedSampler,
+    SumTree,
+    tree_bytes,
+    uniform,
+)
 from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.tree import SumTree, tree_bytes
 from tests.learner.replay.oracle import CONTINUOUS, Oracle, make_episodes
 
 CAPACITY = 12
@@ -123,14 +125,6 @@ def test_uniform_draws_every_step_equally_often():
     assert chi_square(counts[5:], np.full(10, 0.1)) < 33.7
 
 
-def test_an_empty_store_is_refused():
-    store = ReplayStore(CONTINUOUS, CAPACITY)
-    with pytest.raises(ValueError, match="no steps"):
-        uniform(store, 1, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="no steps"):
-        PrioritizedSampler(store, 0.6).sample(1, 0.4, np.random.default_rng(0))
-
-
 # Prioritised -------------------------------------------------------------------------------------
 
 
@@ -210,73 +204,6 @@ def test_priorities_are_drawn_in_proportion():
     draws, _ = sampler.sample(20_000, 1.0, rng)
     counts = np.bincount(draws, minlength=15)[5:]
     assert (np.abs(counts - 20_000 * probabilities) <= 2).all()
-
-
-def test_a_batch_weighted_wholly_is_an_unbiased_mean():
-    """With beta 1, weights make the mean over draws the mean over all steps."""
-    store = store_of(10)
-    sampler, values = PrioritizedSampler(store, 1.0), np.arange(10.0)
-    sampler.update(np.arange(10), np.arange(1.0, 11))
-    positions, weights = sampler.sample(100_000, 1.0, np.random.default_rng(0))
-    mean = (weights * values[positions]).sum() / weights.sum()
-    assert mean == pytest.approx(values.mean(), abs=0.01)
-
-
-def test_new_steps_have_the_greatest_priority_so_far():
-    store = store_of(4)
-    sampler = PrioritizedSampler(store, 1.0)
-    sampler.update(np.array([0, 1]), np.array([7.0, 0.5]))
-    sampler.update(np.array([0]), np.array([2.0]))
-    add(store, [2])
-    assert sampler.state()["priorities"].tolist() == [2, 0.5, 1, 1, 7, 7]
-
-
-def test_a_late_update_does_not_change_the_step_that_took_the_place():
-    store = store_of(6)
-    sampler = PrioritizedSampler(store, 1.0)
-    sampler.sample(1, 1.0, np.random.default_rng(0))
-    add(store, [CAPACITY])
-    sampler.update(np.array([0]), np.array([5.0]))
-    assert sampler.state()["priorities"].tolist() == [1] * CAPACITY
-
-
-@pytest.mark.parametrize("priority", [0.0, -1.0, np.nan, np.inf, 1e-320, 1e300])
-def test_a_priority_that_cannot_be_is_refused(priority):
-    store = store_of(6)
-    sampler = PrioritizedSampler(store, 1.1)
-    before = sampler.state()
-    with pytest.raises(ValueError, match="priorities"):
-        sampler.update(np.array([0, 1]), np.array([3.0, priority]))
-    assert_same_state(before, sampler.state())
-
-
-def test_steps_to_come_and_a_negative_alpha_are_refused():
-    store = store_of(6)
-    sampler = PrioritizedSampler(store, 1.0)
-    with pytest.raises(ValueError, match="positions"):
-        sampler.update(np.array([0, 6]), np.array([3.0, 3.0]))
-    with pytest.raises(ValueError, match="alpha"):
-        PrioritizedSampler(store, -0.1)
-
-
-def test_a_restored_sampler_draws_the_same_positions():
-    store, rng = ReplayStore(CONTINUOUS, 1000), np.random.default_rng(0)
-    sampler = PrioritizedSampler(store, 0.6)
-    for _ in range(30):
-        add(store, [37, 61])
-        positions, _ = sampler.sample(64, 0.4, rng)
-        sampler.update(positions, rng.random(64) + 0.01)
-    restored = PrioritizedSampler(store, 0.6)
-    restored.restore(sampler.state())
-    other = copy.deepcopy(rng)
-    for _ in range(20):
-        one, two = sampler.sample(50, 0.4, rng), restored.sample(50, 0.4, other)
-        np.testing.assert_array_equal(one[0], two[0])
-        np.testing.assert_array_equal(one[1], two[1])
-        sampler.update(one[0], one[1] + 0.1)
-        restored.update(two[0], two[1] + 0.1)
-        add(store, [50])
-    assert_same_state(sampler.state(), restored.state())
 
 
 def test_restoring_forgets_what_the_sampler_held():

@@ -3,21 +3,254 @@ been one that the episode reached later.
 
 The store keeps episodes as they were played. A minibatch gets its goals when it is read: rewards
 and ends are computed again, and the desired goal is replaced in every observation.
+
+Such an environment observes a Dict of `observation`, `achieved_goal` and `desired_goal`, and has
+`compute_reward(achieved_goal, desired_goal, info)`, as GoalEnv in Gymnasium-Robotics. The learner
+makes one object of it, asks these functions alone, and never steps it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 
-from flame_rl.learner.off_policy.goals import GoalFunctions, find_goals
+from flame_rl.actor.failure import SimulatorError, summary, traceback_of
+from flame_rl.actor.simulators.plain import PlainSimulator
+from flame_rl.actor.worker.process import CLOSE_SECONDS
 from flame_rl.learner.off_policy.replay.views import StoredSteps
+from flame_rl.learner.training.frames import observations_of, step_rows
 from flame_rl.settings.config import TrainConfig, environment_of
 from flame_rl.system.errors import UsageError
-from flame_rl.wire.inputs import OBSERVATIONS
-from flame_rl.wire.messages import EnvironmentSpec
+from flame_rl.system.signals import close_within
+from flame_rl.wire.inputs import OBSERVATIONS, observation_parts
+from flame_rl.wire.messages import Environment, EnvironmentSpec, Episodes
+
+ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
+# A goal is stored as float32: of so many steps one may lie on the other side of a threshold.
+_STEPS_OF_A_ROUNDING = 10_000
+# Relative error of a reward that float32 explains.
+_ROUNDING = 1e-5
+# Steps on which one call for many goals is compared with a call for each.
+_COMPARED = 64
+
+# Of achieved and desired goals: of one each, or of M.
+_Function = Callable[[np.ndarray, np.ndarray], Any]
+
+
+@dataclass(frozen=True)
+class GoalPlaces:
+    """Where the goals lie in a flattened observation, slices of G numbers each, and the space of
+    one, a Box or MultiBinary."""
+
+    achieved: slice
+    desired: slice
+    space: gymnasium.Space
+
+
+def find_goals(spec: EnvironmentSpec) -> GoalPlaces:
+    """Where the environment's goals are. Raises UsageError, about --hindsight, if it has none, or
+    several agents."""
+    if spec.agents:
+        raise UsageError(
+            f"--hindsight: {spec.env_id} has several agents, whose rewards may depend on each "
+            "other; leave the flag out"
+        )
+    parts = {part.path: part for part in observation_parts(spec.observation_space)}
+    found = [parts.get((name,)) for name in (ACHIEVED, DESIRED)]
+    if None in found:
+        raise UsageError(
+            f"--hindsight: it needs observations that are a Dict with {ACHIEVED} and {DESIRED}, "
+            f"each a Box or MultiBinary, and {spec.env_id} observes {spec.observation_space!s:.300}"
+            "; leave the flag out, or let --observe keep both keys"
+        )
+    forms = [(type(part.space), part.space.shape, part.one_byte) for part in found]
+    kind, _, one_byte = forms[0]
+    if forms[0] != forms[1] or kind not in (spaces.Box, spaces.MultiBinary) or one_byte:
+        raise UsageError(
+            f"--hindsight: {ACHIEVED} and {DESIRED} must be alike, both a Box of numbers or both "
+            f"MultiBinary, and no pictures; {spec.env_id} has {found[0].space!s:.200} and "
+            f"{found[1].space!s:.200}. A wrapper may make them so"
+        )
+    return GoalPlaces(*(slice(part.start, part.stop) for part in found), found[1].space)
+
+
+class GoalFunctions:
+    """The environment's own functions of goals, and the object that has them.
+
+    Which goals end an episode says its `compute_terminated` or, as in panda-gym, whose episodes
+    terminate with a success, its `task.is_success`. Where it has neither, no goal ends one, and
+    episodes that terminate are refused.
+
+    Attributes:
+        places: where the goals are in an observation.
+    """
+
+    def __init__(self, environment: Environment, places: GoalPlaces) -> None:
+        self.places = places
+        self._environment = environment
+        self._simulator: PlainSimulator | None = None
+        self._reward: _Function | None = None
+        self._ended: _Function | None = None
+        # How often each function gave what the environment did not.
+        self._steps, self._differing = 0, {"compute_reward": 0, "compute_terminated": 0}
+
+    def open(self) -> gymnasium.Env:
+        """The object of the environment, which is made unless there is one. Raises UsageError if it
+        cannot be made, or has no `compute_reward`."""
+        if self._simulator is None:
+            try:
+                self._simulator = PlainSimulator(replace(self._environment, slots=1))
+            except SimulatorError as error:
+                raise UsageError(
+                    f"--hindsight: the learner makes an environment of its own, and {error}"
+                ) from error
+        env = self._simulator.first
+        if _attribute(env, "compute_reward") is None:
+            raise UsageError(
+                f"--hindsight: {self._environment.env_id} has no compute_reward(achieved_goal, "
+                "desired_goal, info), which would give the reward of another goal; add the method "
+                "to the environment, or by a wrapper"
+            )
+        return env
+
+    def close(self) -> None:
+        """Close the object of the environment, if there is one."""
+        simulator, self._simulator = self._simulator, None
+        if simulator is not None:
+            close_within(CLOSE_SECONDS, simulator.close)
+
+    def check(self, episodes: Episodes) -> None:
+        """Compute the rewards and ends of collected episodes again. Raises UsageError if the
+        functions give others than the environment did, or as `outcomes` does."""
+        observations = np.asarray(observations_of(episodes.columns))
+        following = observations[step_rows(episodes.lengths) + 1]
+        achieved, desired = following[:, self.places.achieved], following[:, self.places.desired]
+        rewards, ended = self.outcomes(achieved, desired)
+        terminated = np.zeros(episodes.steps, bool)
+        terminated[np.cumsum(episodes.lengths) - 1] = episodes.terminated
+        if self._ended is None and terminated.any():
+            raise UsageError(
+                f"--hindsight: an episode of {self._environment.env_id} terminated, and it has no "
+                "compute_terminated(achieved_goal, desired_goal, info), which would say whether "
+                "one ends with another goal; add the method to the environment, or by a wrapper"
+            )
+        self._steps += episodes.steps
+        given = episodes.columns["rewards"]
+        rounding = _ROUNDING * (1 + np.abs(achieved).max() + np.abs(desired).max())
+        same = np.isclose(rewards, given, rtol=_ROUNDING, atol=rounding)
+        self._refuse_if_many("compute_reward", ~same, rewards, given)
+        self._refuse_if_many("compute_terminated", ended != terminated, ended, terminated)
+
+    def outcomes(self, achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rewards, float32 [M], and whether the episode terminates, bool [M], of steps that lead to
+        these achieved goals; both kinds of goals are as they are observed, float32 [M, G]. Raises
+        UsageError if the environment has no such functions, or they fail."""
+        if not len(achieved):
+            return np.zeros(0, np.float32), np.zeros(0, bool)
+        space = self.places.space
+        achieved, desired = (
+            goals.reshape(-1, *space.shape).astype(space.dtype) for goals in (achieved, desired)
+        )
+        if self._reward is None:
+            self._find(achieved[:_COMPARED], desired[:_COMPARED])
+        rewards = self._values("compute_reward", self._reward, achieved, desired)
+        ended = np.zeros(len(achieved), bool)
+        if self._ended is not None:
+            ended = self._values("compute_terminated", self._ended, achieved, desired)
+        return rewards.astype(np.float32), ended.astype(bool)
+
+    def _find(self, achieved: np.ndarray, desired: np.ndarray) -> None:
+        env = self.open()
+        # Steps that reach their goal are among them, and steps that do not.
+        desired = np.concatenate([desired, achieved, np.roll(achieved, 1, axis=0)])
+        achieved = np.concatenate([achieved] * 3)
+        compute = self._with_info(_attribute(env, "compute_reward"))
+        reward = self._for_many("compute_reward", compute, achieved, desired)
+        if (compute := _attribute(env, "compute_terminated")) is not None:
+            ended = self._with_info(compute)
+            self._ended = self._for_many("compute_terminated", ended, achieved, desired)
+        elif (succeeds := getattr(_attribute(env, "task"), "is_success", None)) is not None:
+            self._ended = self._for_many("task.is_success", succeeds, achieved, desired)
+        self._reward = reward
+
+    def _with_info(self, compute: Callable[..., Any]) -> _Function:
+        """GoalEnv's function, with an empty info for each goal."""
+
+        def computed(achieved: np.ndarray, desired: np.ndarray) -> Any:
+            one = achieved.shape == self.places.space.shape
+            return compute(achieved, desired, {} if one else [{} for _ in achieved])
+
+        return computed
+
+    def _for_many(
+        self, name: str, function: _Function, achieved: np.ndarray, desired: np.ndarray
+    ) -> _Function:
+        """The function for M goals at once: itself where it gives for these what it gives for each
+        of them alone, otherwise a loop."""
+
+        def one_by_one(achieved: np.ndarray, desired: np.ndarray) -> list[Any]:
+            return [function(*pair) for pair in zip(achieved, desired, strict=True)]
+
+        expected = self._values(name, one_by_one, achieved, desired)
+        with contextlib.suppress(Exception):
+            together = np.asarray(function(achieved, desired))
+            if together.shape == expected.shape and np.array_equal(
+                together.astype(np.float32), expected.astype(np.float32)
+            ):
+                return function
+        return one_by_one
+
+    def _values(
+        self, name: str, function: _Function, achieved: np.ndarray, desired: np.ndarray
+    ) -> np.ndarray:
+        """What a function returned, a finite number for each goal, [M]."""
+        title = f"--hindsight: {name} of {self._environment.env_id}"
+        try:
+            values = np.asarray(function(achieved, desired))
+        except Exception as error:
+            raise UsageError(
+                f"{title} raised {summary(error)}; it is called with goals and an empty info\n\n"
+                f"{traceback_of(error).rstrip()}"
+            ) from error
+        if values.shape != (len(achieved),) or values.dtype.kind not in "biuf":
+            raise UsageError(
+                f"{title} returned {values.dtype} of shape {values.shape[1:]} for a goal; it must "
+                "return a single number"
+            )
+        if not np.isfinite(values).all():
+            place = int(np.argmin(np.isfinite(values)))
+            raise UsageError(
+                f"{title} returned {values[place]} for the achieved goal {achieved[place]!s:.80} "
+                f"and the desired goal {desired[place]!s:.80}; look for a division by 0"
+            )
+        return values
+
+    def _refuse_if_many(
+        self, name: str, differs: np.ndarray, computed: np.ndarray, given: np.ndarray
+    ) -> None:
+        self._differing[name] += int(differs.sum())
+        if self._differing[name] <= max(1, self._steps // _STEPS_OF_A_ROUNDING):
+            return
+        place = int(np.argmax(differs))
+        raise UsageError(
+            f"--hindsight: {name} of {self._environment.env_id} gives {computed[place]} where a "
+            f"step gave {given[place]}, and differs in {self._differing[name]} of {self._steps} "
+            "steps. It must follow from the two goals alone: info, the action and the state are "
+            "not kept. Look for what else it reads, and for a wrapper that changes rewards or ends"
+        )
+
+
+def _attribute(env: gymnasium.Env, name: str) -> Any:
+    """An attribute of the outermost wrapper that has it, or of the environment; None if nothing has
+    it, or if it is an abstract method, as in GoalEnv."""
+    found = env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+    return None if getattr(found, "__isabstractmethod__", False) else found
 
 
 @dataclass(frozen=True)
@@ -66,14 +299,8 @@ class RelabelledSteps:
         goals: np.ndarray,
         lengths: np.ndarray,
     ) -> None:
-        """
-        Args:
-            store: the steps as they were played.
-            functions: of the environment's goals.
-            chosen: whether a position's goal is replaced, bool [B].
-            goals: by these, [B, G].
-            lengths: steps of each position's episode, int32 [B].
-        """
+        """`chosen`, bool [B], says which positions get the `goals`, [B, G]; `lengths`, int32 [B],
+        are the steps of their episodes."""
         self._store, self._functions = store, functions
         self._chosen, self._goals, self._lengths = chosen, goals, lengths
         self.steps, self.rows = store.steps, store.rows
@@ -99,22 +326,16 @@ class RelabelledSteps:
 
 
 def make_hindsight(config: TrainConfig, spec: EnvironmentSpec) -> Relabelling | None:
-    """What `config.algorithm`, which has `Hindsight` settings, asks for; None: nothing.
-
-    Raises:
-        UsageError: the environment has no goals, or other rewards than its own are learned from.
-    """
+    """What `config.algorithm`, which has `Hindsight` settings, asks for; None: nothing. Raises
+    UsageError if the environment has no goals, or other rewards than its own are learned from."""
     settings, experiment = config.algorithm, config.experiment
     if settings.hindsight == "none":
         return None
-    for name, given in (
-        ("reward", experiment.reward),
-        ("reward-weights", experiment.reward_weights),
-    ):
-        if given:
+    for name in ("reward", "reward_weights"):
+        if getattr(experiment, name):
             raise UsageError(
-                f"--hindsight: it computes the environment's own rewards again, and --{name} makes "
-                "others of them; leave one of the two out"
+                "--hindsight: it computes the environment's own rewards again, and "
+                f"--{name.replace('_', '-')} makes others of them; leave one of the two out"
             )
     functions = GoalFunctions(environment_of(config, spec.env_id), find_goals(spec))
     return Relabelling(functions, settings.hindsight, settings.hindsight_share)

@@ -2,38 +2,47 @@
 holds no more than a place in them.
 
 A journal is a folder of segments, each named by the number of episodes before it. A segment is a
-row of records; see records.py. What follows the place of the checkpoint from which a run resumes
-is cut off, once all before it was read: the run plays it again, to the bit.
+row of records, which are episodes that were appended together: `MAGIC`, the length of the body
+(uint64, little-endian), the digest of the record before it, its own digest, and the body, a message
+of `flame_rl.wire.packing`. A digest is the SHA-256 of the digest before it and the body, so that
+the last one stands for all records. Nothing is pickled.
+
+What follows the place of the checkpoint from which a run resumes is cut off, once all before it was
+read: the run plays it again, to the bit.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from flame_rl.learner.off_policy.replay.records import (
-    NO_DIGEST,
-    Record,
-    in_bytes,
-    records,
-    refuse_wrong_numbers,
-    sync,
-    write_from,
-)
-from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.wire.messages import Episodes
+import numpy as np
 
+from flame_rl.learner.off_policy.replay.store import ReplayStore, check_columns
+from flame_rl.wire.fields import WireError, Within, value_from_data
+from flame_rl.wire.messages import Column, Episodes
+from flame_rl.wire.packing import Buffer, pack_buffers, unpack
+
+MAGIC = b"flameRP2"
+_HEAD = struct.Struct("<8sQ32s32s")
+_KIND = "replay"
+_ABOUT_EPISODES = {"index": "int64", "lengths": "int64", "terminated": "bool", "truncated": "bool"}
+# Below 2**63 even with what follows.
+_Before = Annotated[int, Within(0, (1 << 62) - 1, "an integer from 0 to 2**62 - 1")]
+# Begins the name of a column among a record's arrays.
+_COLUMN = "column "
+# The digest before the first record.
+NO_DIGEST = bytes(hashlib.sha256().digest_size)
 _SEGMENT_BYTES = 16_000_000
 _OWN_NAME = re.compile(r"\d{12}\.replay")
-# Takes the name of a segment.
-_FOREIGN = (
-    "records of {} are those of another run, or were altered: they are not the ones that this "
-    "checkpoint was made with. Put the run's own replay folder back"
-)
 
 
 class JournalError(ValueError):
@@ -60,20 +69,35 @@ class Place(NamedTuple):
     digest: bytes = NO_DIGEST
 
 
+@dataclass(frozen=True)
+class Record:
+    """Episodes that were appended together, after so many episodes and steps. It ends at byte `end`
+    of its segment; for the digests see above."""
+
+    before: int
+    steps_before: int
+    episodes: Episodes
+    segment: int
+    end: int
+    previous: bytes
+    digest: bytes
+
+
 class Journal:
     """Appends episodes to the newest segment, and begins another when that is large enough.
 
-    Where the folder has segments, `restore` comes first.
+    `restore` comes first; `read` alone leaves the folder as it is.
 
     Attributes:
         folder: of the segments.
+        columns: what every step must have; more are kept as they are.
     """
 
-    def __init__(self, folder: Path, segment_bytes: int = _SEGMENT_BYTES) -> None:
-        """Open the folder, or make it. Raises OSError if the disk refuses."""
-        self.folder = folder
+    def __init__(
+        self, folder: Path, columns: Sequence[Column], segment_bytes: int = _SEGMENT_BYTES
+    ) -> None:
+        self.folder, self.columns = folder, columns
         self._segment_bytes = segment_bytes
-        folder.mkdir(parents=True, exist_ok=True)
         self._episodes = self._steps = self._segment = self._end = 0
         self._digest, self._synced = NO_DIGEST, False
 
@@ -86,70 +110,38 @@ class Journal:
         """
         segment, end = self._segment, self._end
         if end >= self._segment_bytes:
-            sync(self.path(segment))
+            _sync(self.path(segment))
             segment, end = self._episodes, 0
-        chunks, digest = in_bytes(self._episodes, self._steps, self._digest, episodes)
+        chunks, digest = _in_bytes(self._episodes, self._steps, self._digest, episodes)
         self._synced = False
-        self._end = write_from(self.path(segment), end, chunks)
+        self._end = _write_from(self.path(segment), end, chunks)
         self._segment, self._digest = segment, digest
         self._episodes += len(episodes)
         self._steps += episodes.steps
 
     def place(self, store: ReplayStore) -> Place:
-        """What a checkpoint holds of a store, once the journal is safely on disk.
-
-        Raises:
-            OSError: the disk refuses.
-            ValueError: the store has other episodes than the journal.
-        """
-        if (store.episodes, store.steps) != (self._episodes, self._steps):
-            raise ValueError(
-                f"replay: {store.episodes} episodes were added to the store and {self._episodes} "
-                "to its journal; append to the journal all that the store gets"
-            )
+        """What a checkpoint holds of a store, all of whose episodes were appended, once the journal
+        is safely on disk. Raises OSError if the disk refuses."""
         if self._end and not self._synced:
-            sync(self.path(self._segment))
-            sync(self.folder)
+            _sync(self.path(self._segment))
+            _sync(self.folder)
             self._synced = True
         kept = store.capacity, self._episodes, self._steps, store.oldest
         return Place(*kept, self._segment, self._end, self._digest)
 
     def restore(self, store: ReplayStore, place: Place) -> None:
-        """Bring a store to this place, and cut off the journal there.
-
-        Args:
-            store: whatever it holds is forgotten.
-            place: as `place` returned it; one of a capacity alone: nothing was added.
-
-        Raises:
-            JournalError: an episode before the place is missing, damaged or of another run, or the
-                store has another capacity. Nothing is cut off, and the store is of no use.
-            ValueError: a record is sound and the store does not take it, with the same remark.
-            OSError: the disk refuses.
-        """
-        reached, digest = (0, 0), NO_DIGEST
+        """Bring a store, which forgets what it holds, to this place, and cut off the journal there.
+        A place of a capacity alone is that before the first episode. Raises as `read` does, and
+        JournalError if the store has another capacity; then nothing is cut off, and the store is of
+        no use."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         store.begin(0, 0)
-        for segment in self.segments(place.oldest):
-            for record in records(self.path(segment)):
-                if (segment, record.end) > (place.segment, place.end):
-                    break
-                if store.episodes == 0:
-                    store.begin(record.before, record.steps_before)
-                elif record.previous != digest:
-                    raise JournalError(_FOREIGN.format(self.path(segment).name))
-                store.add(record.episodes)
-                refuse_wrong_numbers(store.columns, record.episodes)
-                reached, digest = (segment, record.end), record.digest
-        kept = store.capacity, store.episodes, store.steps, store.oldest
-        if (*kept, *reached) != place[:-1]:
-            raise JournalError(
-                f"the checkpoint needs the episodes {place.oldest} to {place.episodes - 1}, and "
-                f"{store.episodes - store.oldest} of them are there and sound; put the run's own "
-                "files back, resume from another checkpoint of the run, "
-                f"--resume RUN/checkpoints/NAME.ckpt, or begin it anew"
-            )
-        if digest != place.digest:
-            raise JournalError(_FOREIGN.format(self.path(place.segment).name))
+        for record in self.read(place):
+            if store.episodes == 0:
+                store.begin(record.before, record.steps_before)
+            store.add(record.episodes)
+        if (store.capacity, store.episodes, store.steps, store.oldest) != place[:4]:
+            raise _incomplete(place)
         self._episodes, self._steps = place.episodes, place.steps
         self._segment, self._end, self._digest = place.segment, place.end, place.digest
         for segment in self.segments():
@@ -159,30 +151,34 @@ class Journal:
             elif segment == self._segment and path.stat().st_size > self._end:
                 os.truncate(path, self._end)
 
-    def every(self) -> Iterator[Record]:
-        """All records, the oldest first, up to one that is torn.
+    def read(self, place: Place | None = None) -> Iterator[Record]:
+        """The records that a place needs, or all up to one that is torn, the oldest first; the
+        folder stays as it is.
 
         Raises:
-            JournalError: a segment does not go on where the one before it ends.
-            OSError, WireError: it cannot be read, or has another form.
+            JournalError: one that the place needs is missing, damaged or of another run.
+            OSError: the disk refuses.
+            ValueError: a record is sound and has another form, or other columns.
         """
-        digest = None
-        for segment in self.segments():
-            for record in records(self.path(segment)):
+        last, digest = (0, 0), None
+        for segment in self.segments(0 if place is None else place.oldest):
+            for record in self._records(segment):
+                if place is not None and (segment, record.end) > (place.segment, place.end):
+                    break
                 if digest not in (None, record.previous):
-                    raise JournalError(_FOREIGN.format(self.path(segment).name))
-                digest = record.digest
+                    raise self._foreign(segment)
+                if place is not None and digest is None and record.before > place.oldest:
+                    raise _incomplete(place)
+                last, digest = (segment, record.end), record.digest
                 yield record
+        if place is not None and last != (place.segment, place.end):
+            raise _incomplete(place)
+        if place is not None and (digest or NO_DIGEST) != place.digest:
+            raise self._foreign(place.segment)
 
     def forget(self, oldest: int) -> None:
-        """Delete the segments that no place needs.
-
-        Args:
-            oldest: the least `oldest` of all places that may be restored.
-
-        Raises:
-            OSError: the disk refuses.
-        """
+        """Delete the segments that no place needs; `oldest` is the least of all places that may be
+        restored. Raises OSError if the disk refuses."""
         for segment, following in pairwise(self.segments()):
             if following <= oldest:
                 self.path(segment).unlink()
@@ -199,28 +195,110 @@ class Journal:
         begin = max((segment for segment in segments if segment <= oldest), default=0)
         return [segment for segment in segments if segment >= begin]
 
+    def _records(self, segment: int) -> Iterator[Record]:
+        """The records of a segment, up to the first one that is torn or damaged."""
+        path, end = self.path(segment), 0
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            while end + _HEAD.size <= size:
+                magic, length, previous, digest = _HEAD.unpack(file.read(_HEAD.size))
+                end += _HEAD.size + length
+                if magic != MAGIC or end > size:
+                    return
+                body = bytearray(length)
+                file.readinto(body)
+                hashed = hashlib.sha256(previous)
+                hashed.update(body)
+                if hashed.digest() != digest:
+                    return
+                content = _content(body, self.columns)
+                yield Record(*content, segment, end, previous, digest)
 
-def read_episodes(folder: Path, place: Place) -> Iterator[Episodes]:
-    """The episodes of a journal up to this place, the oldest first; the folder stays as it is.
-
-    Raises:
-        JournalError: one that the place needs is missing, damaged or of another run.
-        OSError: the files cannot be read.
-    """
-    if not folder.is_dir():
-        raise JournalError("the folder is not there; it lies in the run's folder")
-    journal, digest, begun = Journal(folder), NO_DIGEST, False
-    for segment in journal.segments(place.oldest):
-        for record in records(journal.path(segment)):
-            if (segment, record.end) > (place.segment, place.end):
-                break
-            if not begun and record.before > place.oldest:
-                break
-            if begun and record.previous != digest:
-                raise JournalError(_FOREIGN.format(journal.path(segment).name))
-            digest, begun = record.digest, True
-            yield record.episodes
-    if digest != place.digest:
-        raise JournalError(
-            f"the episodes {place.oldest} to {place.episodes - 1} are not all there and sound"
+    def _foreign(self, segment: int) -> JournalError:
+        return JournalError(
+            f"records of {self.path(segment).name} are those of another run, or were altered: they "
+            "are not the ones that this checkpoint was made with. Put the run's own replay folder "
+            "back"
         )
+
+
+def _incomplete(place: Place) -> JournalError:
+    return JournalError(
+        f"the checkpoint needs the episodes {place.oldest} to {place.episodes - 1}, and not all of "
+        "them are there and sound; put the run's own files back, resume from another checkpoint of "
+        "the run, --resume RUN/checkpoints/NAME.ckpt, or begin it anew"
+    )
+
+
+def _in_bytes(
+    before: int, steps_before: int, previous: bytes, episodes: Episodes
+) -> tuple[list[Buffer], bytes]:
+    """A record in chunks, to be written one after another, and its digest; for the arguments see
+    `Record`."""
+    header = {"episodes": before, "steps": steps_before}
+    arrays = {name: getattr(episodes, name) for name in _ABOUT_EPISODES}
+    arrays |= {_COLUMN + name: array for name, array in episodes.columns.items()}
+    body = pack_buffers(_KIND, header, arrays)
+    hashed = hashlib.sha256(previous)
+    for chunk in body:
+        hashed.update(chunk)
+    digest = hashed.digest()
+    return [_HEAD.pack(MAGIC, sum(map(len, body)), previous, digest), *body], digest
+
+
+def _content(body: bytearray, columns: Sequence[Column]) -> tuple[int, int, Episodes]:
+    """The first three fields of a `Record`, from its bytes, which are untrusted. Raises ValueError
+    if something is wrong with them."""
+    header, arrays = unpack(body, _KIND)
+    before, steps_before = (
+        value_from_data(_Before, header.get(name), name) for name in ("episodes", "steps")
+    )
+    count = arrays.get("lengths", np.zeros(0)).shape[:1]
+    about = {name: arrays.pop(name, None) for name in _ABOUT_EPISODES}
+    for name, dtype in _ABOUT_EPISODES.items():
+        if about[name] is None or (about[name].dtype, about[name].shape) != (dtype, count):
+            raise WireError(f"{name}: not {dtype}, one for each episode")
+    if not (about["terminated"] | about["truncated"]).all():
+        raise WireError("terminated, truncated: an episode ends by one of them")
+    named = {name.removeprefix(_COLUMN): array for name, array in arrays.items()}
+    episodes = Episodes(**about, columns=named)
+    check_columns(columns, episodes)
+    for name, array in named.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise WireError(f"{_COLUMN}{name}: not finite")
+    for column in columns:
+        column.refuse_other_choices(f"{_COLUMN}{column.name}", named[column.name])
+    return before, steps_before, episodes
+
+
+def _write_from(path: Path, start: int, chunks: Sequence[Buffer]) -> int:
+    """Write the chunks from byte `start` on, where the file then ends; returns that end.
+
+    Raises OSError if the disk refuses; the file then ends at `start`, now or at the next write.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.ftruncate(descriptor, start)
+        end = start
+        for chunk in chunks:
+            rest = memoryview(chunk)
+            while rest:
+                # On a disk that is nearly full, fewer bytes than asked for.
+                written = os.pwrite(descriptor, rest, end)
+                rest, end = rest[written:], end + written
+        return end
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, start)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    """Make a file, or a folder's list of files, outlast a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

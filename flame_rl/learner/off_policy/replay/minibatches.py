@@ -1,13 +1,15 @@
-"""Minibatches for gradient steps: from the replay memory, or with a share from demonstrations."""
+"""Minibatches for gradient steps: drawn from the replay memory, a share of them from
+demonstrations, and with normalised observations."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
+import gymnasium
 import numpy as np
+from torch import nn
 
 from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.off_policy.gradient_step import GradientStep
@@ -16,70 +18,79 @@ from flame_rl.learner.off_policy.replay.replay import ReplayMemory
 from flame_rl.learner.off_policy.replay.samplers import uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore
 from flame_rl.learner.off_policy.replay.views import StoredSteps
+from flame_rl.learner.state import Stateful
+from flame_rl.learner.training.frames import SideBySide
 from flame_rl.learner.training.network import Samples
+from flame_rl.learner.training.normalize import RunningMoments
+from flame_rl.modules.layers import layers_of, side_by_side
+from flame_rl.modules.observations import ObservationNormalizer, normalizers_of
+from flame_rl.nets.layers import NormalizeLayer
 from flame_rl.system.errors import UsageError
+from flame_rl.wire.inputs import observation_inputs
+from flame_rl.wire.messages import PolicySnapshot
 
 # Several minibatches are drawn at once, because NumPy takes about as long for one as for all; but
 # about so many bytes at most, so that they stay in the cache until they are used.
 _BYTES_AT_ONCE = 1_000_000
-
-
-class Minibatches(Protocol):
-    """Where the samples of gradient steps come from."""
-
-    def at_once(self, size: int) -> int:
-        """How many minibatches of so many samples may be drawn before the first one is used."""
-        ...
-
-    def draw(
-        self, number: int, size: int, beta: float, generator: np.random.Generator
-    ) -> tuple[Samples, np.ndarray, np.ndarray | None]:
-        """Draw minibatches.
-
-        Args:
-            number: K, of minibatches.
-            size: B, of each.
-            beta: exponent of the importance weights.
-            generator: draws.
-
-        Returns:
-            Samples, [K, B, ...]; the positions of the first of each minibatch in the replay memory,
-            int64 [K, b]; and the importance weights of all, float32 [K, B], or None where steps are
-            drawn uniformly.
-        """
-        ...
+_OBSERVATIONS = ("observations", "next_observations", "between")
 
 
 @dataclass(frozen=True)
-class Replayed:
-    """All samples are of the replay memory.
+class Minibatches:
+    """Where the samples of gradient steps come from.
+
+    A fixed share of each minibatch is drawn from demonstrations, uniformly, and follows the steps
+    of the replay memory (Ball et al. 2023, "Efficient Online Reinforcement Learning with Offline
+    Data", section 4.1). The demonstrations are never overwritten.
 
     Attributes:
         replay: the stored episodes.
         inner: the algorithm, which views them.
+        size: B, samples of a minibatch.
         hindsight: gives drawn steps other goals; None: they keep theirs.
+        demonstrations: further episodes; None: there are none.
+        share: that of demonstrations, from 0 to 1; at least one sample is of the replay memory.
     """
 
     replay: ReplayMemory
     inner: GradientStep
+    size: int
     hindsight: Relabelling | None = None
+    demonstrations: Demonstrations | None = None
+    share: float = 0.0
 
-    def at_once(self, size: int) -> int:
-        """See `Minibatches`."""
+    @property
+    def at_once(self) -> int:
+        """How many minibatches may be drawn before the first one is used."""
         # A gradient step changes the priorities, which the next draw needs.
-        return 1 if self.replay.prioritized else max(1, _BYTES_AT_ONCE // (size * self._bytes))
+        return 1 if self.replay.prioritized else max(1, _BYTES_AT_ONCE // (self.size * self._bytes))
 
     def draw(
-        self, number: int, size: int, beta: float, generator: np.random.Generator
-    ) -> tuple[Samples, np.ndarray, np.ndarray | None]:
-        """See `Minibatches`."""
-        positions, weights = self.replay.draw(number * size, beta, generator)
-        positions = positions.reshape(number, size)
-        if weights is not None:
-            weights = weights.reshape(number, size)
-        return self.view(self.replay.store, positions, generator), positions, weights
+        self, number: int, beta: float, generator: np.random.Generator
+    ) -> tuple[Samples, np.ndarray]:
+        """Draw K = `number` minibatches.
 
-    def view(
+        Returns:
+            Samples, [K, B, ...], with importance "weights" to the power of `beta`, float32, unless
+            steps are drawn uniformly; and the positions in the replay memory of the first b samples
+            of each, int64 [K, b].
+        """
+        demonstrated = 0
+        if self.demonstrations is not None:
+            demonstrated = min(self.size - 1, math.floor(self.share * self.size + 0.5))
+        positions, weights = self.replay.draw(number * (self.size - demonstrated), beta, generator)
+        positions = positions.reshape(number, -1)
+        samples = self._view(self.replay.store, positions, generator)
+        if weights is not None:
+            samples["weights"] = weights.reshape(number, -1)
+        if demonstrated:
+            others = uniform(self.store, number * demonstrated, generator)
+            shown = self._view(self.store, others.reshape(number, -1), generator)
+            shown["weights"] = np.ones((number, demonstrated), np.float32)
+            samples = {n: np.concatenate([own, shown[n]], axis=1) for n, own in samples.items()}
+        return samples, positions
+
+    def _view(
         self, store: StoredSteps, positions: np.ndarray, generator: np.random.Generator
     ) -> Samples:
         """The steps of a store at these positions, int64 [K, B], as the algorithm learns from
@@ -96,50 +107,60 @@ class Replayed:
         sample = self.inner.view(self.replay.store, np.array([self.replay.store.first]))
         return sum(column.nbytes for column in sample.values())
 
-
-@dataclass(frozen=True)
-class WithDemonstrations:
-    """A fixed share of each minibatch is drawn from demonstrations, uniformly, and follows the
-    steps of the replay memory (Ball et al. 2023, "Efficient Online Reinforcement Learning with
-    Offline Data", section 4.1). The demonstrations are never overwritten.
-
-    Attributes:
-        replayed: the other samples.
-        demonstrations: the episodes.
-        share: from 0 to 1.
-    """
-
-    replayed: Replayed
-    demonstrations: Demonstrations
-    share: float
-
-    def at_once(self, size: int) -> int:
-        """See `Minibatches`."""
-        return self.replayed.at_once(size)
-
-    def draw(
-        self, number: int, size: int, beta: float, generator: np.random.Generator
-    ) -> tuple[Samples, np.ndarray, np.ndarray | None]:
-        """See `Minibatches`."""
-        count = min(size - 1, math.floor(self.share * size + 0.5))
-        own, positions, weights = self.replayed.draw(number, size - count, beta, generator)
-        others = uniform(self.store, number * count, generator).reshape(number, count)
-        others = self.replayed.view(self.store, others, generator)
-        if weights is not None:
-            weights = np.concatenate([weights, np.ones((number, count), weights.dtype)], axis=1)
-        return {n: np.concatenate([own[n], others[n]], axis=1) for n in own}, positions, weights
-
     @cached_property
     def store(self) -> ReplayStore:
         """The demonstrations. Raises UsageError where they lack a column, or where their rewards
         or ends are not those that hindsight computes."""
-        like, hindsight = self.replayed.replay.store, self.replayed.hindsight
-        if hindsight is not None:
-            hindsight.functions.check(self.demonstrations.episodes)
-        episodes = self.replayed.inner.record(self.demonstrations.episodes)
+        like = self.replay.store
+        if self.hindsight is not None:
+            self.hindsight.functions.check(self.demonstrations.episodes)
+        episodes = self.inner.record(self.demonstrations.episodes)
         store = ReplayStore(like.columns, episodes.steps + len(episodes), like.frames)
         try:
             store.add(episodes)
         except ValueError as error:
             raise UsageError(f"--demonstrations: {error}") from error
         return store
+
+
+class NormalizedObservations:
+    """Brings observations to mean 0 and standard deviation 1, by the statistics of all that were
+    collected (Lee et al. 2025, "SimBa": running statistics normalisation).
+
+    The replay memory stores raw observations, because the statistics change: samples are
+    normalised when they are drawn, and actors normalise with a layer before the policy's own.
+    """
+
+    def __init__(self, space: gymnasium.Space) -> None:
+        """`space` is that of observations; of several inputs, bytes are not normalised."""
+        inputs = observation_inputs(space)
+        normalizers = [
+            [ObservationNormalizer(each.width)] if each.space is None else [] for each in inputs
+        ]
+        (self._module,) = side_by_side([each.width for each in inputs], normalizers)
+        self._normalizers = normalizers_of(self._module)
+        self._moments = RunningMoments(inputs[-1].stop)
+
+    @property
+    def parts(self) -> dict[str, Stateful | nn.Module]:
+        """Everything with state, by name."""
+        return {"normalizer": self._module, "observations": self._moments}
+
+    def follow(self, observations: np.ndarray | SideBySide) -> None:
+        """Add the observations of an iteration, [N, D], to the statistics."""
+        self._moments.update(observations)
+        for numbers, normalizer in self._normalizers:
+            normalizer.set(self._moments.mean[numbers], self._moments.std[numbers])
+
+    def normalize_samples(self, samples: Samples) -> Samples:
+        """The samples with normalised observations."""
+        normalized = {name: samples[name].copy() for name in samples.keys() & _OBSERVATIONS}
+        for numbers, normalizer in self._normalizers:
+            layer = NormalizeLayer(**normalizer.views())
+            for array in normalized.values():
+                array[..., numbers] = layer.normalize(array[..., numbers])
+        return samples | normalized
+
+    def add_layer(self, snapshot: PolicySnapshot) -> PolicySnapshot:
+        """The policy with the normalisation as its first layer."""
+        return replace(snapshot, layers=(*layers_of(self._module), *snapshot.layers))

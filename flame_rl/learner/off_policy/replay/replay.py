@@ -11,30 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
-from flame_rl.learner.off_policy.replay.journal import (
-    Journal,
-    JournalError,
-    Place,
-    read_episodes,
-)
-from flame_rl.learner.off_policy.replay.records import refuse_wrong_numbers
-from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, uniform
+from flame_rl.learner.off_policy.replay.journal import Journal, Place
+from flame_rl.learner.off_policy.replay.samplers import PrioritizedSampler, tree_bytes, uniform
 from flame_rl.learner.off_policy.replay.store import ReplayStore, bytes_needed, in_words
-from flame_rl.learner.off_policy.replay.tree import tree_bytes
+from flame_rl.learner.state import REPLAY
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import why_refused
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes
 
-# Its name among a learner's parts.
-PART = "replay"
 # Added to a TD error, so that no step is drawn with probability 0 (Schaul et al. 2016, section
 # 3.3).
 _LEAST_PRIORITY = 1e-6
 
 
 class ReplayMemory:
-    """Episodes to learn from again and again; a `Part` of an algorithm's state.
+    """Episodes to learn from again and again; `Stateful`.
 
     A checkpoint holds no episodes, only how far it got in a journal (journal.py). The journal lies
     in the run's folder, or, for a learner without one, in a temporary folder.
@@ -42,6 +34,7 @@ class ReplayMemory:
     Attributes:
         store: the episodes.
         needs: what the store and the priorities need, in words.
+        prioritized: whether steps are drawn by their priorities.
     """
 
     def __init__(
@@ -52,18 +45,11 @@ class ReplayMemory:
         alpha: float | None = None,
         frames: int = 1,
     ) -> None:
-        """
-        Args:
-            spec: of the environment.
-            columns: what is kept of every step.
-            capacity: in steps.
-            alpha: exponent of the priorities; None: steps are drawn uniformly.
-            frames: how many observations are read as one.
-
-        Raises:
-            UsageError: they do not fit into this machine's memory.
-        """
-        needed = bytes_needed(columns, capacity) + (0 if alpha is None else tree_bytes(capacity))
+        """A memory of these columns of `capacity` steps, where `frames` observations are read as
+        one. `alpha` is the exponent of the priorities; None: steps are drawn uniformly. Raises
+        UsageError if they do not fit into this machine's memory."""
+        self.prioritized = alpha is not None
+        needed = bytes_needed(columns, capacity) + self.prioritized * tree_bytes(capacity)
         self.needs = in_words(spec.env_id, capacity, needed)
         if needed > physical_bytes():
             raise UsageError(
@@ -81,9 +67,7 @@ class ReplayMemory:
     @property
     def env_steps(self) -> int:
         """Steps that were ever added."""
-        if self._waiting is not None:
-            return _place_in(self._waiting).steps
-        return self.store.steps
+        return self.store.steps if self._waiting is None else _place_in(self._waiting).steps
 
     def keep_in(self, folder: Path) -> None:
         """Write the journal to this folder, and read it from there when a state is loaded."""
@@ -94,20 +78,12 @@ class ReplayMemory:
         self._source = folder
 
     def take_over(self, state: dict[str, np.ndarray], folder: Path) -> None:
-        """Add the episodes of another replay memory, whose files stay as they are.
-
-        Args:
-            state: what its `state_dict` returned.
-            folder: of its journal.
-
-        Raises:
-            KeyError, ValueError: the state is none; episodes are missing or damaged, or lack a
-                column or have it in another form; `add` raises more.
-            OSError: the files cannot be read.
-        """
-        for episodes in read_episodes(folder, _place_in(state)):
-            self.add(episodes)
-            refuse_wrong_numbers(self.store.columns, episodes)
+        """Add the episodes of another replay memory, given what its `state_dict` returned and the
+        folder of its journal, which stays as it is. Raises KeyError or ValueError if the state is
+        none, or if episodes are missing, damaged or of another form; OSError if the files cannot be
+        read; and as `add` does."""
+        for record in Journal(folder, self.store.columns).read(_place_in(state)):
+            self.add(record.episodes)
 
     def copy_to(self, folder: Path) -> None:
         """Copy the journal. Raises OSError if the disk refuses."""
@@ -126,7 +102,7 @@ class ReplayMemory:
     def first_needed(self, state: dict[str, np.ndarray]) -> int:
         """The number of the first episode that a state of the learner needs, as
         `Learner.state_dict` returned it."""
-        return _place_in(state, f"{PART}.").oldest
+        return _place_in(state, f"{REPLAY}.").oldest
 
     def forget_before(self, first: int) -> None:
         """Delete files that hold only episodes before this number. Raises OSError if the disk
@@ -143,7 +119,12 @@ class ReplayMemory:
             UsageError: an episode is longer than the capacity; nothing was added.
         """
         refuse_longer_episodes(int(episodes.lengths.max()), self.store.capacity)
-        _refuse_beyond_float32(episodes.columns["rewards"])
+        greatest = np.abs(episodes.columns["rewards"]).max()
+        if greatest > np.finfo(np.float32).max:
+            raise RunError(
+                f"the update was refused: a reward of size {greatest:.3g} is beyond float32, in "
+                "which steps are kept for replay. Scale rewards in the environment"
+            )
         self.recall()
         kept = {column.name for column in self.store.columns}
         columns = {name: column for name, column in episodes.columns.items() if name in kept}
@@ -156,11 +137,6 @@ class ReplayMemory:
             self.store.add(episodes)
             journal.append(episodes)
 
-    @property
-    def prioritized(self) -> bool:
-        """Whether steps are drawn by their priorities."""
-        return self._priorities is not None
-
     def draw(
         self, count: int, beta: float, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray | None]:
@@ -171,24 +147,21 @@ class ReplayMemory:
         return self._priorities.sample(count, beta, generator)
 
     def prioritize(self, positions: np.ndarray, errors: np.ndarray) -> None:
-        """Set priorities by absolute TD errors, [B]; no effect where steps are drawn uniformly."""
+        """Set priorities by absolute TD errors, finite, [B]; no effect where steps are drawn
+        uniformly."""
         if self._priorities is not None:
             self._priorities.update(positions, errors + _LEAST_PRIORITY)
 
     def recall(self) -> None:
-        """Read the episodes of the state that was loaded last, if they were not read yet.
-
-        Raises:
-            RunError: they are missing or damaged, or cannot be read.
-        """
+        """Read the episodes of the state that was loaded last, if they were not read yet. Raises
+        RunError if they are missing or damaged, or cannot be read."""
         if self._waiting is None:
             return
         try:
             self._opened().restore(self.store, _place_in(self._waiting))
             if self._priorities is not None:
-                names = ("priorities", "greatest")
-                self._priorities.restore({name: self._waiting[name] for name in names})
-        except (JournalError, OSError, ValueError) as error:
+                self._priorities.restore(self._waiting)
+        except (OSError, ValueError) as error:
             raise RunError(f"replay: {self._folder or self._source}: {error}") from error
         self._waiting = None
 
@@ -206,13 +179,8 @@ class ReplayMemory:
 
     def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
         """The inverse of `state_dict`; the episodes are read when they are needed, by `recall`.
-
-        Raises:
-            KeyError, ValueError: the state is that of another replay memory.
-        """
-        names = {"place", "journal"}
-        if self._priorities is not None:
-            names |= {"priorities", "greatest"}
+        Raises KeyError or ValueError if the state is that of another replay memory."""
+        names = {"place", "journal"} | ({"priorities", "greatest"} if self.prioritized else set())
         if state.keys() != names:
             raise KeyError(f"replay: {', '.join(state)} where there must be {', '.join(names)}")
         capacity = _place_in(state).capacity
@@ -243,7 +211,7 @@ class ReplayMemory:
                 folder = Path(self._temporary.name) / "replay"
                 if self._source is not None and self._source.is_dir():
                     shutil.copytree(self._source, folder)
-            self._journal = Journal(folder)
+            self._journal = Journal(folder, self.store.columns)
             if self._waiting is None:
                 self._journal.restore(self.store, Place(self.store.capacity))
         return self._journal
@@ -263,13 +231,4 @@ def refuse_longer_episodes(steps: int, capacity: int) -> None:
         raise UsageError(
             f"--capacity: {capacity} steps, and an episode of {steps} is kept whole or not at all; "
             "begin a new run with more, or with a time limit, --max-episode-steps"
-        )
-
-
-def _refuse_beyond_float32(rewards: np.ndarray) -> None:
-    greatest = np.abs(rewards).max()
-    if greatest > np.finfo(np.float32).max:
-        raise RunError(
-            f"the update was refused: a reward of size {greatest:.3g} is beyond float32, in which "
-            "steps are kept for replay. Scale rewards in the environment"
         )

@@ -1,7 +1,6 @@
 """Samplers: which steps of a replay store are learned from next, as positions.
 
-All random numbers come from a generator that is passed in. `state` and `restore` carry what a
-sampler remembers over to a resumed run.
+All random numbers come from a generator that is passed in.
 """
 
 from __future__ import annotations
@@ -9,18 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from flame_rl.learner.off_policy.replay.store import ReplayStore
-from flame_rl.learner.off_policy.replay.tree import SumTree
-
-# The greatest p^alpha: a sum of a billion of them is finite.
-_GREATEST_POWER = 1e290
 
 
 def uniform(store: ReplayStore, count: int, generator: np.random.Generator) -> np.ndarray:
-    """Positions of any steps, each as likely as any other, with replacement, int64 [count].
-
-    Raises ValueError if the store is empty.
-    """
-    _refuse_if_empty(store)
+    """Positions of any steps, each as likely as any other, with replacement, int64 [count]."""
     return generator.integers(store.first, store.steps, count)
 
 
@@ -34,10 +25,7 @@ class PrioritizedSampler:
     """
 
     def __init__(self, store: ReplayStore, alpha: float) -> None:
-        if not 0 <= alpha < np.inf:
-            raise ValueError(f"alpha: {alpha}; it must be at least 0, which is uniform")
-        self._store = store
-        self._alpha = alpha
+        self._store, self._alpha = store, alpha
         self._greatest = 1.0
         self._tree = SumTree(store.capacity)
         # The steps that the tree holds.
@@ -46,21 +34,12 @@ class PrioritizedSampler:
     def sample(
         self, count: int, beta: float, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw steps, with replacement.
-
-        Args:
-            count: B.
-            beta: how far the weights correct the preference, from 0 (not at all) to 1 (wholly).
-            generator: draws.
+        """Draw B = `count` steps, with replacement.
 
         Returns:
             Positions, int64 [B], and importance weights, float32 [B]: (size * P(i))^-beta, divided
-            by the greatest of the batch (section 3.4).
-
-        Raises:
-            ValueError: the store is empty.
+            by the greatest of the batch (section 3.4). Beta 0 corrects nothing, 1 all.
         """
-        _refuse_if_empty(self._store)
         self._follow_store()
         share = self._tree.total / count
         leaves = self._tree.find((np.arange(count) + generator.random(count)) * share)
@@ -71,32 +50,14 @@ class PrioritizedSampler:
         return positions, weights.astype(np.float32)
 
     def update(self, positions: np.ndarray, priorities: np.ndarray) -> None:
-        """Set the priorities of steps, such as |TD error| plus a little; of a position named twice,
-        the last counts.
-
-        Args:
-            positions: int64 [B].
-            priorities: [B], greater than 0.
-
-        Raises:
-            ValueError: a priority is not a number greater than 0, or its power is too great or too
-                small for a float64; or a position is of a step that did not come yet.
-        """
+        """Set the priorities of steps, int64 and float [B], finite and greater than 0, such as |TD
+        error| plus a little; of a position named twice, the last counts."""
         priorities = np.asarray(priorities, np.float64)
-        with np.errstate(over="ignore", under="ignore"):
-            powers = np.maximum(priorities, 0) ** self._alpha
-        sound = (priorities > 0) & (priorities < np.inf) & (powers > 0) & (powers < _GREATEST_POWER)
-        if not sound.all():
-            raise ValueError(
-                "priorities: one is not a finite number greater than 0; add a little to the TD "
-                "errors, and see whether the loss is finite"
-            )
         self._follow_store()
-        if (positions >= self._last).any():
-            raise ValueError(f"positions: {positions.max()}, of a step that did not come yet")
         self._greatest = max(self._greatest, float(priorities.max(initial=0)))
         kept = positions >= self._first
-        self._tree.set(positions[kept] % self._store.capacity, powers[kept])
+        powers = priorities[kept] ** self._alpha
+        self._tree.set(positions[kept] % self._store.capacity, powers)
 
     def state(self) -> dict[str, np.ndarray]:
         """ "priorities", float64 [size]: p^alpha of the steps, the oldest first; and "greatest"."""
@@ -105,11 +66,8 @@ class PrioritizedSampler:
         return {"priorities": self._tree.leaves[slots], "greatest": np.array(self._greatest)}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """The inverse of `state`, after the store was restored.
-
-        Raises:
-            ValueError: the state is of another number of steps, or is no state.
-        """
+        """The inverse of `state`, after the store was restored. Raises ValueError if the state is
+        of another number of steps, or is no state."""
         for name, shape in (("priorities", (self._store.size,)), ("greatest", ())):
             if state[name].shape != shape:
                 raise ValueError(f"{name}: {state[name].shape}, where the store has {shape}")
@@ -140,6 +98,63 @@ class PrioritizedSampler:
             self._tree.set_range(0, last - first - split, values[split:])
 
 
-def _refuse_if_empty(store: ReplayStore) -> None:
-    if store.size == 0:
-        raise ValueError("replay: no steps yet; add episodes before drawing from them")
+class SumTree:
+    """A binary tree whose nodes hold the sums of their two children; its leaves are drawn in
+    proportion to their size.
+
+    A sum is always made anew from the two children, never adjusted, so that the tree is a function
+    of its leaves alone, to the bit.
+
+    Attributes:
+        leaves: float64 [capacity], at least 0; read only.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._depth = (capacity - 1).bit_length()
+        # Node i has the children 2i and 2i+1; the root is 1.
+        self._nodes = np.zeros(2 << self._depth)
+        self._children = self._nodes.reshape(-1, 2)
+        self.leaves = self._nodes[1 << self._depth :][:capacity]
+        self.leaves.flags.writeable = False
+
+    @property
+    def total(self) -> float:
+        """The sum of all leaves."""
+        return float(self._nodes[1])
+
+    def set(self, leaves: np.ndarray, values: np.ndarray) -> None:
+        """Set leaves, int64 [B], to values, float64 [B]; of a leaf named twice, the last counts."""
+        nodes = leaves + (1 << self._depth)
+        self._nodes[nodes] = values
+        for _ in range(self._depth):
+            # Two nodes with the same parent both set it to the same sum.
+            nodes = nodes >> 1
+            children = self._children.take(nodes, axis=0)
+            self._nodes[nodes] = children[:, 0] + children[:, 1]
+
+    def set_range(self, start: int, stop: int, values: np.ndarray | float) -> None:
+        """Set the leaves from `start` to before `stop`, at least one."""
+        first, last = start + (1 << self._depth), stop - 1 + (1 << self._depth)
+        self._nodes[first : last + 1] = values
+        for _ in range(self._depth):
+            first, last = first >> 1, last >> 1
+            children = self._children[first : last + 1]
+            self._nodes[first : last + 1] = children[:, 0] + children[:, 1]
+
+    def find(self, sums: np.ndarray) -> np.ndarray:
+        """For each number from 0 to the total, the leaf at which the running sum of the leaves
+        passes it, int64 [B]; never a leaf that is 0."""
+        rest = sums.copy()
+        nodes = np.ones(len(sums), np.int64)
+        for _ in range(self._depth):
+            left, right = self._children.take(nodes, axis=0).T
+            # By rounding, the rest may be a little more than all that is below a node.
+            to_right = (rest >= left) & (right > 0)
+            rest -= left * to_right
+            nodes = 2 * nodes + to_right
+        return nodes - (1 << self._depth)
+
+
+def tree_bytes(capacity: int) -> int:
+    """Bytes of a `SumTree`: between 16 and 32 for each leaf."""
+    return 8 * (2 << (capacity - 1).bit_length())

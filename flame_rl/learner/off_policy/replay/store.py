@@ -39,8 +39,6 @@ class ReplayStore:
     """
 
     def __init__(self, columns: Sequence[Column], capacity: int, frames: int = 1) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity: {capacity} steps; it must be at least 1")
         self.capacity, self.columns, self.frames = capacity, tuple(columns), frames
         self.episodes = self.steps = self.first = 0
         # Lengths of the episodes that are kept, the oldest first.
@@ -72,13 +70,11 @@ class ReplayStore:
         self._lengths.clear()
 
     def add(self, episodes: Episodes) -> None:
-        """Add episodes in their order.
-
-        Raises:
-            ValueError: an episode is longer than the capacity, or a column is missing or has
-                another type or shape; nothing was added.
-        """
-        self._check(episodes)
+        """Add episodes in their order. Raises ValueError as `check_columns` does, or if an episode
+        is longer than the capacity; nothing was added then."""
+        check_columns(self.columns, episodes)
+        if (longest := int(episodes.lengths.max())) > self.capacity:
+            raise ValueError(f"{longest} steps do not fit into a replay store of {self.capacity}")
         self._lengths.extend(episodes.lengths.tolist())
         self.episodes += len(episodes)
         self.steps += episodes.steps
@@ -172,23 +168,19 @@ class ReplayStore:
         numbers[last[episodes.terminated[skipped:]], -1] = 0
         self._numbers[rows] = numbers
 
-    def _check(self, episodes: Episodes) -> None:
-        lengths = episodes.lengths
-        if len(lengths) == 0 or lengths.min() < 1:
-            raise ValueError("lengths: an episode without steps, or no episode at all")
-        longest = int(lengths.argmax())
-        if lengths[longest] > self.capacity:
-            raise ValueError(
-                f"episode {episodes.index[longest]}: {lengths[longest]} steps do not fit into a "
-                f"replay store of {self.capacity}; choose a greater capacity or a time limit"
-            )
-        for column in self.columns:
-            rows = episodes.steps + len(lengths) * column.per_observation
-            array = episodes.columns.get(column.name)
-            if array is None or (array.dtype, array.shape) != (column.dtype, (rows, *column.shape)):
-                found = "missing" if array is None else f"{array.dtype} {array.shape}"
-                wanted = f"{column.dtype} {(rows, *column.shape)}"
-                raise ValueError(f"{column.name}: {found}, where the store keeps {wanted}")
+
+def check_columns(columns: Sequence[Column], episodes: Episodes) -> None:
+    """Raise ValueError if there is an episode without steps or no episode at all, or if one of
+    these columns is missing or has another type or shape."""
+    lengths = episodes.lengths
+    if len(lengths) == 0 or lengths.min() < 1:
+        raise ValueError("lengths: an episode without steps, or no episode at all")
+    for column in columns:
+        rows = episodes.steps + len(lengths) * column.per_observation
+        array, wanted = episodes.columns.get(column.name), (rows, *column.shape)
+        if array is None or (array.dtype, array.shape) != (column.dtype, wanted):
+            found = "missing" if array is None else f"{array.dtype} {array.shape}"
+            raise ValueError(f"{column.name}: {found}, and {column.dtype} {wanted} is expected")
 
 
 def bytes_needed(columns: Sequence[Column], capacity: int) -> int:

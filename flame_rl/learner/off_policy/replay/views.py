@@ -5,7 +5,8 @@ Besides the store's own columns there are "next_observations", where there are m
 "next_action_masks", and "discounts": the factor of the next observation's value, 0 after an end. A
 time limit is no end: the value of the episode's last observation counts. In a store with k frames,
 observations have a dimension k before D, and "missing" says which precede the episode;
-"next_missing" of sequences those of "next_observations".
+"next_missing" of sequences those of "next_observations". A position that the store does not keep
+raises ValueError.
 """
 
 from __future__ import annotations
@@ -52,9 +53,6 @@ def n_step(
         step t+k; "discounts", float32 [B]: gamma^k, or 0 where the episode terminated within the k
         steps; "between", [B, n-1, D], the observations of steps t+1 to t+n-1; and their
         "between_discounts", float32 [B, n-1]: gamma to gamma^(n-1), or 0 from step t+k on.
-
-    Raises:
-        ValueError: a position that the store does not keep.
     """
     rows, count = store.rows(positions), np.minimum(store.left(positions), n)
     # An episode that ends before is followed by its last row, whose reward is 0.
@@ -102,13 +100,7 @@ def sequences(
     Returns:
         The store's columns, [B, L, ...]; "next_observations", [B, L, D]; "discounts" and "mask",
         float32 [B, L]; "starts", int64 [B]: the positions of the first steps.
-
-    Raises:
-        ValueError: a position that the store does not keep, or an overlap of `length` or more.
     """
-    if not 0 <= overlap < length:
-        raise ValueError(f"overlap: {overlap} steps of {length}; choose from 0 to {length - 1}")
-    store.rows(positions)
     stride = length - overlap
     time = store.times(positions).astype(np.int64)
     starts = positions - time + np.maximum(time - overlap, 0) // stride * stride

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from gymnasium import spaces
 
-from flame_rl.run.elsewhere import _form
+from flame_rl.run.transfer import form_of
 from tests.helpers import environment_id, run_here
 
+PAIRS = [("a", spaces.Discrete(2)), ("b", spaces.Discrete(3))]
 HERE = ("--local", "--workers", "0", "--episodes", "3", "--json")
 
 
@@ -53,16 +54,6 @@ def test_other_spaces_are_a_clear_mistake_and_the_run_stays_as_it_was(run):
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def test_the_order_of_several_inputs_is_part_of_them():
-    """A network takes them in that order."""
-    one, another = spaces.Discrete(2), spaces.Discrete(3)
-    here, there = (
-        spaces.Dict(OrderedDict(pairs))
-        for pairs in ([("a", one), ("b", another)], [("b", another), ("a", one)])
-    )
-    assert _form(here) != _form(there)
-
-
 def test_a_film_shows_the_other_environment(run):
     words = ("watch", "run", "--video", "film.gif", "--env", environment_id("ShortPole"))
     done = run_here(*words, cwd=run.parent)
@@ -81,8 +72,10 @@ def test_a_film_shows_the_other_environment(run):
         (spaces.MultiDiscrete([2, 3]), spaces.MultiDiscrete([3, 2]), False),
         (spaces.MultiBinary(2), spaces.MultiBinary(3), False),
         (spaces.Dict(a=spaces.Discrete(2)), spaces.Dict(b=spaces.Discrete(2)), False),
+        # A network takes several inputs in their order.
+        (spaces.Dict(OrderedDict(PAIRS)), spaces.Dict(OrderedDict(PAIRS[::-1])), False),
         (spaces.Tuple([spaces.Discrete(2)]), spaces.Tuple([spaces.Discrete(2)]), True),
     ],
 )
 def test_the_form_of_a_space_is_all_but_its_bounds(left, right, same):
-    assert (_form(left) == _form(right)) is same
+    assert (form_of(left) == form_of(right)) is same

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from flame_rl.backends import Backend, Listener
 from flame_rl.backends.dispatch import Collected
 from flame_rl.wire.messages import CollectRequest, Environment, EnvironmentSpec, PolicySnapshot
 
 
-class Ahead:
+class PrefetchingBackend:
     """A backend around another one, which can begin to collect before it is asked to.
 
     Attributes:
@@ -20,9 +19,8 @@ class Ahead:
 
     def __init__(self, backend: Backend, stop: threading.Event) -> None:
         """`stop` ends the backend's `collect`; it is set by `close`."""
-        self._backend = backend
-        self._stop = stop
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="collect-ahead")
+        self._backend, self._stop = backend, stop
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self.begun: CollectRequest | None = None
         self._future: Future[Collected] | None = None
 
@@ -33,13 +31,12 @@ class Ahead:
 
     def collect(self, snapshot: PolicySnapshot, request: CollectRequest) -> Collected:
         """See `Backend.collect`. Another request waits until what was begun is collected."""
-        if self._future is None:
-            return self._backend.collect(snapshot, request)
-        if request != self.begun:
-            wait_for([self._future])
-            return self._backend.collect(snapshot, request)
-        future, self._future, self.begun = self._future, None, None
-        return future.result()
+        if self._future is not None and request == self.begun:
+            future, self._future, self.begun = self._future, None, None
+            return future.result()
+        if self._future is not None:
+            wait([self._future])
+        return self._backend.collect(snapshot, request)
 
     @property
     def listener(self) -> Listener | None:

@@ -6,29 +6,22 @@ import contextlib
 import csv
 import io
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from flame_rl.run.results import IterationResult, RunState
-from flame_rl.run.saved.checkpoint import (
+from flame_rl.run.checkpoint import (
     CheckpointError,
     encode_checkpoint,
+    iterations_of,
+    list_checkpoints,
     read_checkpoint,
     refused_by_the_disk,
 )
-from flame_rl.run.saved.folder import CHECKPOINTS_NAME, EVALUATIONS_NAME, METRICS_NAME
+from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME, EVALUATIONS_NAME, METRICS_NAME
+from flame_rl.run.results import IterationResult, RunState
+from flame_rl.run.trainer import Trainer
 from flame_rl.system.files import write_atomically
-
-if TYPE_CHECKING:
-    from flame_rl.learner.off_policy.replay.replay import ReplayMemory
-    from flame_rl.run.trainer import Trainer
-
-BEST_NAME = "best.ckpt"
-# Names that a run gives its checkpoints; the second form where a folder has the first one.
-_OWN_NAME = re.compile(r"(\d{8,})(\.run)?\.ckpt")
 
 
 class Checkpointer:
@@ -48,8 +41,8 @@ class Checkpointer:
             tables: by file name, all text of each CSV file, whether it is on disk yet or not.
         """
         self._folder = folder / CHECKPOINTS_NAME
-        self._trainer = trainer
-        self._tables = tables
+        self._best_path = self._folder / BEST_NAME
+        self._trainer, self._tables = trainer, tables
         self._lengths = self._table_lengths()
         self._score: float | None = None  # of the latest iteration; None once it is saved
         self._best = -math.inf
@@ -57,11 +50,10 @@ class Checkpointer:
         self._better: tuple[RunState, tuple[int, ...]] | None = None
         # The first replayed episode that each kept checkpoint needs.
         self._needed: dict[Path, int] = {}
-        # How many iterations the best had, where the run has not come so far: it goes on from
-        # before that, and will play them again or otherwise.
+        # The number of iterations of the best, where the run goes on from before it.
         self._ahead: int | None = None
         with contextlib.suppress(CheckpointError):  # none yet, or a damaged one
-            best = read_checkpoint(self._folder / BEST_NAME)
+            best = read_checkpoint(self._best_path)
             self._best = self._best if best.score is None else best.score
             if best.totals.iterations > trainer.totals.iterations:
                 self._ahead = best.totals.iterations
@@ -76,7 +68,7 @@ class Checkpointer:
         config, before = self._trainer.config, self._lengths
         self._lengths = self._table_lengths()
         self._score = result.reward_mean
-        every = config.experiment.evaluate_every
+        every, done = config.experiment.evaluate_every, result.iteration + 1
         if every is None:
             if result.reward_mean > self._best:
                 self._best = result.reward_mean
@@ -84,13 +76,13 @@ class Checkpointer:
         elif (
             result.evaluation is not None
             # The last policy is evaluated in any case, and is not the last in a longer run.
-            and (result.iteration + 1) % every == 0
+            and done % every == 0
             and result.evaluation.reward_mean > self._best
         ):
             self._best = result.evaluation.reward_mean
             self._better = self._latest(), self._lengths
             self._save_best()
-        if (result.iteration + 1) % config.output.checkpoint_every == 0:
+        if done % config.output.checkpoint_every == 0:
             self.save()
 
     def save(self) -> None:
@@ -106,7 +98,7 @@ class Checkpointer:
         self._score = None
         self._save_best()
         own = list_checkpoints(self._folder)
-        done = [path for path in own if _iterations(path) <= iterations]
+        done = [path for path in own if iterations_of(path) <= iterations]
         # Of before the run went on from an earlier one; nothing else of it is left, either.
         left = [path for path in own if path not in done and _is_sound(path)]
         kept = self._trainer.config.output.keep_checkpoints
@@ -114,14 +106,15 @@ class Checkpointer:
             for old in (*done[kept:], *left):
                 old.unlink(missing_ok=True)
             if self._ahead is not None and (left or iterations >= self._ahead):
-                (self._folder / BEST_NAME).unlink(missing_ok=True)
+                self._best_path.unlink(missing_ok=True)
                 self._best, self._ahead = -math.inf, None
             if (files := self._trainer.files) is not None:
                 self._needed[path] = files.first_needed(latest.learner)
-                self._forget(files, done[:kept])
+                self._forget_episodes(done[:kept])
 
-    def _forget(self, files: ReplayMemory, checkpoints: list[Path]) -> None:
+    def _forget_episodes(self, checkpoints: list[Path]) -> None:
         """Delete the files of replayed episodes that none of these checkpoints needs."""
+        files = self._trainer.files
         for path in set(checkpoints) - self._needed.keys():
             # Written before the run was resumed. Nobody can resume from a damaged one.
             with contextlib.suppress(CheckpointError):
@@ -131,7 +124,7 @@ class Checkpointer:
 
     def _save_best(self) -> None:
         if self._better is not None:
-            self._write(self._folder / BEST_NAME, *self._better, self._best)
+            self._write(self._best_path, *self._better, self._best)
             self._better = self._ahead = None
 
     def _best_so_far(self) -> float:
@@ -155,8 +148,7 @@ class Checkpointer:
             name: bytes(text[:length])
             for (name, text), length in zip(self._tables.items(), lengths, strict=True)
         }
-        spec, config = self._trainer.spec, self._trainer.config
-        data = encode_checkpoint(state, score, spec, config, tables)
+        data = encode_checkpoint(state, score, self._trainer.spec, self._trainer.config, tables)
         with refused_by_the_disk(path):
             # Without its parents: a run folder that was moved is not made again.
             self._folder.mkdir(exist_ok=True)
@@ -167,20 +159,13 @@ def with_collector(state: RunState) -> RunState:
     """The state with the policy that collects next in place of the latest one, which is the part
     `policy`, or `shared` where one network is policy and value."""
     prefix = "collector."
-    shared = any(name.startswith("shared.") for name in state.learner)
+    part = "shared" if any(name.startswith("shared.") for name in state.learner) else "policy"
     collector = {
-        f"{'shared' if shared else 'policy'}.{name.removeprefix(prefix)}": array
+        f"{part}.{name.removeprefix(prefix)}": array
         for name, array in state.learner.items()
         if name.startswith(prefix)
     }
     return replace(state, learner=state.learner | collector)
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints that the run wrote into a folder, the newest first; other files are not its
-    own."""
-    own = [path for path in folder.glob("*.ckpt") if _OWN_NAME.fullmatch(path.name)]
-    return sorted((path for path in own if path.is_file()), key=_iterations, reverse=True)
 
 
 def _is_sound(path: Path) -> bool:
@@ -189,8 +174,3 @@ def _is_sound(path: Path) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def _iterations(path: Path) -> int:
-    """The number of iterations that a checkpoint's name says."""
-    return int(_OWN_NAME.fullmatch(path.name)[1])

@@ -1,4 +1,5 @@
-"""A checkpoint: the state of a run as the bytes of a file, checked when it is read.
+"""A checkpoint: the state of a run as the bytes of a file, checked when it is read; and which of a
+run's checkpoints to read.
 
 A checkpoint is `MAGIC`, the SHA-256 of all that follows, and a message of `flame_rl.wire`: a JSON
 header (format, iteration, configuration, library versions) and a safetensors block with weights and
@@ -9,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
-import platform
+import re
 import sys
 import zlib
 from collections.abc import Iterator
@@ -21,10 +21,15 @@ from typing import Annotated, Any
 import numpy as np
 import safetensors.numpy
 
-from flame_rl.actor.remote import processor
+from flame_rl.run.folder import (
+    BEST_NAME,
+    CHECKPOINTS_NAME,
+    STARTS_NAME,
+    library_versions,
+)
 from flame_rl.run.results import RunState, Totals
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.errors import RunError
+from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.files import open_regular, why_refused, write_atomically
 from flame_rl.wire.fields import RARE, Whole, WireError, Within, from_data, to_data
 from flame_rl.wire.messages import EnvironmentSpec
@@ -32,8 +37,10 @@ from flame_rl.wire.packing import pack, unpack
 
 MAGIC = b"flameCP1"
 FORMAT = 6
-_HASH_BYTES = 32
 WEIGHTS_NAME = "weights.safetensors"
+# Names that a run gives its checkpoints; the second form where a folder has the first one.
+_OWN_NAME = re.compile(r"(\d{8,})(\.run)?\.ckpt")
+_HASH_BYTES = 32
 # Begins the name of a table among the arrays.
 _TABLE = "table "
 _MAX_TABLE_BYTES = 1 << 30
@@ -49,8 +56,8 @@ class Checkpoint:
     """Everything that a run needs to resume.
 
     Attributes:
-        iterations, episodes, env_steps, length_mean, length_growth: how far the run was; see
-            `Totals`.
+        iterations, episodes, env_steps, length_mean, length_growth, mean_return: see `Totals`;
+            files of earlier versions have no `mean_return`.
         score: the mean return of the last iteration done, or of the evaluation that made it the
             best; None in a file that `Trainer.save` wrote.
         spec: describes the environment, so that the networks can be made without it.
@@ -60,7 +67,6 @@ class Checkpoint:
         learner: the learner's state by name.
         tables: the text of the run's CSV files, by file name; none in a file that `Trainer.save`
             wrote.
-        mean_return: see `Totals`; None in a file of an earlier version.
     """
 
     iterations: Whole
@@ -125,23 +131,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         with open_regular(path) as file:
             # A huge file that is not a checkpoint is not read to its end.
-            data = file.read(len(MAGIC))
-            data += file.read() if data == MAGIC else b""
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    start = len(MAGIC) + _HASH_BYTES
-    if data[: len(MAGIC)] != MAGIC:
-        raise CheckpointError(f"{path}: not a checkpoint")
-    body = memoryview(data)[start:]
-    if hashlib.sha256(body).digest() != data[len(MAGIC) : start]:
-        raise CheckpointError(f"{path}: the checksum does not match; the file is damaged")
-    try:
-        return _read(body)
-    except WireError as error:
+            if file.read(len(MAGIC)) != MAGIC:
+                raise WireError("not a checkpoint")
+            checksum, body = file.read(_HASH_BYTES), file.read()
+        if hashlib.sha256(body).digest() != checksum:
+            raise WireError("the checksum does not match; the file is damaged")
+        return _decode(memoryview(body))
+    except (OSError, WireError) as error:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _read(body: memoryview) -> Checkpoint:
+def _decode(body: memoryview) -> Checkpoint:
     header, arrays = unpack(body, "checkpoint")
     # The format comes first: another one has other fields.
     if (found := header.pop("format", None)) != FORMAT:
@@ -171,18 +171,60 @@ def _read_table(array: np.ndarray) -> bytes:
     return text
 
 
-def library_versions() -> dict[str, str]:
-    """Versions of the libraries that the bits of a result depend on, and what these choose for this
-    machine's processor."""
-    import torch
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints that the run wrote into a folder, the newest first; other files are not its
+    own."""
+    own = [path for path in folder.glob("*.ckpt") if _OWN_NAME.fullmatch(path.name)]
+    return sorted((path for path in own if path.is_file()), key=iterations_of, reverse=True)
 
-    names = ("torch", "numpy", "gymnasium", "mujoco", "safetensors")
-    return (
-        {"python": platform.python_version()}
-        | {name: importlib.metadata.version(name) for name in names}
-        | processor()
-        | {"torch's instruction set": torch.backends.cpu.get_cpu_capability()}
-    )
+
+def iterations_of(checkpoint: Path) -> int:
+    """The number of iterations that the name of a run's own checkpoint says."""
+    return int(_OWN_NAME.fullmatch(checkpoint.name)[1])
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    """The checkpoints of a run, in the order in which they are tried: the best comes last."""
+    best = folder / CHECKPOINTS_NAME / BEST_NAME
+    return list_checkpoints(folder / CHECKPOINTS_NAME) + [best] * best.exists()
+
+
+def load_newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest sound checkpoint of a run, otherwise the best one; and warnings of what is wrong
+    with each that was tried before."""
+    damaged = []
+    for path in checkpoints_of(folder):
+        try:
+            checkpoint = read_checkpoint(path)
+        except CheckpointError as error:
+            damaged.append(str(error))
+            continue
+        used = f"the checkpoint of iteration {checkpoint.totals.iterations - 1} is used"
+        return checkpoint, [f"{damage}; {used}" for damage in damaged]
+    return None, damaged
+
+
+def find_checkpoint(path: Path, best: bool = False) -> tuple[Checkpoint, list[str]]:
+    """The newest sound checkpoint of a run folder, or its best, or a checkpoint file; and warnings
+    of what is wrong with newer ones. Raises UsageError if there is none that can be used."""
+    file = path / CHECKPOINTS_NAME / BEST_NAME if best and path.is_dir() else path
+    try:
+        if not file.is_dir():
+            return read_checkpoint(file), []
+    except CheckpointError as error:
+        raise UsageError(
+            f"{error}. Name a run folder or a checkpoint, runs/…/{CHECKPOINTS_NAME}/….ckpt"
+        ) from error
+    checkpoint, warnings = load_newest(path)
+    if checkpoint is not None:
+        return checkpoint, warnings
+    remedy = "name the folder of a run that has saved one, or a checkpoint file"
+    if warnings:
+        remedy = (
+            f"put back what it was, or take the version of flame_rl that {STARTS_NAME} names. "
+            "Nothing was changed:\n" + "\n".join(warnings)
+        )
+    raise UsageError(f"{path} holds no sound checkpoint in {CHECKPOINTS_NAME}/; {remedy}")
 
 
 def save_weights(folder: Path, weights: dict[str, np.ndarray]) -> None:

@@ -13,10 +13,10 @@ from flame_rl import Trainer
 from flame_rl.backends.dispatch import Collected
 from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.nets.acting import ActingPolicy
-from flame_rl.run.ahead import Ahead, EitherEvent
+from flame_rl.run.folder import BEST_NAME, CHECKPOINTS_NAME
 from flame_rl.run.iteration import make_request
-from flame_rl.run.saved.folder import CHECKPOINTS_NAME
-from flame_rl.run.saved.retention import BEST_NAME, Checkpointer
+from flame_rl.run.prefetching import EitherEvent, PrefetchingBackend
+from flame_rl.run.retention import Checkpointer
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from tests.learners import make_config
@@ -195,7 +195,7 @@ def test_what_was_begun_is_collected_during_the_update():
             pass
 
     stop = threading.Event()
-    ahead = Ahead(Slow(), EitherEvent(stop))
+    ahead = PrefetchingBackend(Slow(), EitherEvent(stop))
     ahead.begin(None, "next")
     assert begun.wait(200)
     updated.set()

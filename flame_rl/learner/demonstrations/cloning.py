@@ -1,0 +1,190 @@
+"""Behaviour cloning in a run: alone, where every update learns from the demonstrations, and first,
+where another algorithm goes on from there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from gymnasium import spaces
+from torch import nn
+
+import model
+from flame_rl.learner.algorithms.bc import bc
+from flame_rl.learner.demonstrations.demonstrations import Demonstrations
+from flame_rl.learner.learner import Algorithm
+from flame_rl.learner.on_policy.batch import Batch, make_batch
+from flame_rl.learner.on_policy.update import OnPolicyAlgorithm, Update, on_policy
+from flame_rl.learner.state import Counter, Stateful, learning_rate_factor
+from flame_rl.learner.training.choose import in_training
+from flame_rl.learner.training.minibatches import Epoch, StepConfig, descend
+from flame_rl.learner.training.network import Loss, Samples
+from flame_rl.learner.training.normalize import RunningMoments
+from flame_rl.learner.training.trained import TrainedNetwork
+from flame_rl.modules.networks import PolicyNetwork
+from flame_rl.modules.observations import normalizers_of
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
+
+
+class Imitation(Algorithm):
+    """An algorithm that learns from demonstrations alone, by an `Update` of its policy: the
+    iteration's episodes only say how good the policy was before. It is also what the `Update` needs
+    of a `flame_rl.learner.on_policy.actor_critic.ActorCritic`.
+
+    Attributes:
+        policy: the policy in training.
+    """
+
+    metrics = ("loss", "gradient_norm", "policy_steps")
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        policy: TrainedNetwork,
+        algorithm: Update,
+        demonstrations: Demonstrations,
+    ) -> None:
+        self.policy = policy
+        self._config, self._algorithm, self._demonstrations = config, algorithm, demonstrations
+
+    @property
+    def parts(self) -> dict[str, Stateful | nn.Module]:
+        return {"policy": self.policy.module, "policy_adam": self.policy.adam}
+
+    def snapshot(self) -> PolicySnapshot:
+        return self.policy.module.snapshot()
+
+    def update(
+        self, episodes: Episodes, generator: np.random.Generator, progress: float
+    ) -> dict[str, float]:
+        """Learn from the demonstrations; see `Algorithm.update`."""
+        decay = learning_rate_factor(self._config.algorithm.learning_rate_decay, progress)
+        batch, network = self._batch, self.policy.network
+        # Where observations are normalised, by the statistics of the demonstrations.
+        if normalizers := normalizers_of(self.policy.module):
+            moments = RunningMoments(np.asarray(batch.observations[:1]).shape[1])
+            moments.update(batch.observations)
+            for numbers, normalizer in normalizers:
+                normalizer.set(moments.mean[numbers], moments.std[numbers])
+        batch = replace(batch, policy_inputs=network.prepare(batch.network_inputs))
+        return self._algorithm(self, batch, self._config, decay, generator)
+
+    @cached_property
+    def _batch(self) -> Batch:
+        network = self.policy.network
+        return make_batch(self._demonstrations.episodes, network.remembers, network.frames)
+
+    def columns(self, batch: Batch, targets: np.ndarray) -> Samples:
+        """See `ActorCritic`."""
+        return {}
+
+    def descend(self, epoch: Epoch, loss: Loss, descent: StepConfig) -> list[dict[str, float]]:
+        """See `ActorCritic`."""
+        return descend(self.policy.network, self.policy.adam, epoch, loss, descent)
+
+
+def imitation(
+    config: TrainConfig,
+    spec: EnvironmentSpec,
+    algorithm: Update,
+    demonstrations: Demonstrations | None,
+) -> Imitation:
+    """An algorithm with a new policy. Raises UsageError without demonstrations, or where actions
+    have no policy of the kind that is asked for."""
+    if demonstrations is None:
+        raise UsageError(
+            f"--demonstrations: {config.algorithm_name} learns from nothing else; name an .npz "
+            "file, as main.py evaluate RUN --record FILE.npz writes it, the folder of a run with a "
+            "replay memory, or a Minari dataset"
+        )
+    return Imitation(config, in_training(make_policy(config, spec)), algorithm, demonstrations)
+
+
+def make_policy(config: TrainConfig, spec: EnvironmentSpec) -> PolicyNetwork:
+    """A new policy of the kind that --policy names; for choices there is only one."""
+    settings = config.algorithm
+    kinds = {"squashed": model.squashed_policy, "deterministic": model.deterministic_policy}
+    if settings.policy not in kinds:
+        return model.policy(spec, config)
+    if not isinstance(spec.action_space, spaces.Box):
+        raise UsageError(
+            f"--policy: {settings.policy} is for real-valued actions, a Box, and {spec.env_id} has "
+            f"{spec.action_space}; leave the flag out"
+        )
+    policy = kinds[settings.policy](spec, config)
+    # Those of sac, ddpg and td3 are normalised elsewhere.
+    _, policy.normalizer = model.preprocessing(spec, config, settings.normalize_observations)
+    return policy
+
+
+@dataclass(frozen=True)
+class ClonedFirst(Algorithm):
+    """Another algorithm, whose first update clones the demonstrations, and fits the values to their
+    returns. The first iteration's episodes, of a policy that has learned nothing yet, are not
+    learned from. `cloned` is 1 after the first update, and `inner` does all others."""
+
+    inner: OnPolicyAlgorithm
+    demonstrations: Demonstrations
+    cloned: Counter = field(default_factory=Counter)
+
+    @property
+    def parts(self) -> dict[str, Stateful | nn.Module]:
+        return self.inner.parts | {"cloned": self.cloned}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.inner.metrics
+
+    def snapshot(self) -> PolicySnapshot:
+        return self.inner.snapshot()
+
+    def update(
+        self, episodes: Episodes, generator: np.random.Generator, progress: float
+    ) -> dict[str, float]:
+        """See `Algorithm.update`."""
+        if self.cloned.count:
+            return self.inner.update(episodes, generator, progress)
+        numbers = self._clone(generator, progress)
+        self.cloned.count = 1
+        return numbers
+
+    def _clone(self, generator: np.random.Generator, progress: float) -> dict[str, float]:
+        config, networks = self.inner.config, self.inner.networks
+        settings = config.algorithm
+        batch = make_batch(self.demonstrations.episodes, networks.remembers, networks.frames)
+        networks.statistics.add_observations(batch.observations)
+        batch = networks.prepare(batch)
+        returns = batch.estimated_returns(config.experiment.gamma)
+        decay = learning_rate_factor(settings.learning_rate_decay, progress)
+        if settings.trains_values:
+            networks.statistics.add_returns(returns)
+            rate = settings.value_learning_rate * decay
+            networks.fit_values(batch, returns, settings.clone_epochs, rate, generator)
+        try:
+            metrics = bc(networks, batch, config, decay, generator)
+        finally:
+            # As in `OnPolicyAlgorithm.update`.
+            values = networks.finish()
+        return metrics | values
+
+
+def cloned_first(
+    config: TrainConfig,
+    spec: EnvironmentSpec,
+    algorithm: Update,
+    demonstrations: Demonstrations | None,
+) -> OnPolicyAlgorithm | ClonedFirst:
+    """An algorithm with new networks, which clones the demonstrations first, if there are any.
+    Raises UsageError as `on_policy` does, and where policies are a step behind."""
+    inner = on_policy(config, spec, algorithm)
+    if demonstrations is None:
+        return inner
+    if config.overlap:
+        raise UsageError(
+            "--overlap: the second iteration would be played by the policy from before the "
+            "demonstrations were cloned; leave the flag out"
+        )
+    return ClonedFirst(inner, demonstrations)

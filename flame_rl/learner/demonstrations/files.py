@@ -1,0 +1,181 @@
+"""Where demonstrations come from: an .npz file, the replay memory of a run, or a Minari dataset;
+and writing an .npz file.
+
+An .npz file is untrusted: what its headers promise is compared with the bytes that there are before
+an array is made, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
+
+from flame_rl.actor.environments.actions import has_bounds
+from flame_rl.actor.environments.masks import ACTION_MASK, OBSERVATION
+from flame_rl.learner.demonstrations.conversion import (
+    REWARD_PARTS,
+    arrays_of,
+    episodes_of,
+    flattened,
+)
+from flame_rl.learner.off_policy.replay.journal import Journal
+from flame_rl.learner.rewards import Rewards
+from flame_rl.learner.state import REPLAY
+from flame_rl.settings.experiment import Experiment
+from flame_rl.system.errors import UsageError
+from flame_rl.system.files import open_regular, why_refused, write_atomically
+from flame_rl.system.machine import physical_bytes, require
+from flame_rl.wire.masks import ACTION_MASKS
+from flame_rl.wire.messages import Column, EnvironmentSpec, Episodes, concatenate
+from flame_rl.wire.steps import step_columns
+
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+# The most bytes of arrays in a file that is smaller than a twentieth of them.
+_MOST_UNPACKED = 1 << 30
+
+
+def read_demonstrations(
+    experiment: Experiment, spec: EnvironmentSpec, rewards: Rewards
+) -> Episodes:
+    """The episodes that the settings name, with shaped rewards. Raises UsageError if they cannot be
+    read or do not fit the environment."""
+    source = experiment.demonstrations
+    path = Path(source)
+    if path.is_dir():
+        return _episodes_of_run(path, spec)
+    if path.suffix == ".npz" or path.exists():
+        arrays = read_npz(path)
+    else:
+        arrays = _read_minari(source, spec)
+    collected = episodes_of(arrays, spec, len(experiment.reward_parts))
+    return rewards.shaped(collected, rewards.raw(collected))
+
+
+def write_demonstrations(path: Path, episodes: Episodes, spec: EnvironmentSpec) -> None:
+    """Write collected episodes to an .npz file, which `--demonstrations` reads; the same ones give
+    the same bytes. Raises UsageError if it cannot be written."""
+    packed = io.BytesIO()
+    np.savez(packed, **arrays_of(episodes, spec))
+    try:
+        write_atomically(path, packed.getvalue())
+    except OSError as error:
+        raise UsageError(f"--record: {path} cannot be written: {why_refused(error)}") from error
+
+
+@contextmanager
+def _refused(what: str, remedy: str) -> Iterator[None]:
+    """Within the block, whatever damaged bytes raise becomes a UsageError of one line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except MemoryError as error:
+        raise UsageError("there is no memory for its arrays; use fewer episodes") from error
+    except Exception as error:
+        reason = why_refused(error) if isinstance(error, OSError) else str(error)
+        raise UsageError(f"{what}: {' '.join(reason.split()):.200}; {remedy}") from error
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a file by name. Raises UsageError if it cannot be read, is damaged, unpacks to
+    far more than it has, or has something else than arrays of numbers."""
+    if not path.exists():
+        raise UsageError("there is no such file")
+    with _refused("no sound .npz file", "write it anew by np.savez"), open_regular(path) as file:
+        _refuse_wrong_sizes(file, path.stat().st_size)
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+
+
+def _refuse_wrong_sizes(file: BinaryIO, size: int) -> None:
+    """Raise UsageError or ValueError unless the file has arrays of numbers, of just the bytes that
+    its entries say, which are no more than may be unpacked."""
+    with zipfile.ZipFile(file) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+        most = min(physical_bytes(), max(_MOST_UNPACKED, 20 * size))
+        if unpacked > most:
+            raise UsageError(
+                f"{size / 1e6:.1f} MB that unpack to {unpacked / 1e9:.1f} GB, and at most "
+                f"{most / 1e9:.1f} GB are read; write fewer episodes, or do not compress them"
+            )
+        for entry in archive.infolist():
+            where = f"{entry.filename.removesuffix('.npy')[:40]!r}"
+            with archive.open(entry) as stream:
+                version = np.lib.format.read_magic(stream)
+                if version not in _HEADERS:
+                    raise ValueError(f"{where} has format {version}")
+                shape, _, dtype = _HEADERS[version](stream)
+                there, needed = entry.file_size - stream.tell(), math.prod(shape) * dtype.itemsize
+            if dtype.kind not in "biuf":
+                raise UsageError(f"{where}: {dtype} and no numbers; leave it out, or convert it")
+            if min(shape, default=0) < 0 or needed != there:
+                raise ValueError(f"{where} has {there} bytes, and {shape} needs {needed}")
+
+
+def _episodes_of_run(folder: Path, spec: EnvironmentSpec) -> Episodes:
+    """All episodes that the replay memory of a run has written, with the rewards that the run
+    learned from."""
+    journal = Journal(folder / REPLAY, step_columns(replace(spec, reward_shape=())))
+    if not journal.folder.is_dir():
+        raise UsageError(
+            f"no run with a replay memory, which {REPLAY}/ would hold; the policy of any run plays "
+            "demonstrations by main.py evaluate RUN --record FILE.npz"
+        )
+    with _refused(REPLAY, "take another run"):
+        found = [_needed(record.episodes, spec, journal.columns) for record in journal.read()]
+    if not found:
+        raise UsageError(f"{REPLAY}: no episode that is whole; take another run")
+    return concatenate(found)
+
+
+def _needed(episodes: Episodes, spec: EnvironmentSpec, columns: Sequence[Column]) -> Episodes:
+    names = {REWARD_PARTS, *(column.name for column in columns)}
+    kept = {name: array for name, array in episodes.columns.items() if name in names}
+    if isinstance(spec.action_space, spaces.Box):
+        # Recorded before they were clipped to their bounds, as the environment took them.
+        bounded = has_bounds(spec.action_space)
+        kept["actions"] = np.where(bounded, episodes.actions.clip(-1, 1), episodes.actions)
+    return replace(episodes, columns=kept)
+
+
+def _read_minari(name: str, spec: EnvironmentSpec) -> dict[str, np.ndarray]:
+    """The episodes of a dataset on this machine as arrays; see conversion.py. Nothing is
+    downloaded."""
+    try:
+        minari = require("minari", "minari", "demonstrations")
+    except UsageError as error:
+        raise UsageError(f"no file and no run folder; of a Minari dataset, {error}") from error
+    what = "no file, no run folder and no Minari dataset on this machine that can be read"
+    with _refused(what, f"give another name, or fetch it by `minari download {name}`"):
+        dataset = minari.load_dataset(name, download=False)
+        arrays = [_of_minari(episode, spec) for episode in dataset.iterate_episodes()]
+        return {n: np.concatenate([each[n] for each in arrays]) for n in arrays[0]}
+
+
+def _of_minari(episode: Any, spec: EnvironmentSpec) -> dict[str, np.ndarray]:
+    names = ("actions", "rewards", "terminations", "truncations")
+    arrays = {name: np.asarray(getattr(episode, name)) for name in names}
+    observations, masks = episode.observations, None
+    if spec.action_mask == "observation":
+        observations, masks = observations[OBSERVATION], observations[ACTION_MASK]
+    elif spec.masked:
+        masks = (episode.infos or {}).get(ACTION_MASK)
+    if masks is not None:
+        arrays[ACTION_MASKS] = np.asarray(masks).reshape(len(masks), -1)
+    # Of a Dict or a Tuple, Minari has an array for each part.
+    batched = batch_space(spec.observation_space, len(arrays["rewards"]) + 1)
+    return arrays | flattened(spec.observation_space, iterate(batched, observations))

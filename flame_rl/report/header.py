@@ -1,0 +1,191 @@
+"""The first lines of a run: what is trained, on what, and for how long."""
+
+from __future__ import annotations
+
+from gymnasium import spaces
+
+from flame_rl.actor.environments.actions import has_bounds
+from flame_rl.backends.select import local_workers
+from flame_rl.run.checks import about_goals, most_env_steps, most_env_steps_of_an_iteration
+from flame_rl.run.results import Totals, ended, reached
+from flame_rl.settings.algorithms import OnPolicy
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.experiment import Experiment
+from flame_rl.wire.inputs import is_channels_first, observation_inputs, observation_parts
+from flame_rl.wire.messages import EnvironmentSpec
+
+RULE = "=" * 60
+# A policy gradient moves a policy only so far in an update.
+FEW_UPDATES = 20
+# Parts of an observation, or of an action, that are named.
+_SHOWN = 6
+
+Row = tuple[str, object]
+
+
+def header(config: TrainConfig, spec: EnvironmentSpec, distributed: bool, done: Totals) -> str:
+    """The text; `done` are the totals of a resumed run when it starts again."""
+    experiment, mode = config.experiment, "distributed" if distributed else "local"
+    alone = ", ".join(experiment.policy_observations)
+    evaluated = experiment.evaluate_every is not None
+    limit, wanted = spec.time_limit, experiment.stop_at
+    hindsight = getattr(config.algorithm, "hindsight", "none") != "none"
+    masks = "" if experiment.action_mask else "ignored"
+    if spec.masked:
+        masks = (
+            f'{spec.action_mask}["action_mask"]; what they forbid is never chosen '
+            "(--no-action-mask ignores them)"
+        )
+    rows: list[Row] = [
+        ("Environment", spec.env_id),
+        ("Observation", observed(spec) + (f"; the policy observes {alone} alone" if alone else "")),
+        ("Action dim", spec.action_dim),
+        ("Continuous actions", spec.continuous),
+        ("Actions", acted(spec)),
+        ("Action masks", masks),
+        ("Goals", "" if hindsight else about_goals(spec)),
+        ("Device", "cuda" if config.execution.device == "cuda" else ""),
+    ]
+    if spec.agents:
+        rows.append(("Agents", f"{len(spec.agents)}, with an episode and a return each"))
+    if wanted is not None:
+        what = "an evaluation" if evaluated else "an iteration"
+        rows.append(("Stops at", f"a mean return of {wanted:g} in {what}"))
+    rows += [
+        ("Time limit", "none" if limit is None else f"{limit:,} steps"),
+        ("Environments", _environments(config, spec, distributed)),
+        *_amounts(config, spec),
+    ]
+    where = " using Flame Runner" if distributed else ""
+    start = f"Starting {mode} training..."
+    if ended(experiment, done):
+        why = f"; {reached_in_words(experiment, done)}" if reached(experiment, done) else ""
+        start = f"This run is finished, after {done.iterations} iterations{why}."
+    elif done.iterations:
+        start += f"\nGoing on after iteration {done.iterations - 1}"
+    lines = [
+        *(RULE, f"{mode.title()} {config.algorithm.title} on {spec.env_id}{where}", RULE, ""),
+        *("Configuration:", *(f"  {name}: {value}" for name, value in rows if value != "")),
+        *("", start),
+    ]
+    return "\n".join(lines)
+
+
+def reached_in_words(experiment: Experiment, totals: Totals) -> str:
+    """That the run ended by --stop-at."""
+    return f"the mean return {totals.mean_return:.1f} reached --stop-at {experiment.stop_at:g}"
+
+
+def _environments(config: TrainConfig, spec: EnvironmentSpec, distributed: bool) -> str:
+    """How many environments each process holds."""
+    slots, workers = config.execution.slots, local_workers(config)
+    where = "in each executor" if distributed else f"in each of {workers} processes"
+    if not distributed and workers < 2:
+        where = "in a process" if workers else "in this process"
+    if slots is None:
+        return f"in a fast simulator {where}"
+    return f"at most {max(1, slots // spec.agent_count)} {where}"
+
+
+def _amounts(config: TrainConfig, spec: EnvironmentSpec) -> list[Row]:
+    """How many iterations, episodes and env steps there are."""
+    experiment, most = config.experiment, most_env_steps(config.experiment, spec)
+    iterations, steps = experiment.iterations, experiment.steps_per_iter
+    episodes = experiment.episodes_per_iter * spec.agent_count
+    each = ("Episodes per iteration", episodes)
+    if steps is not None:
+        each = ("Steps per iteration", f"about {steps}")
+    if experiment.env_steps is not None:
+        rows = [each, ("Total steps", f"{most:,}, to the end of an iteration")]
+    elif steps is not None:
+        rows = [("Training iterations", iterations), each, ("Total steps", f"about {most:,}")]
+    else:
+        total = "unknown, without a time limit" if most is None else f"at most {most:,}"
+        rows = [("Training iterations", iterations), each]
+        rows += [("Total episodes", iterations * episodes), ("Total steps", total)]
+    # With replay, an iteration has many updates.
+    few = _few_updates(experiment, spec) if isinstance(config.algorithm, OnPolicy) else ""
+    return [*rows, ("Few updates", few)]
+
+
+def _few_updates(experiment: Experiment, spec: EnvironmentSpec) -> str:
+    """How many updates a run has, one an iteration, where they are fewer than `FEW_UPDATES`, and
+    what would change that; "" where they are not, or their number is not known."""
+    updates, (each, fixed) = experiment.iterations, most_env_steps_of_an_iteration(experiment, spec)
+    remedy, at_least = "--iterations sets more", ""
+    if experiment.env_steps is not None:
+        if each is None:
+            return ""
+        updates = -(-experiment.env_steps // each)
+        smaller = "a smaller" if fixed else "a"
+        remedy = (
+            f"--env-steps sets a longer run, and {smaller} --steps-per-iter more frequent updates"
+        )
+        at_least = "" if fixed else "at least "  # episodes may be shorter than they might be
+    if updates >= FEW_UPDATES:
+        return ""
+    return (
+        f"{at_least}{updates}, one an iteration; fewer than {FEW_UPDATES} seldom teach much "
+        f"({remedy})"
+    )
+
+
+# Spaces in words
+
+
+def acted(spec: EnvironmentSpec) -> str:
+    """What an action is."""
+    space = spec.action_space
+    if not isinstance(space, spaces.Box):
+        return _choice(space)
+    bounded = has_bounds(space).sum()
+    scaled = {0: "in their own units", space.low.size: "from -1 to 1 at their bounds"}
+    numbers = "1 number" if space.low.size == 1 else f"{space.low.size:,} numbers"
+    return f"{numbers}, {scaled.get(bounded, f'{bounded} of them from -1 to 1 at their bounds')}"
+
+
+def observed(spec: EnvironmentSpec) -> str:
+    """What an observation is taken for."""
+    inputs = observation_inputs(spec.observation_space)
+    if len(inputs) == 1 and inputs[0].picture is None:
+        return _numbers_observed(spec)
+    words, numbers = [], 0
+    for each in inputs:
+        if (size := each.picture) is None:
+            numbers += each.width
+            continue
+        first = " (they come first, and are put last)" if is_channels_first(each.space) else ""
+        words.append(f"a picture of {size[0]} x {size[1]}, channels: {size[2]}{first}")
+    if numbers:
+        words.append(f"{numbers:,} number{'s' * (numbers > 1)}")
+    return " and ".join(words)
+
+
+def _numbers_observed(spec: EnvironmentSpec) -> str:
+    """What a vector is made of."""
+    space, numbers = spec.observation_space, f"{spec.observation_dim:,} numbers"
+    parts = observation_parts(space)
+    if not parts[0].path:
+        return numbers if isinstance(space, spaces.Box) else f"{_choice(space)}, as {numbers}"
+    words = [
+        f"{part.name} {part.stop - part.start:,}"
+        if isinstance(part.space, spaces.Box)
+        else f"{part.name} {_choice(part.space)}"
+        for part in parts
+    ]
+    return f"{numbers}: {_listed(words)}"
+
+
+def _choice(space: spaces.Space) -> str:
+    """A space of choices."""
+    if isinstance(space, spaces.Discrete):
+        return f"one of {space.n:,} choices"
+    if isinstance(space, spaces.MultiDiscrete):
+        return f"a choice each among {_listed(list(map(str, space.nvec.ravel())))}"
+    return f"{spaces.flatdim(space):,} bits"
+
+
+def _listed(words: list[str]) -> str:
+    """The first words of a list, and the number of the others."""
+    more = len(words) - _SHOWN
+    return ", ".join(words[:_SHOWN]) + (f", … ({more:,} more)" if more > 0 else "")

@@ -1,0 +1,395 @@
+"""What run folders say: learning curves grouped by setting, final scores compared, and how far each
+run is."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from flame_rl.report.tables import TIMING_NAME, read_columns
+from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME, is_held, read_config
+from flame_rl.run.results import Totals, ended
+from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.experiment import environment_id
+from flame_rl.system.errors import UsageError
+
+# The horizontal axis of a curve: an attribute of `Run`.
+Axis = Literal["env_steps", "seconds"]
+
+# Stands, among the columns of metrics.csv, for the mean returns of evaluations.csv.
+EVALUATION = "evaluation"
+# Points of a mean curve.
+_POINTS = 200
+_SECONDS = ("collecting_seconds", "updating_seconds", "evaluating_seconds")
+# The 97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom.
+_STUDENT = (12.7062, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600, 2.26216)
+# Wider than any table: no line is cut off or wrapped.
+_WIDTH = 10_000
+
+
+# Learning curves
+
+
+@dataclass(frozen=True)
+class Run:
+    """The learning curve of a run; all arrays float64 [iterations].
+
+    Attributes:
+        folder: the run folder.
+        config: with presets filled in.
+        env_steps: total number by the end of each iteration.
+        seconds: total time of collecting and updating by the end of each iteration.
+        values: the mean return of each iteration's episodes, or another column of metrics.csv.
+    """
+
+    folder: Path
+    config: TrainConfig
+    env_steps: np.ndarray
+    seconds: np.ndarray
+    values: np.ndarray
+
+    def with_values(self, values: np.ndarray, iterations: np.ndarray) -> Run:
+        """The run with these values, of these iterations alone."""
+        steps, seconds = self.env_steps[iterations], self.seconds[iterations]
+        return replace(self, values=values, env_steps=steps, seconds=seconds)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs that differ in nothing but the seed and in what changes no result.
+
+    Attributes:
+        name: the algorithm, and the fields in which others of this environment differ.
+        runs: at least one.
+        column: what the values of the runs are, a column of metrics.csv or `EVALUATION`.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    column: str = "reward_mean"
+
+    @property
+    def env(self) -> str:
+        """The environment's Gymnasium id."""
+        return environment_id(self.runs[0].config.experiment.env_name)
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run's files. Raises UsageError if `folder` is no run folder, or no iteration was
+    finished."""
+    try:
+        config = read_config(folder)
+        metrics, timing = (read_columns(folder / name) for name in (METRICS_NAME, TIMING_NAME))
+    except (OSError, UsageError, ValueError, TypeError) as error:
+        raise _no_run(folder, error) from error
+    # A run that was killed may have one row more in metrics.csv than in timing.csv.
+    count = min(len(metrics.get("env_steps", ())), len(timing.get("collecting_seconds", ())))
+    if count == 0:
+        raise UsageError(f"{folder}: no iteration was finished; {METRICS_NAME} has no rows")
+    found = {}
+    for file, columns, names in (
+        (METRICS_NAME, metrics, ("env_steps", "reward_mean")),
+        (TIMING_NAME, timing, _SECONDS[:2]),
+    ):
+        for name in names:
+            found[name] = np.array(columns.get(name, [np.nan])[:count])
+            if not np.isfinite(found[name]).all():
+                raise UsageError(f"{folder / file}: the column {name} is missing or has gaps")
+    seconds = np.cumsum(found["collecting_seconds"] + found["updating_seconds"])
+    return Run(folder, config, found["env_steps"], seconds, found["reward_mean"])
+
+
+def _no_run(folder: Path, error: Exception) -> UsageError:
+    readable = "" if isinstance(error, OSError) else " that can be read"
+    return UsageError(f"{folder} holds no run{readable}: {error}")
+
+
+def without_repetitions(runs: list[Run]) -> list[Run]:
+    """One run of each setting and seed, that with the most iterations: the others have the same
+    returns, and would count double in a mean."""
+    kept: dict[tuple[str, int], Run] = {}
+    for run in runs:
+        key = repr(_setting_values(run.config)), run.config.experiment.seed
+        if key not in kept or len(run.values) > len(kept[key].values):
+            kept[key] = run
+    return list(kept.values())
+
+
+def group_runs(runs: list[Run]) -> list[Setting]:
+    """Group runs by setting, in the order in which the settings first appear."""
+    groups: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[repr(_setting_values(run.config))].append(run)
+    configs = [group[0].config for group in groups.values()]
+    return [Setting(_name(group[0].config, configs), tuple(group)) for group in groups.values()]
+
+
+def columns_of(settings: list[Setting], columns: tuple[str, ...]) -> list[Setting]:
+    """For each setting and each of these columns of metrics.csv, or `EVALUATION`, a setting whose
+    runs have that column in place of their returns. Of several columns the names tell which.
+
+    Raises:
+        UsageError: a run has no such column, or iterations without a value of it.
+    """
+    found = []
+    for setting in settings:
+        alone = sum(other.env == setting.env for other in settings) == 1
+        for column in columns:
+            name = column if alone else f"{setting.name}, {column}"
+            runs = tuple(_with_column(run, column) for run in setting.runs)
+            found.append(Setting(setting.name if len(columns) == 1 else name, runs, column))
+    return found
+
+
+def scores_of(settings: list[Setting]) -> list[Setting]:
+    """The settings with the evaluations of their runs, in environments where every run has some;
+    in others they would be compared with returns of training, in which actions are sampled."""
+
+    def has_evaluations(run: Run) -> bool:
+        try:
+            return len(_evaluations(run)[0]) > 0
+        except (OSError, ValueError):
+            return False
+
+    without = {each.env for each in settings if not all(map(has_evaluations, each.runs))}
+    return [
+        each if each.env in without else columns_of([each], (EVALUATION,))[0] for each in settings
+    ]
+
+
+def _evaluations(run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """The iterations and the mean returns of a run's evaluations. Raises OSError or ValueError
+    where there is no such file."""
+    table = read_columns(run.folder / EVALUATIONS_NAME)
+    iterations = np.array(table.get("iteration", ()), np.int64)
+    there = iterations[iterations < len(run.values)]
+    return there, np.array(table.get("reward_mean", ()))[: len(there)]
+
+
+def _with_column(run: Run, column: str) -> Run:
+    if column == EVALUATION:
+        try:
+            iterations, returns = _evaluations(run)
+        except OSError as error:
+            raise UsageError(
+                f"--columns: {run.folder} has no evaluations; --evaluate-every makes them"
+            ) from error
+        if not len(iterations):
+            raise UsageError(f"--columns: {run.folder / EVALUATIONS_NAME} has no rows yet")
+        return run.with_values(returns, iterations)
+    table = read_columns(run.folder / METRICS_NAME)
+    if column not in table:
+        raise UsageError(
+            f"--columns: {run.folder / METRICS_NAME} has no column {column!r}; it has "
+            f"{', '.join(table)}"
+        )
+    numbers = np.array(table[column][: len(run.values)])
+    # Iterations of a warm-up have no loss, for example.
+    there = np.isfinite(numbers)
+    if not there.any():
+        raise UsageError(
+            f"--columns: {run.folder / METRICS_NAME}: the column {column} has no values; draw "
+            "another"
+        )
+    return run.with_values(numbers[there], there)
+
+
+def mean_curve(runs: tuple[Run, ...], axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of the smoothed values of a setting's seeds: its points' places on the axis and
+    their heights, two arrays float64 [P].
+
+    It begins where every run has finished an iteration, and reaches the end of the longest run. A
+    run that has ended keeps its last value: its policy changes no more, and were it left out, the
+    mean would jump where it ends.
+    """
+    lines = [(getattr(run, axis), smooth(run.values)) for run in runs]
+    if len(lines) == 1:
+        return lines[0]
+    start, stop = max(x[0] for x, _ in lines), max(x[-1] for x, _ in lines)
+    places = np.linspace(start, stop, _POINTS)
+    # Beyond a line's end, np.interp gives its last value.
+    return places, np.mean([np.interp(places, x, y) for x, y in lines], axis=0)
+
+
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Moving average of each value and those before it, over a tenth of the values at most."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    stop = np.arange(1, len(values) + 1)
+    start = np.maximum(stop - smoothing_window(len(values)), 0)
+    return (sums[stop] - sums[start]) / (stop - start)
+
+
+def smoothing_window(iterations: int) -> int:
+    """The number of values that `smooth` averages."""
+    return max(1, iterations // 10)
+
+
+def _setting_values(config: TrainConfig) -> dict[str, object]:
+    """All settings that decide the result, except the seed."""
+    values = {
+        "algorithm": config.algorithm_name,
+        **vars(config.experiment),
+        **vars(config.algorithm),
+        "device": config.execution.device,
+    }
+    values["env"] = environment_id(config.experiment.env_name)
+    del values["seed"]
+    return values
+
+
+def _name(config: TrainConfig, all_configs: list[TrainConfig]) -> str:
+    """The algorithm, and the fields that differ between its settings in this environment."""
+    mine = _setting_values(config)
+    rivals = [
+        values
+        for values in map(_setting_values, all_configs)
+        if (values["env"], values["algorithm"]) == (mine["env"], mine["algorithm"])
+    ]
+    differing = [name for name in mine if any(other[name] != mine[name] for other in rivals)]
+    # The path says enough.
+    for path, digest in (("from_", "from_digest"), ("demonstrations", "demonstrations_digest")):
+        if path in differing:
+            differing.remove(digest)
+    words = [config.algorithm_name]
+    for name in differing:
+        # What is not there needs no words: the others have them.
+        if (value := mine[name]) not in (None, ()):
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            words.append(f"{name.rstrip('_').replace('_', ' ')} {shown}")
+    return ", ".join(words)
+
+
+# Final scores
+
+
+def compare(settings: list[Setting]) -> str:
+    """A table: for each setting the number of seeds, the mean of their final scores, and its 95 %
+    interval. A final score is the mean of the last tenth of a run's values."""
+    rows = []
+    for setting in settings:
+        scores = np.array([smooth(run.values)[-1] for run in setting.runs])
+        interval = "-"
+        if len(scores) > 1:
+            low, high = mean_interval(scores)
+            interval = f"{low:,.1f} to {high:,.1f}"
+        of = "training" if setting.column == "reward_mean" else setting.column
+        mean = float(scores.mean())
+        rows.append((setting.env, setting.name, of, len(scores), mean, interval))
+    return grid(("env", "setting", "of", "seeds", "final score", "95 % interval"), rows)
+
+
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
+    """Student's 95 % interval of the mean of a few values, float64 [N] with N at least 2 (Student
+    1908, "The Probable Error of a Mean"): of two or three seeds a bootstrap's would be far too
+    narrow."""
+    count, mean = len(values), float(values.mean())
+    reach = student_quantile(count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
+    return mean - reach, mean + reach
+
+
+def student_quantile(freedom: int) -> float:
+    """The t below which Student's distribution has 97.5 %: from a table, or for more degrees of
+    freedom by Fisher's expansion, right to four digits (Abramowitz and Stegun 1964, 26.7.5)."""
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    z = 1.959964
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+
+
+# How far runs are
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run, as its folder tells.
+
+    Attributes:
+        run: the folder.
+        env: the environment's Gymnasium id.
+        algorithm, seed: of its configuration.
+        env_steps: collected so far.
+        score: what `last` and `best` are: mean returns of evaluations, or of training's iterations.
+        last, best: None before the first.
+        seconds: of collecting, updating and evaluating.
+        state: whether a process is writing it, and whether it has come to its end.
+    """
+
+    run: Path
+    env: str
+    algorithm: str
+    seed: int
+    env_steps: int
+    score: Literal["evaluation", "training"]
+    last: float | None
+    best: float | None
+    seconds: float
+    state: Literal["running", "done", "interrupted"]
+
+
+def read_row(folder: Path) -> RunRow:
+    """The row of a run folder. Raises UsageError if it is damaged."""
+    try:
+        config = read_config(folder)
+        metrics, timing, evaluations = (
+            read_columns(path) if (path := folder / name).exists() else {}
+            for name in (METRICS_NAME, TIMING_NAME, EVALUATIONS_NAME)
+        )
+        experiment = config.experiment
+        returns, evaluated = metrics.get("reward_mean", []), evaluations.get("reward_mean", [])
+        scores, done = evaluated or returns, len(returns)
+        steps = int(metrics["env_steps"][-1]) if done else 0
+        # Without a row of its own, no evaluation was due.
+        latest = evaluations.get("iteration", [])[-1:]
+        due = experiment.evaluate_every is None or latest == [done - 1]
+        totals = Totals(done, 0, steps, mean_return=scores[-1] if scores and due else None)
+        seconds = float(sum(sum(timing.get(name, [])) for name in _SECONDS))
+    except (OSError, UsageError, LookupError, ValueError, TypeError) as error:
+        raise _no_run(folder, error) from error
+    state = "done" if ended(experiment, totals) else "interrupted"
+    return RunRow(
+        run=folder,
+        env=environment_id(experiment.env_name),
+        algorithm=config.algorithm_name,
+        seed=experiment.seed,
+        env_steps=steps,
+        score="evaluation" if evaluated else "training",
+        last=scores[-1] if scores else None,
+        best=max(scores, default=None),
+        seconds=seconds,
+        state="running" if is_held(folder) else state,
+    )
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table of numbers and texts for the console, without colours; numbers are at the right."""
+    table = Table(box=None, pad_edge=False)
+    for place, name in enumerate(header):
+        numbers = all(isinstance(row[place], int | float | None) for row in rows)
+        table.add_column(name, justify="right" if numbers else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    console = Console(file=io.StringIO(), width=_WIDTH, markup=False, emoji=False, highlight=False)
+    console.print(table)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

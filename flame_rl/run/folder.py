@@ -1,0 +1,293 @@
+"""A run folder: its name and lock, config.json and starts.jsonl. Imports nothing heavy: every
+command imports this module."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import flame_rl
+from flame_rl.settings.checks import flag
+from flame_rl.settings.config import TrainConfig, names_of
+from flame_rl.system.errors import UsageError
+from flame_rl.system.files import open_regular, why_refused, write_atomically
+
+CONFIG_NAME = "config.json"
+METRICS_NAME = "metrics.csv"
+EVALUATIONS_NAME = "evaluations.csv"
+CHECKPOINTS_NAME = "checkpoints"
+BEST_NAME = "best.ckpt"
+REPLAY_NAME = "replay"
+STARTS_NAME = "starts.jsonl"
+LOCK_NAME = ".lock"
+_GIT_SECONDS = 5.0
+
+
+# The folder
+
+
+def check_output(config: TrainConfig) -> None:
+    """Raise UsageError if --output cannot be the folder of a new run."""
+    folder = config.output.output
+    if config.output.resume is not None or folder is None:
+        return
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--output: {folder} is a file; name a folder")
+    metrics = folder / METRICS_NAME
+    begun = metrics.exists() and metrics.stat().st_size > 0
+    # A run that failed in its first iteration left nothing to resume; its folder can be used again.
+    if begun or any((folder / CHECKPOINTS_NAME).glob("*.ckpt")):
+        raise UsageError(
+            f"--output: {folder} holds another run; name a new folder, or go on with "
+            f"--resume {folder}"
+        )
+
+
+def make_folder(config: TrainConfig) -> Path:
+    """The folder that `output` or `resume` names, or a new one in runs/. Raises OSError if it
+    cannot be made."""
+    chosen = config.output.output
+    if config.output.resume is not None:
+        chosen = run_of(config.output.resume)
+    if chosen is not None:
+        chosen.mkdir(parents=True, exist_ok=True)
+        return chosen
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", config.experiment.env_name)
+    stem = Path("runs") / f"{name}-{config.algorithm_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = stem, 2
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            folder, number = stem.with_name(f"{stem.name}-{number}"), number + 1
+
+
+@contextlib.contextmanager
+def hold_folder(config: TrainConfig) -> Iterator[Path]:
+    """The run's folder, made if it is not there; within the block no other process gets it. It is
+    removed if nothing was written to it.
+
+    Args:
+        config: names the folder by `resume` or `output`, or by default by `env` and `algorithm`.
+
+    Raises:
+        UsageError: another process holds the folder, another run is in it, or writing fails.
+    """
+    try:
+        folder = make_folder(config).absolute()  # an environment may change the directory
+        lock = (folder / LOCK_NAME).open("ab")
+    except OSError as error:
+        raise UsageError(
+            f"--output: cannot write to {error.filename}: {why_refused(error)}"
+        ) from error
+    with lock:
+        try:
+            # The system releases the lock when the process ends, however it ends.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another process is writing the run in {path_to_show(folder, Path.cwd())}; wait "
+                "for its end or stop it, or begin a new run in another folder"
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        check_output(config)  # again: another process may have held it until now
+        try:
+            yield folder
+        finally:
+            with contextlib.suppress(OSError):
+                if all(path.name == LOCK_NAME for path in folder.iterdir()):
+                    (folder / LOCK_NAME).unlink()
+                    folder.rmdir()
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process is writing the run in this folder."""
+    try:
+        with (folder / LOCK_NAME).open("rb") as lock:
+            # Only for a moment; `hold_folder` asks for it exclusively.
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        return False
+    return False
+
+
+def runs_below(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The run folders in a folder, at any depth, and the folders that hold none, in the order of
+    their names. A run folder holds itself alone. Raises OSError if the folder cannot be read."""
+    if (folder / CONFIG_NAME).exists():
+        return [folder], []
+    runs, others = [], []
+    for path in sorted(folder.iterdir()):
+        # A link may lead back up.
+        if path.is_dir() and (not path.is_symlink() or (path / CONFIG_NAME).exists()):
+            inside, foreign = runs_below(path)
+            runs += inside
+            others += foreign if inside else [path]
+    return runs, others
+
+
+def run_of(path: Path) -> Path:
+    """The run folder that a path names, by itself or by a checkpoint in it."""
+    folder = path.absolute().parent
+    return folder.parent if folder.name == CHECKPOINTS_NAME and path.is_file() else path
+
+
+def files_beside(path: Path) -> Path:
+    """The folder with what a file that `Trainer.save` wrote leaves to files of its own."""
+    return path.with_name(f"{path.name}.{REPLAY_NAME}")
+
+
+def files_of(path: Path) -> Path:
+    """The folder with what a checkpoint leaves to files of its own; `path` is a run folder, a
+    checkpoint in one, or a file that `Trainer.save` wrote."""
+    if path.is_dir():
+        return path / REPLAY_NAME
+    beside, run = files_beside(path), run_of(path)
+    return beside if run == path or beside.is_dir() else run / REPLAY_NAME
+
+
+def path_to_show(folder: Path, here: Path) -> Path:
+    """The folder as it is seen from where the user is."""
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+
+
+# config.json
+
+
+def write_config(folder: Path, config: TrainConfig) -> None:
+    """Write config.json. Raises UsageError if it cannot be written."""
+    try:
+        write_atomically(folder / CONFIG_NAME, config.to_json().encode())
+    except OSError as error:
+        raise UsageError(f"--output: cannot write to {folder}: {why_refused(error)}") from error
+
+
+def read_config(folder: Path) -> TrainConfig:
+    """The configuration in a run folder. Raises OSError if the file cannot be read, UsageError if
+    this version cannot read it."""
+    with open_regular(folder / CONFIG_NAME) as file:
+        return TrainConfig.from_json(file.read().decode(errors="replace"))
+
+
+def saved_config(path: Path) -> TrainConfig:
+    """The configuration of the run that is to be resumed from its folder or a checkpoint in it.
+    Raises UsageError if there is none."""
+    try:
+        return read_config(run_of(path)).changed(resume=path)
+    except OSError as error:
+        raise UsageError(f"--resume: {path} holds no run: {error}") from error
+
+
+def refuse_another_run(saved: TrainConfig, given: TrainConfig) -> None:
+    """Raise UsageError where flags would change the results of the run that is resumed."""
+    if different := differences(saved, given):
+        raise UsageError(
+            f"--resume: these flags would make it another run: {different}. Leave them "
+            "out, or begin a new run"
+        )
+
+
+def differences(saved: TrainConfig, given: TrainConfig) -> str:
+    """The settings of `given` that make it another run than `saved`, as text; "" if there are none.
+
+    Settings that decide the result must stay, except for those of the run's end, and what the
+    algorithm's `may_change` names.
+    """
+    if saved.algorithm_name != given.algorithm_name:
+        return f"--algorithm {saved.algorithm_name} in the run, {given.algorithm_name} now"
+    names = ("iterations", "env_steps", "stop_at", *saved.algorithm.may_change)
+    wanted = {name: getattr(given.experiment, name) for name in names}
+    extended = replace(saved.experiment, **wanted)
+    pairs = [(extended, given.experiment), (saved.algorithm, given.algorithm)]
+    return "; ".join(
+        f"{flag(name)} {getattr(before, name)} in the run, {getattr(after, name)} now"
+        for before, after in pairs
+        for name in names_of(type(before))
+        if getattr(before, name) != getattr(after, name)
+    )
+
+
+# starts.jsonl
+
+
+def record_start(folder: Path, arguments: Sequence[str], iterations: int) -> None:
+    """Add a line: when the run began or went on, by which command, after how many iterations, with
+    which code and versions. Raises UsageError if the folder cannot be written to.
+
+    Args:
+        folder: the run folder.
+        arguments: the words of the command line.
+        iterations: those that were done before.
+    """
+    line = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": shlex.join(["main.py", *arguments]),
+        "iterations": iterations,
+        "flame_rl": package_version(),
+        "versions": library_versions(),
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+    try:
+        with (folder / STARTS_NAME).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise UsageError(f"--output: cannot write to {folder}: {why_refused(error)}") from error
+
+
+def package_version() -> str:
+    """The package's version and, in a git repository of its own, the commit, with "changed" where
+    files differ from it."""
+    root = Path(flame_rl.__file__).parent.parent
+    # A hook of git sets variables that name another repository.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    try:
+        if not (root / ".git").exists():
+            return flame_rl.__version__
+        commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain")
+    except (OSError, subprocess.SubprocessError):  # there is no git, or it may not be read
+        return flame_rl.__version__
+    return f"{flame_rl.__version__}, commit {commit}{', changed' if changes else ''}"
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of the libraries that the bits of a result depend on, and what these choose for this
+    machine's processor."""
+    import torch
+
+    from flame_rl.actor.remote import processor
+
+    names = ("torch", "numpy", "gymnasium", "mujoco", "safetensors")
+    return (
+        {"python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in names}
+        | processor()
+        | {"torch's instruction set": torch.backends.cpu.get_cpu_capability()}
+    )

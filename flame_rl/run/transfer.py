@@ -1,0 +1,321 @@
+"""What a run takes from a checkpoint: all of its own, to go on; from another run's what fits: its
+networks and normalisation, layer by layer, and its replay memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+
+from flame_rl.learner.state import REPLAY, arrays_digest
+from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
+from flame_rl.run.folder import files_of, library_versions
+from flame_rl.settings.algorithms import Prioritized, Replay
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from flame_rl.wire.messages import EnvironmentSpec
+
+if TYPE_CHECKING:  # imports torch, which takes seconds
+    from torch import nn
+
+    from flame_rl.learner.learner import Learner
+
+State = dict[str, np.ndarray]
+
+# Of `--from RUN/best`: the run folder's best checkpoint.
+_BEST = "best"
+# The running moments of a learner; see `Statistics` and `NormalizedObservations`.
+_OBSERVATIONS = "observations"
+_MOMENTS = (_OBSERVATIONS, "returns")
+# A layer's array, such as policy.network.2.weight: the network's name and the layer's place in it.
+_PLACED = re.compile(r"(.*\bnetwork\.)(\d+)(\..*)")
+
+
+# A run's own checkpoint
+
+
+def load_state(learner: Learner, checkpoint: Checkpoint, path: Path) -> None:
+    """Load the state of a checkpoint that was found at this path, whose replayed episodes are read
+    when they are needed. Raises UsageError if it does not fit."""
+    if (files := learner.parts.get(REPLAY)) is not None:
+        files.read_from(files_of(path))
+    try:
+        learner.load_state_dict(checkpoint.learner)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the checkpoint in {path} does not fit the network in model.py: {error}"
+        ) from error
+
+
+def what_differs(checkpoint: Checkpoint, config: TrainConfig) -> list[str]:
+    """Warnings about changes that make results differ from a run that never stopped."""
+    warnings, settings = [], config.algorithm
+    before, now = _length(checkpoint.config["experiment"]), _length(vars(config.experiment))
+    if settings.learning_rate_decay and before != now:
+        warnings.append(
+            f"learning rates fall to 0 at the end of the run: with {now} in place of {before}, "
+            "results differ from now on"
+        )
+    if isinstance(settings, Prioritized) and settings.prioritized and before != now:
+        warnings.append(
+            "the exponent of the importance weights rises to 1 at the end of the run: with "
+            f"{now} in place of {before}, results differ from now on"
+        )
+    then = TrainConfig.from_data(checkpoint.config).execution.device
+    if then != (device := config.execution.device):
+        warnings.append(
+            f"the run learned with --device {then}, and goes on with --device {device}: results "
+            "differ from now on"
+        )
+    here = library_versions()
+    return warnings + [
+        f"the run was made with {name} {version}, this is {here.get(name)}: results may differ"
+        for name, version in checkpoint.versions.items()
+        if here.get(name) != version
+    ]
+
+
+def _length(experiment: dict[str, Any]) -> str:
+    """How long a run with these settings is, in words."""
+    if experiment.get("env_steps") is not None:
+        return f"{experiment['env_steps']} env steps"
+    return f"{experiment['iterations']} iterations"
+
+
+# A policy in an environment
+
+
+def refuse_another_environment(trained: EnvironmentSpec, here: EnvironmentSpec, path: Path) -> None:
+    """Raise UsageError where a run would go on in another environment than that of the checkpoint
+    at `path`. The name may differ, and old checkpoints do not say the time limit."""
+    left_out = {"env_id": "", "time_limit": None, "limited_by_default": False}
+    then, now = (replace(spec, **left_out) for spec in (trained, here))
+    if then != now:
+        raise UsageError(f"--env: the environment of {path} was another one: {then}, now {now}")
+
+
+def refuse_other_spaces(trained: EnvironmentSpec, here: EnvironmentSpec, path: Path) -> None:
+    """Raise UsageError unless a policy that was trained in one environment can act in the other.
+    Bounds may differ: actions are scaled to those that are there."""
+    pairs = {
+        "observes": (trained.observation_space, here.observation_space),
+        "takes actions of": (trained.action_space, here.action_space),
+    }
+    for does, (then, now) in pairs.items():
+        if form_of(then) != form_of(now):
+            raise UsageError(
+                f"--env: the policy was trained in {trained.env_id} and {does} {then}; "
+                f"{here.env_id} has {now}. Name an environment with the same spaces, or a wrapper "
+                "that makes them so; main.py --env … --from RUN trains in another one"
+            )
+    if trained.masked != here.masked:
+        (which,) = [spec.env_id for spec in (trained, here) if spec.masked]
+        raise UsageError(
+            f"--env: of {trained.env_id} and {here.env_id}, only {which} has action masks; name "
+            "an environment that has them as in training"
+        )
+
+
+def form_of(space: spaces.Space) -> object:
+    """All of a space but its bounds, to be compared."""
+    match space:
+        case spaces.Dict():
+            # In their order, which is that of the network's inputs.
+            return [(name, form_of(each)) for name, each in space.items()]
+        case spaces.Tuple():
+            return [form_of(each) for each in space]
+        case spaces.Discrete():
+            return "Discrete", int(space.n)
+        case spaces.MultiDiscrete():
+            return "MultiDiscrete", space.nvec.tolist()
+    return type(space).__name__, space.shape, str(space.dtype)
+
+
+# --from: another run's networks
+
+
+def begin_from(learner: Learner, config: TrainConfig) -> tuple[str, str, list[str]] | None:
+    """Give a new learner what fits of the run that `config.experiment.from_` names; None if it
+    names none. All else begins anew: optimisers, versions, counters, random numbers.
+
+    Returns:
+        The SHA-256 of the other run's state, see `arrays_digest`; what was taken, in words; and
+        what was not, and why.
+
+    Raises:
+        UsageError: there is no sound checkpoint, its state is not that of `from_digest`, nothing of
+            it fits, or with `with_replay` its replay memory does not.
+    """
+
+    path, settings = config.experiment.from_, config.algorithm
+    with_replay = isinstance(settings, Replay) and settings.with_replay
+    if path is None:
+        if with_replay:
+            raise UsageError("--with-replay: of which run? --from RUN names it")
+        return None
+    best = path.name == _BEST and not path.exists() and path.parent.is_dir()
+    run = path.parent if best else path
+    try:
+        checkpoint, warnings = find_checkpoint(run, best)
+    except UsageError as error:
+        raise UsageError(f"--from: {error}") from error
+    name = TrainConfig.from_data(checkpoint.config).algorithm_name
+    source = f"{name} on {checkpoint.spec.env_id} after {checkpoint.iterations} iterations"
+    digest = arrays_digest(checkpoint.learner)
+    if config.experiment.from_digest not in (None, digest):
+        raise UsageError(
+            f"--from: {path} has gone on or was replaced: the SHA-256 of its state is {digest}, "
+            f"not {config.experiment.from_digest}. Name the checkpoint that the run began with, or "
+            "begin a new run without --from-digest"
+        )
+    parts, left = take(learner, checkpoint.learner)
+    if not parts:
+        raise UsageError(
+            f"--from: nothing of {path}, {source}, fits these networks: {'; '.join(left)}. "
+            "Give the networks that it has (--hidden-sizes, --memory, --shared-torso), or leave "
+            "the flag out"
+        )
+    if with_replay:
+        _take_replay(learner, config, checkpoint, files_of(run), source)
+        parts.append("replay")
+    warnings += [f"--from: {reason}; it begins anew" for reason in left]
+    if _normalizes(checkpoint.learner) and not _normalizes(learner.state_dict()):
+        warnings.append(
+            f"--from: {path} normalises observations, and this run does not, so that its networks "
+            "see other numbers than they know; --normalize-observations True, where "
+            f"{config.algorithm_name} has it"
+        )
+    return digest, f"Begun with {path}, {source}: {', '.join(parts)}", warnings
+
+
+def _normalizes(state: State) -> bool:
+    return any("normalizer" in name.split(".") for name in state)
+
+
+def _take_replay(
+    learner: Learner, config: TrainConfig, checkpoint: Checkpoint, files: Path, source: str
+) -> None:
+    """Add the other run's episodes to the replay memory. The gradient steps that are due for them
+    count as taken: what comes is learned from at the usual pace."""
+    from flame_rl.learner.off_policy.update import gradient_steps_due
+
+    state, replay = _part_of(checkpoint.learner, REPLAY), learner.parts[REPLAY]
+    if not state:
+        raise UsageError(f"--with-replay: {source} has no replay memory; leave the flag out")
+    try:
+        replay.take_over(state, files)
+    except (KeyError, ValueError, OSError) as error:
+        raise UsageError(f"--with-replay: {files}: {error}") from error
+    learner.algorithm.steps.count = gradient_steps_due(config.algorithm, replay.env_steps, 0)
+
+
+def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
+    """Give a new learner what fits of a state that another one's `state_dict` returned.
+
+    A layer is taken where all its arrays have the names and shapes of the other's, and moments
+    where they have the shapes. In these names, layers of a network are counted from the first that
+    has arrays: the one that selects --policy-observations has none. A network that begins as a copy
+    of another, such as a target network, is a copy again. Optimisers, counts and the replay memory
+    are as they were.
+
+    Returns:
+        The names of the parts of which something was taken; and why layers were not. Without parts
+        if no weights fit; the learner is then unchanged.
+    """
+    from flame_rl.learner.training.flat import modules_in
+
+    modules = modules_in(learner.parts)
+    new = {name: array.copy() for name, array in learner.state_dict().items()}
+    own = {part: _part_of(new, part) for part in modules}
+    copies: dict[str, str] = {}
+    for number, copy in enumerate(modules):
+        for source in list(modules)[:number]:
+            if source not in copies and _same(own[copy], own[source]):
+                copies[copy] = source
+    parts = (*(name for name in modules if name not in copies), *_MOMENTS)
+    taken, left = _fitting(new, _named_as_in(new, state), parts)
+    # Biases and the moments of returns may fit anything.
+    if not any(array.ndim > 1 for array in taken.values()):
+        return [], left
+    merged = new | taken
+    for copy, source in copies.items():
+        merged |= {f"{copy}.{name}": array for name, array in _part_of(merged, source).items()}
+    learner.load_state_dict(merged)
+    if f"{_OBSERVATIONS}.mean" in taken:
+        _set_normalizers(learner, modules, taken)
+    return list(dict.fromkeys(name.partition(".")[0] for name in taken)), left
+
+
+def _part_of(state: State, part: str) -> State:
+    """A part's own state, in that of its learner."""
+    prefix = f"{part}."
+    return {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
+
+
+def _same(left: State, right: State) -> bool:
+    return left.keys() == right.keys() and all(
+        np.array_equal(array, right[name]) for name, array in left.items()
+    )
+
+
+def _named_as_in(new: State, old: State) -> State:
+    """The old arrays, with the first layer of each network at the place that it has in the new."""
+    there, here = _first_places(old), _first_places(new)
+    named = {}
+    for name, array in old.items():
+        if (found := _PLACED.fullmatch(name)) and found[1] in here:
+            place = int(found[2]) - there[found[1]] + here[found[1]]
+            name = f"{found[1]}{place}{found[3]}"
+        named[name] = array
+    return named
+
+
+def _first_places(names: Iterable[str]) -> dict[str, int]:
+    """By network, the place of its first layer with arrays."""
+    first: dict[str, int] = {}
+    for found in filter(None, map(_PLACED.fullmatch, names)):
+        first[found[1]] = min(int(found[2]), first.get(found[1], int(found[2])))
+    return first
+
+
+def _fitting(new: State, old: State, parts: tuple[str, ...]) -> tuple[State, list[str]]:
+    """The old arrays of these parts that fit, layer by layer, and reasons why others do not, a
+    single one for a part that is not there at all."""
+    layers: dict[str, list[str]] = {}
+    for name in new:
+        if name.partition(".")[0] in parts:
+            layers.setdefault(name.rpartition(".")[0], []).append(name)
+    taken, left, there = {}, [], {name.partition(".")[0] for name in old}
+    for layer, names in layers.items():
+        unlike = [n for n in names if n in old and _shape(old[n]) != _shape(new[n])]
+        if unlike:
+            first = unlike[0]
+            left.append(f"{first} is {_shape(old[first])} there and {_shape(new[first])} here")
+        elif all(name in old for name in names):
+            taken |= {name: old[name] for name in names}
+        else:
+            part = layer.partition(".")[0]
+            left.append(f"{layer if part in there else part} is not there")
+    return taken, list(dict.fromkeys(left))
+
+
+def _shape(array: np.ndarray) -> str:
+    return f"{array.dtype} {list(array.shape)}"
+
+
+def _set_normalizers(learner: Learner, modules: dict[str, nn.Module], taken: State) -> None:
+    """Set the normalisers that the other learner did not have in these places, by the moments of
+    observations that were taken."""
+    from flame_rl.modules.observations import normalizers_of
+
+    moments = learner.parts[_OBSERVATIONS]
+    for part, module in modules.items():
+        names = {child: name for name, child in module.named_modules()}
+        for numbers, normalizer in normalizers_of(module):
+            if ".".join(filter(None, (part, names[normalizer], "mean"))) not in taken:
+                normalizer.set(moments.mean[numbers], moments.std[numbers])
