@@ -13,9 +13,8 @@ from flame_rl.learner.rewards import make_rewards
 from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import choose_device, device_of, reproducible
 from flame_rl.learner.training.flat import modules_in, refuse_common_parameters
-from flame_rl.settings.algorithms import BCSettings
+from flame_rl.settings.algorithms import BCSettings, Critics, PolicyGradient, Replay
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import Critics, PolicyGradient, Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import keep_freed_memory
 from flame_rl.wire.inputs import why_no_keys

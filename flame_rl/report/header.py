@@ -8,9 +8,9 @@ from flame_rl.actor.environments.actions import has_bounds
 from flame_rl.backends.select import local_workers
 from flame_rl.run.checks import about_goals, most_env_steps, most_env_steps_of_an_iteration
 from flame_rl.run.results import Totals, ended, reached
+from flame_rl.settings.algorithms import OnPolicy
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
-from flame_rl.settings.groups import OnPolicy
 from flame_rl.wire.inputs import is_channels_first, observation_inputs, observation_parts
 from flame_rl.wire.messages import EnvironmentSpec
 

@@ -14,10 +14,10 @@ from gymnasium import spaces
 from flame_rl.actor.environments.actions import MAX_BOUND, has_bounds
 from flame_rl.actor.environments.wrapping import flags_of
 from flame_rl.actor.failure import summary, traceback_of
+from flame_rl.settings.algorithms import OnPolicy, Replay
 from flame_rl.settings.checks import flag
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.experiment import Experiment
-from flame_rl.settings.groups import OnPolicy, Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import physical_bytes
 from flame_rl.wire.inputs import (

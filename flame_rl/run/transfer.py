@@ -16,8 +16,8 @@ from gymnasium import spaces
 from flame_rl.learner.state import REPLAY, arrays_digest
 from flame_rl.run.checkpoint import Checkpoint, find_checkpoint
 from flame_rl.run.folder import files_of, library_versions
+from flame_rl.settings.algorithms import Prioritized, Replay
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import Prioritized, Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 

@@ -1,47 +1,309 @@
-"""The settings of each algorithm, and their table; presets are in presets.py."""
+"""The settings of each algorithm, the groups that several share, and the table of all.
+
+Groups that an algorithm may combine have no base in common, because a dataclass takes the defaults
+of a common base from the group that is named first, even where another one changes them.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from flame_rl.settings.checks import (
+    PAIR,
+    RARE,
+    Among,
     Count,
     CountOrZero,
-    EntropyCoefficient,
-    EpsilonEnd,
     Fraction,
-    Lambda,
-    LearningRate,
-    LogStd,
-    MaxKL,
-    Minibatches,
-    Noise,
     NonNegative,
-    NStep,
     Number,
     Positive,
     Span,
-    SquashedStd,
-    Tau,
-    UpdatesPerStep,
+    check_fields,
+    matching,
     refuse,
-)
-from flame_rl.settings.groups import (
-    ActionNoise,
-    AlgorithmSettings,
-    Cloning,
-    Critics,
-    EpsilonGreedy,
-    GeneralizedAdvantages,
-    Hindsight,
-    OnPolicy,
-    PolicyGradient,
-    Prioritized,
-    Replay,
-    Sequences,
+    within,
 )
 from flame_rl.system.errors import UsageError
+
+# The losses that every network with shared layers has.
+OWN = ("policy", "value")
+
+# Settings that several classes have, with the range in which they are searched.
+LearningRate = Annotated[Positive, Span(1e-5, 1e-2, log=True)]
+EntropyCoefficient = Annotated[NonNegative, Among("0.0", "0.001", "0.003", "0.01", "0.03")]
+LogStd = Annotated[float, within(-20, 5, "from -20 to 5")]
+# A squashed Gaussian policy clips the logarithm at 2.
+SquashedStd = Annotated[float, within(1e-6, 7, "from 0.000001 to 7")]
+Minibatches = Annotated[Count, Among("4", "8", "16", "32", "64")]
+MaxKL = Annotated[Positive, Span(0.01, 0.5, log=True)]
+Lambda = Annotated[Fraction, Among("0.8", "0.9", "0.95", "0.98", "1.0")]
+Auxiliary = Annotated[str, matching(PAIR, "a module and a class, as in prediction:NextObservation")]
+ValueEpochs = Annotated[Count, Span(1, 10, log=True)]
+BatchSize = Annotated[Count, Among("32", "64", "128", "256", "512")]
+UpdatesPerStep = Annotated[
+    float, within(0.001, 1000, "from 0.001 to 1000"), Span(0.05, 1.0, log=True)
+]
+Tau = Annotated[Fraction, Span(0.001, 0.1, log=True)]
+NStep = Annotated[Count, Span(1, 5)]
+EpsilonEnd = Annotated[Fraction, Span(0.01, 0.2, log=True)]
+Noise = Annotated[NonNegative, Span(0.05, 0.5)]
+
+
+@dataclass(frozen=True)
+class AlgorithmSettings:
+    """What every algorithm's settings have. Each field is a flag.
+
+    Attributes:
+        name: the algorithm's name on the command line.
+        may_change: fields of `Experiment` that a trained policy may be given anew.
+        overlap: whether the next iteration's episodes are collected during an update.
+        shared_torso: whether policy and values share layers.
+    """
+
+    name: ClassVar[str]
+    may_change: ClassVar[tuple[str, ...]] = ()
+    overlap: ClassVar[bool] = False
+    shared_torso: ClassVar[bool] = False
+
+    learning_rate: LearningRate = 1e-3
+    """Step size of Adam."""
+
+    learning_rate_decay: bool = False
+    """Let step sizes fall linearly to 0 at the end of the run: the last of N iterations has 1/N."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def title(self) -> str:
+        """The algorithm's name as people write it: most are abbreviations."""
+        return self.name.upper()
+
+
+@dataclass(frozen=True)
+class Cloning:
+    """Behaviour cloning: supervised learning of demonstrations."""
+
+    clone_epochs: Count = 50
+    """Epochs over the demonstrations: in every update (bc), or before the first one (others)."""
+
+    clone_batch_size: Count = 128
+    """About so many demonstrated steps make a minibatch; at least 64 do."""
+
+
+@dataclass(frozen=True)
+class PolicyGradient:
+    """A stochastic policy that follows the policy gradient, and a network of state values."""
+
+    learning_rate: LearningRate = 7e-4
+    """Step size of the policy's Adam."""
+
+    value_learning_rate: LearningRate = 1e-3
+    """Step size of the value network's Adam."""
+
+    entropy_coefficient: EntropyCoefficient = 0.0
+    """Weight of the policy's entropy in the objective; above 0 the policy explores for longer."""
+
+    max_grad_norm: Positive = 0.5
+    """Greatest norm of a gradient; longer ones are scaled down to it."""
+
+    normalize_observations: bool = True
+    """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
+
+    initial_log_std: Annotated[LogStd, Span(-2.0, 0.0)] = -0.5
+    """Logarithm of the initial standard deviation of continuous actions."""
+
+
+@dataclass(frozen=True)
+class OnPolicy(Cloning, PolicyGradient, AlgorithmSettings):
+    """Updates from the episodes of one iteration, which the policy itself has played."""
+
+    learning_rate_decay: bool = True
+
+    minibatches: Minibatches = 32
+    """Minibatches in each epoch, fewer where they would have fewer than 64 steps; 1: no others."""
+
+    max_kl: MaxKL = 0.05
+    """Greatest KL divergence in nats between the policies before and after an update, which ends
+    there."""
+
+    shared_torso: bool = False
+    """Let policy and values share all layers but the outputs, and learn at --learning-rate."""
+
+    value_weight: Positive = 0.5
+    """With --shared-torso, weight of the loss of the values; the policy's loss has weight 1."""
+
+    auxiliary: tuple[Auxiliary, ...] = ()
+    """With --shared-torso, further losses of the shared layers, module:class each."""
+
+    auxiliary_weights: tuple[NonNegative, ...] = ()
+    """A weight for each of --auxiliary."""
+
+    @property
+    def trains_values(self) -> bool:
+        """Whether there is a value network."""
+        return True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [*OWN, *map(loss_name, self.auxiliary)]
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(f"--auxiliary: two losses have the name {name}; rename a class")
+        if self.auxiliary and not self.shared_torso:
+            raise UsageError(
+                "--auxiliary: these are losses of the shared layers; add --shared-torso True"
+            )
+        if len(self.auxiliary_weights) != len(self.auxiliary):
+            raise UsageError(
+                f"--auxiliary-weights: {len(self.auxiliary_weights)} weights for "
+                f"{len(self.auxiliary)} losses; give one for each of --auxiliary"
+            )
+
+
+def loss_name(function: str) -> str:
+    """The name of the loss module:function in metrics.csv: prediction:NextObservation is
+    next_observation."""
+    name = function.rpartition(":")[2]
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+@dataclass(frozen=True)
+class GeneralizedAdvantages(OnPolicy):
+    """Generalised advantage estimation (Schulman et al. 2016), corrected by V-trace where another
+    policy has played."""
+
+    gae_lambda: Lambda = 0.95
+    """Lambda of generalised advantages, from 0 (one step and a value) to 1 (the whole episode)."""
+
+    overlap: bool = False
+    """Collect the next iteration's episodes during the update, and weight them by V-trace."""
+
+
+@dataclass(frozen=True)
+class Replay(AlgorithmSettings):
+    """Gradient steps on samples of replayed experience."""
+
+    capacity: Count = 100_000
+    """Steps of replayed experience; the oldest episodes make way for new ones."""
+
+    with_replay: Annotated[bool, RARE] = False
+    """With --from, take its replayed experience along; it counts for warm-up and epsilon."""
+
+    warm_up_steps: CountOrZero = 1_000
+    """Env steps before the first gradient step."""
+
+    batch_size: BatchSize = 128
+    """Steps drawn for each gradient step."""
+
+    updates_per_step: UpdatesPerStep = 0.5
+    """Gradient steps for each env step after the warm-up."""
+
+    demonstration_share: Fraction = 0.5
+    """With --demonstrations, their share of each minibatch (Ball et al. 2023)."""
+
+
+@dataclass(frozen=True)
+class Sequences(Replay):
+    """Replay of sequences of steps."""
+
+    batch_size: BatchSize = 32
+    """Sequences drawn for each gradient step."""
+
+    sequence_length: Count = 20
+    """Steps of a sequence that are learned from."""
+
+
+@dataclass(frozen=True)
+class Prioritized:
+    """Priorities of replayed steps (Schaul et al. 2016)."""
+
+    prioritized: bool = False
+    """Draw steps by priority, their last TD error (Schaul et al. 2016)."""
+
+    priority_alpha: Fraction = 0.6
+    """Exponent of the priorities, from 0, which is uniform, to 1."""
+
+    priority_beta: Fraction = 0.4
+    """First exponent of the importance weights; it rises linearly to 1 at the end of the run."""
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """Replayed steps with goals that were reached later (Andrychowicz et al. 2017, "Hindsight
+    Experience Replay"), in environments with goals."""
+
+    hindsight: Literal["none", "future", "final"] = "none"
+    """Learn as if a goal that the episode reached later, or last, had been the desired one."""
+
+    hindsight_share: Fraction = 0.8
+    """With --hindsight, the share of replayed steps that get such a goal."""
+
+
+@dataclass(frozen=True)
+class EpsilonGreedy:
+    """Values of discrete actions, with a target network: the best action is taken, or with
+    probability epsilon a random one."""
+
+    epsilon_start: Fraction = 1.0
+    """Probability of a random action at the beginning of the run."""
+
+    epsilon_end: EpsilonEnd = 0.05
+    """Probability of a random action after `epsilon_steps`."""
+
+    epsilon_steps: Annotated[CountOrZero, Span(1_000, 50_000, log=True)] = 10_000
+    """Env steps in which epsilon falls linearly from its start to its end."""
+
+    tau: Tau = 0.005
+    """Share by which the target network moves towards the trained one each time; 1 copies it."""
+
+    max_grad_norm: Positive = 10.0
+    """Greatest norm of a gradient; longer ones are scaled down to it."""
+
+
+@dataclass(frozen=True)
+class Critics(Hindsight, Replay):
+    """Critics of continuous actions, with target networks, and the policy that they teach."""
+
+    learning_rate: LearningRate = 3e-4
+    """Step size of the policy's Adam."""
+
+    value_learning_rate: LearningRate = 3e-4
+    """Step size of the critics' Adam."""
+
+    capacity: Count = 1_000_000
+    warm_up_steps: CountOrZero = 5_000
+    batch_size: BatchSize = 256
+    updates_per_step: UpdatesPerStep = 1.0
+
+    tau: Tau = 0.005
+    """Share by which the target networks move towards the trained ones in each gradient step."""
+
+    n_step: NStep = 1
+    """Rewards in a target before the bootstrapped value (n-step returns)."""
+
+    reward_scale: Positive = 1.0
+    """Factor of the rewards that the critics learn from; printed returns are not scaled."""
+
+    normalize_observations: bool = False
+    """Normalise observations to mean 0 and standard deviation 1, over all observations so far."""
+
+    layer_norm: bool = False
+    """Normalise the layers of the critics (Ball et al. 2023): steps take a third longer."""
+
+
+@dataclass(frozen=True)
+class ActionNoise(Critics):
+    """A deterministic policy, which explores by noise."""
+
+    warm_up_steps: CountOrZero = 5_000
+    """Env steps before the first gradient step; until then the noise has standard deviation 1."""
+
+    noise: Noise = 0.1
+    """Standard deviation of the noise that is added to actions, whose bounds are -1 and 1."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +317,10 @@ class ReinforceSettings(OnPolicy):
     max_kl: MaxKL = 0.1
 
     baseline: Literal["none", "leave-one-out", "value"] = "value"
-    """Baseline subtracted from the returns: nothing, the mean return of the other episodes at the
-    same time step, or a value network."""
+    """Baseline of returns: none, the other episodes' mean at the same step, or a value network."""
 
-    value_epochs: Annotated[Count, Span(1, 10, log=True)] = 5
-    """Epochs of the value network over each batch; the policy makes one, and so do both with
-    --shared-torso."""
+    value_epochs: ValueEpochs = 5
+    """Epochs of the value network over each batch; the policy makes one."""
 
     @property
     def trains_values(self) -> bool:
@@ -82,9 +342,8 @@ class A2CSettings(GeneralizedAdvantages):
 
     name = "a2c"
 
-    value_epochs: Annotated[Count, Span(1, 10, log=True)] = 5
-    """Epochs of the value network over each batch; the policy makes one, and so do both with
-    --shared-torso."""
+    value_epochs: ValueEpochs = 5
+    """Epochs of the value network over each batch; the policy makes one."""
 
 
 @dataclass(frozen=True)
@@ -115,30 +374,24 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay):
 
     name = "dqn"
 
-    tau: Tau = 0.005
-    """Share by which the target network moves towards the trained one each time; 1 copies it."""
-
     target_period: Count = 1
     """The target network moves after every N gradient steps."""
 
     epsilon_repeat: Fraction = 0.0
-    """Probability that a step keeps the choice of the step before: its random action, or to act
-    greedily. Where single actions undo each other, it leads further (Dabney et al. 2021)."""
+    """Probability that a step explores, or not, as the step before did (Dabney et al. 2021)."""
 
     n_step: NStep = 1
-    """The n of n-step returns: the number of rewards in a target before the bootstrapped value."""
+    """Rewards in a target before the bootstrapped value (n-step returns)."""
 
     double: bool = True
-    """The online network selects the action that the target network values (van Hasselt et al.
-    2016)."""
+    """The target network values the online network's action (van Hasselt et al. 2016)."""
 
     dueling: bool = False
-    """The network has a part for the state's value and one for the actions' advantages (Wang et al.
-    2016)."""
+    """Learn the state's value and the actions' advantages apart (Wang et al. 2016)."""
 
     distribution: Literal["none", "c51", "quantiles"] = "none"
-    """Learn the distribution of returns: its probabilities on fixed atoms (C51, Bellemare et al.
-    2017) or its quantiles (QR-DQN, Dabney et al. 2018); none: its mean."""
+    """Learn the distribution of returns: probabilities of atoms (C51), quantiles (QR-DQN), or the
+    mean alone."""
 
     atoms: Count = 51
     """Atoms or quantiles of a distribution."""
@@ -150,8 +403,8 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay):
     """The highest atom of C51."""
 
     rainbow: bool = False
-    """Rainbow but for its noisy layers (Hessel et al. 2018): turns on double, dueling and
-    prioritized; n_step becomes 3 where it is 1, and distribution c51 where it is none."""
+    """Rainbow without noisy layers (Hessel et al. 2018): double, dueling, prioritized, and where
+    not chosen otherwise n_step 3 and distribution c51."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -163,8 +416,7 @@ class DQNSettings(EpsilonGreedy, Prioritized, Hindsight, Replay):
                 "n_step": 3 if self.n_step == 1 else self.n_step,
                 "distribution": "c51" if self.distribution == "none" else self.distribution,
             }
-            for name, value in changes.items():
-                object.__setattr__(self, name, value)  # the dataclass is frozen
+            vars(self).update(changes)  # the dataclass is frozen
         if self.distribution == "c51" and self.atoms < 2:
             refuse("atoms", "at least 2 with C51", self.atoms)
         if self.lowest_return >= self.highest_return:
@@ -177,15 +429,12 @@ class SarsaSettings(EpsilonGreedy, Replay):
 
     name = "sarsa"
 
+    # Targets of the actions that were taken need recent policies.
     capacity: Count = 10_000
-    """Steps of replayed experience; the oldest episodes make way for new ones. Without `expected`,
-    targets take the next actions of the policies that played; few steps keep them recent."""
-
     epsilon_end: EpsilonEnd = 0.02
 
     expected: bool = True
-    """Bootstrap the expectation over the next action of the latest policy; if False, the value of
-    the action that was taken next."""
+    """Bootstrap the expectation over the policy's next action, not the action that was taken."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +457,7 @@ class R2D2Settings(EpsilonGreedy, Sequences):
     tau: Tau = 0.02
 
     burn_in: CountOrZero = 20
-    """Steps before these that only bring the memory up to date, from an empty one; a sequence from
-    an episode's first step needs none, and is learned from whole."""
+    """Steps before a sequence that only bring the memory up to date, from an empty one."""
 
 
 @dataclass(frozen=True)
@@ -221,13 +469,11 @@ class ImpalaSettings(PolicyGradient, Sequences):
     learning_rate: LearningRate = 2e-4
     entropy_coefficient: EntropyCoefficient = 0.003
     updates_per_step: UpdatesPerStep = 0.05
-
+    # V-trace gives little weight to what the policy would no longer do.
     capacity: Count = 20_000
-    """Steps of replayed experience; the oldest episodes make way for new ones. V-trace gives little
-    weight to what the policy would no longer do, so that much more is of little use."""
 
     trace_lambda: Lambda = 0.95
-    """Lambda of V-trace, from 0 (one step and the value after it) to 1 (the whole sequence)."""
+    """Lambda of V-trace, from 0 (one step and a value) to 1 (the whole sequence)."""
 
 
 @dataclass(frozen=True)
@@ -236,12 +482,8 @@ class DDPGSettings(ActionNoise):
 
     name = "ddpg"
 
-    noise: Noise = 0.1
-    """Standard deviation of the noise that is added to actions, whose bounds are -1 and 1; of
-    Ornstein-Uhlenbeck noise, of what each step adds to it."""
-
     noise_process: Literal["gaussian", "ornstein-uhlenbeck"] = "gaussian"
-    """The noise of each step is independent, or each step keeps most of the one before."""
+    """Independent noise in each step, or noise that keeps most of the step before."""
 
     noise_theta: Fraction = 0.15
     """How far each step draws Ornstein-Uhlenbeck noise back to 0."""
@@ -269,13 +511,8 @@ class SACSettings(Critics):
 
     name = "sac"
 
-    n_step: NStep = 1
-    """The n of n-step returns: the number of rewards in a target before the bootstrapped value. All
-    but the first, and the value, come with an entropy."""
-
     average_critics: bool = False
-    """Let the mean of the two critics count, not the smaller value (Moskovitz et al. 2021): less
-    cautious, for tasks without a fall that ends an episode."""
+    """Let the mean of the two critics count, not the smaller value (Moskovitz et al. 2021)."""
 
     target_entropy: Number = -1.0
     """Entropy in nats, for each action dimension, at which the temperature keeps the policy."""
@@ -284,8 +521,7 @@ class SACSettings(Critics):
     """The first weight of the entropy."""
 
     initial_std: SquashedStd = 1.0
-    """About the standard deviation of a new policy's actions, before tanh. With a small one, a
-    robot that stands by itself is not thrown over at the beginning."""
+    """About the standard deviation of a new policy's actions, before tanh."""
 
 
 @dataclass(frozen=True)
@@ -305,8 +541,8 @@ class BCSettings(Cloning, AlgorithmSettings):
     """Normalise observations to mean 0 and standard deviation 1, over the demonstrations."""
 
     policy: Literal["gaussian", "squashed", "deterministic"] = "gaussian"
-    """Policy of real-valued actions: a Gaussian; one that tanh squashes, as sac has it; or one
-    action for each observation, as ddpg and td3 have it, which learns by squared error."""
+    """Policy of real-valued actions: Gaussian, squashed by tanh as in sac, or deterministic as in
+    ddpg and td3."""
 
     initial_log_std: LogStd = -0.5
     """Logarithm of the initial standard deviation of a Gaussian's actions."""

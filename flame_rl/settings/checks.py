@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -21,6 +22,11 @@ def within(low: float, high: float, text: str) -> msgspec.Meta:
     return msgspec.Meta(ge=low, le=high, description=text)
 
 
+def matching(pattern: str, text: str) -> msgspec.Meta:
+    """Marks a text in which the pattern is found, and how an error says that."""
+    return msgspec.Meta(pattern=pattern, description=text)
+
+
 @dataclass(frozen=True)
 class Span:
     """Marks a setting that `main.py tune` searches, from `low` to `high`: of an integer the whole
@@ -31,15 +37,11 @@ class Span:
     log: bool = False
 
 
-@dataclass(frozen=True, init=False)
 class Among:
-    """Marks a setting that `main.py tune` searches among these values, in words of the command
-    line."""
-
-    words: tuple[str, ...]
+    """Marks a setting that `main.py tune` searches among values, given in words of a command."""
 
     def __init__(self, *words: str) -> None:
-        object.__setattr__(self, "words", words)
+        self.words = words
 
 
 # Marks a setting that few runs have: config.json lacks it where it has its default.
@@ -51,29 +53,14 @@ Positive = Annotated[float, within(sys.float_info.min, sys.float_info.max, "abov
 NonNegative = Annotated[float, within(0, sys.float_info.max, "0 or more, and finite")]
 Number = Annotated[float, within(-sys.float_info.max, sys.float_info.max, "finite")]
 Fraction = Annotated[float, within(0, 1, "from 0 to 1")]
-UpdatesPerStep = Annotated[
-    float, within(0.001, 1000, "from 0.001 to 1000"), Span(0.05, 1.0, log=True)
-]
 Seed = Annotated[int, within(0, (1 << 63) - 1, "an integer from 0 to 2**63 - 1")]
-LogStd = Annotated[float, within(-20, 5, "from -20 to 5")]
-# A squashed Gaussian policy clips the logarithm at 2.
-SquashedStd = Annotated[float, within(1e-6, 7, "from 0.000001 to 7")]
-# Settings that several classes have, with the range in which they are searched.
-LearningRate = Annotated[Positive, Span(1e-5, 1e-2, log=True)]
-EntropyCoefficient = Annotated[NonNegative, Among("0.0", "0.001", "0.003", "0.01", "0.03")]
-Minibatches = Annotated[Count, Among("4", "8", "16", "32", "64")]
-MaxKL = Annotated[Positive, Span(0.01, 0.5, log=True)]
-BatchSize = Annotated[Count, Among("32", "64", "128", "256", "512")]
-Tau = Annotated[Fraction, Span(0.001, 0.1, log=True)]
-Lambda = Annotated[Fraction, Among("0.8", "0.9", "0.95", "0.98", "1.0")]
-NStep = Annotated[Count, Span(1, 5)]
-EpsilonEnd = Annotated[Fraction, Span(0.01, 0.2, log=True)]
-Noise = Annotated[NonNegative, Span(0.05, 0.5)]
+# What follows the last colon, and what is before it.
+PAIR = r"(?s)^.+:[^:]+$"
 
 
 def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
-    """Check every field of a frozen dataclass against its annotation; call it in `__post_init__`.
-    Fields named in `but` are skipped. Raises UsageError as `converted` does."""
+    """Check every field of a dataclass but some against its annotation, in `__post_init__`. Raises
+    UsageError as `converted` does."""
     for name, hint in hints_of(type(settings)).items():
         if name not in but:
             # The dataclass is frozen.
@@ -83,26 +70,16 @@ def check_fields(settings: Any, but: tuple[str, ...] = ()) -> None:
 def converted(
     name: str, hint: Any, value: Any, shown: str | None = None, *, strict: bool = True
 ) -> Any:
-    """The value of a field, as its hint says: a list becomes a tuple, a text a path and an integer
-    a float where the hint asks for that, and NumPy's numbers become Python's.
-
-    Args:
-        name: of the field, for errors.
-        hint: the field's type.
-        value: from Python or JSON.
-        shown: what an error says was given; None: the value.
-        strict: whether a text is refused where the hint asks for a number.
-
-    Raises:
-        UsageError: the value has the wrong type, is not among the choices, or is out of range.
-    """
-    plain = [_plain(each) for each in value] if isinstance(value, list | tuple) else _plain(value)
+    """The value of a field, converted to its type `hint`: a list becomes a tuple, a text a path, an
+    integer a float, NumPy's numbers Python's, and unless `strict` a text a number. Raises
+    UsageError, which says that `shown`, or the value, was given for `name`."""
+    plain = list(map(_plain, value)) if isinstance(value, list | tuple) else _plain(value)
     try:
         return msgspec.convert(plain, hint, strict=strict, dec_hook=_path)
     except msgspec.ValidationError as error:
         # Errors of a range say >= or <=; one that no float can hold is no number.
         ranges = [mark for mark in marks_of(hint) if isinstance(mark, msgspec.Meta)]
-        outside = "=" in str(error) and ranges
+        outside = ranges and re.search("=|matching", str(error))
         expected = ranges[0].description if outside else in_words(hint)
         refuse(name, expected, value if shown is None else shown)
 
@@ -172,14 +149,12 @@ def refuse(name: str, expected: str, value: object) -> NoReturn:
 
 
 def flag(name: str) -> str:
-    """The command line's flag for a field. The name of a field that is a word of Python ends in an
-    underscore, which the flag has not."""
+    """The flag of a field. A field whose name is a word of Python ends in an underscore."""
     return "--" + name.removesuffix("_").replace("_", "-")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The known name that another one resembles most, above all one that begins alike; "" if it
-    resembles none."""
+    """The known name that a name resembles most, above all one that begins alike; or ""."""
     known = list(known)
     alike = [each for each in known if name.startswith(each) or each.startswith(name)]
     closest = difflib.get_close_matches(name, alike or known, n=1, cutoff=0 if alike else 0.6)
@@ -189,6 +164,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def name_is_taken(name: str) -> UsageError:
     """The error of an entry of info that has the name of another column."""
     return UsageError(
-        f"--reward-parts, --outcomes: {name!r} is the name of another column of metrics.csv; give "
-        "the entry of info another name in the environment"
+        f"--reward-parts, --outcomes: {name!r} is another column of metrics.csv; rename the entry "
+        "of info in the environment"
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flame_rl.settings.algorithms import ALGORITHMS, settings_class
+from flame_rl.settings.algorithms import ALGORITHMS, AlgorithmSettings, settings_class
 from flame_rl.settings.checks import RARE, flag, hints_of, marks_of, names_of, suggestion
 from flame_rl.settings.execution import Execution, Output
 from flame_rl.settings.experiment import (
@@ -21,7 +21,6 @@ from flame_rl.settings.experiment import (
     environment_id,
     environment_name,
 )
-from flame_rl.settings.groups import AlgorithmSettings
 from flame_rl.settings.presets import preset_of
 from flame_rl.system.errors import UsageError
 
@@ -53,18 +52,9 @@ class TrainConfig:
     def __init__(
         self, env: EnvironmentSource = "cartpole", algorithm: str = "reinforce", **settings: Any
     ) -> None:
-        """Take the defaults, then the algorithm's preset for the environment, then `settings`.
-        With `episodes_per_iter`, the preset's steps_per_iter has no effect; with another
-        `steps_per_iter`, its first_episodes has none.
-
-        Args:
-            env: an environment's name or Gymnasium id, or a function that makes one.
-            algorithm: a name in `flame_rl.settings.algorithms`.
-            settings: values of fields, of whichever section, by name.
-
-        Raises:
-            UsageError: a setting does not exist, or has a value that it cannot have.
-        """
+        """Take the defaults, then the algorithm's preset for the environment, then `settings`:
+        fields of whichever section, by name. Of a preset, `episodes_per_iter` replaces
+        steps_per_iter, and `steps_per_iter` first_episodes. Raises UsageError."""
         algorithm = algorithm.lower() if isinstance(algorithm, str) else algorithm
         kinds = _kinds(settings_class(algorithm))
         preset = preset_of(algorithm, environment_id(environment_name(env)))
@@ -80,8 +70,7 @@ class TrainConfig:
         return config
 
     def changed(self, **settings: Any) -> TrainConfig:
-        """A copy with new values of some fields, of whichever section. With `episodes_per_iter`,
-        steps_per_iter has no effect any more. Raises UsageError."""
+        """A copy with new values of some fields, as `__init__` takes them. Raises UsageError."""
         kinds = _kinds(type(self.algorithm))
         values = _by_section(kinds, _with_one_size(settings), self.algorithm_name)
         sections = vars(self).items()
@@ -126,10 +115,8 @@ class TrainConfig:
 
     @classmethod
     def from_data(cls, data: Any) -> TrainConfig:
-        """The inverse of `to_data`. A setting that an earlier version did not have, and that the
-        data lack, has its default, except that the device is the CPU, masks are ignored, and
-        episodes have no time limit by default. Raises UsageError if the data are no configuration.
-        """
+        """The inverse of `to_data`. A setting that an earlier version did not have is what it was
+        in that version: mostly its default. Raises UsageError if the data are no configuration."""
         try:
             values = {section: dict(settings) for section, settings in dict(data).items()}
             kinds = _kinds(settings_class(values["algorithm"].pop("name")))

@@ -1,5 +1,4 @@
-"""Settings of where a run is computed, and of what it writes and shows. Only the device changes a
-result."""
+"""Settings of where a run is computed, and of what it writes. Only the device changes a result."""
 
 from __future__ import annotations
 
@@ -21,47 +20,39 @@ from flame_rl.settings.checks import (
 
 @dataclass(frozen=True)
 class Execution:
-    """Where networks are computed and episodes are collected, and the limits of workers. It changes
-    no result, except that each device rounds in its own way."""
+    """Where networks are computed and episodes are collected, and the limits of workers. Changes no
+    result, except that each device rounds in its own way."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the learner computes its networks. cuda: on the graphics card; auto: on the card, if
-    there is one, for pictures, memory and very large layers. A resumed run stays on its device."""
+    """Where networks learn; auto: on a graphics card for pictures, memory and very large layers."""
 
     local: bool = False
     """Collect on this machine even where a Flame cluster is configured."""
 
     workers: CountOrZero | None = None
-    """Local worker processes; none: one for each core; 0: collect in this process, so that a
-    breakpoint in the collector works."""
+    """Local worker processes; none: one for each core; 0: collect in the learner's own process."""
 
     executors: Count | None = None
-    """Executors of a Flame cluster; none: one for every core that it offers. A given number claims
-    no core, for simulators that wait and do not compute, and half of the cluster's memory."""
+    """Executors of a Flame cluster; none: one for every core that it offers."""
 
     workers_per_executor: Count = 1
-    """Processes that play inside each executor, which has as many cores: less work for learner and
-    cluster where there are hundreds of cores."""
+    """Processes that play inside each executor, which has as many cores."""
 
     executor_packages: Literal["install", "image"] = "install"
-    """Where executors have NumPy, Gymnasium and MuJoCo from, in the learner's versions. install:
-    their nodes install them; image: they are there."""
+    """Executors install the learner's NumPy, Gymnasium and MuJoCo, or their image has them."""
 
     simulator: Literal["auto", "plain", "fast"] = "auto"
-    """Simulator of the environment. plain: Gymnasium; fast: a faster one with the same bits,
-    for cartpole, halfcheetah, hopper, walker2d and ant; auto: fast where that is possible."""
+    """Gymnasium's simulator, a faster one with the same bits, or that where there is one."""
 
     strict: bool = False
-    """End a run at its start, and do not only warn, where an environment gives another episode for
-    the same seed and actions."""
+    """Refuse, and do not only warn, if the same seed and actions give another episode."""
 
     slots: Count | None = None
-    """Most environments side by side in each process, or executor; none: 32, or as many as fit into
-    a gigabyte. 1, with --workers 1: one alone, as a port, a licence or a robot needs it."""
+    """Most environments side by side in a process; none: 32, or as many as a gigabyte holds."""
 
     task_timeout: Annotated[float, within(1e-9, 1e6, "above 0, up to 1000000")] | None = None
-    """Seconds after which a worker that gives no answer is killed and its episodes are collected
-    again; none: ten times the longest task so far, at least a minute; 600 at first."""
+    """Seconds until a silent worker is killed and its episodes are collected again; none: ten times
+    the longest task so far, at least a minute; 600 at first."""
 
     worker_episodes: Count = 100_000
     """A worker process is replaced after this number of episodes."""
@@ -70,8 +61,7 @@ class Execution:
     """A worker process that has taken more memory than this is replaced."""
 
     cluster_patience: Positive = 120.0
-    """Seconds without a result, or an executor at work on one, after which a cluster ends the
-    run."""
+    """Seconds without a result, or an executor at work on one, after which the run ends."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -85,7 +75,7 @@ class Output:
     """Run folder; none: runs/<env>-<algorithm>-<time>."""
 
     resume: Path | None = None
-    """Go on with the run in this folder, or from this checkpoint in one. It needs no other flag."""
+    """Go on with the run in this folder, or from this checkpoint in one; needs no other flag."""
 
     seeds: Annotated[tuple[Seed, ...], RARE] = ()
     """A run for each of these seeds, side by side, in --output/seed-0 and so on."""

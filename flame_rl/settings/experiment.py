@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from flame_rl.settings.checks import (
+    PAIR,
     RARE,
     Among,
     Count,
@@ -20,6 +21,7 @@ from flame_rl.settings.checks import (
     Number,
     Seed,
     check_fields,
+    matching,
     refuse,
     within,
 )
@@ -33,6 +35,15 @@ else:
     # A command line can only give a name; `__post_init__` checks a function.
     EnvironmentSource = str
 
+
+Wrapper = Annotated[str, matching(PAIR, "a module and a class, as in my_wrappers:Shaped")]
+Function = Annotated[str, matching(PAIR, "a module and a function, as in my_env:shaped")]
+Source = Annotated[str, matching(r"\S", "a file, a run folder or a dataset")]
+Digest = Annotated[str, matching(r"^[0-9a-f]{64}$", "a SHA-256, 64 hexadecimal digits")]
+Width = Annotated[int, within(1, 1 << 40, "from 1 to 2**40")]
+Widths = Annotated[tuple[Width, ...], Among("32 32", "64 64", "128 128", "256 256")]
+Discount = Annotated[Fraction, Among("0.95", "0.98", "0.99", "0.995", "0.999")]
+StepsPerIteration = Annotated[Count | None, Among("512", "1024", "2048", "4096")]
 
 # Short names for --env.
 ENVIRONMENTS = {
@@ -59,22 +70,20 @@ class Experiment:
     """Settings that decide the result of a run, together with the algorithm's."""
 
     env: EnvironmentSource = "cartpole"
-    """Environment: cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id, your own as
-    module:EnvId, or a module of several agents (pettingzoo.sisl.multiwalker_v9); in Python also a
-    function that makes one."""
+    """cartpole, halfcheetah, hopper, walker2d, ant, any Gymnasium id, your own as module:EnvId, a
+    module of several agents; in Python also a function that makes one."""
 
     env_kwargs: tuple[str, ...] = ()
     """Arguments of the environment's constructor, name=value as in JSON; in Python a dictionary."""
 
-    wrapper: tuple[str, ...] = ()
-    """Wrappers around the environment, module:Class, the innermost first; or functions of it."""
+    wrapper: tuple[Wrapper, ...] = ()
+    """Wrappers around the environment, module:Class or module:function, the innermost first."""
 
     seed: Seed = 0
     """Seed of everything random. The same seed gives the same metrics.csv."""
 
     from_: Annotated[Path | None, RARE] = None
-    """Begin with the networks and the normalisation of another run: RUN of its newest checkpoint,
-    RUN/best, or a checkpoint file. What fits by name and shape is taken, all else begins anew."""
+    """Begin with what fits of another run: RUN (its newest state), RUN/best or a checkpoint."""
 
     from_digest: Annotated[str | None, RARE] = None
     """With --from, the SHA-256 of the state that is begun with; another one is refused."""
@@ -83,34 +92,30 @@ class Experiment:
     """Training iterations. A resumed run may be given more of them."""
 
     env_steps: Count | None = None
-    """Train until N env steps are collected, in place of --iterations; the last one is whole."""
+    """Train until N env steps are collected, in place of --iterations."""
 
     stop_at: Annotated[Number | None, RARE] = None
-    """End the run once the mean return of an iteration, or with --evaluate-every of an evaluation,
-    reaches this. A resumed run may be given another."""
+    """End the run once the mean return of an iteration, or evaluation, reaches this."""
 
     episodes_per_iter: Count = 100
     """Complete episodes collected in each iteration; what several agents play together is one."""
 
-    steps_per_iter: Annotated[Count | None, Among("512", "1024", "2048", "4096")] = None
-    """Approximate steps in each iteration, in place of a fixed number of episodes: the number of
-    whole episodes follows from their mean length in the previous iteration."""
+    steps_per_iter: StepsPerIteration = None
+    """About so many steps in each iteration, in whole episodes, in place of --episodes-per-iter."""
 
     first_episodes: Count | None = 8
-    """With --steps-per-iter, episodes of the first iteration, whose length is not yet known; none:
-    as few as have that number of steps if each lasts to its time limit, and while episodes get
-    longer, the next iteration expects them to go on as fast."""
+    """With --steps-per-iter, episodes of the first iteration; none: as few as have that number of
+    steps if each lasts to its time limit."""
 
     max_episode_steps: CountOrZero | None = None
-    """A time limit in steps that replaces the environment's own; none: where the environment has
-    none, 1,000 steps; 0: none but the environment's own. What a limit cuts off is bootstrapped."""
+    """Time limit in steps in place of the environment's; none: 1,000 where it has none; 0: its own
+    alone. What a limit cuts off is bootstrapped."""
 
     observe: tuple[str, ...] = ()
     """Keys of a Dict that are observed, such as image and direction; by default all are."""
 
     policy_observations: tuple[str, ...] = ()
-    """Keys of a Dict that the policy observes, where value networks and critics see all (Pinto et
-    al. 2018). Not for algorithms whose policy is its action values."""
+    """Keys of a Dict that the policy observes, where value networks and critics observe all."""
 
     agent_number: bool = False
     """Let each of several agents observe its own number, too."""
@@ -118,86 +123,65 @@ class Experiment:
     action_mask: bool = True
     """Read masks of allowed actions, in `info["action_mask"]` or beside the observations."""
 
-    gamma: Annotated[Fraction, Among("0.95", "0.98", "0.99", "0.995", "0.999")] = 0.99
-    """Discount of future rewards per step, 0 to 1. At 1 a return is the plain sum to the episode's
-    end, and, without a value network, a time limit counts as that end."""
+    gamma: Discount = 0.99
+    """Discount of rewards per step. At 1, without values, a time limit counts as an end."""
 
     reward_parts: tuple[str, ...] = ()
     """Numbers in `info` that are recorded at every step; metrics.csv has a column for each."""
 
     outcomes: tuple[str, ...] = ()
-    """Numbers in `info` at an episode's last step, such as is_success, or episode.r of a dictionary
-    in it; metrics.csv has a column for the mean of each."""
+    """Numbers in `info` at an episode's last step, such as is_success; a column for each mean."""
 
     reward_weights: tuple[Number, ...] = ()
-    """Learn from the weighted sum of the reward's parts: a weight for each number of a reward that
-    is a vector, then for each of --reward-parts."""
+    """Learn from the sum of the parts of a reward and --reward-parts, with a weight for each."""
 
-    reward: str | None = None
-    """Learn from what your function makes of an episode's rewards, module:function. Evaluations
-    report the return of the environment's own rewards."""
+    reward: Function | None = None
+    """Learn from what your module:function makes of an episode's rewards; evaluations do not."""
 
-    hidden_sizes: Annotated[
-        tuple[Annotated[int, within(1, 1 << 40, "from 1 to 2**40")], ...],
-        Among("32 32", "64 64", "128 128", "256 256"),
-    ] = (64, 64)
+    hidden_sizes: Widths = (64, 64)
     """Widths of the hidden layers of every network."""
 
     activation: Annotated[Literal["tanh", "relu", "silu"], Among("tanh", "relu")] = "tanh"
     """Nonlinearity between the layers."""
 
     frame_stack: Annotated[int, within(1, 1000, "from 1 to 1000")] = 1
-    """Latest observations that every network sees side by side. Not for ddpg, td3 and sac."""
+    """Latest observations that every network sees side by side."""
 
     memory: Literal["none", "gru", "lstm"] = "none"
-    """Recurrent layer of every network, between the hidden layers and the output. For reinforce,
-    a2c, ppo, r2d2 and bc."""
+    """Recurrent layer of every network, between the hidden layers and the output."""
 
     memory_size: Count = 64
     """Width of the recurrent layer."""
 
     evaluate_every: Count | None = None
-    """Evaluate the policy after every N iterations and after the last one, without exploring;
-    best.ckpt is then the best by that."""
+    """Evaluate without exploring after every N iterations and the last; best.ckpt is by that."""
 
     evaluate_episodes: Count = 20
     """Number of episodes in an evaluation."""
 
-    demonstrations: str | None = None
-    """Learn from demonstrations, too: an .npz file, a run with a replay memory, or a Minari
-    dataset."""
+    demonstrations: Source | None = None
+    """Learn from demonstrations, too: an .npz file, a run with a replay, or a Minari dataset."""
 
-    demonstrations_digest: str | None = None
+    demonstrations_digest: Digest | None = None
     """SHA-256 of the demonstrations, which config.json keeps: the run learns from no others."""
 
     def __post_init__(self) -> None:
         named = isinstance(self.env, str) and bool(self.env.strip())
         if not (named or callable(self.env)):
             refuse("env", "a name or Gymnasium id, or in Python a function", self.env)
-        if named and ":" in self.env and not all(self.env.rpartition(":")[::2]):
+        if named and ":" in self.env and not re.search(PAIR, self.env):
             refuse("env", "a module and an id, as in my_env:Mine-v0", self.env)
         object.__setattr__(self, "env_kwargs", keyword_texts(self.env_kwargs))
         check_fields(self, but=("env",))
-        entries = "names of entries of info"
-        unique = {"reward_parts": entries, "outcomes": entries}
-        unique |= {"observe": "keys of a Dict", "policy_observations": "keys of a Dict"}
+        unique = dict.fromkeys(("reward_parts", "outcomes"), "names of entries of info")
+        unique |= dict.fromkeys(("observe", "policy_observations"), "keys of a Dict")
         for field, what in unique.items():
             names = getattr(self, field)
             if len(set(names)) < len(names) or "" in names:
                 refuse(field, f"{what}, each once", names)
-        for name in self.wrapper:
-            if not all(name.rpartition(":")[::2]):
-                refuse("wrapper", "a module and a class, as in my_wrappers:Shaped", name)
         if self.from_digest is not None and self.from_ is None:
             refuse("from_digest", "with --from, what its digest must be", self.from_digest)
-        if self.reward is not None and not all(self.reward.rpartition(":")[::2]):
-            refuse("reward", "a module and a function, as in my_env:shaped", self.reward)
-        if self.demonstrations is not None and not self.demonstrations.strip():
-            refuse("demonstrations", "a file, a run folder or a dataset", self.demonstrations)
-        digest = self.demonstrations_digest
-        if digest is not None and not re.fullmatch("[0-9a-f]{64}", digest):
-            refuse("demonstrations_digest", "a SHA-256, 64 hexadecimal digits", digest)
-        if digest is not None and self.demonstrations is None:
+        if self.demonstrations_digest is not None and self.demonstrations is None:
             raise UsageError(
                 "--demonstrations-digest: of what? Add --demonstrations, or leave it out"
             )
@@ -225,16 +209,9 @@ def environment_name(env: str | Callable[[], Any]) -> str:
 
 
 def keyword_texts(given: Any) -> Any:
-    """The arguments of an environment's constructor as texts "name=JSON", ordered by name.
-
-    Args:
-        given: a mapping from names to values of JSON, or texts "name=value" whose values are as in
-            JSON or Python, and otherwise texts themselves. Anything else is returned as it is.
-
-    Raises:
-        UsageError: a name is no identifier, comes twice or is not the environment's; a value is not
-            of JSON.
-    """
+    """The arguments of an environment's constructor as texts "name=JSON", ordered by name. They are
+    given as a mapping, or as texts "name=value" with values as in JSON or Python, or else plain
+    text. Anything else is returned as it is. Raises UsageError."""
     if isinstance(given, Mapping):
         pairs = list(given.items())
     elif isinstance(given, list | tuple) and all(isinstance(word, str) for word in given):

@@ -78,7 +78,7 @@ def parse(
         arguments: the words of the command line.
         default: the configuration that flags change; None: the defaults of --env and --algorithm.
         prog, description: for --help.
-        extra: a dataclass of further flags, which a command has besides those of training.
+        extra: a dataclass of further flags.
 
     Returns:
         The configuration, and `extra` filled in (None without one).
@@ -92,10 +92,7 @@ def parse(
     default = TrainConfig(**first) if default is None else default
     algorithm = default.algorithm_name
     if (other := first.get("algorithm", algorithm)) != algorithm:
-        raise UsageError(
-            f"--algorithm: the run learns with {algorithm}, not {other}. Leave the flag out, or "
-            "begin a new run"
-        )
+        raise UsageError(f"--algorithm: the run learns with {algorithm}, not {other}; leave it out")
     sections = vars(default) | ({} if extra is None else {"extra": extra()})
     what = tyro.conf.arg(name="algorithm", help="What improves the policy; its flags are below.")
     hints: dict[str, Any] = {"name": Annotated[_CHOICE, _spec("algorithm", _CHOICE, "*"), what]}
@@ -188,7 +185,8 @@ def _registry(nargs: Literal[1, "*"]) -> ConstructorRegistry:
             name, hint = field.name, hints_of(kind)[field.name]
             value = getattr(info.default, name, field.default)
             default = tyro.MISSING if value is dataclasses.MISSING else value
-            if bare(hint) == tuple[str, ...]:
+            inner = get_args(bare(hint))
+            if get_origin(bare(hint)) is tuple and bare(inner[0]) is str:
                 # Its words are added up where the flag comes again.
                 lists[name] = default
                 word = Annotated[str, _spec(name, hint, nargs)]

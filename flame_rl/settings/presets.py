@@ -16,16 +16,16 @@ _SHORT_ITERATIONS = {"steps_per_iter": STEPS_PER_ITERATION, "first_episodes": No
 # A million env steps, as docs/learning measures them; the first iteration has the usual episodes.
 _MILLION = {"iterations": 500, "steps_per_iter": 2000, "first_episodes": 8}
 _MILLION_IN_LARGE_PARTS = {"iterations": 250, "steps_per_iter": 4000, "first_episodes": 8}
+_SIXTY_THOUSAND = {"iterations": 30, "steps_per_iter": 2000, "first_episodes": 8}
 # Step sizes fall to 0 at the end.
-_LONG = _MILLION | {"learning_rate_decay": True}
-_LONG_IN_LARGE_PARTS = _MILLION_IN_LARGE_PARTS | {"learning_rate_decay": True}
+_DECAY = {"learning_rate_decay": True}
 
-# With large actions an ant falls over: with small ones it survives from the start, and learns to
-# walk.
+# With large actions an ant falls over; with small ones it survives, and learns to walk.
 _SMALL_ACTIONS = {"initial_log_std": -2.0, "learning_rate": 3e-4}
 
 # With a replay memory.
-WIDE_LAYERS = {"hidden_sizes": (256, 256), "activation": "relu", "steps_per_iter": 1000}
+_WIDE = {"hidden_sizes": (256, 256), "activation": "relu"}
+WIDE_LAYERS = _WIDE | {"steps_per_iter": 1000}
 _CARTPOLE = {"iterations": 60, "steps_per_iter": 500, "epsilon_steps": 5_000}
 
 # With an episode in each iteration.
@@ -65,10 +65,8 @@ PRESETS: dict[str, dict[str, Preset]] = {
     },
     "a2c": {
         "": _SHORT_ITERATIONS,
-        "CartPole-v1": {
-            "iterations": 30,
-            "steps_per_iter": 2000,
-            "first_episodes": 8,
+        "CartPole-v1": _SIXTY_THOUSAND
+        | {
             "learning_rate": 2e-3,
             "value_learning_rate": 3e-3,
             "gae_lambda": 0.98,
@@ -82,20 +80,13 @@ PRESETS: dict[str, dict[str, Preset]] = {
     },
     "ppo": {
         "": _SHORT_ITERATIONS,
-        "CartPole-v1": {
-            "iterations": 30,
-            "steps_per_iter": 2000,
-            "first_episodes": 8,
-            "learning_rate_decay": True,
-            "learning_rate": 1e-3,
-            "minibatches": 32,
-        },
-        "HalfCheetah-v5": _LONG_IN_LARGE_PARTS,
-        "Hopper-v5": _LONG,
+        "CartPole-v1": _SIXTY_THOUSAND | _DECAY | {"learning_rate": 1e-3, "minibatches": 32},
+        "HalfCheetah-v5": _MILLION_IN_LARGE_PARTS | _DECAY,
+        "Hopper-v5": _MILLION | _DECAY,
         # Half the epochs with a wider clip range get as far in less time; HalfCheetah and Hopper
         # do worse with them.
-        "Walker2d-v5": _LONG | {"epochs": 5, "clip_range": 0.3},
-        "Ant-v5": _LONG_IN_LARGE_PARTS | _SMALL_ACTIONS,
+        "Walker2d-v5": _MILLION | _DECAY | {"epochs": 5, "clip_range": 0.3},
+        "Ant-v5": _MILLION_IN_LARGE_PARTS | _DECAY | _SMALL_ACTIONS,
     },
     "dqn": {
         "": WIDE_LAYERS,
@@ -190,12 +181,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
     },
     "bc": {
         # The episodes of an iteration only say how good the policy is.
-        "": {
-            "iterations": 20,
-            "episodes_per_iter": 10,
-            "hidden_sizes": (256, 256),
-            "activation": "relu",
-        },
+        "": {"iterations": 20, "episodes_per_iter": 10} | _WIDE,
     },
 }
 

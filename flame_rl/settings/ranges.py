@@ -1,5 +1,4 @@
-"""The settings that `main.py tune` searches: those whose type is marked with a range, such as
-`flame_rl.settings.checks.LearningRate`."""
+"""The settings that `main.py tune` searches: those whose type has a range."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ Range = Span | Among
 
 
 def ranges_of(config: TrainConfig, given: Sequence[str], search: Sequence[str]) -> dict[str, Range]:
-    """The settings to search, by field, each with its range, which reaches as far as the value that
-    the setting has in `config`.
+    """The settings to search, by field, each with its range, widened to the value in `config`.
 
     Args:
         config: where the search begins.
@@ -32,10 +30,8 @@ def ranges_of(config: TrainConfig, given: Sequence[str], search: Sequence[str]) 
     for name in named:
         if name not in marks:
             nearest = suggestion(name, marks)
-            raise UsageError(
-                f"--search: {name!r} has no range; "
-                + (f"did you mean {nearest}?" if nearest else f"there are {', '.join(marks)}")
-            )
+            more = f"did you mean {nearest}?" if nearest else f"there are {', '.join(marks)}"
+            raise UsageError(f"--search: {name!r} has no range; {more}")
     # A setting that is none has no effect, such as steps_per_iter beside episodes_per_iter.
     wanted = named or [
         name for name in marks if flag(name) not in given and value_of(config, name) is not None
@@ -60,13 +56,13 @@ def words_of(name: str, value: Value) -> list[str]:
 
 
 def _declared(config: TrainConfig) -> dict[str, Range]:
-    found = {}
-    for section in (config.algorithm, config.experiment):
-        for name, hint in hints_of(type(section)).items():
-            for mark in marks_of(hint):
-                if isinstance(mark, Span | Among):
-                    found[name] = mark
-    return found
+    return {
+        name: mark
+        for section in (config.algorithm, config.experiment)
+        for name, hint in hints_of(type(section)).items()
+        for mark in marks_of(hint)
+        if isinstance(mark, Span | Among)
+    }
 
 
 def _reaching(mark: Range, name: str, first: Value | None) -> Range:

@@ -10,8 +10,8 @@ from statistics import mean
 from flame_rl.backends.select import is_distributed, local_workers, make_backend
 from flame_rl.run.checkpoint import Checkpoint
 from flame_rl.run.trainer import Trainer
+from flame_rl.settings.algorithms import Replay
 from flame_rl.settings.config import TrainConfig, environment_of
-from flame_rl.settings.groups import Replay
 from flame_rl.system.machine import available_cores
 
 # How many iterations are measured.

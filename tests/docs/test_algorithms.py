@@ -15,9 +15,8 @@ from flame_rl.learner.demonstrations.cloning import Imitation
 from flame_rl.learner.learner import Learner
 from flame_rl.learner.off_policy.update import OffPolicy
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm
-from flame_rl.settings.algorithms import ALGORITHMS, settings_class
+from flame_rl.settings.algorithms import ALGORITHMS, Replay, settings_class
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import Replay
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 from tests.helpers import ROOT, described

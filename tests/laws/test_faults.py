@@ -30,7 +30,6 @@ from flame_rl.backends import deadlines as deadlines_module
 from flame_rl.backends import inline
 from flame_rl.backends.deadlines import Deadlines
 from flame_rl.backends.processes import ProcessBackend
-from flame_rl.backends.tasks import TaskSizes
 from flame_rl.learner.learner import Learner
 from flame_rl.run.checkpoint import load_newest
 from flame_rl.system.errors import RunError
@@ -144,27 +143,19 @@ def test_a_hanging_simulator_is_killed_at_the_deadline(clean, tmp_path, workers,
     assert_same_run(tmp_path / "run", clean)
 
 
-def test_the_deadline_follows_the_longest_task():
+def test_the_deadline_follows_the_longest_task_and_the_number_of_episodes():
     deadlines = Deadlines(None, episodes=5, megabytes=6)
     assert deadlines.limits() == Limits(1, 600.0, 5, 6)
-    deadlines.succeeded(1, 0.5)
-    assert deadlines.limits().deadline == 60.0
-    deadlines.succeeded(1, 30.0)
-    deadlines.succeeded(1, 2.0)
-    assert deadlines.limits().deadline == 300.0
-    fixed = Deadlines(3.0, episodes=5, megabytes=6)
-    fixed.succeeded(1, 100.0)
-    assert fixed.limits(50).deadline == 3.0
-
-
-def test_the_deadline_follows_the_number_of_episodes():
-    deadlines = Deadlines(None, episodes=5, megabytes=6)
-    deadlines.succeeded(1, 75.0)
-    assert deadlines.limits(4).deadline == 750.0
+    for seconds, deadline in ((0.5, 60.0), (75.0, 750.0), (2.0, 750.0)):
+        deadlines.succeeded(1, seconds)
+        assert deadlines.limits(4).deadline == deadline
     assert deadlines.limits(40).deadline == 2 * 40 * 75.0
     # Side by side they take less than one after another.
     deadlines.succeeded(40, 1353.0)
     assert deadlines.limits(40).deadline == deadlines.limits(1).deadline == 13530.0
+    fixed = Deadlines(3.0, episodes=5, megabytes=6)
+    fixed.succeeded(1, 100.0)
+    assert fixed.limits(50).deadline == 3.0
 
 
 def test_a_killed_task_stretches_the_deadline_within_bounds_until_one_of_its_size_succeeds():
@@ -174,7 +165,6 @@ def test_a_killed_task_stretches_the_deadline_within_bounds_until_one_of_its_siz
     assert limits.deadline == 400.0
     for _ in range(2):  # killed together
         deadlines.killed(limits)
-    assert deadlines.limits(20).deadline == 800.0
     deadlines.succeeded(1, 10.0)
     assert deadlines.limits(20).deadline == 800.0
     for _ in range(3):
@@ -182,28 +172,6 @@ def test_a_killed_task_stretches_the_deadline_within_bounds_until_one_of_its_siz
     assert deadlines.limits(20).deadline == 1600.0
     deadlines.succeeded(20, 30.0)
     assert deadlines.limits(20).deadline == 300.0
-
-
-@pytest.mark.slow
-def test_tasks_of_several_episodes_get_the_time_that_their_resets_take(monkeypatch):
-    """Resets are done one after another. The first two large tasks are killed, and their episodes,
-    played alone, tell how long the next two may take."""
-    for name, seconds in (("FIRST_SECONDS", 2.5), ("LEAST_SECONDS", 0.1)):
-        monkeypatch.setattr(deadlines_module, name, seconds)
-    # Ten times the start of a killed worker's successor would be enough here.
-    monkeypatch.setattr(deadlines_module, "TIMES_THE_LONGEST", 1.5)
-    backend = ProcessBackend(2, Deadlines(None, 1000, 4096), threading.Event())
-    snapshot = random_snapshot(1, 2, False)
-    try:
-        backend.collect(snapshot, request_for(environment_id("SlowReset"), range(2)))
-        # The time of processes that still import is no measure.
-        backend.deadlines, backend.sizes = Deadlines(None, 1000, 4096), TaskSizes(2)
-        request = request_for(environment_id("SlowReset"), range(70))
-        retries = [backend.collect(snapshot, request).retries for _ in range(3)]
-        assert max(backend.sizes.split(70)) > 20
-    finally:
-        backend.close()
-    assert retries == [2, 0, 0]
 
 
 def test_a_hang_does_not_stretch_the_deadline(tmp_path, monkeypatch):
@@ -327,11 +295,10 @@ os.kill(os.getpid(), 9)
 @pytest.mark.parametrize(
     ("name", "kind", "seconds"),
     [
-        ("Poisoned", "hang", 0.05),  # the worker has not begun to look for its parent
         ("Poisoned", "hang in C", 2),  # no other thread of the worker has a chance
         ("Family", "hang", 2),  # the simulator has a process of its own
     ],
-    ids=["early", "in C", "engine"],
+    ids=["in C", "engine"],
 )
 def test_nothing_outlives_a_learner_that_is_killed(name, kind, seconds):
     tag = uuid.uuid4().hex
@@ -374,7 +341,7 @@ def assert_all_closed(log: Path) -> None:
     assert closed == made and made
 
 
-@pytest.mark.parametrize("workers", ["0", "1", "2"])
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_environments_are_closed(workers, tmp_path):
     """At the end of a run and of an evaluation, and where a worker is replaced."""
     environment = {"SERVER_LOG": str(tmp_path / "log")}
@@ -385,10 +352,9 @@ def test_environments_are_closed(workers, tmp_path):
         assert_all_closed(tmp_path / "log")
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-def test_environments_are_closed_after_ctrl_c(workers, tmp_path):
+def test_environments_are_closed_after_ctrl_c(tmp_path):
     environment = SLOWLY | {"SERVER_LOG": str(tmp_path / "log")}
-    flags = ("--iterations", "1000", "--workers", workers)
+    flags = ("--iterations", "1000", "--workers", "2")
     process = start_main(
         *(*SERVER, *flags), cwd=tmp_path, environment=environment, stdout=subprocess.DEVNULL
     )
@@ -420,9 +386,7 @@ def test_a_close_that_fails_costs_a_word(kind, words, workers, clean, tmp_path, 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--workers", "0", "--slots", "1"), None),
         (("--workers", "1", "--slots", "1"), None),
-        (("--workers", "0"), "FileExistsError.*number 2 in this process.*--slots 1"),
         (("--workers", "1"), "FileExistsError.*number 2 in this process.*--slots 1"),
         (("--workers", "2", "--slots", "1"), "FileExistsError(.*\n)+.*--workers 1 --slots 1"),
     ],
@@ -441,8 +405,7 @@ def test_an_environment_of_which_only_one_can_exist(flags, words, clean, tmp_pat
     assert not (tmp_path / "port").exists()
 
 
-@pytest.mark.parametrize("slots", ["3", "9"])
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize(("workers", "slots"), [("0", "3"), ("2", "9")])
 def test_slots_change_no_byte(slots, workers, clean, tmp_path):
     done = run_here(*RUN, "--workers", workers, "--slots", slots, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -479,7 +442,8 @@ def test_a_constructor_that_takes_long_is_called_twice_at_first_and_said(tmp_pat
 def fail_on_one_episode(kind: str, index: int, tmp_path: Path, words: list[str]):
     """Runs into it; gives the flags of the run and of the command that was printed."""
     seed = reset_seed(7, ITERATION, index)
-    arguments = (*RUN, "--episodes-per-iter", str(max(16, index + 1)))
+    size = ("--episodes-per-iter", str(max(16, index + 1)))
+    arguments = (*RUN, *size, "--output", "my run")
     done = run_here(*arguments, "--workers", "2", cwd=tmp_path, environment=poison(kind, seed))
     assert done.returncode == 1
     for word in [
@@ -490,32 +454,34 @@ def fail_on_one_episode(kind: str, index: int, tmp_path: Path, words: list[str])
         *words,
     ]:
         assert word in done.stderr, word
-    checkpoint, damaged = load_newest(tmp_path / "run")
+    checkpoint, damaged = load_newest(tmp_path / "my run")
     assert checkpoint.totals.iterations == ITERATION and not damaged
-    assert rows(tmp_path / "run") == 1 + ITERATION
+    assert rows(tmp_path / "my run") == 1 + ITERATION
     (command,) = re.findall(r"^ +uv run main\.py (.*)$", done.stderr, re.MULTILINE)
-    return arguments, shlex.split(command), poison(kind, seed)
+    command = shlex.split(command)
+    assert command == ["--resume", "my run", "--reproduce", str(index)]
+    return arguments, command, poison(kind, seed)
 
 
 def mended_goes_on(arguments, tmp_path: Path) -> None:
     """Without the fault, the run comes to its end as if there had never been one."""
-    done = run_here("--resume", "run", cwd=tmp_path)
+    done = run_here("--resume", "my run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (tmp_path / "clean").mkdir()
     assert run_here(*arguments, "--workers", "0", cwd=tmp_path / "clean").returncode == 0
-    assert_same_run(tmp_path / "run", tmp_path / "clean" / "run")
+    assert_same_run(tmp_path / "my run", tmp_path / "clean" / "run")
 
 
 @pytest.mark.parametrize("index", [INDEX, pytest.param(120, marks=pytest.mark.slow)])
 def test_an_episode_that_raises_every_time(index, tmp_path):
     words = ["Traceback", "environments.py", "RuntimeError: the robot fell over", "step 2"]
     arguments, command, fault = fail_on_one_episode("raise", index, tmp_path, words)
-    before = (tmp_path / "run" / "metrics.csv").read_bytes()
+    before = (tmp_path / "my run" / "metrics.csv").read_bytes()
     again = run_here(*command, cwd=tmp_path, environment=fault)
     assert again.returncode == 1
     for word in [*words, f"iteration {ITERATION}, episode {index}", f"seed {fault['FAULT_SEED']}"]:
         assert word in again.stderr
-    assert (tmp_path / "run" / "metrics.csv").read_bytes() == before
+    assert (tmp_path / "my run" / "metrics.csv").read_bytes() == before
     mended = run_here(*command, cwd=tmp_path)
     assert mended.returncode == 0 and "nothing failed" in mended.stdout
     mended_goes_on(arguments, tmp_path)
@@ -529,36 +495,7 @@ def test_an_episode_that_crashes_every_time(tmp_path):
     mended_goes_on(arguments, tmp_path)
 
 
-def test_a_run_folder_with_a_space_can_be_reproduced_from(tmp_path):
-    done = run_here(
-        *(*RUN, "--workers", "0", "--output", "my run"),
-        cwd=tmp_path,
-        environment=poison("raise"),
-    )
-    assert done.returncode == 1
-    (command,) = re.findall(r"^ +uv run main\.py (.*)$", done.stderr, re.MULTILINE)
-    assert shlex.split(command) == ["--resume", "my run", "--reproduce", str(INDEX)]
-
-
 # Values that cannot be learned from.
-
-
-@pytest.mark.parametrize(
-    ("name", "workers", "words"),
-    [
-        ("ObjectObservation", "0", "observation: step returned array([<object"),
-        ("ComplexObservation", "0", "observation: step returned array([1.+1.j]"),
-        ("NumberAsTextObservation", "0", "observation: step returned array(['1.5']"),
-        ("RaggedObservation", "0", "observation: step returned [[1.0], [2.0, 3.0]]"),
-        ("RaggedObservation", "1", "observation: step returned [[1.0], [2.0, 3.0]]"),
-        ("NumberAsTextReward", "1", "reward: step returned '1.5'"),
-    ],
-)
-def test_values_of_another_type_are_named(name, workers, words, tmp_path):
-    done = run_here(*RUN, "--env", environment_id(name), "--workers", workers, cwd=tmp_path)
-    assert done.returncode == 2
-    for word in (words, f"environment {environment_id(name)}", "episode 0, step 2"):
-        assert word in done.stderr
 
 
 def episode(observation: float, index: int = 0) -> Episodes:
@@ -666,33 +603,35 @@ def interrupt(tmp_path: Path, number: signal.Signals, moment: int | float) -> No
     assert survivors(tag, seconds=10) == []
 
 
-def finish(tmp_path: Path, whole: Path) -> None:
-    """Whatever the interrupt left is taken up, and is the run that never stopped."""
-    if (tmp_path / "run").exists():
-        done = run_here("--resume", "run", cwd=tmp_path)
-        assert done.returncode == 0
-        # Before the first update there was nothing to save.
-        assert done.stderr == "" or "begins at the beginning" in done.stderr
-        assert_same_run(tmp_path / "run", whole)
+def random_moments() -> list:
+    random = np.random.default_rng(0)
+    return [
+        pytest.param(
+            (signal.SIGINT, signal.SIGTERM)[number % 2],
+            random.uniform(0.05, 4.0) if number % 3 == 0 else int(random.integers(1, 22)),
+            marks=pytest.mark.slow,
+        )
+        for number in range(20)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("number", "moment"),
-    [
-        (signal.SIGINT, 0.1),
-        pytest.param(signal.SIGTERM, 0.9, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, 2.0, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
-        (signal.SIGINT, 12),
-    ],
+    ("number", "moment"), [(signal.SIGINT, 0.1), (signal.SIGTERM, 12), *random_moments()]
 )
 def test_one_signal_at_any_moment(number, moment, whole, tmp_path):
+    """Whatever it leaves is taken up, and is the run that never stopped."""
     interrupt(tmp_path, number, moment)
-    if isinstance(moment, float):
+    run = tmp_path / "run"
+    if not run.exists():
         return
-    # Saved to the last row: nothing has to be computed again.
-    assert load_newest(tmp_path / "run")[0].totals.iterations == rows(tmp_path / "run") - 1
-    finish(tmp_path, whole)
+    if isinstance(moment, int):
+        # Saved to the last row: nothing has to be computed again.
+        assert load_newest(run)[0].totals.iterations == rows(run) - 1
+    done = run_here("--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0
+    # Before the first update there was nothing to save.
+    assert done.stderr == "" or "begins at the beginning" in done.stderr
+    assert_same_run(run, whole)
 
 
 def test_ctrl_c_is_not_lost_in_an_import(tmp_path):
@@ -712,64 +651,13 @@ def test_ctrl_c_is_not_lost_in_an_import(tmp_path):
     assert process.wait(100) == 130
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_one_signal_at_twenty_random_moments(seed, whole, tmp_path):
-    random = np.random.default_rng(seed)
-    number = (signal.SIGINT, signal.SIGTERM)[seed % 2]
-    moment = random.uniform(0.05, 4.0) if seed % 3 == 0 else int(random.integers(1, 22))
-    interrupt(tmp_path, number, moment)
-    finish(tmp_path, whole)
-
-
-@pytest.mark.parametrize("moment", ["starting", pytest.param("running", marks=pytest.mark.slow)])
-def test_two_signals_end_it_at_once_and_its_workers_follow(moment, tmp_path):
-    tag = uuid.uuid4().hex
-    process = start_main(
-        *(*WHOLE, "--workers", "2", "--output", "run"),
-        cwd=tmp_path,
-        environment=SLOWLY | {"FAULT_TAG": tag},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    learner = psutil.Process(process.pid)
-    wait_until(
-        lambda: (
-            len(learner.children()) == 2 and (moment == "starting" or rows(tmp_path / "run") > 1)
-        )
-    )
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.4)
-    process.send_signal(signal.SIGINT)
-    # Between its last line and its end, Python dies of it, which a shell calls 130, too.
-    assert process.wait(20) in (130, -signal.SIGINT)
-    assert survivors(tag) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
-def test_two_signals_at_random_moments(seed, tmp_path):
-    tag, random = uuid.uuid4().hex, np.random.default_rng(seed)
-    process = start_main(
-        *(*WHOLE, "--workers", "2", "--output", "run"),
-        cwd=tmp_path,
-        environment=SLOWLY | {"FAULT_TAG": tag},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    time.sleep(random.uniform(0.1, 5.0))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        process.send_signal(number)
-        time.sleep(0.4)
-    assert process.wait(20) in (130, 143, -signal.SIGINT, -signal.SIGTERM)
-    assert survivors(tag) == []
-
-
 # For a long time.
 
 
-def soak(iterations: int, tmp_path: Path) -> None:
-    """Kills a worker now and then; memory, files, threads and processes of the learner stay."""
+@pytest.mark.slow
+def test_soak_of_2000_iterations(tmp_path):
+    """A worker is killed now and then; memory, files, threads and processes of the learner stay."""
+    iterations, run = 2000, tmp_path / "run"
     process = start_main(
         *("--env", environment_id("Poisoned"), "--episodes-per-iter", "4", "--workers", "2"),
         *("--hidden-sizes", "4", "--checkpoint-every", "20", "--output", "run"),
@@ -780,30 +668,22 @@ def soak(iterations: int, tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
     )
     learner, random = psutil.Process(process.pid), np.random.default_rng(5)
-    samples = []
-    kills, next_kill = 0, iterations // 40
+    samples, kills, next_kill = [], 0, 50
     while process.poll() is None:
-        done = rows(tmp_path / "run") - 1
+        done = rows(run) - 1
         with contextlib.suppress(psutil.Error):
             children = learner.children()
-            if iterations // 10 < done < iterations - 1:
-                samples.append(
-                    (
-                        done,
-                        learner.memory_info().rss,
-                        learner.num_fds(),
-                        learner.num_threads(),
-                        len(children),
-                    )
-                )
+            if 200 < done < iterations - 1:
+                memory, files = learner.memory_info().rss, learner.num_fds()
+                samples.append((done, memory, files, learner.num_threads(), len(children)))
             if done >= next_kill and children:
                 random.choice(children).kill()
                 kills += 1
-                next_kill = done + max(15, iterations // 20)
+                next_kill = done + 100
         time.sleep(0.1)
     _, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert rows(tmp_path / "run") == 1 + iterations and kills >= 5
+    assert rows(run) == 1 + iterations and kills >= 5
     done, memory, files, threads, children = np.array(samples, float).T
     assert len(done) > 20
     growth = np.polyfit(done, memory, 1)[0] * iterations
@@ -814,8 +694,3 @@ def soak(iterations: int, tmp_path: Path) -> None:
     assert np.median(threads[half:]) <= np.median(threads[:half])
     assert threads.max() - np.median(threads) <= 2
     assert children.max() <= 2
-
-
-@pytest.mark.slow
-def test_soak_of_2000_iterations(tmp_path):
-    soak(2000, tmp_path)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from flame_rl import Trainer
-from flame_rl.settings.algorithms import ALGORITHMS, settings_class
-from flame_rl.settings.groups import Hindsight
+from flame_rl.settings.algorithms import ALGORITHMS, Hindsight, settings_class
 from tests.flame_fixtures import run as run_on
 from tests.helpers import ROOT, environment_id
 from tests.learners import OF_CONTINUOUS_ACTIONS, make_config

@@ -49,33 +49,23 @@ def files_of(folder: Path) -> dict[str, bytes]:
 # Rows
 
 
-def test_rows_that_are_missing_come_back_from_the_checkpoint(eight, tmp_path):
+def test_a_resume_that_looks_further_back_deletes_nothing(eight, tmp_path):
+    """Where rows are missing, and where the newest checkpoint is damaged."""
     run = Path(shutil.copytree(eight, tmp_path / "run"))
     (run / "checkpoints" / "best.ckpt").unlink()
-    rows = (run / "metrics.csv").read_bytes().splitlines(keepends=True)
-    (run / "metrics.csv").write_bytes(b"".join(rows[:2]))
-    (run / "timing.csv").unlink()
-    before = files_of(run)
-    done = run_here("--resume", "run", "--iterations", "9", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "sound checkpoint" not in done.stderr
-    after = files_of(run)
-    assert all(after[name] == data for name, data in before.items()), "a sound checkpoint is gone"
-    assert (run / "metrics.csv").read_bytes().splitlines(keepends=True)[:9] == rows
-    assert len((run / "timing.csv").read_text().splitlines()) == 10
-
-
-def test_a_resume_that_looks_further_back_deletes_nothing(eight, tmp_path):
-    run = Path(shutil.copytree(eight, tmp_path / "run"))
     newest = run / "checkpoints" / "00000008.ckpt"
     newest.write_bytes(newest.read_bytes()[:-1])
+    rows = (run / "metrics.csv").read_bytes().splitlines(keepends=True)
+    (run / "metrics.csv").write_bytes(b"".join(rows[:5]))
+    (run / "timing.csv").unlink()
     before = files_of(run)
-    done = run_here("--resume", "run", "--keep-checkpoints", "1", cwd=tmp_path)
+    done = run_here("--resume", "run", "--keep-checkpoints", "9", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert_same_run(run, eight)
-    # The damaged one was written anew, and retention keeps what was asked for from then on.
-    assert "00000008.ckpt" in files_of(run)
-    assert files_of(run)["00000008.ckpt"] != before["00000008.ckpt"]
+    after = files_of(run)
+    assert all(after[name] == data for name, data in before.items() if name != newest.name)
+    assert after[newest.name] != before[newest.name]  # written anew
+    assert len((run / "timing.csv").read_text().splitlines()) == 9
 
 
 class Full:
@@ -126,10 +116,7 @@ def test_rows_are_written_when_there_is_room_again(tmp_path, monkeypatch, capsys
     [
         ("full", "closed pipe"),
         ("closed", "full"),
-        pytest.param("full", "full", marks=pytest.mark.slow),
         pytest.param("full", "closed", marks=pytest.mark.slow),
-        pytest.param("closed", "closed pipe", marks=pytest.mark.slow),
-        pytest.param("closed", "closed", marks=pytest.mark.slow),
     ],
 )
 def test_dead_streams_do_not_end_a_run_nor_its_saving(stdout, stderr, tmp_path):
@@ -189,8 +176,9 @@ def test_a_signal_that_is_ignored_at_the_start_stays_ignored(number, tmp_path):
 # Half an update
 
 
-@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize(("algorithm", "at"), [("reinforce", 2), ("ppo", 7)])
+@pytest.mark.parametrize(
+    ("algorithm", "at", "error"), [("reinforce", 2, MemoryError), ("ppo", 7, KeyboardInterrupt)]
+)
 def test_an_exception_within_an_update_leaves_the_learner_as_it_was(
     error, algorithm, at, monkeypatch
 ):
@@ -271,8 +259,7 @@ def test_an_interrupt_at_any_line_leaves_learner_and_totals_as_one_iteration_has
         assert at > 50 and (trainer.totals.iterations == 0 or not fails)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(number, tmp_path, monkeypatch):
+def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(tmp_path, monkeypatch):
     """The update is undone, and the run that goes on is the run that never stopped."""
     flags = ("--env", "cartpole", "--algorithm", "ppo", "--episodes-per-iter", "8")
     flags = (*flags, "--workers", "0", "--iterations", "4")
@@ -284,7 +271,7 @@ def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(number, tmp_p
         nonlocal count
         count += threading.current_thread() is threading.main_thread()
         if count == 150:
-            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), signal.SIGTERM)
         end_if_stopped()
 
     with monkeypatch.context() as patch:
@@ -292,7 +279,7 @@ def test_a_signal_within_an_update_is_obeyed_at_the_next_minibatch(number, tmp_p
         patch.setattr(compiled, "end_if_stopped", counted)
         patch.setattr(compiled, "_ONE_CALL", 1)
         done = run_here(*flags, "--output", "run", cwd=tmp_path)
-    assert done.returncode == 128 + number, done.stderr
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
     assert count == 150
     (saved,) = checkpoint.list_checkpoints(tmp_path / "run" / "checkpoints")
     again = run_here("--resume", "run", cwd=tmp_path)
@@ -345,8 +332,7 @@ def test_a_users_files_among_the_checkpoints_are_left_alone(eight, tmp_path):
     assert again.returncode == 0 and "Going on after iteration 8" in again.stdout
 
 
-@pytest.mark.parametrize("algorithm", ["reinforce", "dqn"])
-@pytest.mark.parametrize("moment", [1, 4])
+@pytest.mark.parametrize(("algorithm", "moment"), [("reinforce", 1), ("dqn", 4)])
 def test_a_run_folder_that_is_renamed_stays_in_one_place(algorithm, moment, tmp_path, monkeypatch):
     """Before the first checkpoint or after it; what was saved goes on under the new name."""
     flags = ("--env", "cartpole", "--algorithm", algorithm, "--episodes-per-iter", "3")

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from flame_rl.learner.off_policy.replay.journal import Journal
 from flame_rl.learner.training.trained import TrainedNetwork
 from flame_rl.run.checkpoint import list_checkpoints, read_checkpoint
 from flame_rl.settings.config import TrainConfig
-from flame_rl.system.errors import RunError, UsageError
+from flame_rl.system.errors import RunError
 from tests.helpers import clean_environment, contents, environment_id, run_here
 from tests.runs import assert_same_run, rows
 
@@ -95,14 +96,29 @@ def short_segments() -> Iterator[None]:
         yield
 
 
+# The gradient steps at which a copy of the whole run's folder is taken, as a kill would leave it.
+MOMENTS = (1, 25, 50)
+
+
 @pytest.fixture(scope="module")
 def wholes(tmp_path_factory):
-    """`wholes(algorithm)` is the folder of the run that nothing interrupts."""
+    """`wholes(algorithm)` is the folder of the run that nothing interrupts; beside it is a copy of
+    each of its `MOMENTS`."""
     runs: dict[str, Path] = {}
 
     def whole(algorithm: str) -> Path:
         if algorithm not in runs:
-            runs[algorithm] = train(tmp_path_factory.mktemp(algorithm), algorithm)
+            folder = tmp_path_factory.mktemp(algorithm)
+
+            def copy(at: int) -> None:
+                killed = shutil.copytree(folder / "run", folder / f"killed-{at}")
+                newest = max((killed / "replay").iterdir())
+                with newest.open("ab") as file:  # an episode that was half written
+                    file.write(newest.read_bytes()[: 50 + at])
+
+            with pytest.MonkeyPatch.context() as patch:
+                happen_before_descents(patch, {at: partial(copy, at) for at in MOMENTS})
+                runs[algorithm] = train(folder, algorithm)
             assert len(list((runs[algorithm] / "replay").iterdir())) > 2
         return runs[algorithm]
 
@@ -118,15 +134,14 @@ def assert_same(run: Path, whole: Path) -> None:
     assert left and left.items() <= right.items() and max(left) == max(right)
 
 
-def count_descents(monkeypatch, happen, at: int) -> None:
-    """Call `happen` in the middle of a gradient step: before one of its networks descends."""
+def happen_before_descents(monkeypatch, events: dict[int, Callable[[], None]]) -> None:
+    """Call each event in the middle of a gradient step: before one of its networks descends."""
     descend, count = TrainedNetwork.descend, 0
 
     def counted(*arguments, **options) -> None:
         nonlocal count
         count += 1
-        if count == at:
-            happen()
+        events.get(count, lambda: None)()
         descend(*arguments, **options)
 
     monkeypatch.setattr(TrainedNetwork, "descend", counted)
@@ -135,33 +150,19 @@ def count_descents(monkeypatch, happen, at: int) -> None:
 # The same bytes
 
 
-@pytest.mark.parametrize(
-    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("algorithm", ["dqn", "r2d2", "sac"])
 def test_the_number_of_workers_changes_no_byte(algorithm, workers, wholes, tmp_path):
+    """For the others, tests/laws/test_matrix.py says so."""
     assert_same(train(tmp_path, algorithm, workers=workers), wholes(algorithm))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_what_a_kill_leaves_is_taken_up(algorithm, wholes, tmp_path, monkeypatch):
-    """In the middle of some update, with an episode that was half written."""
+def test_what_a_kill_leaves_is_taken_up(algorithm, wholes, tmp_path):
+    """In the middle of some update."""
     whole = wholes(algorithm)
-    for at in (1, 25, 50):
-        run = tmp_path / "run"
-
-        def copy(run=run, at=at) -> None:
-            killed = Path(shutil.copytree(run, tmp_path / f"killed-{at}"))
-            newest = max((killed / "replay").iterdir())
-            with newest.open("ab") as file:
-                file.write(newest.read_bytes()[: 50 + at])
-
-        with monkeypatch.context() as patch:
-            count_descents(patch, copy, at)
-            train(tmp_path, algorithm)
-        assert_same(run, whole)
-        shutil.rmtree(run)
-        killed = tmp_path / f"killed-{at}"
+    for at in MOMENTS:
+        killed = Path(shutil.copytree(whole.with_name(f"killed-{at}"), tmp_path / f"killed-{at}"))
         assert rows(killed) <= ITERATIONS and (rows(killed) > 2 or at == 1)
         done = run_here("--resume", killed.name, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -170,10 +171,10 @@ def test_what_a_kill_leaves_is_taken_up(algorithm, wholes, tmp_path, monkeypatch
 
 KILLED = """
 import os, signal, sys
-from flame_rl.learner.algorithms.{algorithm} import {kind}
+from flame_rl.learner.algorithms.dqn import DQN
 import main
 
-step, steps = {kind}.step, 0
+step, steps = DQN.step, 0
 
 def counted(self, samples, generator, decay):
     global steps
@@ -182,20 +183,15 @@ def counted(self, samples, generator, decay):
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self, samples, generator, decay)
 
-{kind}.step = counted
+DQN.step = counted
 sys.argv[0] = "main.py"
 main.main()
 """
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "kind"), [("dqn", "DQN"), pytest.param("sac", "SAC", marks=pytest.mark.slow)]
-)
-def test_a_learner_that_is_killed_goes_on(algorithm, kind, wholes, tmp_path):
-    code = KILLED.format(algorithm=algorithm, kind=kind)
-    flags = [*flags_of(algorithm), "--output", "run"]
+def test_a_learner_that_is_killed_goes_on(wholes, tmp_path):
+    command = [sys.executable, "-c", KILLED, *flags_of("dqn"), "--output", "run"]
     environment = clean_environment(tmp_path)
-    command = [sys.executable, "-c", code, *flags]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     run = tmp_path / "run"
@@ -203,14 +199,14 @@ def test_a_learner_that_is_killed_goes_on(algorithm, kind, wholes, tmp_path):
     newest.write_bytes(newest.read_bytes() + b"flameRP2" + bytes(range(100)))
     resume(run)
     # That process made segments of the usual length.
-    assert_same_run(run, wholes(algorithm))
+    assert_same_run(run, wholes("dqn"))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ["dqn", "r2d2", "sac"])
 def test_an_interrupted_run_goes_on(algorithm, wholes, tmp_path, monkeypatch):
     """By SIGINT in the middle of an update."""
     with monkeypatch.context() as patch:
-        count_descents(patch, lambda: os.kill(os.getpid(), signal.SIGINT), 60)
+        happen_before_descents(patch, {60: lambda: os.kill(os.getpid(), signal.SIGINT)})
         done = run_here(*flags_of(algorithm), "--output", "run", cwd=tmp_path)
     assert done.returncode == 128 + signal.SIGINT, done.stderr
     assert rows(tmp_path / "run") < 1 + ITERATIONS
@@ -270,7 +266,7 @@ def exception(patch, trainer: Trainer, at: int) -> None:
     def fail() -> None:
         raise KeyboardInterrupt
 
-    count_descents(patch, fail, at)
+    happen_before_descents(patch, {at: fail})
 
 
 def full_disk(patch, trainer: Trainer, at: int) -> None:
@@ -299,41 +295,39 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_an_update_that_fails_leaves_nothing_behind(
-    algorithm, failure, wholes, tmp_path, monkeypatch
-):
+def test_an_update_that_fails_leaves_nothing_behind(algorithm, wholes, tmp_path, monkeypatch):
     whole = digests(wholes(algorithm))
-    break_it, kind, words = FAILURES[failure]
     with Trainer(config_of(algorithm)) as trainer:
         trainer.keep_files(tmp_path / "replay")
         for iteration in range(ITERATIONS):
             replay = trainer.learner.algorithm.replay
+            before, kept = copy.deepcopy(trainer.learner.state_dict()), all_of(replay.store)
             # The first has no experience before it, the third no gradient step.
-            if iteration in (0, 2, 4, 7):
-                before, kept = copy.deepcopy(trainer.learner.state_dict()), all_of(replay.store)
+            for failure in FAILURES if iteration in (0, 2, 4, 7) else ():
+                break_it, kind, words = FAILURES[failure]
+                if iteration <= 2 and failure not in ("full disk", "no sync"):
+                    continue
                 files = contents(tmp_path / "replay") if iteration else {}
                 with monkeypatch.context() as patch:
                     break_it(patch, trainer, at=5)
-                    if iteration > 2 or failure in ("full disk", "no sync"):
-                        with pytest.raises(kind, match=words):
-                            trainer.train()
-                        assert trainer.totals.iterations == iteration
-                        after = trainer.learner.state_dict()
-                        assert after.keys() == before.keys()
-                        assert all(np.array_equal(before[name], after[name]) for name in before)
-                        replay.recall()
-                        for name, array in all_of(replay.store).items():
-                            np.testing.assert_array_equal(array, kept[name], err_msg=name)
-                        assert contents(tmp_path / "replay") == files
+                    with pytest.raises(kind, match=words):
+                        trainer.train()
+                assert trainer.totals.iterations == iteration
+                after = trainer.learner.state_dict()
+                assert after.keys() == before.keys()
+                assert all(np.array_equal(before[name], after[name]) for name in before)
+                replay.recall()
+                for name, array in all_of(replay.store).items():
+                    np.testing.assert_array_equal(array, kept[name], err_msg=name)
+                assert contents(tmp_path / "replay") == files
             assert trainer.train().weights_digest == whole[iteration]
 
 
-@pytest.mark.parametrize("algorithm", ["dqn", "td3"])
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_run_that_failed_is_resumed(failure, algorithm, wholes, tmp_path, monkeypatch):
+def test_a_run_that_failed_is_resumed(failure, wholes, tmp_path, monkeypatch):
     """The checkpoint that is written at its end has its experience, though only one is kept."""
+    algorithm = "td3" if failure == "NaN" else "dqn"
     train_once, run = Trainer.train, tmp_path / "run"
 
     def broken(trainer: Trainer):
@@ -358,8 +352,9 @@ def test_a_run_that_failed_is_resumed(failure, algorithm, wholes, tmp_path, monk
     assert_same(run, wholes(algorithm))
 
 
-@pytest.mark.parametrize("rate", [1e3, 1e37])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("algorithm", "rate"), [("dqn", 1e3), ("sac", 1e3), *((name, 1e37) for name in ALGORITHMS)]
+)
 def test_a_network_that_diverges_is_refused(algorithm, rate, tmp_path):
     """TD errors that are not finite are no priorities, and a temperature may be infinite."""
     options = {"learning_rate": rate}
@@ -408,83 +403,49 @@ def test_a_trainer_that_goes_on_from_a_run_folder_leaves_it_as_it_is(wholes, tmp
     assert contents(run / "replay") == before
 
 
-def test_a_run_is_resumed_from_within_its_folder(wholes, tmp_path):
-    run = Path(shutil.copytree(wholes("sac"), tmp_path / "run"))
-    (run / "checkpoints" / "00000008.ckpt").unlink()
-    done = run_here("--resume", ".", cwd=run)
-    assert done.returncode == 0, done.stderr
-    assert_same(run, wholes("sac"))
-
-
 def damage(folder: Path, how: str) -> None:
     paths = sorted(folder.iterdir())
     if how == "missing":
         shutil.rmtree(folder)
     elif how == "a segment is missing":
         paths[-2].unlink()
-    elif how == "cut":
-        paths[-1].write_bytes(paths[-1].read_bytes()[:-1])
     else:
         data = bytearray(paths[-2].read_bytes())
         data[len(data) // 2] ^= 1
         paths[-2].write_bytes(data)
 
 
-@pytest.mark.parametrize("how", ["missing", "a segment is missing", "cut", "flipped"])
+@pytest.mark.parametrize("how", ["missing", "a segment is missing", "flipped"])
 def test_damaged_experience_is_refused(how, wholes, tmp_path):
     run = Path(shutil.copytree(wholes("dqn"), tmp_path / "run"))
     (run / "checkpoints" / "00000008.ckpt").unlink()
     saved = tmp_path / "saved.ckpt"
     with Trainer.load(run) as trainer:
         trainer.save(saved)
-    for path in (run, saved):
-        folder = run / "replay" if path == run else tmp_path / "saved.ckpt.replay"
-        if how == "cut" and path == run:
-            # After the place of the checkpoint nothing is needed.
-            for segment in sorted(folder.iterdir())[-4:]:
-                segment.unlink()
-        else:
-            damage(folder, how)
-        with Trainer.load(path) as trainer, pytest.raises(RunError) as caught:
-            trainer.train()
-        assert str(caught.value).startswith("replay: ")
-        assert str(folder) in str(caught.value)
+    folder = tmp_path / "saved.ckpt.replay"
+    damage(folder, how)
+    with Trainer.load(saved) as trainer, pytest.raises(RunError) as caught:
+        trainer.train()
+    assert str(caught.value).startswith("replay: ") and str(folder) in str(caught.value)
+    damage(run / "replay", how)
     before = contents(run / "replay") if (run / "replay").exists() else {}
     done = run_here("--resume", "run", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert f"error: replay: {run / 'replay'}" in done.stderr
     # Once it is put back, nothing was lost.
-    assert contents(run / "replay") == before
-    shutil.rmtree(run / "replay")
+    assert (contents(run / "replay") if (run / "replay").exists() else {}) == before
+    shutil.rmtree(run / "replay", ignore_errors=True)
     shutil.copytree(wholes("dqn") / "replay", run / "replay")
-    resume(run)
+    # From within its folder.
+    done = run_here("--resume", ".", cwd=run)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
     assert_same(run, wholes("dqn"))
-
-
-def test_the_experience_of_another_run_is_refused(wholes, tmp_path):
-    """Episodes of equal lengths, with the same columns; and only one segment of them."""
-    run = Path(shutil.copytree(wholes("sac"), tmp_path / "run"))
-    (run / "checkpoints" / "00000008.ckpt").unlink()
-    own, foreign = (wholes(name) / "replay" for name in ("sac", "ddpg"))
-    assert contents(own).keys() == contents(foreign).keys()
-    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for name in (*sorted(contents(own))[-3:-1], None):
-        for path in foreign.iterdir() if name is None else [foreign / name]:
-            shutil.copy(path, run / "replay")
-        done = run_here("--resume", "run", cwd=tmp_path)
-        assert done.returncode == 1 and "those of another run" in done.stderr
-        after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-        assert {p for p in after if after[p] != files[p]} <= set((run / "replay").iterdir())
-        for path in own.iterdir():
-            shutil.copy(path, run / "replay")
-    resume(run)
-    assert_same(run, wholes("sac"))
 
 
 def test_segments_that_no_checkpoint_needs_are_deleted(wholes, tmp_path):
     whole = wholes("sarsa")
     kept = {}
-    for count in (1, 2, 9):
+    for count in (1, 9):
         run = train(tmp_path / str(count), "sarsa", keep_checkpoints=count)
         assert_same(run, whole)
         kept[count] = len(contents(run / "replay"))
@@ -497,18 +458,7 @@ def test_segments_that_no_checkpoint_needs_are_deleted(wholes, tmp_path):
                     (again / "checkpoints" / path.name).unlink()
             resume(again)
             assert_same(again, whole)
-    assert kept[1] <= kept[2] < kept[9]
-
-
-def test_a_run_that_is_often_resumed_deletes_its_segments(wholes, tmp_path):
-    """Each time it goes on for less than as many checkpoints as are kept."""
-    whole = wholes("sarsa")
-    run = train(tmp_path, "sarsa", keep_checkpoints=2, iterations=2)
-    for iterations in range(4, ITERATIONS + 1, 2):
-        resume(run, "--iterations", str(iterations))
-    assert_same(run, whole)
-    never_resumed = train(tmp_path / "never", "sarsa", keep_checkpoints=2)
-    assert contents(run / "replay").keys() == contents(never_resumed / "replay").keys()
+    assert kept[1] < kept[9]
 
 
 def test_the_best_checkpoint_is_a_policy_even_without_its_experience(tmp_path):
@@ -577,17 +527,6 @@ def test_a_saved_file_outlasts_a_disk_that_is_full(wholes, tmp_path, monkeypatch
 # Refusals
 
 
-def test_another_capacity_is_refused_at_a_resume(wholes, tmp_path):
-    run = Path(shutil.copytree(wholes("sac"), tmp_path / "run"))
-    before = contents(run / "replay")
-    done = run_here("--resume", "run", "--capacity", "170", "--iterations", "9", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--capacity 160 in the run, 170 now" in done.stderr
-    with pytest.raises(UsageError, match="--capacity 160 in the run, 170 now"):
-        Trainer.load(run, capacity=170)
-    assert contents(run / "replay") == before
-
-
 def test_more_iterations_change_importance_weights(wholes, tmp_path):
     shutil.copytree(wholes("dqn"), tmp_path / "run")
     done = run_here("--resume", "run", "--iterations", "9", cwd=tmp_path)
@@ -598,17 +537,17 @@ def test_more_iterations_change_importance_weights(wholes, tmp_path):
     )
 
 
-@pytest.mark.parametrize("limit", [6, None])
-def test_an_episode_that_is_longer_than_the_capacity(limit, tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--max-episode-steps", "6", "--capacity", "5"), "5 steps, and an episode of 6"),
+        (("--max-episode-steps", "none", "--capacity", "3"), "3 steps, and an episode of 4"),
+    ],
+)
+def test_an_episode_that_is_longer_than_the_capacity(flags, words, tmp_path):
     """Known from the time limit, or once there is one."""
-    env = environment_id("ObservationAction")
-    options = {"env": env, "max_episode_steps": limit, "capacity": 5 if limit else 3}
-    flags = flags_of("sarsa", **{n: v for n, v in options.items() if v is not None})
-    if limit is None:
-        place = flags.index("--max-episode-steps")
-        del flags[place : place + 2]
-    done = run_here(*flags, "--output", "run", cwd=tmp_path)
+    env = ("--env", environment_id("ObservationAction"))
+    done = run_here(*flags_of("sarsa"), *env, *flags, "--output", "run", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    steps = "5 steps, and an episode of 6" if limit else "3 steps, and an episode of 4"
-    assert f"error: --capacity: {steps}" in done.stderr
-    assert (tmp_path / "run").exists() == (limit is None)
+    assert f"error: --capacity: {words}" in done.stderr
+    assert (tmp_path / "run").exists() == ("none" in flags)

@@ -15,8 +15,8 @@ from flame_rl.learner.on_policy.batch import make_batch
 from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.training.autograd import AutogradNetwork, SequenceNetwork
 from flame_rl.nets.acting import ActingPolicy
+from flame_rl.settings.algorithms import loss_name
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import loss_name
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec, Episodes
 from tests.helpers import episode_of, together

@@ -326,7 +326,7 @@ WRONG = [
     ({"env_kwargs": (1,)}, "--env-kwargs: a list of texts, not (1,)"),
     (
         {"wrapper": ("Small",)},
-        "--wrapper: a module and a class, as in my_wrappers:Shaped, not Small",
+        "--wrapper: a module and a class, as in my_wrappers:Shaped, not ('Small',)",
     ),
     ({"reward": "shaped"}, "--reward: a module and a function, as in my_env:shaped, not shaped"),
     ({"reward": ":shaped"}, "--reward: a module and a function"),

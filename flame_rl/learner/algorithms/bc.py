@@ -18,8 +18,8 @@ from flame_rl.learner.on_policy.batch import Batch
 from flame_rl.learner.training.epoch import StepConfig
 from flame_rl.learner.training.network import Gradient, Loss, Samples
 from flame_rl.nets.continuous import LOG_STD_RANGE
+from flame_rl.settings.algorithms import Cloning
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import Cloning
 
 # Actions nearer to a bound than this count as so near: at the bound, tanh has no inverse.
 _NEAREST = 1e-6

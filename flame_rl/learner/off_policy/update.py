@@ -31,7 +31,7 @@ from flame_rl.learner.state import (
 from flame_rl.learner.training.choose import in_training
 from flame_rl.learner.training.frames import observations_of
 from flame_rl.learner.training.trained import Train
-from flame_rl.settings import groups
+from flame_rl.settings import algorithms
 from flame_rl.settings.config import TrainConfig
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.inputs import observation_inputs
@@ -169,23 +169,23 @@ def off_policy(
     limit = None if spec.limited_by_default else spec.time_limit
     refuse_longer_episodes(limit or 0, settings.capacity)
     alpha, beta = None, 1.0
-    if isinstance(settings, groups.Prioritized) and settings.prioritized:
+    if isinstance(settings, algorithms.Prioritized) and settings.prioritized:
         alpha, beta = settings.priority_alpha, settings.priority_beta
     columns = (*step_columns(spec), *inner.columns)
     replay = ReplayMemory(spec, columns, settings.capacity, alpha, config.experiment.frame_stack)
     observations = None
-    if isinstance(settings, groups.Critics) and settings.normalize_observations:
+    if isinstance(settings, algorithms.Critics) and settings.normalize_observations:
         space = spec.observation_space
         # Bytes are not normalised.
         if any(each.space is None for each in observation_inputs(space)):
             observations = NormalizedObservations(space)
-    hindsight = make_hindsight(config, spec) if isinstance(settings, groups.Hindsight) else None
+    hindsight = make_hindsight(config, spec) if isinstance(settings, algorithms.Hindsight) else None
     size, share = settings.batch_size, settings.demonstration_share
     minibatches = Minibatches(replay, inner, size, hindsight, demonstrations, share)
     return OffPolicy(config, inner, replay, observations, beta, minibatches)
 
 
-def gradient_steps_due(settings: groups.Replay, env_steps: int, taken: int) -> int:
+def gradient_steps_due(settings: algorithms.Replay, env_steps: int, taken: int) -> int:
     """How many gradient steps are due after `env_steps` env steps and `taken` gradient steps of the
     run: `updates_per_step` for each env step since the warm-up, whose last step has as many, but at
     least one.

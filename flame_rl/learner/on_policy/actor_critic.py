@@ -28,7 +28,7 @@ from flame_rl.learner.training.network import Loss, Network, Samples
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.slices import at_once, outputs
 from flame_rl.learner.training.trained import TrainedNetwork
-from flame_rl.settings.groups import OWN, OnPolicy, loss_name
+from flame_rl.settings.algorithms import OWN, OnPolicy, loss_name
 
 
 class ActorCritic(Protocol):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flame_rl.actor.failure import summary, traceback_of
 from flame_rl.learner.rewards import import_function
 from flame_rl.modules.networks import SharedNetwork, inputs_of
-from flame_rl.settings.groups import loss_name
+from flame_rl.settings.algorithms import loss_name
 from flame_rl.system.errors import UsageError
 from flame_rl.wire.messages import EnvironmentSpec
 

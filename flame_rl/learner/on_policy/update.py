@@ -32,8 +32,8 @@ from flame_rl.learner.training.flat import state_of
 from flame_rl.learner.training.trained import Train
 from flame_rl.modules.networks import SharedNetwork, rescale
 from flame_rl.modules.observations import normalizers_of
+from flame_rl.settings.algorithms import OnPolicy
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.groups import OnPolicy
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
 # Metrics of every algorithm here.
