@@ -54,9 +54,7 @@ class Camera:
     note: str = ""
 
 
-CAMERA = Camera(
-    Lens("a"), (Lens("b", (2, 3)),), 3, 0.5, True, "grey", "abc", {"x": [1]}
-)
+CAMERA = Camera(Lens("a"), (Lens("b", (2, 3)),), 3, 0.5, True, "grey", "abc", {"x": [1]})
 DATA = {
     "lens": {"name": "a", "numbers": [1]},
     "lenses": [{"name": "b", "numbers": [2, 3]}],

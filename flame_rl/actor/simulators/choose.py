@@ -124,9 +124,8 @@ def plain_and_spec(environment: Environment) -> tuple[EnvironmentsSimulator, Env
 def plain_simulator(
     environment: Environment, render_mode: str | None = None
 ) -> PlainSimulator | AgentsSimulator:
-    """The simulator that works with any environment, of one agent or of several, whatever
-    `environment.simulator` says; `render_mode` is Gymnasium's, to show or film episodes. Raises
-    SimulatorError of kind "environment"."""
+    """The simulator that works with any environment, whatever `environment.simulator` says;
+    `render_mode` is Gymnasium's. Raises SimulatorError of kind "environment"."""
     kind = AgentsSimulator if has_agents(environment.env_id) else PlainSimulator
     return kind(environment, render_mode)
 
@@ -139,8 +138,9 @@ def _choose(environment: Environment, plain: EnvironmentsSimulator) -> tuple[Sim
     try:
         reason = _why_not(environment, plain)
         if reason is None:
-            fast = _make_fast(plain.first, environment.reward_parts)
-            if _trace(fast, plain.first.action_space) == _trace(plain, plain.first.action_space):
+            env, limit = plain.first, plain.first.spec.max_episode_steps
+            fast = _imported(_FAST[env_id][0])(env, limit, environment.reward_parts)
+            if _trace(fast, env.action_space) == _trace(plain, env.action_space):
                 plain.close()
                 return fast, ""
             reason = f"the fast simulator of {env_id} differs from it on this processor"
@@ -188,10 +188,6 @@ def _why_not(environment: Environment, plain: EnvironmentsSimulator) -> str | No
     return None
 
 
-def _make_fast(env: gymnasium.Env, reward_parts: tuple[str, ...]) -> Simulator:
-    return _imported(_FAST[env.spec.id][0])(env, env.spec.max_episode_steps, reward_parts)
-
-
 def _imported(path: str) -> type:
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -199,9 +195,9 @@ def _imported(path: str) -> type:
 
 def _trace(simulator: Simulator, actions: gymnasium.Space) -> list[bytes]:
     """The bits of a few short episodes with random actions, side by side."""
-    rng, slots = np.random.default_rng(0), np.arange(_CHECK_EPISODES)
+    rng = np.random.default_rng(0)
     # Half of them begin later, in slots that were not in use.
-    running, later = np.split(slots, 2)
+    running, later = np.split(np.arange(_CHECK_EPISODES), 2)
     simulator.reset(running, 1000 + running)
     seen = [simulator.observations[running].tobytes()]
     for step in range(_CHECK_STEPS):
