@@ -44,8 +44,8 @@ def of_another_api(what: str) -> SimulatorError:
     return unusable(
         f"the environment does not have the API of Gymnasium and PettingZoo: {what}; reset(seed=…, "
         "options=…) must return observation, info, and step(action) observation, reward, "
-        "terminated, truncated, info; GymV21CompatibilityV0 of shimmy (`uv add shimmy`) wraps one "
-        "of gym before 0.26"
+        "terminated, truncated, info; one of gym before 0.26 is wrapped by GymV21CompatibilityV0 "
+        "of shimmy (`uv add shimmy`)"
     )
 
 

@@ -77,11 +77,12 @@ def import_registering(module: str, name: str) -> None:
     # Gymnasium explains a name that is known in another version.
     if name in gymnasium.registry or _stem(name) in map(_stem, [*gymnasium.registry]):
         return
-    for entry in metadata.entry_points():
-        # The group's name may be followed by a namespace.
-        registers = f"{entry.group}.".startswith("gymnasium.envs.") and entry.attr
-        if registers and f"{entry.module}.".startswith(f"{module}."):
-            entry.load()()
+    groups = metadata.entry_points()
+    # The group's name may be followed by a namespace.
+    for group in sorted(g for g in groups.groups if f"{g}.".startswith("gymnasium.envs.")):
+        for entry in groups.select(group=group):
+            if entry.attr and f"{entry.module}.".startswith(f"{module}."):
+                entry.load()()
 
 
 def import_environment(environment: Environment) -> None:
