@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
+from flame_rl.actor.collect import BLOCK_STEPS, Block, collect_episodes, cut_out
 from flame_rl.actor.environments.actions import has_bounds
 from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.randomness import noise_generator, reset_seed
-from flame_rl.actor.recording import Block, cut_out
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import HEADS

@@ -55,7 +55,7 @@ _CHECK_LATER = 5
 
 def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
     """The simulator of an environment, and one line on why its fast one is not used, or "". Raises
-    SimulatorError of kind "environment", also if "fast" is asked for and not possible."""
+    SimulatorError of kind "environment", also if "fast" is not possible."""
     return _choose(environment, plain_simulator(environment))
 
 
@@ -169,11 +169,11 @@ def _why_not(environment: Environment, plain: EnvironmentsSimulator) -> str | No
         if name not in parts:
             known = ", ".join(parts) or "no parts of its reward"
             return f"--reward-parts: the fast simulator of {env_id} has no {name!r}; it has {known}"
-    found, layer = [type(env)], env
-    while isinstance(layer, gymnasium.Wrapper):
-        layer = layer.env
-        found.append(type(layer))
-    if found != [TimeLimit, OrderEnforcing, _imported(original)] or layer.spec.kwargs:
+    layers = [env]
+    while isinstance(layers[-1], gymnasium.Wrapper):
+        layers.append(layers[-1].env)
+    known = [TimeLimit, OrderEnforcing, _imported(original)]
+    if [type(layer) for layer in layers] != known or layers[-1].spec.kwargs:
         return f"{env_id} is registered with a class, wrappers or arguments that are not its own"
     libraries = {"gymnasium": VERIFIED_GYMNASIUM}
     if path == _MUJOCO:
@@ -181,10 +181,8 @@ def _why_not(environment: Environment, plain: EnvironmentsSimulator) -> str | No
     for library, verified in libraries.items():
         version = importlib.metadata.version(library)
         if ".".join(version.split(".")[:2]) not in verified:
-            return (
-                f"the fast simulator of {env_id} was compared with {library} "
-                f"{', '.join(verified)}, and this is {version}"
-            )
+            compared = f"was compared with {library} {', '.join(verified)}, and this is {version}"
+            return f"the fast simulator of {env_id} {compared}"
     return None
 
 

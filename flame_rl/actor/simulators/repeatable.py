@@ -46,10 +46,7 @@ class Effort(NamedTuple):
 QUICK = Effort(100, 0.1, 0.5, 5)
 # Two numbers that differ by less than this share of their size differ by rounding.
 _ROUNDING = 1e-6
-_OF_ROUNDING = (
-    "numbers are added in an order that is not always the same, such as that of a set; sort them "
-    "first"
-)
+_OF_ROUNDING = "numbers are added in an order that varies, such as that of a set; sort them first"
 
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
@@ -125,8 +122,8 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
     cause, remedy = _OF_ROUNDING, "results depend on the number of workers"
     if not found["rounded"]:
         cause = (
-            f"objects of {found['kind']} share state, in an attribute of the class, a variable of "
-            "the module, or a simulator's default connection; keep it in self"
+            f"objects of {found['kind']} share state, in an attribute of the class or the module, "
+            "or in a simulator's default connection; keep it in self"
         )
         remedy = "--slots 1 plays one in each process"
     return (
@@ -169,18 +166,13 @@ def _repeated(
         return found
     kind = type(another.first.unwrapped).__name__
     if drawn:
-        cause = (
-            f"it draws from {drawn}, which all environments of a process share; draw from "
-            "self.np_random, which reset(seed=…) seeds"
-        )
+        cause = f"it draws from {drawn}, which all environments share; draw from self.np_random"
     elif rounded if again else other_rounded:
         cause = _OF_ROUNDING
     elif not again:
         source = f", from {in_constructor}" if in_constructor else ""
-        cause = (
-            f"the constructor of {kind} draws random numbers{source}, or counts objects; do that "
-            "in reset, from self.np_random"
-        )
+        what = f"the constructor of {kind} draws random numbers{source}, or counts objects"
+        cause = f"{what}; do that in reset, from self.np_random"
     elif other:
         cause = (
             f"{kind} draws random numbers that reset(seed=…) does not decide, or its objects share "
@@ -279,8 +271,7 @@ def _difference(first: list[_Row], second: list[_Row]) -> tuple[str, bool]:
 
 
 def _gap(one: np.ndarray, other: np.ndarray) -> float:
-    """The greatest difference of two arrays' numbers, as a share of their size; infinite of what
-    are no real numbers."""
+    """The greatest difference of two arrays' numbers, as a share of their size."""
     if one.dtype.kind != "f" or one.shape != other.shape:
         return math.inf
     size = np.maximum(np.abs(one), np.abs(other))
