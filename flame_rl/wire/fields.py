@@ -1,13 +1,5 @@
 """Read a dataclass from JSON data by its annotations, and write it as JSON data.
 
-    @dataclass(frozen=True)
-    class Camera:
-        name: str
-        shape: Annotated[tuple[Annotated[int, Within(1, 999, "from 1 to 999")], ...], Length(2, 2)]
-        filter: Literal["none", "grey"] = "none"
-
-    from_data(Camera, {"name": "left", "shape": [84, 84]})
-
 The data are untrusted: types are exact (True is no integer), numbers, texts and lists keep within
 their limits, and no field is unknown or missing.
 """
@@ -17,10 +9,19 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral, Real
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 MAX_TEXT_CHARACTERS = 100_000
 
@@ -31,8 +32,7 @@ class WireError(ValueError):
     """Data that do not have the form they should have; the message names the field."""
 
 
-@dataclass(frozen=True)
-class Within:
+class Within(NamedTuple):
     """The least and the greatest value of a number, and how an error says that."""
 
     low: float
@@ -40,16 +40,14 @@ class Within:
     text: str
 
 
-@dataclass(frozen=True)
-class Length:
+class Length(NamedTuple):
     """The least and the greatest length of a list."""
 
     low: int
     high: int
 
 
-@dataclass(frozen=True)
-class Converted:
+class Converted(NamedTuple):
     """Functions from JSON data (given the field's name, too; may raise WireError) and to it, for
     a type that this module does not know."""
 

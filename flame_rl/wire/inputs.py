@@ -27,13 +27,11 @@ _LEAST_OF_A_PICTURE = 3
 
 @dataclass(frozen=True)
 class ObservationPart:
-    """A space inside Dicts and Tuples, or the whole one, and its slice of the vector.
+    """A space inside Dicts and Tuples, or the whole one, and its slice of the flattened vector.
 
     Attributes:
         name: the part as Python indexes an observation, "['arm'][0]"; empty for the whole.
         path: keys of Dicts and places in Tuples, from the outermost.
-        space: Box, Discrete, MultiDiscrete or MultiBinary.
-        start, stop: the slice of the flattened vector.
         one_byte: whether its numbers are recorded in one byte each, for an input of its own.
     """
 
@@ -52,13 +50,8 @@ class ObservationPart:
 
 @dataclass(frozen=True)
 class ObservationInput:
-    """Neighbouring numbers of a flattened observation, which a network sees apart from the others.
-
-    Attributes:
-        name: of the column that records it.
-        start, stop: the slice of the flattened vector.
-        space: a Box of one byte; None: numbers of float32, of whatever spaces.
-    """
+    """A slice of a flattened observation, which a network sees apart from the others, and the name
+    of the column that records it; `space` is a Box of one byte, or None of numbers of float32."""
 
     name: str
     start: int

@@ -48,15 +48,13 @@ class Environment:
     """Which environment is played, and how.
 
     Attributes:
-        env_id: the Gymnasium id, `module:Name-v0` for a user's own; for several agents the name of
-            PettingZoo's module, `pettingzoo.sisl.multiwalker_v9`.
+        env_id: `Name-v0`, `module:Name-v0` or, for several agents, PettingZoo's module.
         max_episode_steps: a time limit that replaces the environment's own; None: the default limit
             where it has none; 0: no limit but its own.
         simulator: "plain", "fast", or "auto": the fast one where it gives the same bits.
         reward_parts: names of numbers in `info` that are recorded at every step.
         agent_number: whether each of several agents observes its own number, too.
-        outcomes: names of numbers in `info` that are recorded at an episode's last step; "a.b" is
-            the entry "b" of the dictionary "a".
+        outcomes: the same at an episode's last step; "a.b" is the entry "b" of the dictionary "a".
         slots: the most episodes that a process plays side by side; None: as are worth it.
         action_mask: whether the masks of allowed actions that it returns are read.
         env_kwargs: arguments of the environment's constructor, each "name=JSON".
@@ -167,9 +165,8 @@ class Layer:
     """A layer or a head of a policy.
 
     Attributes:
-        kind: a name in `flame_rl.nets.kinds.LAYERS` or, for a head, in `HEADS`; these declare the
-            arrays of each kind.
-        arrays: the parameters by name, float32, or int32 where the kind declares it.
+        kind: a name in `flame_rl.nets.kinds.LAYERS` or, for a head, in `HEADS`.
+        arrays: the parameters by name, float32 or int32 as the kind declares.
         input: after a layer of the kind "inputs", the place of the input that it acts on; None:
             all of them side by side.
     """
@@ -181,13 +178,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class PolicySnapshot:
-    """A policy's network.
-
-    Attributes:
-        version: the number of updates behind these weights; a request names the same.
-        layers: in order from the observation to the output.
-        head: turns the output into an action.
-    """
+    """A policy's layers, in order from the observation to the output, and the head that turns the
+    output into an action; `version` is the number of updates behind these weights."""
 
     version: Whole
     layers: Annotated[tuple[Layer, ...], Length(0, MAX_LAYERS)]
@@ -195,22 +187,17 @@ class PolicySnapshot:
 
 
 # What episodes are used for. Streams share no seeds: the best policy is selected by validation
-# episodes, which it was not trained on, and judged by evaluation episodes, by which it was not
-# selected.
+# episodes and judged by evaluation episodes.
 Stream = Literal["training", "validation", "evaluation"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One array that is recorded at every step. Raises WireError if its fields contradict each
-    other.
+    """One array that is recorded at every step; `shape` is that of one row. Raises WireError if its
+    fields contradict each other.
 
     Attributes:
-        name: "observations", say.
-        dtype: NumPy's name of the type, "float32".
-        shape: the shape of one row.
-        per_observation: whether an episode of T steps has T+1 rows, one for each observation;
-            otherwise it has T.
+        per_observation: whether an episode of T steps has T+1 rows; otherwise it has T.
         choices: the number of values, counted from 0, of each integer of a row; empty: any.
     """
 
@@ -242,16 +229,11 @@ class CollectRequest:
     WireError if two columns have one name.
 
     Attributes:
-        environment: what is played.
-        run_seed: the seed of the whole run.
-        iteration: the training iteration, from 0.
         indices: which episodes of that iteration, ascending. One that several agents play becomes
             an episode of each, under the same index, agent by agent.
         policy_version: the version of the snapshot that must act.
         columns: what is recorded at every step; see `flame_rl.wire.steps.recorded_columns`.
-        stream: what the episodes are for; it decides their seeds.
         explore: whether actions are sampled; otherwise each is the action without noise.
-        agents: the number of agents in the environment.
     """
 
     environment: Environment
@@ -327,14 +309,9 @@ class Episode(_Recorded):
 
 @dataclass(frozen=True)
 class Episodes(_Recorded):
-    """Complete episodes, one after another in the same arrays. Iteration makes each `Episode` of
-    views, which takes as long as playing a short one.
-
-    Attributes:
-        index, terminated, truncated: int64, bool and bool [E], as in `Episode`.
-        lengths: int64 [E], in steps.
-        columns: the recorded arrays by column name, [N+E, ...] or [N, ...].
-    """
+    """Complete episodes, one after another in the same arrays: `index`, `terminated`, `truncated`
+    and `lengths`, int64, bool, bool and int64 [E], and columns [N+E, ...] or [N, ...]. Iteration
+    makes each `Episode` of views, which takes as long as playing a short one."""
 
     index: np.ndarray
     lengths: np.ndarray
@@ -402,7 +379,6 @@ class CollectFailure:
     Its texts are `legible`, wherever they come from.
 
     Attributes:
-        kind: see `FailureKind`.
         message: one sentence with the cause and, where there is one, the remedy.
         env_id: the environment's id. It does not travel: who asked knows it.
         iteration, index, step: where it failed, as far as known.

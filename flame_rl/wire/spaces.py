@@ -69,8 +69,8 @@ def space_to_data(space: gymnasium.Space) -> dict[str, Any]:
 
 
 def space_from_data(data: object, name: str) -> gymnasium.Space:
-    """The inverse of `space_to_data`, for untrusted data. Raises WireError, which says where in
-    `name`, if the data is no space, or one that is nested too deeply or too large."""
+    """The inverse of `space_to_data`. Raises WireError, which says where in `name`, if the data is
+    no space, or one that is nested too deeply or too large."""
     return _read(data, name, 0, {"parts": MAX_PARTS, "numbers": MAX_NUMBERS})
 
 
