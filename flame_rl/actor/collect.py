@@ -1,23 +1,22 @@
 """Collect episodes: a policy acts in a simulator, and every step is recorded.
 
 An episode is a function of the weights, the run's seed, the iteration and the episode's index, and
-of nothing else: not of its neighbours, the worker, the machine or the order of completion. Agents
-that play together have a slot and an episode each; they begin at the same time, and one that ends
-early waits for the others.
+of nothing else. Agents that play together have a slot and an episode each; they begin at the same
+time, and one that ends early waits for the others.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from flame_rl.actor.failure import SimulatorError
 from flame_rl.actor.randomness import Noise, reset_seed
-from flame_rl.actor.recording import Block, cut_out, new_block
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.layers import ROW_BLOCK
@@ -25,8 +24,8 @@ from flame_rl.wire.masks import ACTION_MASKS
 from flame_rl.wire.messages import (
     CollectFailure,
     CollectRequest,
+    Column,
     Episodes,
-    FailureKind,
     PolicySnapshot,
 )
 
@@ -58,16 +57,11 @@ def collect_episodes(
     Returns:
         The episodes in the order of `request.indices`, or why they could not be played.
     """
-
-    def failure(kind: FailureKind, message: str) -> CollectFailure:
-        env_id = request.environment.env_id
-        return CollectFailure(kind, message, env_id, iteration=request.iteration)
-
-    if (wanted := request.policy_version) != snapshot.version:
-        return failure(
-            "stale",
-            f"weights of version {wanted} are asked for, but version {snapshot.version} is here",
-        )
+    about = request.environment.env_id, request.iteration
+    failure = functools.partial(CollectFailure, env_id=about[0], iteration=about[1])
+    if (wanted := request.policy_version) != (here := snapshot.version):
+        text = f"weights of version {wanted} are asked for, but version {here} is here"
+        return failure("stale", text)
     policy = ActingPolicy(snapshot)
     if reason := _mismatch(request, policy, simulator):
         return failure("garbled", reason)
@@ -84,17 +78,17 @@ def collect_episodes(
                 played(play.ended, play.env_steps)
     except SimulatorError as error:
         index, step, seed = play.where(error.slot)
-        found = failure(error.kind, str(error))
-        return replace(found, index=index, step=step, seed=seed, traceback=error.cause)
+        where = {"index": index, "step": step, "seed": seed}
+        return failure(error.kind, str(error), traceback=error.cause, **where)
     return play.episodes()
 
 
 class _Play:
     """The episodes of one request, while they are played.
 
-    In a lock step, every running slot observes, acts and steps, each in an episode of its own.
-    Episodes begin and end at any lock step; when all have ended, they are cut out of the blocks.
-    Where K agents play together, every K slots are a group, and so are every K episodes.
+    In a lock step, every running slot observes, acts and steps, each in an episode of its own. When
+    all have ended, they are cut out of the blocks. Where K agents play together, every K slots are
+    a group, and so are every K episodes.
 
     Attributes:
         running: int [n], the slots that play, ascending.
@@ -117,16 +111,11 @@ class _Play:
         # For each episode: its index, reset seed, slot, first lock step, length, outcome, and the
         # last row of each column that has a row per observation.
         self._index = np.array(request.indices, np.int64).repeat(agents)
-        seeds = [
-            reset_seed(request.run_seed, request.iteration, index, request.stream)
-            for index in request.indices
-        ]
+        key, stream = (request.run_seed, request.iteration), request.stream
+        seeds = [reset_seed(*key, index, stream) for index in request.indices]
         self._seeds = np.array(seeds, np.int64).repeat(agents)
-        self._slot = np.zeros(count, np.int64)
-        self._first = np.zeros(count, np.int64)
-        self._lengths = np.zeros(count, np.int64)
-        self._terminated = np.zeros(count, bool)
-        self._truncated = np.zeros(count, bool)
+        self._slot, self._first, self._lengths = np.zeros((3, count), np.int64)
+        self._terminated, self._truncated = np.zeros((2, count), bool)
         self._last = {
             column.name: np.zeros((count, *column.shape), column.dtype)
             for column in request.columns
@@ -142,8 +131,7 @@ class _Play:
         self.ended = self.env_steps = 0
 
         widest = max(math.prod(c.shape) * np.dtype(c.dtype).itemsize for c in request.columns)
-        steps = BLOCK_BYTES // (width * widest)
-        self._steps = max(1, min(BLOCK_STEPS, steps))
+        self._steps = max(1, min(BLOCK_STEPS, BLOCK_BYTES // (width * widest)))
         self._width = width
         self._noise = Noise(policy, request, self._steps, width)
         self._states = policy.states(width)
@@ -181,15 +169,9 @@ class _Play:
     def episodes(self) -> Episodes:
         """All episodes; call it once the last one has ended."""
         self._keep_block()
-        return Episodes(
-            index=self._index,
-            lengths=self._lengths,
-            terminated=self._terminated,
-            truncated=self._truncated,
-            columns=cut_out(
-                self._blocks, self._columns, self._slot, self._first, self._lengths, self._last
-            ),
-        )
+        where = self._slot, self._first, self._lengths
+        columns = cut_out(self._blocks, self._columns, *where, self._last)
+        return Episodes(self._index, self._lengths, self._terminated, self._truncated, columns)
 
     def where(self, slot: int | None) -> tuple[int | None, int | None, int | None]:
         """The index, step and reset seed of the episode in `slot`; all None without one."""
@@ -254,12 +236,14 @@ class _Play:
 
     def _new_block(self, first: int) -> Block:
         self._played = self.running
-        block = new_block(self._columns, first, self._steps, self._width)
+        shape = self._steps, self._width
+        arrays = {c.name: np.zeros((*shape, *c.shape), c.dtype) for c in self._columns}
+        block = Block(first, np.arange(self._width), arrays)
         # Actions are written straight into the block if they are recorded.
         head = self._policy.head
         self._actions = block.columns.get("actions")
         if self._actions is None:
-            self._actions = np.zeros((self._steps, self._width, *head.shape), head.dtype)
+            self._actions = np.zeros((*shape, *head.shape), head.dtype)
         # Observations are recorded before the step that overwrites them, rewards after it.
         self._before_step, self._after_step = (
             [
@@ -288,11 +272,8 @@ class _Play:
             return
         finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
         first = int(np.argmin(finite))
-        raise SimulatorError(
-            "invalid",
-            f"{name}: {source} returned NaN or infinity: {values[first]!s:.200}",
-            int(slots[first]),
-        )
+        text = f"{name}: {source} returned NaN or infinity: {values[first]!s:.200}"
+        raise SimulatorError("invalid", text, int(slots[first]))
 
 
 def _mismatch(request: CollectRequest, policy: ActingPolicy, simulator: Simulator) -> str:
@@ -310,12 +291,10 @@ def _mismatch(request: CollectRequest, policy: ActingPolicy, simulator: Simulato
         name = column.name
         if name not in known:
             return f"column {name[:40]!r} is none of {', '.join(known)}"
-        dtype, shape = known[name]
-        if column.shape != shape or column.dtype != dtype:
-            return (
-                f"column {name}: {column.dtype} of shape {column.shape} is asked for where there "
-                f"is {dtype} of shape {shape}"
-            )
+        asked, found = (column.dtype, column.shape), known[name]
+        if asked != found:
+            texts = [f"{dtype} of shape {shape}" for dtype, shape in (asked, found)]
+            return f"column {name}: {texts[0]} is asked for where there is {texts[1]}"
         if column.per_observation != (name in by_observation):
             return f"column {name}: only observations, and masks, have one row more than steps"
     return ""
@@ -324,3 +303,78 @@ def _mismatch(request: CollectRequest, policy: ActingPolicy, simulator: Simulato
 def _round_up(rows: int) -> int:
     """The number of rows rounded up to whole blocks of `ROW_BLOCK`."""
     return -(-rows // ROW_BLOCK) * ROW_BLOCK
+
+
+@dataclass(frozen=True)
+class Block:
+    """The recorded columns of S consecutive lock steps of W slots.
+
+    Attributes:
+        first: the number of the first lock step.
+        slots: int [W], the numbers of the slots, ascending.
+        columns: the recorded arrays by column name, [S, W, ...].
+    """
+
+    first: int
+    slots: np.ndarray
+    columns: dict[str, np.ndarray]
+
+    def of(self, slots: np.ndarray) -> Block:
+        """This block if `slots`, ascending, are more than half of its own, else a copy of them."""
+        if 2 * len(slots) > len(self.slots):
+            return self
+        places = np.searchsorted(self.slots, slots)
+        kept = {name: array[:, places] for name, array in self.columns.items()}
+        return Block(self.first, slots, kept)
+
+
+def cut_out(
+    blocks: list[Block],
+    columns: Sequence[Column],
+    slot: np.ndarray,
+    first: np.ndarray,
+    length: np.ndarray,
+    last: dict[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """These columns of E episodes, as in `flame_rl.wire.messages.Episodes`, cut out of `blocks`, a
+    list of all lock steps, which is emptied, so that memory is free early. `slot`, `first` and
+    `length`, int [E]: where each episode played, the lock step at which it began, and its steps.
+    `last`: the row after the last step of each column with a row per observation, [E, ...]."""
+    count, steps = len(length), int(length.sum())
+    start = np.cumsum(length) - length
+    whole = {}
+    for column in columns:
+        rows = steps + count if column.per_observation else steps
+        whole[column.name] = np.empty((rows, *column.shape), column.dtype)
+        if column.per_observation:
+            # Every episode has one observation more than it has steps.
+            end = start + length + np.arange(count)
+            _rows(whole[column.name], 1)[end] = _rows(last[column.name], 1)
+    while blocks:
+        block = blocks.pop(0)
+        height, width = next(iter(block.columns.values())).shape[:2]
+        begin = np.maximum(first, block.first)
+        count = np.minimum(first + length, block.first + height) - begin
+        # The episodes that have steps in this block, and how many.
+        here = np.flatnonzero(count > 0)
+        begin, count = begin[here], count[here]
+        ramp = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        place = np.searchsorted(block.slots, slot[here])
+        # Where each step is in the block, and where it goes.
+        source = np.repeat((begin - block.first) * width + place, count) + ramp * width
+        target = np.repeat(start[here] + begin - first[here], count) + ramp
+        with_last = target + np.repeat(here, count)
+        for column in columns:
+            rows = with_last if column.per_observation else target
+            _rows(whole[column.name], 1)[rows] = _rows(block.columns[column.name], 2)[source]
+    return whole
+
+
+def _rows(array: np.ndarray, axes: int) -> np.ndarray:
+    """A view with the first `axes` dimensions as one, and each row as one opaque value, which NumPy
+    gathers and scatters several times as fast."""
+    count = math.prod(array.shape[:axes])
+    if array.ndim == axes:
+        return array.reshape(count)
+    flat = array.reshape(count, -1)
+    return flat.view(np.dtype((np.void, flat.itemsize * flat.shape[1])))[:, 0]

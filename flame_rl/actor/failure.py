@@ -12,13 +12,8 @@ _TEXT_CHARACTERS = 1_000
 
 
 class SimulatorError(Exception):
-    """A simulator could not be made, failed, or returned invalid data.
-
-    Attributes:
-        kind: as in `CollectFailure`.
-        slot: the slot at fault; None if no slot is.
-        cause: the simulator's own traceback, or "".
-    """
+    """A simulator could not be made, failed, or returned invalid data: `kind` is as in
+    `CollectFailure`, `slot` the slot at fault, if one is, `cause` its traceback, or ""."""
 
     def __init__(
         self, kind: FailureKind, message: str, slot: int | None = None, cause: str = ""
@@ -49,8 +44,8 @@ def of_another_api(what: str) -> SimulatorError:
     return unusable(
         f"the environment does not have the API of Gymnasium and PettingZoo: {what}; reset(seed=…, "
         "options=…) must return observation, info, and step(action) observation, reward, "
-        "terminated, truncated, info. One of gym before 0.26 can be wrapped by "
-        "GymV21CompatibilityV0 of the package shimmy (`uv add shimmy`)"
+        "terminated, truncated, info; one of gym before 0.26 is wrapped by GymV21CompatibilityV0 "
+        "of shimmy (`uv add shimmy`)"
     )
 
 

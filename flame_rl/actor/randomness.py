@@ -40,11 +40,8 @@ def _sequence(
 
 class Noise:
     """The random numbers with which actions are sampled, a column for each slot and a row for each
-    lock step of a block; none if the request does not explore.
-
-    An episode's numbers come one after another from its own generator and, where a step's noise
-    depends on the step before, from the episode's own last row, however many are drawn at a time.
-    """
+    lock step of a block; none if the request does not explore. An episode's numbers depend on its
+    own generator alone, and on its own last row, however many are drawn at a time."""
 
     def __init__(
         self, policy: ActingPolicy, request: CollectRequest, steps: int, width: int
@@ -63,8 +60,7 @@ class Noise:
 
     def begin(self, row: int, slots: np.ndarray, episodes: np.ndarray) -> None:
         """Episodes of these numbers, int [n], begin in these slots, int [n], at a row of the block,
-        or of the next one where this is full. The numbers are those of all agents of the request's
-        first index, then of its second, …."""
+        or of the next one where this is full. Agents of one index have neighbouring numbers."""
         request = self._request
         if not request.explore:
             return

@@ -1,8 +1,7 @@
 """What a Flame executor runs: one `Collector` per executor, with simulators in child processes.
 
-The executor's own process must not die (Flame would lose the executor) and an exception would
-arrive without its text, so nothing here raises: failures are values. Answers are columns of bytes,
-which cross Flame's object cache as they are, neither pickled nor copied on the way.
+Nothing here raises: an exception would arrive without its text, so failures are values. Answers are
+columns of bytes, which cross Flame's object cache neither pickled nor copied.
 """
 
 from __future__ import annotations
@@ -86,17 +85,15 @@ class Collector:
         limits: tuple[int, float, int, int, int],
         snapshot_ref: str,
     ) -> pyarrow.RecordBatch:
-        """Collect in this executor's children.
+        """Collect in this executor's children; returns encoded episodes or an encoded failure, in a
+        `column`.
 
         Args:
-            snapshot: encoded, as uint8; Flame resolves it from the object cache. The learner
-                withdraws its tasks by an empty one, and those that it asked for twice by the next.
+            snapshot: encoded, as uint8; Flame resolves it from the object cache. An empty one, or
+                the next, withdraws the tasks of the one before.
             request: encoded.
             limits: the task's `Limits`.
             snapshot_ref: JSON of the reference that `snapshot` was resolved from.
-
-        Returns:
-            Encoded episodes or an encoded failure, in a `column`.
         """
         self._watchdog.busy()
         try:
@@ -115,8 +112,8 @@ class Collector:
 
 
 def _withdrawal(snapshot: np.ndarray, snapshot_ref: str) -> Callable[[], bool]:
-    """Returns whether nobody wants a task's answer any more: its weights are no longer those in the
-    cache, which is asked more and more rarely, so that long tasks cost it little."""
+    """Asks the cache, more and more rarely, whether a task's weights are no longer those in it:
+    then nobody wants its answer."""
     began = asked_at = time.monotonic()
 
     def withdrawn() -> bool:

@@ -1,8 +1,5 @@
-"""An executor's own process does not outlive the executor.
-
-After a minute without a connection a node is back under its name, but Flame has given up what ran
-there: nobody ends those processes. Nor does anybody where Flame's executor manager dies.
-"""
+"""An executor's own process does not outlive the executor: nobody else ends it where Flame has
+given up a node, or where Flame's executor manager dies."""
 
 from __future__ import annotations
 
@@ -17,9 +14,8 @@ from pathlib import Path
 # How often to look whether Flame's executor manager is there.
 LOOK_SECONDS = 1.0
 # How long an executor neither begins nor ends a task before it asks Flame, and the pause between
-# such questions.
+# such questions, which is longer in a cluster of many executors.
 ASK_SECONDS = 10.0
-# Of a cluster of many executors each asks less often: twenty questions a second are enough.
 SECONDS_PER_EXECUTOR = 0.05
 CALL_SECONDS = 5.0
 
@@ -70,8 +66,8 @@ def _executors() -> set[str]:
 
 
 def _manager() -> int | None:
-    """The process id of Flame's executor manager: the parent of the leader of this group, which may
-    be a program that has started this one. None where the system does not say."""
+    """The process id of Flame's executor manager, the parent of the leader of this group; None
+    where the system does not say."""
     try:
         text = Path(f"/proc/{os.getpgrp()}/stat").read_text()
     except OSError:

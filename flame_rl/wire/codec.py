@@ -6,20 +6,17 @@ used, and whatever is wrong raises `WireError`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from flame_rl.wire.fields import RARE, Length, Whole, WireError, from_data, to_data
+from flame_rl.wire.fields import WireError, from_data, to_data
 from flame_rl.wire.messages import (
-    MAX_LAYERS,
     CollectFailure,
     CollectRequest,
     Environment,
     EnvironmentSpec,
     Episodes,
-    Layer,
     PolicySnapshot,
 )
 from flame_rl.wire.packing import MAX_HEADER_BYTES, Buffer, message_type, pack, pack_buffers, unpack
@@ -28,47 +25,25 @@ from flame_rl.wire.packing import MAX_HEADER_BYTES, Buffer, message_type, pack, 
 _MAX_DESCRIPTION_BYTES = MAX_HEADER_BYTES // 2
 
 
-@dataclass(frozen=True)
-class _LayerHeader:
-    kind: str
-    arrays: tuple[str, ...]
-    input: Annotated[Whole | None, RARE] = None
-
-
-@dataclass(frozen=True)
-class _SnapshotHeader:
-    version: Whole
-    layers: Annotated[tuple[_LayerHeader, ...], Length(0, MAX_LAYERS)]
-    head: _LayerHeader
-
-
 def encode_snapshot(snapshot: PolicySnapshot) -> bytes:
-    layers = (*snapshot.layers, snapshot.head)
-    *hidden, head = (_LayerHeader(each.kind, tuple(each.arrays), each.input) for each in layers)
-    header = _SnapshotHeader(snapshot.version, tuple(hidden), head)
     arrays = {
         f"{place}.{name}": array
-        for place, layer in enumerate(layers)
+        for place, layer in enumerate((*snapshot.layers, snapshot.head))
         for name, array in layer.arrays.items()
     }
-    return pack("snapshot", to_data(header), arrays)
+    return pack("snapshot", to_data(snapshot), arrays)
 
 
 def decode_snapshot(data: Buffer) -> PolicySnapshot:
-    """The snapshot, with finite arrays. `flame_rl.nets.acting.check_snapshot` checks that
-    the kinds of its layers are known and that the layers fit each other."""
+    """The snapshot, with finite arrays; `flame_rl.nets.acting.check_snapshot` checks that layers of
+    these kinds are known and fit each other."""
     header, arrays = unpack(data, "snapshot")
-    found = from_data(_SnapshotHeader, header)
-    *layers, head = (
-        Layer(
-            layer.kind,
-            {name: _take(arrays, f"{place}.{name}") for name in layer.arrays},
-            layer.input,
-        )
-        for place, layer in enumerate((*found.layers, found.head))
-    )
+    snapshot = from_data(PolicySnapshot, header)
+    for place, layer in enumerate((*snapshot.layers, snapshot.head)):
+        for name in layer.arrays:
+            layer.arrays[name] = _take(arrays, f"{place}.{name}")
     _refuse_others(arrays)
-    return PolicySnapshot(found.version, tuple(layers), head)
+    return snapshot
 
 
 def encode_request(request: CollectRequest) -> bytes:
@@ -86,10 +61,7 @@ def decode_request(data: Buffer) -> CollectRequest:
 
 
 def encode_episodes(episodes: Episodes, request: CollectRequest) -> list[Buffer]:
-    """The answer to `request` as buffers to send one after another; the arrays are not copied.
-
-    The header identifies the request, so that the answer is never taken for one to another.
-    """
+    """The answer to `request` as buffers to send one after another; the arrays are not copied."""
     arrays = {
         "index": episodes.index,
         "length": episodes.lengths,
@@ -107,11 +79,9 @@ def _question(request: CollectRequest) -> dict[str, Any]:
 
 
 def decode_result(data: Buffer, request: CollectRequest) -> Episodes | CollectFailure:
-    """The answer to `request`: exactly its episodes, or why they are missing.
-
-    The returned arrays are views of `data`, or of a copy where it is read-only; types, shapes and
-    ranges are those of the request's columns.
-    """
+    """The answer to `request`: exactly its episodes, or why they are missing. The arrays are views
+    of `data`, or of a copy where it is read-only, with the types, shapes and ranges of the columns
+    that were asked for."""
     if message_type(data) == "failure":
         return decode_failure(data, request.environment.env_id)
     header, arrays = unpack(data, "episodes")
@@ -177,7 +147,6 @@ def decode_description(data: Buffer, env_id: str) -> EnvironmentSpec | CollectFa
 
 
 def _header_alone(data: Buffer, kind: str) -> dict[str, Any]:
-    """The header of a message that has no arrays."""
     header, arrays = unpack(data, kind)
     _refuse_others(arrays)
     return header
@@ -189,8 +158,7 @@ def _take(
     dtype: type | np.dtype | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> np.ndarray:
-    """Remove one array from `arrays` and check it; None allows any type or shape. Numbers must be
-    finite."""
+    """Remove one array from `arrays`, of this type and shape (None: any), and finite."""
     array = arrays.pop(name, None)
     if array is None:
         raise WireError(f"array {name[:40]}: missing")
@@ -204,6 +172,5 @@ def _take(
 
 
 def _refuse_others(arrays: dict[str, np.ndarray]) -> None:
-    """Raise WireError for arrays that nothing has taken."""
     if arrays:
         raise WireError(f"unexpected arrays: {sorted(arrays)[:10]}")

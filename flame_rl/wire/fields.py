@@ -1,16 +1,7 @@
 """Read a dataclass from JSON data by its annotations, and write it as JSON data.
 
-    @dataclass(frozen=True)
-    class Camera:
-        name: str
-        shape: Annotated[tuple[Annotated[int, Within(1, 999, "from 1 to 999")], ...], Length(2, 2)]
-        filter: Literal["none", "grey"] = "none"
-
-    from_data(Camera, {"name": "left", "shape": [84, 84]})
-
-Messages, the headers of checkpoints and config.json are read here. The data are untrusted: types
-are exact (True is no integer), numbers, texts and lists keep within their limits, and no field is
-unknown or missing. Imports nothing heavy, because every command imports this module.
+The data are untrusted: types are exact (True is no integer), numbers, texts and lists keep within
+their limits, and no field is unknown or missing.
 """
 
 from __future__ import annotations
@@ -18,11 +9,19 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from numbers import Integral, Real
-from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 MAX_TEXT_CHARACTERS = 100_000
 
@@ -33,8 +32,7 @@ class WireError(ValueError):
     """Data that do not have the form they should have; the message names the field."""
 
 
-@dataclass(frozen=True)
-class Within:
+class Within(NamedTuple):
     """The least and the greatest value of a number, and how an error says that."""
 
     low: float
@@ -42,18 +40,16 @@ class Within:
     text: str
 
 
-@dataclass(frozen=True)
-class Length:
+class Length(NamedTuple):
     """The least and the greatest length of a list."""
 
     low: int
     high: int
 
 
-@dataclass(frozen=True)
-class Converted:
-    """Functions from and to JSON data, for a type that this module does not know. `from_data` also
-    takes the field's name, for the WireError that it may raise."""
+class Converted(NamedTuple):
+    """Functions from JSON data (given the field's name, too; may raise WireError) and to it, for
+    a type that this module does not know."""
 
     from_data: Callable[[Any, str], Any]
     to_data: Callable[[Any], Any]
@@ -67,21 +63,13 @@ Size = Annotated[int, Within(1, (1 << 63) - 1, "an integer from 1 to 2**63 - 1")
 
 
 def from_data(kind: type[Kind], data: Any, name: str = "", /, **given: Any) -> Kind:
-    """Make a dataclass from a JSON object.
-
-    Args:
-        kind: the dataclass. Fields with a default may be missing.
-        data: an object, from anywhere.
-        name: the field that the object comes from, for errors.
-        given: fields that do not come from the data.
-
-    Raises:
-        WireError: a field is unknown, missing or wrong.
-    """
+    """Make the dataclass `kind` from a JSON object, which comes from the field `name`, and from
+    the fields that are `given`. Fields with a default may be missing. Raises WireError if a field
+    is unknown, missing or wrong."""
     if not isinstance(data, dict):
         raise WireError(f"{name or 'data'}: an object, not {data!s:.200}")
     prefix = f"{name}." if name else ""
-    hints, values = hints_of(kind), dict(given)
+    hints, values = _hints_of(kind), dict(given)
     for key, value in data.items():
         if key not in hints or key in given:
             raise WireError(f"{prefix}{key!s:.40}: there is no such field")
@@ -96,20 +84,14 @@ def from_data(kind: type[Kind], data: Any, name: str = "", /, **given: Any) -> K
 
 
 def value_from_data(hint: Any, value: Any, name: str) -> Any:
-    """The value of one field, as its hint says.
-
-    A list becomes a tuple, a text a Path and an integer a float where the hint asks for that, and
-    NumPy's numbers become Python's.
-
-    Raises:
-        WireError: "{name}: {what is expected}, not {value}".
-    """
+    """The value of one field, as its hint says: a list becomes a tuple and, for a float, an integer
+    a float. Raises WireError: "{name}: {what is expected}, not {value}"."""
     try:
         return _convert(hint, value, name)
     except WireError:
         raise
     except ValueError as refused:
-        expected = str(refused) or hint_in_words(hint)
+        expected = str(refused) or _in_words(hint)
         raise WireError(f"{name}: {expected}, not {value!s:.200}") from None
 
 
@@ -118,8 +100,8 @@ def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
     if isinstance(value, tuple):
         return [to_data(each) for each in value]
     if not is_dataclass(value):
-        return str(value) if isinstance(value, Path) else value
-    data, hints = {}, hints_of(type(value))
+        return value
+    data, hints = {}, _hints_of(type(value))
     for field in fields(value):
         held, marks = getattr(value, field.name), getattr(hints[field.name], "__metadata__", ())
         if field.name in but or (RARE in marks and held == field.default):
@@ -130,8 +112,7 @@ def to_data(value: Any, but: tuple[str, ...] = ()) -> Any:
 
 
 @functools.cache
-def hints_of(kind: type) -> dict[str, Any]:
-    """The hints of a dataclass's fields, by name."""
+def _hints_of(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in fields(kind)}
 
@@ -152,38 +133,35 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
                 raise ValueError(f"a list of {mark.low} to {mark.high} entries")
         return value
     if NoneType in inner:
-        (other,) = (each for each in inner if each is not NoneType)
-        return None if value is None else _convert(other, value, name)
+        return None if value is None else _convert(inner[0], value, name)
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_convert(inner[0], each, f"{name}[{i}]") for i, each in enumerate(value))
     if origin is dict and isinstance(value, dict):
         return {_convert(inner[0], k, name): _convert(inner[1], v, name) for k, v in value.items()}
     if is_dataclass(hint):
         return from_data(hint, value, name)
-    if hint is Any or (origin is Literal and type(value) is str and value in inner):
-        return value
-    if hint in (int, float) and type(value) is not bool:
-        if isinstance(value, Integral if hint is int else Real):
-            with contextlib.suppress(OverflowError):
-                return hint(value)
-    elif hint is str and type(value) is str and len(value) > MAX_TEXT_CHARACTERS:
+    if hint is str and type(value) is str and len(value) > MAX_TEXT_CHARACTERS:
         raise ValueError(f"a text of at most {MAX_TEXT_CHARACTERS} characters")
-    elif hint in (bool, str) and type(value) is hint:
+    exact = hint in (bool, str) and type(value) is hint
+    if hint is Any or exact or (origin is Literal and type(value) is str and value in inner):
         return value
-    elif hint is Path and isinstance(value, str | Path):
-        return Path(value)
+    number = {int: Integral, float: Real}.get(hint)
+    if number and isinstance(value, number) and type(value) is not bool:
+        with contextlib.suppress(OverflowError):
+            return hint(value)  # NumPy's numbers become Python's
     raise ValueError
 
 
-def hint_in_words(hint: Any) -> str:
-    """The values that a hint allows, in words."""
+def _in_words(hint: Any) -> str:
+    """The values that a hint allows."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return hint_in_words(inner[0])
+        return _in_words(inner[0])
     if NoneType in inner:
-        return " or ".join(map(hint_in_words, inner))
+        return " or ".join(map(_in_words, inner))
     if origin is tuple:
-        return f"a list of {hint_in_words(inner[0]).split()[-1]}s"
+        return f"a list of {_in_words(inner[0]).split()[-1]}s"
+    if origin is Literal:
+        return ", ".join(inner)
     names = {int: "an integer", float: "a number", bool: "True or False", str: "a text"}
-    names |= {Path: "a path", NoneType: "None"}
-    return ", ".join(inner) if origin is Literal else names.get(hint, "an object")
+    return names.get(hint, "None" if hint is NoneType else "an object")

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import gymnasium
 from gymnasium import spaces
+
+from flame_rl.wire.messages import OBSERVATIONS
 
 # Spaces of numbers; Dict and Tuple have parts.
 LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -21,19 +23,15 @@ LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 OF_ONE_BYTE = ("uint8", "bool")
 # The least sides of a picture, for one convolution of 3 rows and columns.
 _LEAST_OF_A_PICTURE = 3
-# The column of an observation that is a single input; those of several begin with it.
-OBSERVATIONS = "observations"
 
 
 @dataclass(frozen=True)
 class ObservationPart:
-    """A space inside Dicts and Tuples, or the whole one, and its slice of the vector.
+    """A space inside Dicts and Tuples, or the whole one, and its slice of the flattened vector.
 
     Attributes:
         name: the part as Python indexes an observation, "['arm'][0]"; empty for the whole.
         path: keys of Dicts and places in Tuples, from the outermost.
-        space: Box, Discrete, MultiDiscrete or MultiBinary.
-        start, stop: the slice of the flattened vector.
         one_byte: whether its numbers are recorded in one byte each, for an input of its own.
     """
 
@@ -52,13 +50,8 @@ class ObservationPart:
 
 @dataclass(frozen=True)
 class ObservationInput:
-    """Neighbouring numbers of a flattened observation, which a network sees apart from the others.
-
-    Attributes:
-        name: of the column that records it.
-        start, stop: the slice of the flattened vector.
-        space: a Box of one byte; None: numbers of float32, of whatever spaces.
-    """
+    """A slice of a flattened observation, which a network sees apart from the others, and the name
+    of the column that records it; `space` is a Box of one byte, or None of numbers of float32."""
 
     name: str
     start: int
@@ -99,9 +92,8 @@ def _leaves(
 ) -> Iterator[tuple[tuple[str | int, ...], gymnasium.Space]]:
     """The spaces of numbers in a space that lies at `path`, with their paths."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        inner = space.spaces
-        for key, part in inner.items() if isinstance(space, spaces.Dict) else enumerate(inner):
-            yield from _leaves(part, (*path, key))
+        for key in space if isinstance(space, spaces.Dict) else range(len(space)):
+            yield from _leaves(space[key], (*path, key))
     else:
         yield path, space
 
@@ -118,10 +110,7 @@ def observation_inputs(space: gymnasium.Space) -> tuple[ObservationInput, ...]:
             inputs[-1] = ObservationInput(f"{first} to {part.name}", inputs[-1].start, part.stop)
         else:
             inputs.append(ObservationInput(first := name, part.start, part.stop))
-    if len(inputs) == 1:
-        (only,) = inputs
-        inputs = [ObservationInput(OBSERVATIONS, only.start, only.stop, only.space)]
-    return tuple(inputs)
+    return (replace(inputs[0], name=OBSERVATIONS),) if len(inputs) == 1 else tuple(inputs)
 
 
 def keys_alone(space: spaces.Dict, keys: Sequence[str]) -> tuple[spaces.Dict, list[int]]:
@@ -141,9 +130,8 @@ def why_no_keys(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> str
             f"names: {space!s:.200}; leave the flag out"
         )
     missing = [key for key in keys if key not in space.spaces]
-    if not missing:
-        return ""
-    return f"{env_id} observes no {missing[0]!r}; it has {', '.join(space.spaces)[:200]}"
+    known = ", ".join(space.spaces)[:200]
+    return f"{env_id} observes no {missing[0]!r}; it has {known}" if missing else ""
 
 
 def observation_dtype(space: gymnasium.Space) -> str:
@@ -168,9 +156,8 @@ def picture_size(space: gymnasium.Space) -> tuple[int, int, int] | None:
     if len(shape) not in (2, 3) or not _has_bytes(space):
         return None
     rows, columns, *channels = (*shape[1:], shape[0]) if is_channels_first(space) else shape
-    return (
-        None if min(rows, columns) < _LEAST_OF_A_PICTURE else (rows, columns, math.prod(channels))
-    )
+    size = rows, columns, math.prod(channels)
+    return size if min(rows, columns) >= _LEAST_OF_A_PICTURE else None
 
 
 def _has_bytes(space: gymnasium.Space) -> bool:

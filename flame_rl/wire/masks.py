@@ -27,13 +27,8 @@ def pack_masks(allowed: np.ndarray) -> np.ndarray:
 
 
 def allowed_in(columns: dict[str, np.ndarray], choices: int, prefix: str = "") -> np.ndarray | None:
-    """Which of A choices each row allows, bool [..., A]; None where there are no masks.
-
-    Args:
-        columns: by name; the masks are `prefix` and `ACTION_MASKS`.
-        choices: A.
-        prefix: "next_" for those of the observations that follow.
-    """
+    """Which of A choices each row allows, bool [..., A]; None without masks. `prefix` is "next_"
+    for those of the observations that follow."""
     masks = columns.get(prefix + ACTION_MASKS)
     return None if masks is None else np.unpackbits(masks, axis=-1, count=choices).view(bool)
 

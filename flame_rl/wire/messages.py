@@ -10,18 +10,28 @@ and N the number of steps of all E.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.wire.fields import RARE, Converted, Length, Size, Whole, WireError, Within
-from flame_rl.wire.inputs import OBSERVATIONS
+from flame_rl.wire.fields import (
+    RARE,
+    Converted,
+    Length,
+    Size,
+    Whole,
+    WireError,
+    Within,
+    value_from_data,
+)
 from flame_rl.wire.spaces import MAX_PARTS, choices_of, space_from_data, space_to_data
 
+# The column of an observation that is a single input; those of several begin with it.
+OBSERVATIONS = "observations"
 # The most layers of a policy, activations included.
 MAX_LAYERS = 64
 _MAX_AGENTS = 1 << 16
@@ -31,8 +41,6 @@ _MAX_ROW_NUMBERS = 1 << 24
 # The most characters of a failure's two texts. In JSON a character may take twelve bytes.
 MAX_MESSAGE_CHARACTERS = 10_000
 MAX_TRACEBACK_CHARACTERS = 50_000
-# What stands in the place of a text's middle, and at least its length with a number in it.
-_CUT, _CUT_LENGTH = " … {} characters … ", 40
 
 
 @dataclass(frozen=True)
@@ -40,15 +48,13 @@ class Environment:
     """Which environment is played, and how.
 
     Attributes:
-        env_id: the Gymnasium id, `module:Name-v0` for a user's own; for several agents the name of
-            PettingZoo's module, `pettingzoo.sisl.multiwalker_v9`.
-        max_episode_steps: a time limit in steps that replaces the environment's own; None: the
-            default limit where it has none; 0: no limit but its own.
+        env_id: `Name-v0`, `module:Name-v0` or, for several agents, PettingZoo's module.
+        max_episode_steps: a time limit that replaces the environment's own; None: the default limit
+            where it has none; 0: no limit but its own.
         simulator: "plain", "fast", or "auto": the fast one where it gives the same bits.
         reward_parts: names of numbers in `info` that are recorded at every step.
         agent_number: whether each of several agents observes its own number, too.
-        outcomes: names of numbers in `info` that are recorded at an episode's last step; "a.b" is
-            the entry "b" of the dictionary "a".
+        outcomes: the same at an episode's last step; "a.b" is the entry "b" of the dictionary "a".
         slots: the most episodes that a process plays side by side; None: as are worth it.
         action_mask: whether the masks of allowed actions that it returns are read.
         env_kwargs: arguments of the environment's constructor, each "name=JSON".
@@ -85,15 +91,14 @@ class EnvironmentSpec:
         env_id: as in `Environment`.
         observation_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them.
         action_space: Box, Discrete, MultiDiscrete or MultiBinary.
-        note: a line for each thing that a user should know of it, such as why its fast simulator is
-            not used.
-        differs: one line on how episodes with the same seed and actions differ; else empty.
-        slots: `Environment.slots`, or what memory allows; None of a fast simulator.
+        note: a line for each thing that a user should know of it.
         time_limit: steps after which Gymnasium's wrappers truncate an episode; None if none does.
-        limited_by_default: whether that is the default limit, because nobody has set another.
         reward_shape: () where a reward is one number, (K,) where it is a vector.
         agents: the names of several agents, which share the spaces; empty: there is one agent.
+        differs: one line on how episodes with the same seed and actions differ; else empty.
         action_mask: where the masks of allowed actions are that are read.
+        slots: `Environment.slots`, or what memory allows; None of a fast simulator.
+        limited_by_default: whether the time limit is the default, because nobody has set another.
     """
 
     env_id: str
@@ -150,55 +155,49 @@ class EnvironmentSpec:
         return int(np.prod(self.action_space.shape)) if self.continuous else sum(self.choices)
 
 
+def _named_arrays(data: Any, name: str) -> dict[str, None]:
+    """The names of a layer's arrays, which `codec` puts beside them."""
+    return dict.fromkeys(value_from_data(tuple[str, ...], data, name))
+
+
 @dataclass(frozen=True)
 class Layer:
     """A layer or a head of a policy.
 
     Attributes:
-        kind: a name in `flame_rl.nets.kinds.LAYERS` or, for a head, in `HEADS`; these declare the
-            arrays of each kind.
-        arrays: the parameters by name, float32, or int32 where the kind declares it.
+        kind: a name in `flame_rl.nets.kinds.LAYERS` or, for a head, in `HEADS`.
+        arrays: the parameters by name, float32 or int32 as the kind declares.
         input: after a layer of the kind "inputs", the place of the input that it acts on; None:
             all of them side by side.
     """
 
     kind: str
-    arrays: dict[str, np.ndarray]
-    input: int | None = None
+    arrays: Annotated[dict[str, np.ndarray], Converted(_named_arrays, list)]
+    input: Annotated[Whole | None, RARE] = None
 
 
 @dataclass(frozen=True)
 class PolicySnapshot:
-    """A policy's network, and the head that turns the network's output into actions.
+    """A policy's layers, in order from the observation to the output, and the head that turns the
+    output into an action; `version` is the number of updates behind these weights."""
 
-    Attributes:
-        version: the number of updates behind these weights; a request names the same.
-        layers: in order from the observation to the output, at most `MAX_LAYERS`.
-        head: turns the output into an action.
-    """
-
-    version: int
-    layers: tuple[Layer, ...]
+    version: Whole
+    layers: Annotated[tuple[Layer, ...], Length(0, MAX_LAYERS)]
     head: Layer
 
 
 # What episodes are used for. Streams share no seeds: the best policy is selected by validation
-# episodes, which it was not trained on, and judged by evaluation episodes, by which it was not
-# selected.
+# episodes and judged by evaluation episodes.
 Stream = Literal["training", "validation", "evaluation"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One array that is recorded at every step. Raises WireError if its fields contradict each
-    other.
+    """One array that is recorded at every step; `shape` is that of one row. Raises WireError if its
+    fields contradict each other.
 
     Attributes:
-        name: "observations", say.
-        dtype: NumPy's name of the type, "float32".
-        shape: the shape of one row.
-        per_observation: whether an episode of T steps has T+1 rows, one for each observation;
-            otherwise it has T.
+        per_observation: whether an episode of T steps has T+1 rows; otherwise it has T.
         choices: the number of values, counted from 0, of each integer of a row; empty: any.
     """
 
@@ -217,10 +216,10 @@ class Column:
 
     def refuse_other_choices(self, name: str, array: np.ndarray) -> None:
         """Raise WireError, with the array's name, if a number is none of the choices."""
-        if not (self.choices and array.size):
-            return
         # Comparing every number takes longer.
-        if array.min() < 0 or (array.max(axis=0).ravel() >= self.choices).any():
+        if (self.choices and array.size) and (
+            array.min() < 0 or (array.max(axis=0).ravel() >= self.choices).any()
+        ):
             raise WireError(f"{name}: a choice below 0, or not below {self.choices[:20]}")
 
 
@@ -230,16 +229,11 @@ class CollectRequest:
     WireError if two columns have one name.
 
     Attributes:
-        environment: what is played.
-        run_seed: the seed of the whole run.
-        iteration: the training iteration, from 0.
         indices: which episodes of that iteration, ascending. One that several agents play becomes
             an episode of each, under the same index, agent by agent.
         policy_version: the version of the snapshot that must act.
         columns: what is recorded at every step; see `flame_rl.wire.steps.recorded_columns`.
-        stream: what the episodes are for; it decides their seeds.
         explore: whether actions are sampled; otherwise each is the action without noise.
-        agents: the number of agents in the environment.
     """
 
     environment: Environment
@@ -270,8 +264,7 @@ class _Recorded:
     @property
     def observations(self) -> np.ndarray:
         """float32 or uint8 [T+1, D] of an episode, [N+E, D] of several: flattened, the last one of
-        an episode included. Those of several inputs are put side by side at each call, in float32.
-        """
+        an episode included. Several inputs are put side by side at each call, in float32."""
         inputs = observation_arrays(self.columns)
         return inputs[0] if len(inputs) == 1 else np.concatenate(inputs, axis=1, dtype=np.float32)
 
@@ -283,7 +276,7 @@ class _Recorded:
 
     @property
     def rewards(self) -> np.ndarray:
-        """float64 [N]; [N, K] as they come from an environment whose reward is a vector."""
+        """float64 [N], or [N, K] as they come where the environment's reward is a vector."""
         return self.columns["rewards"]
 
     @property
@@ -316,14 +309,9 @@ class Episode(_Recorded):
 
 @dataclass(frozen=True)
 class Episodes(_Recorded):
-    """Complete episodes, one after another in the same arrays. Iteration makes each `Episode` of
-    views, which takes as long as playing a short one.
-
-    Attributes:
-        index, terminated, truncated: int64, bool and bool [E], as in `Episode`.
-        lengths: int64 [E], in steps.
-        columns: the recorded arrays by column name, [N+E, ...] or [N, ...].
-    """
+    """Complete episodes, one after another in the same arrays: `index`, `terminated`, `truncated`
+    and `lengths`, int64, bool, bool and int64 [E], and columns [N+E, ...] or [N, ...]. Iteration
+    makes each `Episode` of views, which takes as long as playing a short one."""
 
     index: np.ndarray
     lengths: np.ndarray
@@ -340,40 +328,25 @@ class Episodes(_Recorded):
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[Episode]:
-        stops, more = np.cumsum(self.lengths).tolist(), self._more_rows()
-        columns = [(name, array, more[name]) for name, array in self.columns.items()]
-        start = 0
-        for place, stop in enumerate(stops):
-            yield Episode(
-                index=int(self.index[place]),
-                columns={
-                    name: array[start + more * place : stop + more * (place + 1)]
-                    for name, array, more in columns
-                },
-                terminated=bool(self.terminated[place]),
-                truncated=bool(self.truncated[place]),
-            )
-            start = stop
+        rows = self._rows()
+        for place, index in enumerate(self.index.tolist()):
+            ends = bool(self.terminated[place]), bool(self.truncated[place])
+            yield Episode(index, rows(place, place + 1), *ends)
 
     def between(self, start: int, stop: int) -> Episodes:
         """The episodes from place `start` up to `stop`, as views."""
-        first, last = int(self.lengths[:start].sum()), int(self.lengths[:stop].sum())
-        part, more = slice(start, stop), self._more_rows()
-        return Episodes(
-            self.index[part],
-            self.lengths[part],
-            self.terminated[part],
-            self.truncated[part],
-            {
-                name: array[first + more[name] * start : last + more[name] * stop]
-                for name, array in self.columns.items()
-            },
-        )
+        about = (self.index, self.lengths, self.terminated, self.truncated)
+        return Episodes(*(array[start:stop] for array in about), self._rows()(start, stop))
 
-    def _more_rows(self) -> dict[str, int]:
-        """How many rows more than steps an episode has in each column."""
-        steps = self.steps
-        return {name: int(len(array) > steps) for name, array in self.columns.items()}
+    def _rows(self) -> Callable[[int, int], dict[str, np.ndarray]]:
+        """A function that returns the columns of the episodes from one place up to another."""
+        ends = [0, *np.cumsum(self.lengths).tolist()]
+        # Whether an episode has a row more than steps.
+        columns = [(name, array, len(array) > ends[-1]) for name, array in self.columns.items()]
+        return lambda start, stop: {
+            name: array[ends[start] + more * start : ends[stop] + more * stop]
+            for name, array, more in columns
+        }
 
 
 def concatenate(batches: Sequence[Episodes]) -> Episodes:
@@ -403,11 +376,9 @@ FailureKind = Literal[
 @dataclass(frozen=True)
 class CollectFailure:
     """Why episodes did not come back: a value, because exceptions do not survive every transport.
-
     Its texts are `legible`, wherever they come from.
 
     Attributes:
-        kind: see `FailureKind`.
         message: one sentence with the cause and, where there is one, the remedy.
         env_id: the environment's id. It does not travel: who asked knows it.
         iteration, index, step: where it failed, as far as known.
@@ -429,25 +400,22 @@ class CollectFailure:
         object.__setattr__(self, "traceback", legible(self.traceback, MAX_TRACEBACK_CHARACTERS))
 
     def __str__(self) -> str:
-        names = {"environment": "env_id", "episode": "index"}
-        known = [
-            f"{name} {value}"
-            for name in ("environment", "iteration", "episode", "step", "seed")
-            if (value := getattr(self, names.get(name, name))) is not None
-        ]
-        text = f"{self.message} ({', '.join(known)})"
+        known = {"environment": self.env_id, "iteration": self.iteration, "episode": self.index}
+        known |= {"step": self.step, "seed": self.seed}
+        where = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+        text = f"{self.message} ({where})"
         return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text
 
 
 def legible(text: str, most: int) -> str:
-    """A text of others (a simulator's exception, a dead worker's last words) for a terminal, with
-    at most `most` characters: a longer one is cut in its middle. Characters that cannot be printed,
-    which a terminal may obey, are written as Python's repr writes them; newline and tab stay."""
-    half = (most - _CUT_LENGTH) // 2
+    """A text of others (a simulator's exception, a dead worker's last words) for a terminal: cut in
+    its middle to at most `most` characters, and with those that cannot be printed, which a terminal
+    may obey, as Python's repr writes them; newline and tab stay."""
+    half = (most - 40) // 2  # 40 characters, at most, say what is cut
     head, tail = _printable(text[:most]), _printable(text[-half:])
     if len(text) <= most and len(head) <= most:
         return head
-    return head[:half] + _CUT.format(max(0, len(text) - 2 * half)) + tail[-half:]
+    return f"{head[:half]} … {max(0, len(text) - 2 * half)} characters … {tail[-half:]}"
 
 
 def _printable(text: str) -> str:

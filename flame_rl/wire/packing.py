@@ -1,9 +1,9 @@
 """A JSON header and named arrays to bytes and back: what messages and checkpoints are made of.
 
 The bytes are `MAGIC`, the header's length (uint32, little-endian), the header, and the arrays in
-the format of safetensors. This module writes and reads that format itself because the safetensors
-library copies every array several times; here arrays are views of the bytes sent and received.
-Received bytes are untrusted: malformed ones raise `WireError`, and nothing is unpickled.
+the format of safetensors, whose own library would copy every array several times; here arrays are
+views of the bytes. Received bytes are untrusted: malformed ones raise `WireError`, and nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -21,47 +21,34 @@ from flame_rl.wire.fields import WireError
 MAGIC = b"flameRL1"
 MAX_HEADER_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
-_START = len(MAGIC) + _LENGTH.size
 # Safetensors begins with the length of its own header.
 _ARRAYS_LENGTH = struct.Struct("<Q")
 # The arrays begin at a multiple of the widest type, so that every view is aligned.
 _ALIGNMENT = 8
-_MAX_RANK = 8
-_DTYPES = {
-    "BOOL": np.dtype(bool),
-    **{f"U{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8)},
-    **{f"I{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)},
-    **{f"F{8 * n}": np.dtype(f"f{n}") for n in (2, 4, 8)},
-}
+MAX_RANK = 8
+_DTYPES = {f"{c}{8 * n}": np.dtype(f"{c.lower()}{n}") for c in "UI" for n in (1, 2, 4, 8)}
+_DTYPES |= {"BOOL": np.dtype(bool)} | {f"F{8 * n}": np.dtype(f"f{n}") for n in (2, 4, 8)}
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 Buffer = bytes | bytearray | memoryview
 
 
 def pack(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> bytes:
-    """Header and arrays as one byte string.
-
-    Args:
-        kind: the message's type, which `unpack` checks.
-        header: values that JSON can hold.
-        arrays: numbers or booleans, by name.
-    """
+    """Header, values of JSON, and arrays, numbers or booleans, as one byte string; `kind` is the
+    message's type, which `unpack` checks."""
     return b"".join(pack_buffers(kind, header, arrays))
 
 
 def pack_buffers(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[Buffer]:
     """The same bytes as `pack`, to be sent one after another; the arrays are not copied."""
-    text = _padded(json.dumps({"type": kind} | header).encode(), _START)
+    text = _padded(json.dumps({"type": kind} | header).encode(), len(MAGIC) + _LENGTH.size)
     # The widest first: then each begins at a multiple of its own width.
     ordered = sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize)
     entries, end = {}, 0
     for name, array in ordered:
         start, end = end, end + array.nbytes
-        entries[name] = {
-            "dtype": _CODES[array.dtype],
-            "shape": array.shape,
-            "data_offsets": (start, end),
-        }
+        code, offsets = _CODES[array.dtype], (start, end)
+        entries[name] = {"dtype": code, "shape": array.shape, "data_offsets": offsets}
     listed = _padded(json.dumps(entries).encode(), 0)
     return [
         MAGIC + _LENGTH.pack(len(text)) + text + _ARRAYS_LENGTH.pack(len(listed)) + listed,
@@ -74,11 +61,8 @@ def pack_buffers(kind: str, header: dict[str, Any], arrays: dict[str, np.ndarray
 
 
 def unpack(data: Buffer, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The inverse of `pack`; the caller checks the content of header and arrays.
-
-    Returns:
-        The header, and the arrays: writable views of `data`, or of a copy where it is read-only.
-    """
+    """The header and the arrays of `pack`, whose content the caller checks. The arrays are writable
+    views of `data`, or of a copy where it is read-only."""
     found, header, start = _header(data)
     if found != kind:
         raise WireError(f"type: {kind}, not {found[:40]!r}")
@@ -135,19 +119,17 @@ def _arrays(data: memoryview, start: int) -> dict[str, np.ndarray]:
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"arrays: {name[:40]}: {type(error).__name__}: {error}") from error
         ranges.append(start_and_end)
-    ranges.sort()
-    if any(left[1] != right[0] for left, right in pairwise(ranges)):
+    if any(left[1] != right[0] for left, right in pairwise(sorted(ranges))):
         raise WireError("arrays: their byte ranges overlap or leave gaps")
     return arrays
 
 
 def _array(body: memoryview, entry: Any) -> tuple[np.ndarray, tuple[int, int]]:
     """One array, and the offsets in `body` where it begins and ends."""
-    dtype = _DTYPES[entry["dtype"]]
-    shape = tuple(entry["shape"])
+    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
     first, last = entry["data_offsets"]
     valid = all(type(number) is int and number >= 0 for number in (*shape, first, last))
-    if not valid or len(shape) > _MAX_RANK or last > len(body):
+    if not valid or len(shape) > MAX_RANK or last > len(body):
         raise ValueError("a number is out of range")
     if last - first != math.prod(shape) * dtype.itemsize:
         raise ValueError("its bytes do not fit its shape and type")

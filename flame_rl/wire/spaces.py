@@ -69,70 +69,64 @@ def space_to_data(space: gymnasium.Space) -> dict[str, Any]:
 
 
 def space_from_data(data: object, name: str) -> gymnasium.Space:
-    """The inverse of `space_to_data`, for untrusted data. Raises WireError, which says where in
-    `name`, if the data is no space, or one that is nested too deeply or too large."""
-    return _Reader().read(data, name, 0)
+    """The inverse of `space_to_data`. Raises WireError, which says where in `name`, if the data is
+    no space, or one that is nested too deeply or too large."""
+    return _read(data, name, 0, {"parts": MAX_PARTS, "numbers": MAX_NUMBERS})
 
 
-class _Reader:
-    """Reads one space, and counts its subspaces and numbers against the limits."""
+def _read(data: object, where: str, depth: int, left: dict[str, int]) -> gymnasium.Space:
+    """One space; `left` are the numbers of subspaces and of numbers that may still come."""
 
-    def __init__(self) -> None:
-        self._parts = self._numbers = 0
+    def count(what: str, number: int = 1) -> int:
+        left[what] -= number
+        if left[what] < 0:
+            raise ValueError(f"a space of more than {MAX_PARTS} parts or {MAX_NUMBERS} numbers")
+        return number
 
-    def read(self, data: object, where: str, depth: int) -> gymnasium.Space:
-        self._parts += 1
-        try:
-            if depth > MAX_NESTING or self._parts > MAX_PARTS:
-                raise ValueError(f"more than {MAX_NESTING} levels or {MAX_PARTS} parts")
-            if not isinstance(data, dict):
-                raise TypeError(f"not a space: {data!s:.40}")
-            return self._space(data, where, depth)
-        except WireError:
-            raise
-        except (KeyError, TypeError, ValueError, AssertionError, OverflowError) as error:
-            raise WireError(f"{where}: {type(error).__name__}: {error!s:.200}") from error
+    def array(name: str) -> np.ndarray:
+        return _array(data[name], shape, dtype)
 
-    def _space(self, data: dict[str, Any], where: str, depth: int) -> gymnasium.Space:
+    try:
+        count("parts")
+        if depth > MAX_NESTING:
+            raise ValueError(f"more than {MAX_NESTING} levels")
+        if not isinstance(data, dict):
+            raise TypeError(f"not a space: {data!s:.40}")
         kind = data.get("type")
         if kind == "tuple":
-            parts = enumerate(_list(data["spaces"]))
-            return spaces.Tuple([self.read(part, f"{where}[{i}]", depth + 1) for i, part in parts])
+            parts = enumerate(_a(list, data["spaces"]))
+            return spaces.Tuple([_read(p, f"{where}[{i}]", depth + 1, left) for i, p in parts])
         if kind == "dict":
-            parts = [(_name(name), part) for name, part in _list(data["spaces"])]
-            if len(dict(parts)) < len(parts):
+            named = [(_a(str, name), part) for name, part in _a(list, data["spaces"])]
+            if len(dict(named)) < len(named):
                 raise ValueError("a name comes twice")
             # A list keeps the order; a dictionary would be sorted.
             return spaces.Dict(
-                [(name, self.read(part, f"{where}[{name!r}]", depth + 1)) for name, part in parts]
+                [(name, _read(p, f"{where}[{name!r}]", depth + 1, left)) for name, p in named]
             )
+        if kind not in ("discrete", "box", "multidiscrete", "multibinary"):
+            raise ValueError(f"{kind!s:.40} is no known kind of space")
         if kind == "discrete":
-            n, start = self._counted(_integer(data["n"])), _integer(data["start"])
+            n, start = count("numbers", _a(int, data["n"])), _a(int, data["start"])
             return spaces.Discrete(n, start=start, dtype=_dtype(data, "iu"))
         if kind == "multibinary" and type(data["n"]) is int:
-            return spaces.MultiBinary(self._counted(data["n"]))
-        if kind not in ("box", "multidiscrete", "multibinary"):
-            raise ValueError(f"{kind!s:.40} is no known kind of space")
-        shape = tuple(map(_integer, _list(data["n" if kind == "multibinary" else "shape"])))
+            return spaces.MultiBinary(count("numbers", data["n"]))
+        listed = _a(list, data["n" if kind == "multibinary" else "shape"])
+        shape = tuple(_a(int, length) for length in listed)
         if len(shape) > _MAX_RANK or min(shape, default=0) < 0:
             raise ValueError(f"shape: {shape!s:.80}")
-        self._counted(math.prod(shape))
+        count("numbers", math.prod(shape))
         if kind == "multibinary":
             return spaces.MultiBinary(list(shape))
+        dtype = _dtype(data, "fiub" if kind == "box" else "iu")
         if kind == "box":
-            dtype = _dtype(data, "fiub")
-            low, high = (_array(data[name], shape, dtype) for name in ("low", "high"))
-            return spaces.Box(low, high, shape, dtype.type)
-        dtype = _dtype(data, "iu")
-        nvec, start = (_array(data[name], shape, dtype) for name in ("nvec", "start"))
-        self._counted(sum(nvec.ravel().tolist()))
-        return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
-
-    def _counted(self, numbers: int) -> int:
-        self._numbers += numbers
-        if self._numbers > MAX_NUMBERS:
-            raise ValueError(f"a space of more than {MAX_NUMBERS} numbers")
-        return numbers
+            return spaces.Box(array("low"), array("high"), shape, dtype.type)
+        count("numbers", sum((nvec := array("nvec")).ravel().tolist()))
+        return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=array("start"))
+    except WireError:
+        raise
+    except (KeyError, TypeError, ValueError, AssertionError, OverflowError) as error:
+        raise WireError(f"{where}: {type(error).__name__}: {error!s:.200}") from error
 
 
 def _runs(array: np.ndarray) -> Any:
@@ -155,7 +149,7 @@ def _array(data: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         if type(number) not in (int, float) or math.isnan(number):
             raise ValueError(f"not a number: {value!s:.40}")
         values.append(number)
-        counts.append(_integer(count))
+        counts.append(_a(int, count))
     if sum(counts) != size or min(counts, default=0) < 0:
         raise ValueError(f"{sum(counts)} numbers where {size} are expected")
     exact = np.array(values, dtype)
@@ -165,25 +159,17 @@ def _array(data: Any, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def _dtype(data: dict[str, Any], kinds: str) -> np.dtype:
-    dtype = _DTYPES.get(_name(data.get("dtype")))
+    dtype = _DTYPES.get(_a(str, data.get("dtype")))
     if dtype is None or dtype.kind not in kinds:
         raise ValueError(f"dtype: {data['dtype']!r:.40}")
     return dtype
 
 
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"not a list: {value!s:.40}")
+def _a(kind: type, value: Any) -> Any:
+    """The value, if it is a list, an integer (no bool) or a short text, as `kind` says."""
+    if type(value) is not kind or (kind is str and len(value) > _MAX_TEXT):
+        raise TypeError(f"not {_WORDS[kind]}: {value!s:.40}")
     return value
 
 
-def _integer(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError(f"not an integer: {value!s:.40}")
-    return value
-
-
-def _name(value: object) -> str:
-    if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise TypeError(f"not a name: {value!s:.40}")
-    return value
+_WORDS = {list: "a list", int: "an integer", str: "a name"}

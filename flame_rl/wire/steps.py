@@ -19,29 +19,19 @@ def observation_columns(space: gymnasium.Space) -> tuple[Column, ...]:
 
 
 def step_columns(spec: EnvironmentSpec) -> tuple[Column, ...]:
-    """The columns that every algorithm needs: observations, actions and rewards, and where the
-    environment gives them, masks of allowed actions.
-
-    Observations are flattened, with a column for each of their inputs. Actions are recorded as the
-    policy sampled them: real numbers before clipping, choices counted from 0. Rewards are as the
-    environment returns them.
-    """
+    """The columns that every algorithm needs: observations, actions as the policy sampled them
+    (real numbers before clipping, choices counted from 0), rewards as the environment returns them
+    and, where there are any, masks of allowed actions."""
     choices = spec.choices
     scalar = isinstance(spec.action_space, spaces.Discrete)
-    actions = Column(
-        name="actions",
-        dtype="float32" if spec.continuous else "int32",
-        shape=() if scalar else (len(choices) or spec.action_dim,),
-        per_observation=False,
-        choices=choices,
+    shape = () if scalar else (len(choices) or spec.action_dim,)
+    columns = (
+        *observation_columns(spec.observation_space),
+        Column("actions", "float32" if spec.continuous else "int32", shape, False, choices),
+        Column("rewards", "float64", spec.reward_shape, per_observation=False),
     )
     masks = Column(ACTION_MASKS, "uint8", (mask_bytes(spec.action_dim),), per_observation=True)
-    return (
-        *observation_columns(spec.observation_space),
-        actions,
-        Column("rewards", "float64", spec.reward_shape, per_observation=False),
-        *([masks] if spec.masked else []),
-    )
+    return (*columns, masks) if spec.masked else columns
 
 
 def recorded_columns(

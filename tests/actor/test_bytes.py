@@ -9,7 +9,6 @@ from gymnasium import spaces
 
 from flame_rl.actor.collect import collect_episodes
 from flame_rl.actor.environments.observations import write_observation
-from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import Episodes
 from tests.environments import ChannelsFirst
@@ -59,16 +58,6 @@ def test_pictures_are_recorded_in_one_byte(name):
     for episode in list(episodes)[:5]:
         assert episode.observations.dtype == np.uint8
         np.testing.assert_array_equal(episode.observations, same_ball(name, episode))
-
-
-def test_pictures_are_sent_in_one_byte_each(name):
-    request, episodes = played(name)
-    message = b"".join(codec.encode_episodes(episodes, request))
-    numbers = episodes.observations.size
-    assert numbers < len(message) < numbers + 40 * episodes.steps + 2000
-    received = codec.decode_result(message, request)
-    assert received.observations.dtype == np.uint8
-    assert received.observations.tobytes() == episodes.observations.tobytes()
 
 
 @pytest.mark.parametrize("copied", [False, True])

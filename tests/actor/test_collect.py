@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from flame_rl.actor.collect import BLOCK_STEPS, collect_episodes
+from flame_rl.actor.collect import BLOCK_STEPS, Block, collect_episodes, cut_out
 from flame_rl.actor.environments.actions import has_bounds
 from flame_rl.actor.environments.observations import write_observation
 from flame_rl.actor.failure import SimulatorError, summary, traceback_of
 from flame_rl.actor.randomness import noise_generator, reset_seed
-from flame_rl.actor.recording import Block, cut_out
 from flame_rl.actor.simulators.choose import describe
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.kinds import HEADS
 from flame_rl.wire.inputs import observation_parts
-from flame_rl.wire.messages import CollectFailure, Column, Environment, Layer, PolicySnapshot
+from flame_rl.wire.messages import CollectFailure, Column, Environment
 from tests.helpers import (
     ROOT,
     assert_same_episodes,
@@ -146,27 +145,6 @@ def test_neighbours_order_and_history_change_no_bit_of_any_head(kind, explore):
     simulator.close()
 
 
-def test_the_noise_of_an_episode_begins_at_0():
-    """The second episode of a slot does not go on with the noise of the first: an action whose
-    output is 0 is the noise, and its first is drawn from the episode's generator alone."""
-    head = Layer(
-        "noisy",
-        {"std": np.array([0.01], np.float32), "theta": np.array([0.01], np.float32)},
-    )
-    layer = Layer(
-        "dense", {"weight": np.zeros((3, 1), np.float32), "bias": np.zeros(1, np.float32)}
-    )
-    snapshot = PolicySnapshot(0, (layer,), head)
-    count = 2 * plain("Pendulum-v1").slots + 6
-    episodes = collect("Pendulum-v1", range(count), snapshot, max_episode_steps=30)
-    for episode in episodes:
-        generator = noise_generator(3, 2, episode.index)
-        x = 0.0
-        for action in episode.actions[:, 0]:
-            x = (1 - 0.01) * x + 0.01 * generator.standard_normal()
-            assert action == pytest.approx(x, rel=1e-4, abs=1e-6)
-
-
 @pytest.mark.parametrize("run_seed", [0, 7, 1 << 40, (1 << 63) - 1])
 @pytest.mark.parametrize("index", [0, 300, (1 << 32) - 1, 1 << 32])
 def test_random_numbers_are_children_of_the_episodes_sequence(run_seed, index):
@@ -254,14 +232,6 @@ def test_an_episode_without_a_limit_is_cut_and_not_ended(name, limit, length, te
     _, spec = describe(Environment(env_id, limit))
     assert spec.time_limit == known
     assert spec.note.count("has no time limit that Gymnasium knows") == (limit is None)
-
-
-def test_actions_are_clipped_for_the_environment_only():
-    """The environment asserts its bounds; what is recorded is the unclipped sample."""
-    spec = described(environment_id("Target"))
-    episodes = collect(environment_id("Target"), range(50), snapshot_for(spec, seed=4))
-    actions = np.concatenate([e.actions for e in episodes])
-    assert np.abs(actions).max() > 1
 
 
 def test_discrete_observations_and_shifted_actions():

@@ -23,7 +23,6 @@ from tests.helpers import (
     described,
     environment_id,
     request_for,
-    run_here,
     snapshot_for,
 )
 
@@ -267,26 +266,3 @@ def test_a_process_holds_as_many_environments_as_memory_allows(megabytes, slots,
 def test_a_fast_simulator_has_no_environments():
     _, spec = describe(Environment("CartPole-v1"))
     assert spec.slots is None
-
-
-@pytest.mark.parametrize(
-    "env", ["cartpole", "halfcheetah", pytest.param("ant", marks=pytest.mark.slow)]
-)
-def test_metrics_are_the_same_bytes(env, tmp_path):
-    written = []
-    for choice, workers in (("plain", 0), ("fast", 2)):
-        options = ["--iterations", "2", "--episodes-per-iter", "20", "--max-episode-steps", "70"]
-        done = run_here(
-            *("--local", "--env", env, "--simulator", choice, "--workers", str(workers)),
-            *("--output", str(tmp_path / choice), *options),
-            cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr
-        written.append((tmp_path / choice / "metrics.csv").read_bytes())
-    assert written[0] == written[1]
-
-
-def test_what_cannot_be_fast_is_the_users_to_correct(tmp_path):
-    arguments = ("--local", "--env", "Pendulum-v1", "--simulator", "fast", "--workers", "1")
-    done = run_here(*arguments, cwd=tmp_path)
-    assert done.returncode == 2 and "no fast simulator of Pendulum-v1" in done.stderr

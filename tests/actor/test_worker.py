@@ -20,7 +20,7 @@ from flame_rl.actor.worker import supervisor
 from flame_rl.actor.worker.process import ChildProcess
 from flame_rl.actor.worker.supervisor import Limits, Worker
 from flame_rl.wire import codec
-from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
+from flame_rl.wire.messages import CollectFailure, Environment
 from tests.helpers import (
     ROOT,
     SOON,
@@ -86,11 +86,6 @@ def test_answers_come_through_an_enlarged_pipe_or_where_that_is_refused_another(
         ((before, after),) = sizes
         assert after > before
     assert bool(sizes) == allowed
-
-
-def test_describes(worker):
-    spec = codec.decode_description(worker.describe(Environment("Pendulum-v1"), 60), "Pendulum-v1")
-    assert isinstance(spec, EnvironmentSpec) and spec.observation_dim == 3
 
 
 def test_what_a_simulator_prints_does_not_get_between_the_frames(worker):
@@ -245,28 +240,6 @@ def test_a_child_that_does_not_stop_is_killed(worker, tmp_path, monkeypatch):
     )
     assert codec.decode_result(answer, request).kind == "stale"
     assert worker.pid is None
-
-
-def test_a_child_does_not_outlive_its_parent():
-    code = f"""
-import os, threading
-from flame_rl.wire import codec
-from flame_rl.actor.worker.process import ChildProcess
-from flame_rl.actor.worker.supervisor import Limits, Worker
-from tests.helpers import *
-from tests.actor.test_worker import collect
-worker = Worker()
-worker.start()
-print(worker.pid, flush=True)
-threading.Timer(3, lambda: os.kill(os.getpid(), 9)).start()
-collect(worker, request_for({environment_id("HangFault")!r}))
-"""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    child = psutil.Process(int(parent.stdout.readline()))
-    parent.wait(300)
-    child.wait(50)
 
 
 def test_an_idle_child_closes_its_environments_when_its_parent_is_killed(tmp_path):

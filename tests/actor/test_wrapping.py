@@ -198,12 +198,6 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
-def test_workers_play_the_same_environment(run, tmp_path):
-    done = run_here(*FLAGS, *GIVEN, "--workers", "1", "--output", "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "metrics.csv").read_bytes() == (run / "metrics.csv").read_bytes()
-
-
 def test_a_run_keeps_them(run):
     evaluated = run_here("evaluate", str(run), "--episodes", "2", "--workers", "0", cwd=run.parent)
     assert "Mean return: 18.0" in evaluated.stdout

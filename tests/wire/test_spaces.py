@@ -29,7 +29,6 @@ from tests.helpers import (
     environment_id,
     plain,
     request_for,
-    run_here,
     snapshot_for,
 )
 
@@ -289,20 +288,3 @@ def test_an_agent_refuses_what_is_no_observation():
     wrong["arm"][0][0, 0] = np.inf
     with pytest.raises(ValueError, match=r"observation\['arm'\]\[0\]: NaN or infinity"):
         agent.act(wrong)
-
-
-@pytest.mark.parametrize("env", ["Blackjack-v1", *map(environment_id, ("Structured", "Switches"))])
-def test_training_gives_the_same_bytes_on_any_number_of_workers(env, tmp_path):
-    written = []
-    for workers in (0, 2):
-        output = tmp_path / str(workers)
-        done = run_here(
-            *("--local", "--env", env, "--algorithm", "ppo", "--workers", str(workers)),
-            *("--iterations", "3", "--episodes-per-iter", "70", "--output", str(output)),
-            *("--hidden-sizes", "8"),
-            cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr
-        names = "metrics.csv", "weights.safetensors"
-        written.append([(output / name).read_bytes() for name in names])
-    assert written[0] == written[1]

@@ -1,8 +1,7 @@
 """Convert a policy's actions to those that `env.step` takes.
 
-A policy's continuous actions count from -1, an action's lower bound, to 1, its upper one: a network
-that begins near 0 then begins in the middle, whatever the environment's units are. An action that
-has no bounds, or ones so far out that they say nothing, is in the environment's own units.
+A policy's continuous actions count from -1, the lower bound, to 1, the upper one. Without bounds,
+or with ones so far out that they say nothing, an action is in the environment's own units.
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ ToEnvironment = Callable[[np.ndarray], Sequence[np.integer | np.ndarray]]
 
 
 def action_converter(space: gymnasium.Space) -> ToEnvironment:
-    """What turns a policy's actions into actions of `space`: Box, Discrete, MultiDiscrete or
-    MultiBinary. They have the types that `space.sample()` has: an array, or for Discrete NumPy's
-    integer. Those of a Box are scaled to its bounds and clipped to them."""
+    """What turns a policy's actions into actions of `space`, of the types of `space.sample()`:
+    Box (scaled to its bounds and clipped), Discrete, MultiDiscrete or MultiBinary."""
     if isinstance(space, spaces.Box):
         return _box_converter(space)
     if isinstance(space, spaces.Discrete):

@@ -1,8 +1,8 @@
 """Making a PettingZoo environment, in which several agents play, and saying why it cannot be made.
 
-It is named as PettingZoo names its modules, `pettingzoo.sisl.multiwalker_v9`: a module with a
-function `parallel_env`, or, for agents that take turns, `env`. A module of the user's own is named
-alike. All agents share one policy, and therefore must have the same spaces.
+It is named as PettingZoo names its modules, `pettingzoo.sisl.multiwalker_v9`, which have a function
+`parallel_env`, or, for agents that take turns, `env`. All agents share one policy, and therefore
+must have the same spaces.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
             if space_of(other) != space_of(first):
                 raise unusable(
                     f"the {kind} spaces of {env_id} differ between agents, which share one policy: "
-                    f"{first} has {space_of(first)!s:.300}, {other} has {space_of(other)!s:.300}. "
+                    f"{first} has {space_of(first)!s:.300}, {other} has {space_of(other)!s:.300}; "
                     "SuperSuit's pad_observations_v0 and pad_action_space_v0 make them alike"
                 )
     actions = env.action_space(first)
@@ -85,8 +85,8 @@ def make_agents(environment: Environment, render_mode: str | None = None) -> Par
 
 
 def spec_of(environment: Environment, env: ParallelEnv) -> EnvironmentSpec:
-    """The spec of an environment that `make_agents` made; the time limit is the lesser of
-    `limit_of` and its own. Raises SimulatorError of kind "environment" if it cannot be sent."""
+    """The spec of an environment that `make_agents` made. Raises SimulatorError of kind
+    "environment" if it cannot be sent."""
     first, *_ = agents = env.possible_agents
     actions = env.action_space(first)
     space, masks = beside_mask(environment, env.observation_space(first), actions)
@@ -131,18 +131,14 @@ def _made(env_id: str, module: ModuleType, options: dict[str, Any]) -> ParallelE
     if hasattr(module, "parallel_env"):
         return module.parallel_env(**options)
     if not hasattr(module, "env"):
-        raise unusable(
-            f"module {env_id} has no function parallel_env, nor env: it is no environment of "
-            "PettingZoo's kind"
-        )
+        raise unusable(f"module {env_id} has no function parallel_env, nor env, as PettingZoo's do")
     from pettingzoo import AECEnv
     from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
     env = module.env(**options)
     if not isinstance(env, AECEnv):
-        raise unusable(
-            f"{env_id}: env() returned a {type(env).__name__}, which is no AECEnv of PettingZoo"
-        )
+        name = type(env).__name__
+        raise unusable(f"{env_id}: env() returned a {name}, which is no AECEnv of PettingZoo")
     cycles = env.metadata.get("is_parallelizable", False)
     return aec_to_parallel(env) if cycles else turn_based_aec_to_parallel(env)
 
@@ -156,8 +152,7 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
         return needs_package(env_id, absent, "agents")
     if "." not in absent.name:
         return module_not_found(env_id, absent.name)
-    # The modules beside the one that does not exist, without versions: the same name in another
-    # version is nearest.
+    # The modules beside it, without versions: the same name in another version is nearest.
     folder, _, name = env_id.rpartition(".")
     places = getattr(sys.modules.get(folder), "__path__", [])
     beside = {info.name.rpartition("_v")[0]: info.name for info in pkgutil.iter_modules(places)}

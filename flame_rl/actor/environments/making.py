@@ -18,18 +18,8 @@ from gymnasium.wrappers import TimeLimit
 from flame_rl.actor.environments.masks import beside_mask
 from flame_rl.actor.environments.mujoco_settings import may_use_mujoco, quiet_about_own_models
 from flame_rl.actor.environments.observations import type_of
-from flame_rl.actor.environments.wrapping import (
-    constructor_arguments,
-    import_wrappers,
-    wrapped,
-)
-from flame_rl.actor.failure import (
-    SimulatorError,
-    of_another_api,
-    summary,
-    traceback_of,
-    unusable,
-)
+from flame_rl.actor.environments.wrapping import constructor_arguments, import_wrappers, wrapped
+from flame_rl.actor.failure import SimulatorError, of_another_api, summary, traceback_of, unusable
 from flame_rl.wire import codec
 from flame_rl.wire.inputs import observation_parts
 from flame_rl.wire.messages import CollectFailure, Environment, EnvironmentSpec
@@ -39,17 +29,9 @@ from flame_rl.wire.packing import WireError
 DEFAULT_LIMIT = 1000
 _UNKNOWN = "unknown environment"
 # The dependency groups that install what environments import, by the names of modules.
-GROUPS = {
-    "Box2D": "box2d",
-    "ale_py": "atari",
-    "cv2": "atari",
-    "minatar": "minatar",
-    "mpe2": "agents",
-    "pettingzoo": "agents",
-    "pygame": "video",
-    "pymunk": "agents",
-    "supersuit": "agents",
-}
+GROUPS = {"Box2D": "box2d", "ale_py": "atari", "cv2": "atari", "minatar": "minatar"}
+GROUPS |= dict.fromkeys(("mpe2", "pettingzoo", "pymunk", "supersuit"), "agents")
+GROUPS |= {"pygame": "video"}
 # The modules that register the environments of these namespaces, which groups install.
 _NAMESPACES = {"ALE": "ale_py", "MinAtar": "minatar.gym"}
 
@@ -96,11 +78,9 @@ def import_registering(module: str, name: str) -> None:
     if name in gymnasium.registry or _stem(name) in map(_stem, [*gymnasium.registry]):
         return
     groups = metadata.entry_points()
-    for group in sorted(groups.groups):
-        # The group's name may be followed by a namespace.
-        for entry in (
-            groups.select(group=group) if f"{group}.".startswith("gymnasium.envs.") else ()
-        ):
+    # The group's name may be followed by a namespace.
+    for group in sorted(g for g in groups.groups if f"{g}.".startswith("gymnasium.envs.")):
+        for entry in groups.select(group=group):
             if entry.attr and f"{entry.module}.".startswith(f"{module}."):
                 entry.load()()
 
@@ -123,18 +103,17 @@ def import_environment(environment: Environment) -> None:
 def describe_environment(environment: Environment, env: gymnasium.Env) -> EnvironmentSpec:
     """The spec of an environment that `make_environment` made; masks in `info` only its first reset
     shows. Raises SimulatorError of kind "environment"."""
+    env_id = environment.env_id
     if environment.agent_number:
-        raise unusable(
-            f"--agent-number: {environment.env_id} is an environment of one agent, which has none"
-        )
+        raise unusable(f"--agent-number: {env_id} is an environment of one agent, which has none")
     space, masks = beside_mask(environment, env.observation_space, env.action_space)
     spec = EnvironmentSpec(
-        environment.env_id,
+        env_id,
         space,
         env.action_space,
         time_limit=_time_limit(env),
         limited_by_default=isinstance(env, DefaultTimeLimit),
-        reward_shape=reward_shape(env),
+        reward_shape=_reward_shape(env),
         action_mask=masks or "none",
     )
     return as_sent(spec)
@@ -149,7 +128,7 @@ def as_sent(spec: EnvironmentSpec) -> EnvironmentSpec:
         raise unusable(f"{spec.env_id}: {error}") from error
 
 
-def reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
+def _reward_shape(env: gymnasium.Env) -> tuple[int, ...]:
     """() where a reward is one number; (K,) where the environment's `reward_space` is a Box of that
     shape, as in MO-Gymnasium. Raises SimulatorError of kind "environment" for a Box of more axes.
     """
@@ -183,13 +162,11 @@ def check_spaces(env_id: str, observation: gymnasium.Space, action: gymnasium.Sp
         refused = {part.path[:1] for part, _ in wrong}
         is_dict = isinstance(observation, spaces.Dict)
         keys = [key for key in observation.spaces if (key,) not in refused] if is_dict else []
-        without = (
-            f"--observe {' '.join(map(str, keys))} leaves out what cannot, and " if keys else ""
-        )
+        without = f"--observe {' '.join(map(str, keys))} leaves it out, and " if keys else ""
         raise unusable(
             f"the observation space of {env_id} cannot be learned from: {where}, in "
-            f"{observation!s:.500}. Box, Discrete, MultiDiscrete and MultiBinary can, and Dict "
-            f"and Tuple of them; {without}a wrapper may make one: "
+            f"{observation!s:.500}. Box, Discrete, MultiDiscrete and MultiBinary can, and Dict and "
+            f"Tuple of them; {without}a wrapper may make one: "
             "--wrapper gymnasium.wrappers:FlattenObservation, or another"
         )
     if why := _why_not_learned(action, "f"):
@@ -214,9 +191,10 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
     module, _, name = env_id.rpartition(":")
     if (module or env_id).endswith(".py"):
         dotted = ".".join(Path(module or env_id).with_suffix("").parts).lstrip("/.")
+        named = f"{dotted}:{name if module else 'Mine-v0'}"
         return unusable(
-            f"--env: {env_id}: a module is named without .py, from the folder of main.py or one on "
-            f"PYTHONPATH: {dotted}:{name if module else 'Mine-v0'}"
+            f"--env: {env_id}: a module in the folder of main.py or on PYTHONPATH is named without "
+            f".py: {named}"
         )
     if isinstance(error, TypeError) and "gymnasium.Env" in str(error):
         return of_another_api(f"{env_id}: {summary(error)}")
@@ -236,14 +214,14 @@ def _explain(env_id: str, error: BaseException) -> SimulatorError:
     if isinstance(error, gymnasium.error.Error):
         # Ids by their lower-case name without version; of several versions the newest stays.
         known = {_stem(known.lower()): known for known in [*gymnasium.registry]}
-        if near := difflib.get_close_matches(_stem(name.lower()), known, n=4):
-            hint = f"; nearest names: {', '.join(known[n] for n in near)}"
-        else:
-            hint = (
-                "; one of a package, or of your own, is named with the module that registers it, "
-                "as in minigrid:MiniGrid-Empty-5x5-v0 (`uv run --with PACKAGE main.py …`)"
-            )
-        return unusable(f"{_UNKNOWN} {env_id}: {error}{hint}")
+        near = difflib.get_close_matches(_stem(name.lower()), known, n=4)
+        hint = (
+            "one of a package, or of your own, is named with the module that registers it, as in "
+            "minigrid:MiniGrid-Empty-5x5-v0 (`uv run --with PACKAGE main.py …`)"
+        )
+        if near:
+            hint = f"nearest names: {', '.join(known[n] for n in near)}"
+        return unusable(f"{_UNKNOWN} {env_id}: {error}; {hint}")
     return cannot_be_made(env_id, error)
 
 
@@ -302,17 +280,14 @@ def needs_package(
 def cannot_be_made(env_id: str, error: BaseException) -> SimulatorError:
     """The error of an environment whose making raised this; where code that uses MuJoCo misses
     something of it, with a hint at its version."""
-    files = [Path(frame.filename).parts[-3:] for frame in traceback.extract_tb(error.__traceback__)]
-    hint = ""
-    if isinstance(error, AttributeError | AssertionError | TypeError) and any(
-        "mujoco" in part for parts in files for part in parts
-    ):
+    cause, hint = traceback_of(error), ""
+    missing = isinstance(error, AttributeError | AssertionError | TypeError)
+    if missing and re.search(r'File ".*mujoco', cause):
         hint = (
-            f"; here is MuJoCo {metadata.version('mujoco')}, and a package made for an older one "
-            "needs that: `uv run --with PACKAGE --with 'mujoco<4' main.py …`, or 'mujoco<3.10'"
+            f"; here is MuJoCo {metadata.version('mujoco')}; for a package made for an older one, "
+            "`uv run --with PACKAGE --with 'mujoco<4' main.py …`, or 'mujoco<3.10'"
         )
-    text = f"environment {env_id} cannot be made: {summary(error)}{hint}"
-    return unusable(text, cause=traceback_of(error))
+    return unusable(f"environment {env_id} cannot be made: {summary(error)}{hint}", cause=cause)
 
 
 def module_not_found(env_id: str, module: str) -> SimulatorError:

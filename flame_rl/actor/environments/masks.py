@@ -26,28 +26,22 @@ def masked_choices(environment: Environment, action: gymnasium.Space) -> tuple[i
 def beside_mask(
     environment: Environment, observation: gymnasium.Space, action: gymnasium.Space
 ) -> tuple[gymnasium.Space, MaskSource | None]:
-    """The space of what is observed, without a mask that is read and without the keys of a Dict
-    that are not (`Environment.observe`), and where the masks are; None: the first reset will tell.
-    Raises SimulatorError of kind "environment" if there is no such key."""
+    """The space of what is observed, without a mask and without keys that `Environment.observe`
+    does not name, and where the masks are; None: the first reset will tell. Raises SimulatorError
+    of kind "environment" if there is no such key."""
     found: MaskSource | None = None
     if not masked_choices(environment, action):
         found = "none"
-    elif isinstance(observation, spaces.Dict) and observation.spaces.keys() == {
-        OBSERVATION,
-        ACTION_MASK,
-    }:
+    elif isinstance(observation, spaces.Dict) and {*observation} == {OBSERVATION, ACTION_MASK}:
         observation, found = observation[OBSERVATION], "observation"
     return observed_space(environment.env_id, observation, environment.observe), found
 
 
 def allowed_choices(space: gymnasium.Space, mask: object) -> np.ndarray:
-    """What a mask of actions in `space` allows, uint8 [A]: the choices of each factor, one factor
-    after another. Raises ValueError, whose text says what is expected, for another form.
-
-    A mask has 0 or 1 for each choice, in one array or, of several factors, in a tuple of them,
-    nested as the factors are. Of MultiBinary it may also have one number for each bit: 0 and 1 are
-    the only value that is allowed, 2 stands for both.
-    """
+    """What a mask of actions in `space` allows, uint8 [A], one factor after another. A mask has 0
+    or 1 for each choice, in one array or in nested tuples of them; of MultiBinary it may also have
+    one number for each bit: the only value that is allowed, or 2 for both. Raises ValueError, whose
+    text says what is expected, for another form."""
     parts = [np.asarray(part).ravel() for part in _flat(mask)]
     counts = list(choices_of(space))
     lengths = [part.size for part in parts]
@@ -66,8 +60,8 @@ def first_choices(space: gymnasium.Space) -> np.ndarray:
 
 
 def allows_something(allowed: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Whether each factor of an action has a choice, bool [...], where `allowed`, uint8 [..., A],
-    is as of `allowed_choices`, and `first` as of `first_choices`."""
+    """Whether each factor has a choice, bool [...]; `allowed`, uint8 [..., A], is as of
+    `allowed_choices`, and `first` as of `first_choices`."""
     return np.logical_or.reduceat(allowed, first, axis=-1).all(axis=-1)
 
 

@@ -13,10 +13,7 @@ import gymnasium
 @contextlib.contextmanager
 def quiet_about_own_models(env_id: str) -> Iterator[None]:
     """Hide MuJoCo's deprecation warnings about Gymnasium's own model files, which no user can fix.
-
-    Other warnings, and those about a user's model, go to standard error, also after the block: with
-    a handler installed, MuJoCo writes no MUJOCO_LOG.TXT into the working directory.
-    """
+    Others go to standard error, also after the block, and none into a MUJOCO_LOG.TXT."""
     making_own = _is_own_model(env_id)
     # A missing MuJoCo is explained by what gymnasium.make raises.
     with contextlib.suppress(ImportError):
@@ -43,14 +40,10 @@ def _is_own_model(env_id: str) -> bool:
 
 
 def stop_clock() -> None:
-    """Remove the clock that MuJoCo's Python package installs. MuJoCo reads it before and after each
-    part of a step, only to fill `MjData.timer`, which takes 15 % of a step of HalfCheetah. A clock
-    that the user has set with `mujoco.set_mjcb_time` stays; `set_mjcb_time(None)` installs the
-    package's again.
-
-    The clock also stays before MuJoCo 4.0, where each `MjData` installs it, and on Windows, where
-    it is not found.
-    """
+    """Remove the clock that MuJoCo's Python package installs, which takes 15 % of a step of
+    HalfCheetah only to fill `MjData.timer`; `mujoco.set_mjcb_time(None)` installs it again. One
+    that the user has set stays, and so does the package's before MuJoCo 4.0, where each `MjData`
+    installs it, and on Windows, where it is not found."""
     mujoco = sys.modules.get("mujoco")
     # Another module may have this name.
     with contextlib.suppress(AttributeError, KeyError, OSError, ValueError):

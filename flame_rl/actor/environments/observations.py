@@ -1,8 +1,7 @@
 """Observations of any space as one vector, in the order of `gymnasium.spaces.flatten`; a picture's
 channels come last. flame_rl/wire/inputs.py has the parts of a space.
 
-What an environment returns is checked here: shape, type, range of choices, and that no part of a
-Dict or a Tuple is missing. Errors name the part, as in "observation['arm'][0]".
+What an environment returns is checked here. Errors name the part, as in "observation['arm'][0]".
 """
 
 from __future__ import annotations
@@ -30,15 +29,9 @@ def observed_space(env_id: str, space: gymnasium.Space, keys: Sequence[str]) -> 
 def write_observation(
     parts: Sequence[ObservationPart], observation: object, row: np.ndarray
 ) -> None:
-    """Flatten an observation into `row`, a vector of the type in which the space's inputs are side
-    by side (`flame_rl.wire.inputs.observation_dtype`), after checking it.
-
-    NaN and infinity of a space that is one Box are written as they are: the caller checks all rows
-    together.
-
-    Raises:
-        ValueError: the observation is not in its space; the text begins with the part's name.
-    """
+    """Check an observation, and flatten it into `row`, of `observation_dtype`. NaN and infinity of
+    a space that is one Box are written as they are: the caller checks all rows together. Raises
+    ValueError, which begins with the part's name, if the observation is not in its space."""
     for part in parts:
         value, space, where = observation, part.space, f"observation{part.name}"
         for depth, key in enumerate(part.path):
@@ -48,9 +41,8 @@ def write_observation(
         except Exception as error:  # rows of different lengths, a tensor with a gradient, …
             raise ValueError(f"{where}: {value!r:.80}: {error}") from error
         if array.shape != space.shape:
-            raise ValueError(
-                f"{where}: shape {array.shape} where the observation space promises {space.shape}"
-            )
+            promised = f"where the observation space promises {space.shape}"
+            raise ValueError(f"{where}: shape {array.shape} {promised}")
         is_choice = isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
         if array.dtype.kind not in ("biu" if is_choice else "biuf"):
             expected = "integers" if is_choice else "numbers"
@@ -66,9 +58,8 @@ def write_observation(
         with np.errstate(over="ignore", invalid="ignore"):
             bytes_cast = part.one_byte and array.dtype != np.uint8
             if bytes_cast and (array.astype(np.uint8) != array).any():
-                raise ValueError(
-                    f"{where}: {array!s:.80}: not integers from 0 to 255, in {space!s:.80}"
-                )
+                text = f"{array!s:.80}: not integers from 0 to 255, in {space!s:.80}"
+                raise ValueError(f"{where}: {text}")
             target[:] = (np.moveaxis(array, 0, -1) if part.channels_first else array).ravel()
         if part.path and not part.one_byte and not np.isfinite(target).all():
             raise ValueError(f"{where}: NaN or infinity: {value!s:.200}")

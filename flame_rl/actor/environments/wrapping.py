@@ -13,8 +13,7 @@ from flame_rl.wire.messages import Environment
 
 
 def constructor_arguments(environment: Environment, render_mode: str | None) -> dict[str, Any]:
-    """The arguments of the environment's constructor; a render mode only where there is one,
-    because a user's own environment may have no such parameter."""
+    """The arguments of the environment's constructor; a user's own may take no render mode."""
     given = dict(text.split("=", 1) for text in environment.env_kwargs)
     mode = {} if render_mode is None else {"render_mode": render_mode}
     return {name: json.loads(value) for name, value in given.items()} | mode
@@ -28,16 +27,14 @@ def wrapped(environment: Environment, env: Any, kind: type) -> Any:
         try:
             env = wrap(env)
         except (Exception, SystemExit) as error:
-            raise unusable(
+            text = (
                 f"--wrapper: {name} raised {summary(error)}; it is called with the environment "
-                "alone: for one with further arguments write a function of your own, "
-                "my_wrappers:small",
-                traceback_of(error),
-            ) from error
-        if not isinstance(env, kind):
-            raise unusable(
-                f"--wrapper: {name} returned a {type(env).__name__}, which is no {kind.__name__}"
+                "alone: for further arguments write a function of your own, my_wrappers:small"
             )
+            raise unusable(text, traceback_of(error)) from error
+        if not isinstance(env, kind):
+            returned = type(env).__name__
+            raise unusable(f"--wrapper: {name} returned a {returned}, which is no {kind.__name__}")
     return env
 
 
@@ -52,11 +49,11 @@ def _imported(name: str) -> Callable[[Any], Any]:
     try:
         found = getattr(importlib.import_module(module), attribute, None)
     except (Exception, SystemExit) as error:
-        raise unusable(
+        text = (
             f"--wrapper: module {module!r} cannot be imported: {summary(error)}; one of your own "
-            "lies in the folder of main.py or on PYTHONPATH",
-            traceback_of(error),
-        ) from error
+            "lies in the folder of main.py or on PYTHONPATH"
+        )
+        raise unusable(text, traceback_of(error)) from error
     if not callable(found):
         raise unusable(f"--wrapper: module {module!r} has no class or function {attribute!r}")
     return found

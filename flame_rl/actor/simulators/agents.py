@@ -22,11 +22,8 @@ from flame_rl.wire.messages import Environment
 
 
 class AgentsSimulator(EnvironmentsSimulator):
-    """An environment for each group of slots, stepped one after another.
-
-    All agents begin together. One that ends early gets no more actions, and nothing is read of it
-    until the environment is reset.
-    """
+    """An environment for each group of slots, stepped one after another. All agents begin together;
+    of one that ends early nothing is read until the next reset."""
 
     def __init__(self, environment: Environment, render_mode: str | None = None) -> None:
         """For the arguments see `plain_simulator`."""
@@ -47,13 +44,8 @@ class AgentsSimulator(EnvironmentsSimulator):
             observations, infos = first_returned(returned)
             self._steps[place] = 0
             for slot, name in enumerate(self._names, first):
-                if name not in observations:
-                    raise invalid(
-                        f"agents: reset returned no observation of {name}: all of possible_agents "
-                        "must begin together",
-                        slot,
-                    )
-                self._observe(slot, observations[name], infos.get(name), "reset")
+                observation = _of(name, observations, "observation", slot, "reset")
+                self._observe(slot, observation, infos.get(name), "reset")
             self._write_masks(place, np.arange(first, first + self.agents), "reset")
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
@@ -68,18 +60,14 @@ class AgentsSimulator(EnvironmentsSimulator):
                 observations, rewards, terminations, truncations, infos = self._envs[place].step(
                     {name: chosen[slot] for name, slot in playing.items()}
                 )
+            returned = (("observation", observations), ("reward", rewards))
+            returned += (("termination", terminations), ("truncation", truncations))
             self._steps[place] += 1
             cut = self._limit is not None and self._steps[place] >= self._limit
             infos = infos if isinstance(infos, Mapping) else {}
             for name, slot in playing.items():
-                observation = _of(name, observations, "observation", slot)
-                take_outcome(
-                    self,
-                    slot,
-                    _of(name, rewards, "reward", slot),
-                    _of(name, terminations, "termination", slot),
-                    _of(name, truncations, "truncation", slot),
-                )
+                observation, *outcome = [_of(name, each, what, slot) for what, each in returned]
+                take_outcome(self, slot, *outcome)
                 self.truncated[slot] |= cut
                 self._observe(slot, observation, infos.get(name), "step")
                 if self.part_names or self.outcome_names:
@@ -113,13 +101,12 @@ class AgentsSimulator(EnvironmentsSimulator):
         self.masks.write(self, slots, source)
 
 
-def _of(name: Hashable, returned: Mapping[Hashable, object], what: str, slot: int) -> object:
-    """What step returned for an agent."""
+def _of(
+    name: Hashable, returned: Mapping[Hashable, object], what: str, slot: int, source: str = "step"
+) -> object:
+    """What was returned for an agent."""
     try:
         return returned[name]
     except KeyError:
-        raise invalid(
-            f"agents: step returned no {what} of {name}, which has neither terminated nor been "
-            "truncated",
-            slot,
-        ) from None
+        why = "which has neither terminated nor been truncated; all agents must begin together"
+        raise invalid(f"agents: {source} returned no {what} of {name}, {why}", slot) from None

@@ -55,7 +55,7 @@ _CHECK_LATER = 5
 
 def choose_simulator(environment: Environment) -> tuple[Simulator, str]:
     """The simulator of an environment, and one line on why its fast one is not used, or "". Raises
-    SimulatorError of kind "environment", also if "fast" is asked for and not possible."""
+    SimulatorError of kind "environment", also if "fast" is not possible."""
     return _choose(environment, plain_simulator(environment))
 
 
@@ -124,9 +124,8 @@ def plain_and_spec(environment: Environment) -> tuple[EnvironmentsSimulator, Env
 def plain_simulator(
     environment: Environment, render_mode: str | None = None
 ) -> PlainSimulator | AgentsSimulator:
-    """The simulator that works with any environment, of one agent or of several, whatever
-    `environment.simulator` says; `render_mode` is Gymnasium's, to show or film episodes. Raises
-    SimulatorError of kind "environment"."""
+    """The simulator that works with any environment, whatever `environment.simulator` says;
+    `render_mode` is Gymnasium's. Raises SimulatorError of kind "environment"."""
     kind = AgentsSimulator if has_agents(environment.env_id) else PlainSimulator
     return kind(environment, render_mode)
 
@@ -139,8 +138,9 @@ def _choose(environment: Environment, plain: EnvironmentsSimulator) -> tuple[Sim
     try:
         reason = _why_not(environment, plain)
         if reason is None:
-            fast = _make_fast(plain.first, environment.reward_parts)
-            if _trace(fast, plain.first.action_space) == _trace(plain, plain.first.action_space):
+            env, limit = plain.first, plain.first.spec.max_episode_steps
+            fast = _imported(_FAST[env_id][0])(env, limit, environment.reward_parts)
+            if _trace(fast, env.action_space) == _trace(plain, env.action_space):
                 plain.close()
                 return fast, ""
             reason = f"the fast simulator of {env_id} differs from it on this processor"
@@ -169,11 +169,11 @@ def _why_not(environment: Environment, plain: EnvironmentsSimulator) -> str | No
         if name not in parts:
             known = ", ".join(parts) or "no parts of its reward"
             return f"--reward-parts: the fast simulator of {env_id} has no {name!r}; it has {known}"
-    found, layer = [type(env)], env
-    while isinstance(layer, gymnasium.Wrapper):
-        layer = layer.env
-        found.append(type(layer))
-    if found != [TimeLimit, OrderEnforcing, _imported(original)] or layer.spec.kwargs:
+    layers = [env]
+    while isinstance(layers[-1], gymnasium.Wrapper):
+        layers.append(layers[-1].env)
+    known = [TimeLimit, OrderEnforcing, _imported(original)]
+    if [type(layer) for layer in layers] != known or layers[-1].spec.kwargs:
         return f"{env_id} is registered with a class, wrappers or arguments that are not its own"
     libraries = {"gymnasium": VERIFIED_GYMNASIUM}
     if path == _MUJOCO:
@@ -181,15 +181,9 @@ def _why_not(environment: Environment, plain: EnvironmentsSimulator) -> str | No
     for library, verified in libraries.items():
         version = importlib.metadata.version(library)
         if ".".join(version.split(".")[:2]) not in verified:
-            return (
-                f"the fast simulator of {env_id} was compared with {library} "
-                f"{', '.join(verified)}, and this is {version}"
-            )
+            compared = f"was compared with {library} {', '.join(verified)}, and this is {version}"
+            return f"the fast simulator of {env_id} {compared}"
     return None
-
-
-def _make_fast(env: gymnasium.Env, reward_parts: tuple[str, ...]) -> Simulator:
-    return _imported(_FAST[env.spec.id][0])(env, env.spec.max_episode_steps, reward_parts)
 
 
 def _imported(path: str) -> type:
@@ -199,9 +193,9 @@ def _imported(path: str) -> type:
 
 def _trace(simulator: Simulator, actions: gymnasium.Space) -> list[bytes]:
     """The bits of a few short episodes with random actions, side by side."""
-    rng, slots = np.random.default_rng(0), np.arange(_CHECK_EPISODES)
+    rng = np.random.default_rng(0)
     # Half of them begin later, in slots that were not in use.
-    running, later = np.split(slots, 2)
+    running, later = np.split(np.arange(_CHECK_EPISODES), 2)
     simulator.reset(running, 1000 + running)
     seen = [simulator.observations[running].tobytes()]
     for step in range(_CHECK_STEPS):

@@ -19,14 +19,10 @@ Note = Callable[[dict[str, Any]], None]
 
 
 def in_fork(work: Callable[[Note, contextlib.ExitStack], None]) -> tuple[dict[str, Any], str]:
-    """Do `work` in a fork, without what it prints.
-
-    It is given a function that notes values of JSON, and a stack that closes at its end. It sets an
-    alarm (`signal.alarm`) where it may hang. What it raises only ends it.
-
-    Returns:
-        What it noted, and how it ended: "" by itself, or the name of a signal.
-    """
+    """Do `work` in a fork, without what it prints. It is given a function that notes values of
+    JSON, and a stack that closes at its end; it sets an alarm (`signal.alarm`) where it may hang.
+    What it raises only ends it. Returns what it noted, and "" or the name of the signal that ended
+    it."""
     with tempfile.TemporaryFile() as file:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads

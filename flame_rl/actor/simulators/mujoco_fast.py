@@ -80,8 +80,8 @@ class FastMujoco(Simulator):
     def __init__(
         self, env: gymnasium.Env, max_episode_steps: int, reward_parts: tuple[str, ...]
     ) -> None:
-        """`env` is Gymnasium's environment, whose model is used, `max_episode_steps` the step at
-        which an episode is truncated, and `reward_parts` the names of parts in `info`."""
+        """`env` is Gymnasium's environment, whose model is used; `reward_parts` are names in
+        `info`."""
         own = env.unwrapped
         super().__init__(SLOTS, observation_columns(own.observation_space), reward_parts)
         self._robot = robot = ROBOTS[own.spec.id]
@@ -155,14 +155,9 @@ class FastMujoco(Simulator):
 
 
 class _Together:
-    """Physics that steps all slots in one call of MuJoCo, on this thread.
-
-    Attributes:
-        positions, velocities: float64 [W, nq] and [W, nv], for all slots up to the last that has
-            been used.
-        x: float64 [W], the robot's position along the track.
-        contacts: None; see `_OneByOne`.
-    """
+    """Physics that steps all slots, up to the last that has been used, in one call of MuJoCo:
+    `positions` and `velocities`, float64 [W, nq] and [W, nv], and `x`, float64 [W], the robot's
+    position along the track; `contacts` is None."""
 
     def __init__(self, model: mujoco.MjModel) -> None:
         from mujoco.batch import Batch, SimulationError  # MuJoCo 4.0 and later

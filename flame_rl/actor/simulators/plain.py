@@ -41,14 +41,8 @@ MOST_SLOTS = 32
 
 class EnvironmentsSimulator(Simulator):
     """A simulator of separate environments, each made when it is first needed. Where making one
-    takes long, slots come one by one, the longer the simulator is in use.
-
-    Attributes:
-        making_seconds: how long it takes to make one.
-        most: how many it makes at most.
-        spec: describes them; masks in `info` only the first reset shows.
-        masks: reads the environments' masks of allowed actions.
-    """
+    takes long (`making_seconds`), slots come one by one, up to those of `most` environments. `spec`
+    describes them (masks in `info` only the first reset shows), and `masks` reads their masks."""
 
     def __init__(
         self,
@@ -119,16 +113,15 @@ class EnvironmentsSimulator(Simulator):
             try:
                 own = self._made()
             except SimulatorError as error:
-                raise unusable(
+                text = (
                     f"{error}. It is number {len(self._envs) + 1} in this process: where only one "
-                    "can exist, --slots 1 makes no other",
-                    error.cause,
-                ) from error
+                    "can exist, --slots 1 makes no other"
+                )
+                raise unusable(text, error.cause) from error
             if own.unwrapped is self.first.unwrapped:
                 raise unusable(
                     f"{type(own.unwrapped).__name__}: its function returned the same environment "
-                    "twice. Several episodes are played side by side: make a new environment at "
-                    "every call, or play them one by one with --slots 1"
+                    "twice: make a new one at every call, or play with --slots 1"
                 )
             self._envs.append(own)
         self._allow_slots()
@@ -145,8 +138,7 @@ class PlainSimulator(EnvironmentsSimulator):
         )
         space = self.spec.observation_space
         self._promised = space.dtype, space.shape
-        # float64 observations are converted to float32 for all slots together: one by one takes a
-        # tenth of a fast environment's step.
+        # float64 observations become float32 for all slots together, which is quicker.
         self._raw = self.observations
         if space.dtype == np.float64:
             self._raw = np.zeros(self.observations.shape, np.float64)
@@ -199,12 +191,8 @@ class PlainSimulator(EnvironmentsSimulator):
                 raw[slot] = observation
             else:
                 take_observation(self._parts, observation, self._raw[slot], "step", slot)
-            if (
-                is_number
-                and isinstance(reward, float)
-                and terminated is False
-                and truncated is False
-            ):
+            goes_on = terminated is False and truncated is False
+            if is_number and isinstance(reward, float) and goes_on:
                 rewards[slot] = reward
             else:
                 take_outcome(self, slot, reward, terminated, truncated)

@@ -12,7 +12,6 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 import gymnasium
@@ -33,13 +32,9 @@ SEED = 1_403_007
 
 
 class Effort(NamedTuple):
-    """How far an environment is examined.
-
-    Attributes:
-        steps, seconds: an episode is played no further.
-        making_seconds: environments that take longer for an object and a step are not examined.
-        most_seconds: when the fork is killed: the environment hangs.
-    """
+    """How far an environment is examined: an episode is played no further than `steps`, `seconds`;
+    one that takes longer than `making_seconds` for an object and a step is not examined, and after
+    `most_seconds` the fork is killed: the environment hangs."""
 
     steps: int
     seconds: float
@@ -51,10 +46,7 @@ class Effort(NamedTuple):
 QUICK = Effort(100, 0.1, 0.5, 5)
 # Two numbers that differ by less than this share of their size differ by rounding.
 _ROUNDING = 1e-6
-_OF_ROUNDING = (
-    "numbers are added in an order that is not always the same, such as that of a set, whose order "
-    "depends on where its objects lie in memory; sort them first"
-)
+_OF_ROUNDING = "numbers are added in an order that varies, such as that of a set; sort them first"
 
 # What is compared after a reset, and after each step, by its name.
 _Row = dict[str, np.ndarray]
@@ -62,8 +54,7 @@ _Row = dict[str, np.ndarray]
 Make = Callable[[], tuple[EnvironmentsSimulator, EnvironmentSpec]]
 
 
-@dataclass(frozen=True)
-class Checked:
+class Checked(NamedTuple):
     """What was found of an environment.
 
     Attributes:
@@ -88,29 +79,22 @@ def check_repeats(env_id: str, make: Make, effort: Effort = QUICK) -> Checked:
     found, ended = in_fork(lambda note, closing: note(_repeated(make, effort, note, closing)))
     if "unusable" in found:
         raise unusable(found["unusable"])
-    # Of an environment whose reset fails, the run will say so.
     masks: MaskSource | None = "none"
     if ended == "SIGALRM":
         found["unknown"], masks = f"it takes more than {effort.most_seconds} s", None
     if found.get("action_mask") in get_args(MaskSource):
         masks = found["action_mask"]
     unknown = found.get("unknown", "")
-    return Checked(
-        found.get("differs", ""),
-        f"Whether {env_id} repeats itself is not checked: {unknown}." if unknown else "",
-        masks,
-        found.get("bytes", 0),
-    )
+    if unknown:
+        unknown = f"Whether {env_id} repeats itself is not checked: {unknown}."
+    return Checked(found.get("differs", ""), unknown, masks, found.get("bytes", 0))
 
 
 def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
     """Play an episode alone, and again in another object while a third one is played, step by step
-    in turns, as it is where a process has several slots; `make` makes simulators with slots for
-    two environments.
-
-    Returns:
-        Where the episodes differ and why, and why no two can be played; either or both are "".
-    """
+    in turns, as where a process has several slots; `make` makes simulators with slots for two
+    environments. Returns where the episodes differ and why, and why no two can be played; either or
+    both are ""."""
 
     def work(note: Note, closing: contextlib.ExitStack) -> None:
         alone, spec = make()
@@ -138,8 +122,8 @@ def check_beside(env_id: str, make: Make, effort: Effort) -> tuple[str, str]:
     cause, remedy = _OF_ROUNDING, "results depend on the number of workers"
     if not found["rounded"]:
         cause = (
-            f"objects of {found['kind']} share state, in an attribute of the class, a variable of "
-            "the module, or a simulator's default connection; keep it in self"
+            f"objects of {found['kind']} share state, in an attribute of the class or the module, "
+            "or in a simulator's default connection; keep it in self"
         )
         remedy = "--slots 1 plays one in each process"
     return (
@@ -182,18 +166,13 @@ def _repeated(
         return found
     kind = type(another.first.unwrapped).__name__
     if drawn:
-        cause = (
-            f"it draws from {drawn}, which all environments of a process "
-            "share; draw from self.np_random, which reset(seed=…) seeds"
-        )
+        cause = f"it draws from {drawn}, which all environments share; draw from self.np_random"
     elif rounded if again else other_rounded:
         cause = _OF_ROUNDING
     elif not again:
         source = f", from {in_constructor}" if in_constructor else ""
-        cause = (
-            f"the constructor of {kind} draws random numbers{source}, or counts objects; do that "
-            "in reset, from self.np_random"
-        )
+        what = f"the constructor of {kind} draws random numbers{source}, or counts objects"
+        cause = f"{what}; do that in reset, from self.np_random"
     elif other:
         cause = (
             f"{kind} draws random numbers that reset(seed=…) does not decide, or its objects share "
@@ -210,14 +189,10 @@ def _repeated(
 
 
 def random_actions(
-    simulator: EnvironmentsSimulator,
-    column: Column,
-    generator: np.random.Generator,
-    slots: slice,
+    simulator: EnvironmentsSimulator, column: Column, generator: np.random.Generator, slots: slice
 ) -> np.ndarray:
-    """Actions of n slots as a policy's are recorded, in the column of actions: float32 [n, A], from
-    -1 to 1, or int32 [n] or [n, F], each that the simulator's masks allow as likely as any other.
-    """
+    """Actions of n slots, as in the column of actions: float32 [n, A], from -1 to 1, or int32 [n]
+    or [n, F], each that the simulator's masks allow as likely as any other."""
     count = slots.stop - slots.start
     shape, choices = (count, *column.shape), column.choices
     if simulator.masks.read:
@@ -245,13 +220,9 @@ def _play(
     begun: Callable[[], None] = lambda: None,
 ) -> list[_Row]:
     """An episode of random actions, of all agents, from its reset on, after which `begun` is
-    called; of one step at least.
-
-    Args:
-        disturbed: whether the global generators are drawn from between the steps.
-        environments: how many are played side by side; what is returned is the first one's. The
-            others have other seeds and actions.
-    """
+    called; of one step at least. `disturbed`: the global generators are drawn from between the
+    steps. Of several `environments` side by side, the others have other seeds and actions, and what
+    is returned is the first one's."""
     (actions,) = (column for column in step_columns(spec) if column.name == "actions")
     agents, count = simulator.agents, environments * simulator.agents
     running = np.arange(count)
@@ -270,11 +241,9 @@ def _play(
     begun()
     record("observations", ACTION_MASKS)
     limit = time.monotonic() + effort.seconds
-    while (
-        (running < agents).any()
-        and len(rows) <= effort.steps
-        and (len(rows) == 1 or time.monotonic() < limit)
-    ):
+    while (running < agents).any() and len(rows) <= effort.steps:
+        if len(rows) > 1 and time.monotonic() >= limit:
+            break
         chosen = random_actions(simulator, actions, generator, slice(0, agents))
         if environments > 1:
             beside = random_actions(simulator, actions, others, slice(agents, count))
@@ -302,8 +271,7 @@ def _difference(first: list[_Row], second: list[_Row]) -> tuple[str, bool]:
 
 
 def _gap(one: np.ndarray, other: np.ndarray) -> float:
-    """The greatest difference of two arrays' numbers, as a share of their size; infinite of what
-    are no real numbers."""
+    """The greatest difference of two arrays' numbers, as a share of their size."""
     if one.dtype.kind != "f" or one.shape != other.shape:
         return math.inf
     size = np.maximum(np.abs(one), np.abs(other))

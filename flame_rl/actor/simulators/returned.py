@@ -15,22 +15,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from flame_rl.actor.environments.masks import (
-    ACTION_MASK,
-    OBSERVATION,
-    allowed_choices,
-    allows_something,
-    first_choices,
-)
+from flame_rl.actor import failure
+from flame_rl.actor.environments import masks
+from flame_rl.actor.environments.masks import ACTION_MASK, OBSERVATION
 from flame_rl.actor.environments.observations import write_observation
-from flame_rl.actor.failure import (
-    SimulatorError,
-    invalid,
-    is_interrupt,
-    of_another_api,
-    summary,
-    traceback_of,
-)
+from flame_rl.actor.failure import SimulatorError, invalid
 from flame_rl.actor.simulators.simulator import Simulator, as_rows
 from flame_rl.wire.inputs import ObservationPart
 from flame_rl.wire.masks import pack_masks
@@ -45,19 +34,19 @@ _CALLERS = ("gymnasium.core", "gymnasium.wrappers.", "pettingzoo.utils.", "flame
 def raised(source: str, error: BaseException, slot: int) -> SimulatorError:
     """The failure of an environment whose `source`, "reset" or "step", raised this, be it
     SystemExit. Raises Ctrl-C, which is none of its own."""
-    if is_interrupt(error):
+    if failure.is_interrupt(error):
         raise error
     if isinstance(error, TypeError | ValueError) and _OF_ANOTHER_API.search(str(error)):
         *_, (last, _) = traceback.walk_tb(error.__traceback__)
         if last.f_globals.get("__name__", "").startswith(_CALLERS):
-            return of_another_api(f"{source}: {summary(error)}")
-    text = f"{source} raised {summary(error)}"
-    return SimulatorError("simulator", text, slot, traceback_of(error))
+            return failure.of_another_api(f"{source}: {failure.summary(error)}")
+    text = f"{source} raised {failure.summary(error)}"
+    return SimulatorError("simulator", text, slot, failure.traceback_of(error))
 
 
 @contextmanager
 def calling(source: str, slot: int) -> Iterator[None]:
-    """Turn what the environment raises in the block into its failure, as `raised` does."""
+    """What the environment raises in the block is `raised`."""
     try:
         yield
     except BaseException as error:
@@ -71,7 +60,7 @@ def first_returned(returned: object) -> tuple[object, Mapping[object, object]]:
         observation, info = returned
         if info is None or isinstance(info, Mapping):
             return observation, info or {}
-    raise of_another_api(f"reset: it returned {returned!r:.200}")
+    raise failure.of_another_api(f"reset: it returned {returned!r:.200}")
 
 
 def take_observation(
@@ -102,8 +91,8 @@ def take_info(simulator: Simulator, slot: int, info: object) -> None:
     for place, name in enumerate(simulator.part_names):
         simulator.reward_parts[slot, place] = _named(info, name, "--reward-parts names", slot)
     ended = simulator.terminated[slot] or simulator.truncated[slot]
+    when = "--outcomes names at an episode's end"
     for place, name in enumerate(simulator.outcome_names):
-        when = "--outcomes names at an episode's end"
         simulator.outcomes[slot, place] = _named(info, name, when, slot) if ended else 0
 
 
@@ -132,18 +121,14 @@ def _numbers(name: str, value: object, shape: tuple[int, ...], slot: int) -> np.
 
 
 class Masks:
-    """Reads the masks of a simulator's environments into `Simulator.action_masks`.
-
-    Attributes:
-        found_in: where they are; None until the first reset has shown whether there are any.
-    """
+    """Reads the masks of a simulator's environments into `Simulator.action_masks`. `found_in` says
+    where they are; None until the first reset has shown whether there are any."""
 
     def __init__(self, space: gymnasium.Space, found_in: MaskSource | None, rows: int) -> None:
-        """`space` is that of the actions, `found_in` where the masks are, if that is known before
-        the first reset, and `rows` the number of the simulator's; in each all is allowed."""
+        """`space` is that of the actions, `rows` the number of the simulator's."""
         self.found_in = found_in
         self._space = space
-        self._first = first_choices(space)
+        self._first = masks.first_choices(space)
         count = sum(choices_of(space))
         # More than 1 where an environment returned something else than 0 and 1.
         self._allowed = np.ones((rows, count), np.uint8)
@@ -158,19 +143,16 @@ class Masks:
     def of(
         self, observation: object, info: object, slot: int, source: str
     ) -> tuple[object, object]:
-        """What `source`, "reset" or "step", returned, as an observation without its mask and what
-        has the mask."""
+        """What `source`, "reset" or "step", returned: the observation alone, and what has its
+        mask."""
         if self.found_in is None:
             found = isinstance(info, Mapping) and ACTION_MASK in info
             self.found_in = "info" if found else "none"
         if self.found_in != "observation":
             return observation, info
         if not isinstance(observation, Mapping) or OBSERVATION not in observation:
-            raise invalid(
-                f"observation: {source} returned {observation!r:.80} where a dictionary of "
-                f"{OBSERVATION!r} and {ACTION_MASK!r} is expected",
-                slot,
-            )
+            wanted = f"where a dictionary of {OBSERVATION!r} and {ACTION_MASK!r} is expected"
+            raise invalid(f"observation: {source} returned {observation!r:.80} {wanted}", slot)
         return observation[OBSERVATION], observation
 
     def take(self, slot: int, holder: object, source: str, ended: bool = False) -> None:
@@ -190,7 +172,7 @@ class Masks:
             )
         else:
             try:
-                allowed[:] = allowed_choices(self._space, mask)
+                allowed[:] = masks.allowed_choices(self._space, mask)
             except ValueError as error:
                 raise invalid(f"{ACTION_MASK}: {source} returned {error}", slot) from error
 
@@ -201,11 +183,11 @@ class Masks:
         self._allowed[slot, self._first] = 1
 
     def write(self, simulator: Simulator, slots: np.ndarray, source: str) -> None:
-        """Write the masks of these slots, int [n], after checking that each factor has a choice; a
-        mask of no choice at an episode's end allows all, because nothing is chosen there."""
+        """Check that each factor has a choice in these slots, int [n], and write their masks; one
+        without at an episode's end allows all, because nothing is chosen there."""
         rows = as_rows(slots)
         allowed = self._allowed[rows]
-        wrong = ~allows_something(allowed, self._first) | (allowed.max(axis=1) > 1)
+        wrong = ~masks.allows_something(allowed, self._first) | (allowed.max(axis=1) > 1)
         for slot in slots[wrong].tolist():
             mask = self._allowed[slot]
             ended = simulator.terminated[slot] or simulator.truncated[slot]

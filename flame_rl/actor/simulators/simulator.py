@@ -17,28 +17,22 @@ from flame_rl.wire.messages import Column
 
 
 class Simulator:
-    """Episodes side by side, each in a slot of its own. The arrays stay the same objects.
-
-    The W rows of the arrays are whole blocks of `ROW_BLOCK`; those beyond the slots are not used.
+    """Episodes side by side, each in a slot of its own. The arrays stay the same objects; their W
+    rows are whole blocks of `ROW_BLOCK`, of which those beyond the slots are not used.
 
     Attributes:
         slots: the number of episodes that it plays side by side, at most.
-        agents: the number of agents that play together. The slots of an environment's agents are
-            neighbours, those of the first environment first.
+        agents: the number of agents that play together, whose slots are neighbours.
         observations: float32 [W, D], or uint8 of a single column of that type: each slot's current
             observation, flattened.
         observed: the columns that observations are recorded in, side by side.
         rewards: float64 [W], or [W, K] of a reward that is a vector, of the slot's last step.
-        reward_parts: float64 [W, P], the numbers that `Environment.reward_parts` names, of the
-            slot's last step.
-        outcomes: float64 [W, O], those that `Environment.outcomes` names, where the slot's last
-            step ended its episode; else 0.
+        reward_parts: float64 [W, P], those of the slot's last step.
+        outcomes: float64 [W, O], where the slot's last step ended its episode; else 0.
         action_masks: uint8 [W, M]: the choices that each slot's current observation allows, as in
             flame_rl/wire/masks.py; M is 0 without masks.
         terminated, truncated: bool [W], after the slot's last step.
-        recorded: the arrays that columns are recorded from, by the columns' names: the rewards,
-            their parts, the outcomes, the masks, and the part of `observations` of each of
-            `observed`.
+        recorded: the arrays that columns are recorded from, by the columns' names.
     """
 
     def __init__(
@@ -50,8 +44,7 @@ class Simulator:
         outcomes: Sequence[str] = (),
         masked_choices: int = 0,
     ) -> None:
-        """Make the arrays, for observations of these columns, parts of the reward and outcomes with
-        these names, and masks of as many choices, all of them allowed."""
+        """Make the arrays; all choices are allowed."""
         self.slots, self.agents = slots, 1
         rows = -(-slots // ROW_BLOCK) * ROW_BLOCK
         self.observed = tuple(observed)
@@ -74,24 +67,19 @@ class Simulator:
         }
 
     def reset(self, slots: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin an episode in each of `slots`, int [n], ascending, determined by its seed, int [n];
-        of an environment, in the slots of all agents with one seed. Raises SimulatorError if the
-        environment failed, or returned invalid data; so does `step`."""
+        """Begin an episode in each of `slots`, int [n], ascending, determined by its seed, int [n],
+        one for all agents of an environment. Raises SimulatorError if the environment failed, or
+        returned invalid data; so does `step`."""
         raise NotImplementedError
 
     def step(self, actions: np.ndarray, slots: np.ndarray) -> None:
         """Take one step in each of `slots`, int [n], ascending, all with a running episode; the
-        other slots stay as they are.
-
-        Actions have a row for each slot up to at least the highest: float32 [rows, A], from -1 at
-        the lower bound to 1 at the upper one, or int32 [rows] or [rows, F], counted from 0; see
-        `environments.actions`.
-        """
+        other slots stay as they are. Actions have a row for each slot up to at least the highest:
+        float32 [rows, A], or int32 [rows] or [rows, F], as in `environments.actions`."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close what holds more than memory. Raises SimulatorError of kind "environment" if an
-        environment raised an exception; all are closed."""
+        """Close all environments. Raises SimulatorError of kind "environment" if one raised."""
 
 
 def as_rows(slots: np.ndarray) -> slice | np.ndarray:

@@ -64,9 +64,8 @@ def main(
         result = collect_episodes(
             snapshot, request, simulators[environment], lambda: bool(closing.poll(0)), played
         )
-        if isinstance(result, CollectFailure):
-            return codec.encode_failure(result)
-        return codec.encode_episodes(result, request)
+        failed = isinstance(result, CollectFailure)
+        return codec.encode_failure(result) if failed else codec.encode_episodes(result, request)
 
     with contextlib.suppress(OSError):
         while True:
@@ -105,12 +104,8 @@ def main(
 
 def _die_with(lifeline: int) -> Callable[[bool], None]:
     """End this process, and what its simulator has started, `CLOSE_SECONDS` after the other end of
-    the pipe closes: the parent is gone.
-
-    Returns:
-        A function that is told whether a simulator is at work, which may hold the interpreter for
-        long: then the kernel of Linux kills at once.
-    """
+    the pipe closes: the parent is gone. Returns a function that is told whether a simulator is at
+    work, which may hold the interpreter for long: then the kernel of Linux kills at once."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):

@@ -25,12 +25,9 @@ _RUN = (
     "runpy.run_module(name, run_name='__main__', alter_sys=True)"
 )
 # More than one BLAS thread would change bits, and the process has one core to itself.
-_ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "VECLIB_MAXIMUM_THREADS": "1",
-}
+_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+)
 # The time that a process has to close its environments.
 CLOSE_SECONDS = 5.0
 # The size of the message and the peak memory of its sender, both in bytes.
@@ -39,8 +36,7 @@ _HEAD = struct.Struct("<QQ")
 PROGRESS = struct.Struct("<QQ")
 # Far above any real answer; a child that announces more is not answering.
 _MAX_FRAME_BYTES = 1 << 34
-# A frame is read in pieces of this size, so that memory is not taken for a size that a broken child
-# announces and never sends.
+# A frame is read in pieces, so that no memory is taken for bytes that never come.
 _PIECE_BYTES = 1 << 26
 
 # Waits until a pipe can be read (POLLIN) or written (POLLOUT), or raises.
@@ -51,33 +47,24 @@ class ChildProcess(subprocess.Popen[bytes]):
     """Runs a module as `python -m` does; it finds modules where this process does.
 
     The two talk over `questions`, which this process writes, and `answers`, which it reads:
-    unbuffered pipes, whose other ends are the first two numbers in the module's `sys.argv`. Nothing
-    else uses them: what is printed goes to standard error, even before the module begins. Ctrl-C in
-    the terminal does not reach the process: that is this process's to handle.
+    unbuffered pipes, whose other ends are the first two numbers in the module's `sys.argv`. What is
+    printed goes to standard error. Ctrl-C in the terminal does not reach the process.
     """
 
     def __init__(self, module: str, descriptors: Sequence[int] = (), silent: bool = False) -> None:
-        """Start the process.
-
-        Args:
-            module: its full name.
-            descriptors: open files that it inherits, whose numbers follow in `sys.argv`.
-            silent: whether what it prints is lost, errors included.
-
-        Raises:
-            OSError: the system refuses.
-        """
+        """Start the module of this full name. The numbers of `descriptors`, open files that it
+        inherits, follow in its `sys.argv`; `silent`: what it prints is lost, errors included.
+        Raises OSError if the system refuses."""
         # What the import system reads of it.
         path = [entry or os.getcwd() for entry in sys.path if isinstance(entry, str)]  # noqa: PTH109
         # PYTHONPATH is for programs that a simulator starts in its turn.
         named = os.pathsep.join(entry for entry in path if os.pathsep not in entry)
         # Another file may have its number where standard error was closed before Python began.
         prints = subprocess.DEVNULL if silent or sys.__stderr__ is None else 2
-        theirs, mine = os.pipe()
-        self.questions: BinaryIO = os.fdopen(mine, "wb", buffering=0)
-        mine, answers = os.pipe()
-        self.answers: BinaryIO = os.fdopen(mine, "rb", buffering=0)
-        descriptors = [theirs, answers, *descriptors]
+        (theirs, questions), (answers, other) = os.pipe(), os.pipe()
+        self.questions: BinaryIO = os.fdopen(questions, "wb", buffering=0)
+        self.answers: BinaryIO = os.fdopen(answers, "rb", buffering=0)
+        descriptors = [theirs, other, *descriptors]
         # -P: modules are found where the parent finds them, and nowhere else.
         command = [sys.executable, "-P", "-c", _RUN, json.dumps(path), module]
         try:
@@ -95,7 +82,7 @@ class ChildProcess(subprocess.Popen[bytes]):
             raise
         finally:
             os.close(theirs)
-            os.close(answers)
+            os.close(other)
 
     def kill_group(self) -> None:
         """Kill the process and whatever it has started."""
@@ -103,12 +90,8 @@ class ChildProcess(subprocess.Popen[bytes]):
             os.killpg(self.pid, signal.SIGKILL)
 
     def end(self, seconds: float = 0.0) -> bool:
-        """Close the pipes, upon which the process may end by itself within `seconds`; kill it and
-        whatever it has started, and wait for that. May be called twice.
-
-        Returns:
-            Whether it has ended by itself.
-        """
+        """Close the pipes, upon which the process may end within `seconds`, and kill it and
+        whatever it has started. Returns whether it has ended by itself. May be called twice."""
         if self.questions.closed:
             return True  # its number may be another process's by now
         self._close_pipes()
@@ -132,10 +115,9 @@ def write_frame(pipe: BinaryIO, frame: Buffer | list[Buffer], wait: Wait | None 
         view = memoryview(part)
         while view:
             written = pipe.write(view)
-            if written is not None:
-                view = view[written:]
-            else:
+            if written is None:
                 wait(pipe, select.POLLOUT)
+            view = view[written or 0 :]
 
 
 def read_frame(pipe: BinaryIO, wait: Wait | None = None) -> tuple[bytearray, int]:
@@ -150,17 +132,15 @@ def read_frame(pipe: BinaryIO, wait: Wait | None = None) -> tuple[bytearray, int
 
 def _read_exactly(pipe: BinaryIO, size: int, wait: Wait | None) -> bytearray:
     pieces: list[bytearray] = []
-    while size > 0:
-        piece = bytearray(min(size, _PIECE_BYTES))
+    for begin in range(0, size, _PIECE_BYTES):
+        piece = bytearray(min(size - begin, _PIECE_BYTES))
         view = memoryview(piece)
         while view:
             count = pipe.readinto(view)
             if count == 0:
                 raise BrokenPipeError("the other side is gone")
-            if count is not None:
-                view = view[count:]
-            else:
+            if count is None:
                 wait(pipe, select.POLLIN)
+            view = view[count or 0 :]
         pieces.append(piece)
-        size -= len(piece)
     return pieces[0] if len(pieces) == 1 else bytearray().join(pieces)

@@ -30,9 +30,15 @@ from flame_rl.wire import codec, packing
 from flame_rl.wire.messages import CollectFailure, Environment, FailureKind
 from flame_rl.wire.packing import Buffer
 
-# What the pipe of the answers holds, which may have megabytes: they then go through it in fewer
-# pieces than by Linux's default of 64 KiB. A user's pipes share a limit.
+# Answers of megabytes go through a larger pipe in fewer pieces; a user's pipes share a limit.
 _PIPE_BYTES = 1 << 18
+
+Withdrawn = Callable[[], bool]
+
+
+def never() -> bool:
+    """Of a task that nobody withdraws."""
+    return False
 
 
 class Limits(NamedTuple):
@@ -54,14 +60,12 @@ class Limits(NamedTuple):
 
 
 class _Player(ChildProcess):
-    """The child, and what its supervisor remembers of it: the files for the traceback of a crash
-    and for its progress with a task, whether it was ever asked anything, so that it may have
-    environments, the encoded weights that it holds, the number of episodes that it has played, and
-    its peak memory at its last answer."""
+    """The child, and what its supervisor remembers of it: files for the traceback of a crash and
+    for its progress, whether it was ever asked anything, so that it may have environments, the
+    encoded weights that it holds, the episodes played, and its peak memory at its last answer."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self.sent: bytes | None = None
+        self.asked, self.sent = False, None
         self.episodes = self.memory_bytes = 0
         self.last_words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self.progress = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
@@ -84,6 +88,18 @@ class _Player(ChildProcess):
             file.close()
         return in_time
 
+    def ending(self, error: OSError) -> str:
+        """How it ended, in words."""
+        try:
+            # A pipe breaks a moment before its process is gone.
+            code = self.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return f"broke off: {error}"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        known = -code in {*signal.Signals}
+        return f"died by {signal.Signals(-code).name if known else -code}"
+
 
 class Worker:
     """Supervises one child. `start` is optional and lets the child import early."""
@@ -105,12 +121,11 @@ class Worker:
         """The numbers of episodes and env steps of the task that the child is at, as of now; for
         any thread."""
         child = self._child
-        if child is None or not self._playing:
-            return 0, 0
-        try:
-            return PROGRESS.unpack(os.pread(child.progress.fileno(), PROGRESS.size, 0))
-        except (ValueError, OSError, struct.error):  # it has just ended, or just begun
-            return 0, 0
+        if child is not None and self._playing:
+            # It may have just ended, or just begun.
+            with contextlib.suppress(ValueError, OSError, struct.error):
+                return PROGRESS.unpack(os.pread(child.progress.fileno(), PROGRESS.size, 0))
+        return 0, 0
 
     def start(self) -> None:
         """Start the child unless it runs. Raises BrokenPipeError after `close`."""
@@ -122,10 +137,7 @@ class Worker:
                 self._child = _Player()
 
     def describe(
-        self,
-        environment: Environment,
-        deadline: float,
-        withdrawn: Callable[[], bool] = lambda: False,
+        self, environment: Environment, deadline: float, withdrawn: Withdrawn = never
     ) -> Buffer:
         """Let the child describe an environment, whose simulator it keeps, within `deadline`
         seconds; `withdrawn` is as in `collect`. Returns an encoded `EnvironmentSpec` or
@@ -135,11 +147,7 @@ class Worker:
             return self._call(lambda: [question], deadline, withdrawn)
 
     def collect(
-        self,
-        snapshot: bytes,
-        request: bytes,
-        limits: Limits,
-        withdrawn: Callable[[], bool] = lambda: False,
+        self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Withdrawn = never
     ) -> Buffer:
         """Let the child collect.
 
@@ -184,10 +192,7 @@ class Worker:
             self._end_child(CLOSE_SECONDS)
 
     def _call(
-        self,
-        frames: Callable[[], list[bytes]],
-        deadline: float,
-        withdrawn: Callable[[], bool],
+        self, frames: Callable[[], list[bytes]], deadline: float, withdrawn: Withdrawn
     ) -> Buffer:
         """Ask the child; `frames` is called once it runs. Returns its answer, or an encoded
         `CollectFailure`."""
@@ -200,10 +205,7 @@ class Worker:
             nonlocal told, limit
             poll = select.poll()
             poll.register(pipe, event)
-            while True:
-                seconds = min(0.1, limit - time.monotonic())
-                if poll.poll(max(0.0, seconds) * 1000):
-                    return
+            while not poll.poll(1000 * max(0.0, min(0.1, limit - time.monotonic()))):
                 if time.monotonic() >= limit:
                     raise InterruptedError if told else TimeoutError
                 # A process that the simulator has started may hold the pipe open.
@@ -231,16 +233,15 @@ class Worker:
             packing.message_type(answer)
             return answer
         except packing.WireError as error:
-            kind = "garbled"
-            message = f"the worker process gave an answer that cannot be read: {error}"
+            kind, how = "garbled", f"gave an answer that cannot be read: {error}"
         except TimeoutError:
-            kind = "timeout"
-            message = f"the worker process gave no answer within {deadline:.0f} s and was killed"
+            kind, how = "timeout", f"gave no answer within {deadline:.0f} s and was killed"
         except InterruptedError:
-            kind, seconds_to_end = "stale", 0.0 if told else CLOSE_SECONDS
-            message = "the learner has withdrawn this task"
+            kind, how, seconds_to_end = "stale", "", 0.0 if told else CLOSE_SECONDS
         except OSError as error:
-            message = f"the worker process {self._ending(error)}"
+            started = self._child is not None
+            how = self._child.ending(error) if started else f"could not be started: {error}"
+        message = f"the worker process {how}" if how else "the learner has withdrawn this task"
         last_words = ""
         if self._child is not None:
             self._child.last_words.seek(0)
@@ -258,19 +259,6 @@ class Worker:
                 f"a worker process was killed because its environments did not close within "
                 f"{seconds:.0f} s"
             )
-
-    def _ending(self, error: OSError) -> str:
-        if self._child is None:
-            return f"could not be started: {error}"
-        try:
-            # A pipe breaks a moment before its process is gone.
-            code = self._child.wait(1.0)
-        except subprocess.TimeoutExpired:
-            return f"broke off: {error}"
-        if code >= 0:
-            return f"ended with exit code {code}"
-        known = -code in {*signal.Signals}
-        return f"died by {signal.Signals(-code).name if known else -code}"
 
 
 def _has_failed(answer: Buffer) -> bool:

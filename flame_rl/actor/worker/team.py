@@ -8,7 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from flame_rl.actor.worker.supervisor import Limits, Worker
+from flame_rl.actor.failure import summary
+from flame_rl.actor.worker.supervisor import Limits, Withdrawn, Worker
 from flame_rl.wire import codec
 from flame_rl.wire.messages import CollectFailure, Episodes, concatenate
 from flame_rl.wire.packing import Buffer
@@ -33,7 +34,7 @@ class Team:
             list(threads.map(Worker.close, self._workers))
 
     def collect(
-        self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Callable[[], bool]
+        self, snapshot: bytes, request: bytes, limits: Limits, withdrawn: Withdrawn
     ) -> Buffer:
         """See `Worker.collect`. The first failure ends the task: it causes the others."""
         while len(self._workers) < limits.workers:
@@ -65,7 +66,7 @@ class Team:
                 try:
                     answer = codec.decode_result(data, part)
                 except Exception as error:
-                    answer = CollectFailure("garbled", f"{type(error).__name__}: {error}")
+                    answer = CollectFailure("garbled", summary(error))
                 (failures if isinstance(answer, CollectFailure) else done).append(answer)
 
         with ThreadPoolExecutor(len(workers)) as threads:
