@@ -48,7 +48,7 @@ def train(arguments: Sequence[str]) -> int:
         config, _ = parse(arguments, description=f"{DESCRIPTION}\n\nOther commands: {commands}.")
     with stop_on_signals() as stop:
         if config.output.seeds:
-            from flame_rl.tools.seeds import train_seeds
+            from flame_rl.tools.side_runs import train_seeds
 
             return train_seeds(config, stop, arguments)
         _run(config, stop, arguments)

@@ -38,10 +38,9 @@ from flame_rl.wire.messages import (
 
 GROUP = "video"
 SUFFIXES = (".mp4", ".gif")
-# Pictures per second of an environment that does not say.
-_FPS = 30
-# Viewers play a GIF with more pictures per second at a speed of their own.
-_GIF_FPS = 50
+# Pictures per second of an environment that does not say, and the most of a GIF: viewers play more
+# at a speed of their own.
+_FPS, _GIF_FPS = 30, 50
 # In pixels: a GIF is in memory until it is closed.
 _GIF_WIDTH = 320
 _OPENGL = (
@@ -69,8 +68,8 @@ def show(
         on_step: called after every step is shown.
 
     Raises:
-        UsageError: the policy has layers that actors do not have, the environment cannot be drawn,
-            or the film cannot be written.
+        UsageError: the policy cannot act, the environment cannot be drawn, or the film cannot be
+            written.
         RunError: the environment failed.
         Interrupted: `stop` was set; the film shows what was played until then.
     """
@@ -84,10 +83,12 @@ def show(
     try:
         if video is not None:
             film = Film(video, fps, simulator.first)
-        watched = _Watched(simulator, film.add if film else _Clock(fps).wait, on_step)
+        look = film.add if film else Clock(fps).wait
+        simulator.reset = _shown(simulator.reset, look)
+        simulator.step = _shown(simulator.step, look, on_step)
         for index in request.indices:
             alone = replace(request, indices=(index,))
-            played = collect_episodes(snapshot, alone, watched, stop.is_set)
+            played = collect_episodes(snapshot, alone, simulator, stop.is_set)
             if stop.is_set():
                 raise Interrupted
             if isinstance(played, CollectFailure):
@@ -99,40 +100,24 @@ def show(
         simulator.close()
 
 
-class _Watched:
-    """A simulator that calls `look` after every reset and step, and `on_step` after every step. One
-    episode is played at a time, in the simulator's first environment."""
+def _shown(action: Callable[..., None], *then: Callable[[], None]) -> Callable[..., None]:
+    """A simulator's reset or step, with what is called after it."""
 
-    def __init__(
-        self,
-        simulator: EnvironmentsSimulator,
-        look: Callable[[], None],
-        on_step: Callable[[], None],
-    ) -> None:
-        self._simulator, self._look, self._on_step = simulator, look, on_step
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._simulator, name)
-
-    def reset(self, *arguments: object) -> None:
-        self._do(self._simulator.reset, arguments)
-
-    def step(self, *arguments: object) -> None:
-        self._do(self._simulator.step, arguments)
-        self._on_step()
-
-    def _do(self, action: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    def do(*arguments: object) -> None:
         try:
             action(*arguments)
-            self._look()
         except SimulatorError as error:
             # A window is drawn by the environment's own reset and step.
             if isinstance(error.__cause__, gymnasium.error.DependencyNotInstalled):
                 raise _cannot_draw(error.__cause__) from error
             raise
+        for each in then:
+            each()
+
+    return do
 
 
-class _Clock:
+class Clock:
     """Keeps a window from running faster than real time."""
 
     def __init__(self, fps: float) -> None:
@@ -145,10 +130,8 @@ class _Clock:
 
 
 class Film:
-    """A film of an environment; complete on disk after `close`.
-
-    An .mp4 is H.264. A .gif has at most 50 pictures per second, each at most 320 pixels wide.
-    """
+    """A film of an environment, complete on disk after `close`: H.264 in an .mp4; a .gif has at
+    most 50 pictures per second, each at most 320 pixels wide."""
 
     def __init__(self, path: Path, fps: float, env: Any) -> None:
         """Write nothing before the first picture. Raises UsageError if `path` cannot be that of a
