@@ -58,6 +58,12 @@ class SideRun:
         self.process = start_process(self.words, self.prints)
         return True
 
+    def end(self) -> None:
+        """End its process, which saves what it has learned, and wait for that."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+
     def row(self) -> RunRow | None:
         """How far it is; None if it has not begun."""
         try:

@@ -205,20 +205,14 @@ def _cannot_draw(error: Exception) -> UsageError:
 def drawing_simulator(environment: Environment, mode: str) -> EnvironmentsSimulator:
     """A simulator whose environment draws itself, in a window ("human") or as pictures
     ("rgb_array"). Raises UsageError if it cannot, or if OpenGL or a display is missing."""
+    remedy = f"it needs a parameter render_mode, and {mode!r} in metadata['render_modes']"
     try:
         simulator = plain_simulator(environment, mode)
     except SimulatorError as error:
-        raise UsageError(
-            f"{error}. An environment that can be shown has a parameter render_mode, and {mode!r} "
-            "in metadata['render_modes']"
-        ) from error
+        raise UsageError(f"{error}. To be shown, {remedy}") from error
     env = simulator.first
     if getattr(env, "render_mode", None) != mode:
-        modes = ", ".join(env.metadata.get("render_modes", [])) or "nothing"
-        raise UsageError(
-            f"{environment.env_id} cannot be shown: metadata['render_modes'] has {modes}, "
-            f"not {mode}"
-        )
+        raise UsageError(f"{environment.env_id} cannot be shown: {remedy}")
     if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
         follow(renderer)
         (_find_display if mode == "human" else _find_opengl)()

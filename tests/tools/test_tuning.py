@@ -298,8 +298,8 @@ def test_the_mean_of_seeds_that_no_trial_had_decides(finals, tmp_path):
     search = final_search(tmp_path)
     found = run_finals(search, finished_trials(search), StopSignal())
     assert [(each.trial.number, each.scores) for each in found] == [
-        (3, (60.0, 60.0)),
-        (1, (10.0, 70.0)),
+        (3, [60.0, 60.0]),
+        (1, [10.0, 70.0]),
     ]
     configs = [parse(words)[0] for words in finals]
     assert [(each.experiment.gamma, each.experiment.seed) for each in configs] == [
