@@ -81,7 +81,7 @@ def _as_json(examined: Examined, found: Sequence[Finding]) -> str:
         spaces = {name: str(getattr(spec, name)) for name in ("observation_space", "action_space")}
         own = {name: getattr(spec, name) for name in names}
         data["spec"] = spaces | {"observed": observed(spec)} | own
-    return json.dumps(data | {"findings": [asdict(each) for each in found]})
+    return json.dumps(data | {"findings": [each._asdict() for each in found]})
 
 
 def _as_text(examined: Examined, found: Sequence[Finding]) -> str:

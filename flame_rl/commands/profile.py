@@ -86,17 +86,12 @@ def as_text(title: str, noun: str, one: Measured, several: Measured) -> str:
     if share > 0.5:
         limit = f"Collecting takes longer than updating: more {noun} may shorten an iteration"
         limit += f", by at most {share:.0%}."
-    rows = [
-        f"  {each.workers:<10}{each.collecting:>10.3g} s{each.updating:>10.3g} s"
-        f"{each.env_steps_per_second:>14,.0f}"
-        for each in (one, several)
+    lines = [
+        f"{title}: {several.episodes} episodes and {several.env_steps:,.0f} env steps an iteration\n",
+        f"  {noun:<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}",
     ]
-    return "\n".join(
-        [
-            f"{title}: {one.episodes} episodes and {one.env_steps:,.0f} env steps an iteration",
-            f"\n  {noun:<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}",
-            *rows,
-            f"\n{several.workers} {noun} collect {follows['speedup']:.2f} times as fast as one.",
-            f"{limit}\nWorth it: --{noun} {follows['worth']}",
-        ]
-    )
+    for each in (one, several):
+        seconds = f"{each.collecting:>10.3g} s{each.updating:>10.3g} s"
+        lines.append(f"  {each.workers:<10}{seconds}{each.env_steps_per_second:>14,.0f}")
+    faster = f"{several.workers} {noun} collect {follows['speedup']:.2f} times as fast as one."
+    return "\n".join([*lines, "", faster, limit, f"Worth it: --{noun} {follows['worth']}"])

@@ -166,10 +166,9 @@ def random_play(
 
     Returns:
         reset_seconds, steps_per_second: of one environment alone.
-        finished, truncated: episodes, of each agent, that ended, and those that were cut.
-        returns, lengths, rewards: the spread of finished episodes, and of all steps.
+        finished, truncated, returns, lengths: of the episodes, of each agent, that ended.
         longest: env steps of the longest episode, finished or not.
-        paid: the share of steps whose reward is not 0.
+        rewards, paid: of all steps, and the share of those whose reward is not 0.
         allowed: the mean share of choices that the masks allow; 1 without masks.
         observed: the least and the greatest number that was observed.
         far: names and greatest absolute values of numbers beyond 100, the farthest first.

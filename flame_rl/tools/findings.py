@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flame_rl.run.checks import about_goals, environment_warnings
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
@@ -21,15 +21,9 @@ _MOST_OF_CHECKER = 4
 _OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A sentence with a cause and a remedy.
-
-    Attributes:
-        problem: whether training fails, or its results cannot be repeated; otherwise it is advice.
-        topic: a word for what it is about.
-        text: the sentence.
-    """
+class Finding(NamedTuple):
+    """A sentence with a cause and a remedy. It is a problem where training fails, or its results
+    cannot be repeated, and otherwise advice."""
 
     problem: bool
     topic: str
@@ -55,8 +49,7 @@ def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str
         return
     yield from (("spaces", text) for text in environment_warnings(config, spec))
     if spec.time_limit is None or spec.limited_by_default:
-        limit = spec.time_limit if spec.limited_by_default else None
-        text = "Gymnasium knows no time limit"
+        limit, text = spec.time_limit, "Gymnasium knows no time limit"
         if played is not None:
             longest = played["longest"]
             if longest != limit and played["truncated"]:

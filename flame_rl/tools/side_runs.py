@@ -44,15 +44,13 @@ class SideRun:
         process: None before it begins.
     """
 
-    process: subprocess.Popen[bytes] | None = None
-
     def __init__(self, name: str, folder: Path, words: Sequence[str]) -> None:
         self.name, self.folder, self.words = name, folder, tuple(words)
         self.prints = folder.with_suffix(".txt")
+        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> bool:
-        """Start its process, unless another one still saves what it has to the folder. Returns
-        whether it is started."""
+        """Start its process. Returns False where another one still saves what it has there."""
         if is_held(self.folder):
             return False
         self.process = start_process(self.words, self.prints)
@@ -71,21 +69,22 @@ class SideRun:
         except UsageError:
             return None
 
+    def how_far(self) -> str:
+        """How far it is, in words, and how its process failed."""
+        row, code = self.row(), self.process.poll()
+        text = "no iteration yet"
+        if row is not None and row.last is not None:
+            text = f"mean return {row.last:.1f} after {row.env_steps:,} env steps"
+        if code is None:
+            return text
+        if code == 0:
+            return f"done; {text}"
+        return "; ".join([f"ended with exit code {code}", text, *self.errors()[-1:]])
+
     def errors(self) -> list[str]:
         """The lines with errors that it printed."""
         lines = self.prints.read_text(errors="replace").split("\n")
         return [line for line in lines if line.startswith("error: ")]
-
-    def how_far(self) -> str:
-        row = self.row()
-        if row is None or row.last is None:
-            return "no iteration yet"
-        return f"mean return {row.last:.1f} after {row.env_steps:,} env steps"
-
-    def how_it_ended(self) -> str:
-        if (code := self.process.returncode) == 0:
-            return f"done; {self.how_far()}"
-        return "; ".join([f"ended with exit code {code}", self.how_far(), *self.errors()[-1:]])
 
 
 def start_process(words: Sequence[str], prints: Path) -> subprocess.Popen[bytes]:
@@ -116,7 +115,7 @@ def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> None:
                 run.process.terminate()
         for run in [each for each in playing if each.process.poll() is not None]:
             playing.remove(run)
-            say(f"{run.name}: {run.how_it_ended()}")
+            say(f"{run.name}: {run.how_far()}")
         if time.monotonic() - said_at >= _LINE_SECONDS and (playing or waiting):
             said_at = time.monotonic()
             line = "; ".join(f"{run.name}: {run.how_far()}" for run in playing)
@@ -127,18 +126,10 @@ def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> None:
 
 def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> int:
     """Train `config.output.seeds`, as many at a time as there are cores, and print how it went. A
-    run that fails does not end the others.
+    run that fails does not end the others; once `stop` is set, all are saved.
 
-    Args:
-        config: of the command line.
-        stop: set when the user asks to stop; every run is then saved.
-        arguments: the words of the command line.
-
-    Returns:
-        The exit code: that of the signal, 0, 2 if all made a mistake, or 1.
-
-    Raises:
-        UsageError: --seed is there, too, or a folder cannot be used.
+    Returns the exit code: that of the signal, or `exit_code`. Raises UsageError if the command line
+    has --seed, too, or if a folder cannot be used.
     """
     if any(word.partition("=")[0] == "--seed" for word in arguments):
         raise UsageError("--seed: --seeds takes its place; leave one of the two out")

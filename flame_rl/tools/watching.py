@@ -8,7 +8,6 @@ import math
 import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -61,8 +60,7 @@ def show(
     several agents one for each. They equal an evaluation's to the bit.
 
     Args:
-        snapshot: the policy.
-        request: names the episodes.
+        snapshot, request: the policy, and its episodes.
         video: the film to write, .mp4 or .gif; None: a window.
         stop: checked after every step.
         on_step: called after every step is shown.
@@ -78,12 +76,12 @@ def show(
         # pygame, which draws Gymnasium's classic control, would look for a display and complain.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     simulator = drawing_simulator(request.environment, "human" if video is None else "rgb_array")
-    fps = float(simulator.first.metadata.get("render_fps") or _FPS)
     film = None
     try:
         if video is not None:
-            film = Film(video, fps, simulator.first)
-        look = film.add if film else Clock(fps).wait
+            film = Film(video, simulator.first)
+        # A window is drawn by the environment's own reset and step.
+        look = (lambda: None) if film is None else film.add
         simulator.reset = _shown(simulator.reset, look)
         simulator.step = _shown(simulator.step, look, on_step)
         for index in request.indices:
@@ -107,7 +105,6 @@ def _shown(action: Callable[..., None], *then: Callable[[], None]) -> Callable[.
         try:
             action(*arguments)
         except SimulatorError as error:
-            # A window is drawn by the environment's own reset and step.
             if isinstance(error.__cause__, gymnasium.error.DependencyNotInstalled):
                 raise _cannot_draw(error.__cause__) from error
             raise
@@ -117,23 +114,11 @@ def _shown(action: Callable[..., None], *then: Callable[[], None]) -> Callable[.
     return do
 
 
-class Clock:
-    """Keeps a window from running faster than real time."""
-
-    def __init__(self, fps: float) -> None:
-        self._seconds, self._next = 1 / fps, time.monotonic()
-
-    def wait(self) -> None:
-        now = time.monotonic()
-        time.sleep(max(0.0, self._next - now))
-        self._next = max(self._next, now) + self._seconds
-
-
 class Film:
     """A film of an environment, complete on disk after `close`: H.264 in an .mp4; a .gif has at
     most 50 pictures per second, each at most 320 pixels wide."""
 
-    def __init__(self, path: Path, fps: float, env: Any) -> None:
+    def __init__(self, path: Path, env: Any) -> None:
         """Write nothing before the first picture. Raises UsageError if `path` cannot be that of a
         film, or if a package is missing."""
         suffix = path.suffix.lower()
@@ -141,6 +126,7 @@ class Film:
             raise UsageError(f"--video: {path} must end in {' or '.join(SUFFIXES)}")
         if not path.parent.is_dir() or path.is_dir():
             raise UsageError(f"--video: {path}: name a file in a folder that exists")
+        fps = float(env.metadata.get("render_fps") or _FPS)
         self._every, self._max_width = 1, math.inf
         # Colours are stored at half the resolution, so sizes must be even.
         options: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
