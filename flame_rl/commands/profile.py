@@ -87,7 +87,8 @@ def as_text(title: str, noun: str, one: Measured, several: Measured) -> str:
         limit = f"Collecting takes longer than updating: more {noun} may shorten an iteration"
         limit += f", by at most {share:.0%}."
     lines = [
-        f"{title}: {several.episodes} episodes and {several.env_steps:,.0f} env steps an iteration\n",
+        f"{title}: {several.episodes} episodes and {several.env_steps:,.0f} env steps an iteration",
+        "",
         f"  {noun:<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}",
     ]
     for each in (one, several):
