@@ -76,7 +76,7 @@ def tune(arguments: Sequence[str]) -> int:
         study.write(folder)
         final = (
             f"\nFinal: the best {study.finalists} of them for {search.final_env_steps:,} env "
-            f"steps, with seeds {_listed(search.final_seeds)}"
+            f"steps, with seeds {' '.join(map(str, search.final_seeds))}"
         )
         say(
             f"Study {search.folder}: {study.trials} trials of {search.env_steps:,} env steps, "
@@ -87,10 +87,6 @@ def tune(arguments: Sequence[str]) -> int:
         whole = len(trials) >= study.trials and not stop.is_set()
         _conclude(search, trials, run_finals(search, best_of(trials), stop) if whole else [])
     return stop.exit_code
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return " ".join(map(str, numbers))
 
 
 def _names(search: Search) -> list[str]:
@@ -146,6 +142,6 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
     say(
         f"Pictures: {', '.join(map(str, drawn))}\n"
         f"Train with the settings of trial {chosen.number} and other seeds:\n"
-        f"  uv run main.py {shlex.join(search.command(chosen, final=bool(ranked)))} --seeds "
-        f"{_listed(range(first, first + 3))}"
+        f"  uv run main.py {shlex.join(search.command(chosen, final=bool(ranked)))} "
+        f"--seeds {first} {first + 1} {first + 2}"
     )
