@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from flame_rl.settings.checks import Count, Seed
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
 from flame_rl.system.output import say, warn
@@ -26,17 +27,16 @@ class PolicyCommand:
     run: tyro.conf.Positional[Path]
     """A run folder, of which the newest checkpoint is taken, or a checkpoint file."""
 
-    episodes: int = 100
+    episodes: Count = 100
     """Number of complete episodes."""
 
     explore: bool = False
-    """Sample the actions, as in training; otherwise take the policy's mean, or the action that is
-    likeliest or worth most."""
+    """Sample the actions, as in training; otherwise take the mean, the likeliest or the best."""
 
     best: bool = False
     """Take the best checkpoint of the run folder, not the newest."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the episodes, which are the same for every policy."""
 
     env: str | None = None
@@ -47,12 +47,6 @@ class PolicyCommand:
 
     wrapper: tuple[str, ...] = ()
     """Other wrappers around the environment, module:Class."""
-
-    def __post_init__(self) -> None:
-        if self.episodes < 1:
-            raise UsageError(f"--episodes: at least 1, not {self.episodes}")
-        if self.seed < 0:
-            raise UsageError(f"--seed: 0 or more, not {self.seed}")
 
     @property
     def environment(self) -> dict[str, object]:
@@ -84,7 +78,6 @@ class EvaluateCommand(PolicyCommand):
     """Print one line of JSON."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.record is not None and self.record.suffix != ".npz":
             raise UsageError(f"--record: a file whose name ends in .npz, not {self.record}")
         if self.record is not None and not self.record.absolute().parent.is_dir():
@@ -94,36 +87,36 @@ class EvaluateCommand(PolicyCommand):
 def evaluate(arguments: Sequence[str]) -> int:
     """Run the command. Returns 0, or 128 plus the number of the signal that ended it."""
     command = parse_command(EvaluateCommand, arguments, "main.py evaluate")
-    # Nothing is learned, so that no graphics card is needed.
-    changes = {"local": command.local, "workers": command.workers, "device": "cpu"}
-    if command.reward_weights is not None:
-        changes["reward_weights"] = command.reward_weights
     with stop_on_signals() as stop:
-        _run(command, changes, stop)
+        _run(command, stop)
     return stop.exit_code
 
 
-def _run(command: EvaluateCommand, changes: dict[str, object], stop: StopSignal) -> None:
+def _run(command: EvaluateCommand, stop: StopSignal) -> None:
     """Evaluate and print."""
     from flame_rl.backends.select import where_collected
     from flame_rl.run.trainer import Trainer
 
-    changes = changes | {"environment": command.environment}
+    # Nothing is learned, so that no graphics card is needed.
+    changes = {"local": command.local, "workers": command.workers, "device": "cpu"}
+    if command.reward_weights is not None:
+        changes["reward_weights"] = command.reward_weights
+    changes["environment"] = command.environment
     with Trainer.load(command.run, command.best, stop=stop, **changes) as trainer:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         if notice := where_collected(trainer.config):
             warn(notice)
         result = trainer.evaluate(command.episodes, command.explore, command.seed, command.record)
-    info = {
-        "env": trainer.spec.env_id,
-        "algorithm": trainer.config.algorithm_name,
-        "iterations": trainer.totals.iterations,
-        "env_steps": trainer.totals.env_steps,
-        "explore": command.explore,
-        "seed": command.seed,
-    }
     if command.json:
+        info = {
+            "env": trainer.spec.env_id,
+            "algorithm": trainer.config.algorithm_name,
+            "iterations": trainer.totals.iterations,
+            "env_steps": trainer.totals.env_steps,
+            "explore": command.explore,
+            "seed": command.seed,
+        }
         say(json.dumps(info | result.numbers()))
         return
     say(

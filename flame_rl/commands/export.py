@@ -14,8 +14,6 @@ from flame_rl.system.files import write_atomically
 from flame_rl.system.machine import require
 from flame_rl.system.output import say, warn
 
-GROUP = "export"
-
 
 @dataclass(frozen=True)
 class ExportCommand:
@@ -42,7 +40,7 @@ def export(arguments: Sequence[str]) -> None:
         raise UsageError(f"{command.file}: name a file in a folder that exists")
     # Checked before torch is imported, which takes seconds.
     for package in ("onnx", "onnxruntime"):
-        require(package, package, GROUP)
+        require(package, package, "export")
     from flame_rl.run.trainer import Trainer
     from flame_rl.tools.onnx_file import ExportedPolicy, check_onnx, to_onnx
 

@@ -31,8 +31,7 @@ class PlotCommand:
     """Run folders, or folders of them; of one environment or of several."""
 
     columns: tuple[str, ...] = ()
-    """Columns of metrics.csv, a curve for each; evaluation: the mean return of evaluations. By
-    default evaluations in environments where all runs have some, elsewhere reward_mean."""
+    """Columns of metrics.csv, or evaluation; by default that, or else reward_mean."""
 
     output: Path = Path("curves.png")
     """The picture, .png or .svg; what is not legible in one goes on in others, as curves-2.png."""
@@ -49,14 +48,12 @@ def plot(arguments: Sequence[str]) -> None:
         raise UsageError("plot: name one run folder or more, such as runs/*")
     if command.output.suffix.lower() not in SUFFIXES:
         raise UsageError(f"--output: {command.output} must end in {' or '.join(SUFFIXES)}")
-    found = _readable(list(dict.fromkeys(each for run in command.runs for each in _below(run))))
+    found = _read(command.runs)
     runs = without_repetitions(found)
     for run in found:
         if not any(run is each for each in runs):
-            warn(
-                f"warning: {run.folder} is left out: another of these runs has its configuration "
-                "and seed"
-            )
+            cause = "another of these runs has its configuration and seed"
+            warn(f"warning: {run.folder} is left out: {cause}")
     for run in runs:
         done, wanted = len(run.values), run.config.experiment.iterations
         if done < wanted and run.config.experiment.env_steps is None:
@@ -75,17 +72,14 @@ def plot(arguments: Sequence[str]) -> None:
         say(f"\n{compare(settings)}")
 
 
-def _below(path: Path) -> list[Path]:
-    """The runs in a folder, or the path itself where there are none."""
+def _read(paths: Sequence[Path]) -> list[Run]:
+    """The runs in these folders, and in folders of them; of several, those that cannot be read are
+    left out."""
+    from flame_rl.report.runs import read_run
     from flame_rl.run.folder import runs_below
 
-    return (runs_below(path)[0] if path.is_dir() else []) or [path]
-
-
-def _readable(folders: list[Path]) -> list[Run]:
-    """The runs in these folders; of several, those that cannot be read are left out."""
-    from flame_rl.report.runs import read_run
-
+    below = [(runs_below(path)[0] if path.is_dir() else []) or [path] for path in paths]
+    folders = list(dict.fromkeys(folder for some in below for folder in some))
     runs: list[Run] = []
     for folder in folders:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flame_rl.run.folder import refuse_another_run, saved_config
@@ -42,9 +42,8 @@ def profile(arguments: Sequence[str]) -> int:
     UsageError for --seeds, and if the run to resume has no policy."""
     folder = resumed_folder(arguments)
     default = None if folder is None else saved_config(folder)
-    config, command = parse(
-        arguments, default, prog="main.py profile", description=DESCRIPTION, extra=ProfileFlags
-    )
+    words = {"prog": "main.py profile", "description": DESCRIPTION}
+    config, command = parse(arguments, default, **words, extra=ProfileFlags)
     if config.output.seeds:
         raise UsageError("--seeds: a profile is of one run; leave the flag out")
     if default is not None:
@@ -61,7 +60,7 @@ def profile(arguments: Sequence[str]) -> int:
             warn(f"warning: {warning}")
         one, several = measure_both(config, stop, found)
         if command.json:
-            measured = {"one": asdict(one), "several": asdict(several)}
+            measured = {"one": one._asdict(), "several": several._asdict()}
             say(json.dumps(measured | conclusions(one, several)))
         else:
             title = f"{environment_id(config.experiment.env)}, {config.algorithm_name}"
@@ -79,24 +78,21 @@ def conclusions(one: Measured, several: Measured) -> dict[str, float]:
 
 
 def as_text(title: str, noun: str, one: Measured, several: Measured) -> str:
-    """A table of what was measured, and what follows from it; `noun` is the flag that sets the
-    number of workers, without its dashes."""
+    """A table of what was measured, and what follows; `noun` is the flag that sets the number of
+    workers, without its dashes."""
     follows = conclusions(one, several)
     share = several.collecting / (several.collecting + several.updating)
     limit = "The learner is the limit: updating takes longer than collecting."
     if share > 0.5:
-        limit = (
-            f"Collecting takes longer than updating: more {noun} may shorten an iteration, by at "
-            f"most {share:.0%}."
-        )
-    table = "".join(
-        f"\n  {each.workers:<10}{each.collecting:>10.3g} s{each.updating:>10.3g} s"
-        f"{each.env_steps_per_second:>14,.0f}"
-        for each in (one, several)
-    )
-    return (
-        f"{title}: {several.episodes} episodes and {several.env_steps:,.0f} env steps an iteration"
-        f"\n\n  {noun:<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}{table}\n\n"
-        f"{several.workers} {noun} collect {follows['speedup']:.2f} times as fast as one.\n"
-        f"{limit}\nWorth it: --{noun} {follows['worth']}"
-    )
+        limit = f"Collecting takes longer than updating: more {noun} may shorten an iteration"
+        limit += f", by at most {share:.0%}."
+    lines = [
+        f"{title}: {several.episodes} episodes and {several.env_steps:,.0f} env steps an iteration",
+        "",
+        f"  {noun:<10}{'collecting':>12}{'updating':>12}{'env steps/s':>14}",
+    ]
+    for each in (one, several):
+        seconds = f"{each.collecting:>10.3g} s{each.updating:>10.3g} s"
+        lines.append(f"  {each.workers:<10}{seconds}{each.env_steps_per_second:>14,.0f}")
+    faster = f"{several.workers} {noun} collect {follows['speedup']:.2f} times as fast as one."
+    return "\n".join([*lines, "", faster, limit, f"Worth it: --{noun} {follows['worth']}"])

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import tyro
 
+from flame_rl.settings.checks import names_of
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import why_refused
 from flame_rl.system.output import say, warn
-
-if TYPE_CHECKING:
-    from flame_rl.report.runs import RunRow
 
 # Columns that are sorted from the greatest to the least.
 _GREATEST_FIRST = ("env_steps", "last", "best", "seconds")
@@ -54,6 +52,7 @@ def runs(arguments: Sequence[str]) -> None:
     # Here and not above, so that --help and mistakes are answered at once.
     from flame_rl.report.runs import RunRow, grid, read_row
     from flame_rl.run.folder import runs_below
+    from flame_rl.settings.experiment import environment_id
 
     try:
         folders, foreign = runs_below(command.folder)
@@ -67,31 +66,21 @@ def runs(arguments: Sequence[str]) -> None:
             warn(f"warning: {error}; it is left out")
     for folder in foreign:
         warn(f"warning: {folder} holds no run; it is left out")
-    rows = _chosen(rows, command)
+    env = None if command.env is None else environment_id(command.env)
+    algorithm, column = command.algorithm, command.sort.replace("-", "_")
+    rows = [row for row in rows if env in (None, row.env) and algorithm in (None, row.algorithm)]
+    # What has no score comes last.
+    having = [row for row in rows if getattr(row, column) is not None]
+    having.sort(key=lambda row: getattr(row, column), reverse=column in _GREATEST_FIRST)
+    rows = having + [row for row in rows if getattr(row, column) is None]
     if command.json:
         for row in rows:
             say(json.dumps(asdict(row) | {"run": str(row.run)}))
-        return
-    if not rows:
-        asked = " that was asked for" * any((command.env, command.algorithm))
-        say(f"{command.folder}: no run{asked}")
-        return
-    names = [field.name for field in fields(RunRow)]
-    # The folder last: it may be long.
-    names.append(names.pop(0))
-    header = [name.replace("_", " ") for name in names]
-    say(grid(header, [[getattr(row, name) for name in names] for row in rows]))
-
-
-def _chosen(rows: list[RunRow], command: RunsCommand) -> list[RunRow]:
-    """Those that were asked for, in the order that was asked for; what has no score comes last."""
-    from flame_rl.settings.experiment import environment_id
-
-    env = None if command.env is None else environment_id(command.env)
-    chosen = [
-        row for row in rows if env in (None, row.env) and command.algorithm in (None, row.algorithm)
-    ]
-    column = command.sort.replace("-", "_")
-    having = [row for row in chosen if getattr(row, column) is not None]
-    having.sort(key=lambda row: getattr(row, column), reverse=column in _GREATEST_FIRST)
-    return having + [row for row in chosen if row not in having]
+    elif rows:
+        # The folder last: it may be long.
+        first, *names = names_of(RunRow)
+        names.append(first)
+        header = [name.replace("_", " ") for name in names]
+        say(grid(header, [[getattr(row, name) for name in names] for row in rows]))
+    else:
+        say(f"{command.folder}: no run{' that was asked for' * any((env, algorithm))}")

@@ -48,7 +48,7 @@ def train(arguments: Sequence[str]) -> int:
         config, _ = parse(arguments, description=f"{DESCRIPTION}\n\nOther commands: {commands}.")
     with stop_on_signals() as stop:
         if config.output.seeds:
-            from flame_rl.tools.seeds import train_seeds
+            from flame_rl.tools.side_runs import train_seeds
 
             return train_seeds(config, stop, arguments)
         _run(config, stop, arguments)
@@ -56,15 +56,8 @@ def train(arguments: Sequence[str]) -> int:
 
 
 def resumed_config(folder: Path, arguments: Sequence[str]) -> TrainConfig:
-    """The configuration of the run in `folder`, changed by the flags that were given.
-
-    Args:
-        folder: the run folder.
-        arguments: the command line.
-
-    Raises:
-        UsageError: the folder holds no run, or a flag would change its results.
-    """
+    """The configuration of the run in `folder`, changed by the flags on the command line. Raises
+    UsageError if the folder holds no run, or if a flag would change its results."""
     saved = saved_config(folder)
     given, _ = parse(arguments, saved)
     refuse_another_run(saved, given)
@@ -150,17 +143,16 @@ def how_to_go_on(trainer: Trainer, folder: str) -> str:
         return f"No iteration is finished; begin again with:\n  {command}"
     if not ended(experiment, done):
         return f"Saved after {done.iterations} iterations; go on with:\n  {command}"
-    film = "" if has_display() else " --video film.mp4"
     more = f"--iterations {2 * experiment.iterations}"
-    if experiment.env_steps is not None:
-        more = f"--env-steps {2 * experiment.env_steps}"
     if reached(experiment, done):
         more = "--stop-at none"
+    elif experiment.env_steps is not None:
+        more = f"--env-steps {2 * experiment.env_steps}"
     return (
         "Evaluate it, watch it, or train it for longer:\n"
         f"  uv run main.py evaluate {folder}\n"
-        f"  uv run --group video main.py watch {folder}{film}\n"
-        f"  {command} {more}"
+        f"  uv run --group video main.py watch {folder}"
+        f"{'' if has_display() else ' --video film.mp4'}\n  {command} {more}"
     )
 
 

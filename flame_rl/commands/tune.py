@@ -4,76 +4,35 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flame_rl.run.folder import hold_folder, path_to_show
-from flame_rl.settings.checks import Count, CountOrZero, check_fields, flag
-from flame_rl.settings.config import TrainConfig
+from flame_rl.settings.checks import flag, names_of
 from flame_rl.settings.parse import parse, resumed_folder
-from flame_rl.settings.ranges import ranges_of
 from flame_rl.system.errors import UsageError
 from flame_rl.system.machine import available_cores, require
 from flame_rl.system.output import say
 from flame_rl.system.signals import stop_on_signals
-from flame_rl.tools.seeds import without
-from flame_rl.tools.study import (
-    Final,
-    Pruner,
-    Search,
-    Study,
-    read_study,
-    run_finals,
-    write_study,
-)
+from flame_rl.tools.side_runs import without
+from flame_rl.tools.study import Search, Study, TuneFlags, flags_of
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
+    from flame_rl.tools.trials import Final
+
 DESCRIPTION = """Search the settings with which an algorithm learns best in an environment.
 
 Takes the flags of training, of which --env-steps is needed: how long each trial trains. Flags that
-are given are fixed; those with a range are searched (docs/tuning.md). The settings of the best
-trials then train for longer, with several seeds. With --resume STUDY a study goes on, and --trials
-and --finalists may be given again."""
+are given are fixed; those with a range are searched (docs/tuning.md). With --resume STUDY a study
+goes on, and --trials and --finalists may be given again."""
 
 _MAY_CHANGE = ("--trials", "--finalists")
 _SHOWN = 10
 # From the study's seed to those of the command at the end, which neither trials nor finals had.
 _FAR = 100
-
-
-@dataclass(frozen=True)
-class TuneFlags:
-    """The flags of `tune` besides those of training."""
-
-    trials: Count = 50
-    """Number of trials. A resumed study may be given more."""
-
-    parallel: Count | None = None
-    """Trials side by side; none: one for each core. It changes which trials a trial learns from."""
-
-    pruner: Pruner = "median"
-    """Which trials end early. median: worse than half of the finished ones at the same number of
-    env steps; halving: in the worse half after an eighth, a quarter and a half of them."""
-
-    search: tuple[str, ...] = ()
-    """Names of flags to search, such as learning-rate; none: all that have a range and are not
-    given. What is given, too, is the first trial's."""
-
-    finalists: CountOrZero = 4
-    """Number of trials whose settings are trained again in the end, to choose among them by the
-    mean over seeds. 0: the best trial is chosen."""
-
-    final_seeds: Count = 3
-    """Seeds with which each of the finalists is trained."""
-
-    final_env_steps: Count | None = None
-    """Env steps of each of these runs; none: four times --env-steps."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def tune(arguments: Sequence[str]) -> int:
@@ -87,24 +46,24 @@ def tune(arguments: Sequence[str]) -> int:
     config, given = parse(arguments, prog="main.py tune", description=DESCRIPTION, extra=TuneFlags)
     require("optuna", "optuna", "tune")
     if resumed is None:
-        own = [flag(field.name) for field in fields(TuneFlags)] + ["--output", "--resume"]
+        own = [*map(flag, names_of(TuneFlags)), "--output", "--resume"]
         options = vars(given) | {"parallel": given.parallel or available_cores()}
-        study = Study(tuple(without(arguments, own)), **options)
+        study = Study(**options, words=tuple(without(arguments, own)))
     else:
-        flags = _flags(arguments)
+        flags = flags_of(arguments)
         if more := [name for name in flags if name not in ("--resume", *_MAY_CHANGE)]:
             raise UsageError(
                 f"{more[0]}: a resumed study has its own; only {' and '.join(_MAY_CHANGE)} may "
                 "change"
             )
         changed = {name[2:]: getattr(given, name[2:]) for name in _MAY_CHANGE if name in flags}
-        study = replace(read_study(resumed), **changed)
+        study = replace(Study.read(resumed), **changed)
         config = parse(study.words)[0].changed(output=resumed)
-    search = search_of(study, config)
+    search = Search.of(study, config)
     with stop_on_signals() as stop, hold_folder(config) as folder:
         search = replace(search, folder=path_to_show(folder, Path.cwd()))
         # Here and not above, so that --help and mistakes are answered at once.
-        from flame_rl.tools.trials import TRIALS_NAME, best_of, run_trials
+        from flame_rl.tools.trials import TRIALS_NAME, best_of, run_finals, run_trials
 
         if resumed is None:
             # A command that was refused has left no trials.
@@ -114,10 +73,10 @@ def tune(arguments: Sequence[str]) -> int:
                     f"with --resume {search.folder}"
                 )
             (folder / TRIALS_NAME).unlink(missing_ok=True)
-        write_study(folder, study)
+        study.write(folder)
         final = (
             f"\nFinal: the best {study.finalists} of them for {search.final_env_steps:,} env "
-            f"steps, with seeds {_listed(search.final_seeds)}"
+            f"steps, with seeds {' '.join(map(str, search.final_seeds))}"
         )
         say(
             f"Study {search.folder}: {study.trials} trials of {search.env_steps:,} env steps, "
@@ -130,27 +89,6 @@ def tune(arguments: Sequence[str]) -> int:
     return stop.exit_code
 
 
-def search_of(study: Study, config: TrainConfig) -> Search:
-    """What follows from a study and the configuration of its words. Raises UsageError."""
-    if config.experiment.env_steps is None:
-        raise UsageError("--env-steps: the env steps of each trial, such as 100000")
-    if config.output.seeds:
-        raise UsageError("--seeds: all trials have the one --seed; train the best with others")
-    ranges = ranges_of(config, _flags(study.words), study.search)
-    words = without(study.words, list(map(flag, ranges)))
-    plain, _ = parse(words)
-    return Search(Path(), study, config, ranges, tuple(words), plain)
-
-
-def _flags(words: Sequence[str]) -> list[str]:
-    """The names of the flags on a command line, with hyphens."""
-    return [w.partition("=")[0].replace("_", "-") for w in words if w.startswith("--")]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return " ".join(map(str, numbers))
-
-
 def _names(search: Search) -> list[str]:
     return [name.replace("_", " ") for name in search.ranges]
 
@@ -161,12 +99,12 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
     from flame_rl.report.runs import grid
     from flame_rl.tools.trials import best_of, importances
 
-    best = best_of(trials)
-    left = best and len(finals) < min(search.study.finalists, len(best))
-    if len(trials) < search.study.trials or left or any(None in each.scores for each in finals):
+    best, study, folder = best_of(trials), search.study, search.folder
+    left = best and len(finals) < min(study.finalists, len(best))
+    if len(trials) < study.trials or left or any(None in each.scores for each in finals):
         say(
             f"\nSaved after {len(trials)} trials; go on with:\n"
-            f"  uv run --group tune main.py tune --resume {shlex.quote(str(search.folder))}"
+            f"  uv run --group tune main.py tune --resume {shlex.quote(str(folder))}"
         )
     if not best:
         return
@@ -177,38 +115,33 @@ def _conclude(search: Search, trials: Sequence[FrozenTrial], finals: Sequence[Fi
 
     rows = [(str(each.number), each.value, *values(each)) for each in best[:_SHOWN]]
     of = "evaluations" if search.config.experiment.evaluate_every else "training"
-    failed = sum(each.value is None for each in trials)
-    pruned = len(trials) - failed - len(best)
+    scores = [(each.value, each in best) for each in trials if each.value is not None]
+    failed, pruned = len(trials) - len(scores), len(scores) - len(best)
     say(
         f"\nBest of {len(trials)} trials, {pruned} of them pruned and {failed} failed; the score "
         f"is the mean return of {of} over the last tenth of the env steps:\n\n"
         f"{grid(('trial', 'score', *_names(search)), rows)}\n"
     )
-    scores = [(each.value, each in best) for each in trials if each.value is not None]
     title = f"{search.config.algorithm.title} on {search.config.experiment.env_name}"
-    drawn = [draw_best_so_far(search.folder / "best.png", scores, title)]
+    drawn = [draw_best_so_far(folder / "best.png", scores, title)]
     if shares := importances(trials):
-        drawn.append(draw_importances(search.folder / "importance.png", shares, title))
-    chosen, command = best[0], search.command(best[0])
+        drawn.append(draw_importances(folder / "importance.png", shares, title))
     if finals:
-        seeds = [f"seed {seed}" for seed in search.final_seeds]
-        rows = [
-            (str(each.trial.number), each.mean, *each.scores, *values(each.trial))
-            for each in finals
-        ]
+        header = ("trial", "mean", *(f"seed {n}" for n in search.final_seeds), *_names(search))
+        rows = [(str(e.trial.number), e.mean, *e.scores, *values(e.trial)) for e in finals]
         say(
             f"Final, each for {search.final_env_steps:,} env steps; the scores are mean returns of "
-            "the last policy without exploration:\n\n"
-            f"{grid(('trial', 'mean', *seeds, *_names(search)), rows)}\n"
+            f"the last policy without exploration:\n\n{grid(header, rows)}\n"
         )
-    if ranked := [each for each in finals if each.mean is not None]:
-        chosen = ranked[0].trial
-        command = search.command(chosen, final=True)
+    ranked = [each for each in finals if each.mean is not None]
+    if ranked:
         named = [(f"trial {each.trial.number}", each.scores) for each in ranked]
-        drawn.append(draw_finals(search.folder / "final.png", named, title))
-    first = search.config.experiment.seed + max(_FAR, search.study.final_seeds) + 1
+        drawn.append(draw_finals(folder / "final.png", named, title))
+    chosen = ranked[0].trial if ranked else best[0]
+    first = search.config.experiment.seed + max(_FAR, study.final_seeds) + 1
     say(
         f"Pictures: {', '.join(map(str, drawn))}\n"
         f"Train with the settings of trial {chosen.number} and other seeds:\n"
-        f"  uv run main.py {shlex.join(command)} --seeds {_listed(range(first, first + 3))}"
+        f"  uv run main.py {shlex.join(search.command(chosen, final=bool(ranked)))} "
+        f"--seeds {first} {first + 1} {first + 2}"
     )

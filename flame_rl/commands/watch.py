@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import tyro
 
 from flame_rl.commands.evaluate import PolicyCommand, headline
+from flame_rl.settings.checks import Count
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.parse import parse_command
 from flame_rl.system.errors import UsageError
@@ -31,12 +32,11 @@ class WatchCommand(PolicyCommand):
     run: tyro.conf.Positional[Path | None] = None
     """A run folder, of which the newest checkpoint is taken, or a checkpoint file."""
 
-    episodes: int = 1
+    episodes: Count = 1
     """Number of complete episodes."""
 
     env: str | None = None
-    """With --untrained: the environment, named as for training; of a run: another one than its own,
-    with the same spaces."""
+    """With --untrained: the environment; of a run: another one than its own."""
 
     video: Path | None = None
     """Write a film, .mp4 or .gif, and open no window."""
@@ -45,7 +45,6 @@ class WatchCommand(PolicyCommand):
     """Instead of a run: the policy with which training in --env begins."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.untrained != (self.run is None) or (self.untrained and self.env is None):
             raise UsageError("watch: name a run folder, or --env NAME --untrained")
 
@@ -72,22 +71,19 @@ def _run(command: WatchCommand, stop: StopSignal) -> None:
         for warning in trainer.warnings:
             warn(f"warning: {warning}")
         request = trainer.evaluation_request(command.episodes, command.explore, command.seed)
-        count = command.episodes * trainer.spec.agent_count
-        say(headline(trainer, count, command.explore))
-        limit = trainer.spec.time_limit
-        steps = None if limit is None else limit * command.episodes
-        with FilmBar(steps) as bar:
+        agents, limit = trainer.spec.agents, trainer.spec.time_limit
+        say(headline(trainer, command.episodes * trainer.spec.agent_count, command.explore))
+        with FilmBar(None if limit is None else limit * command.episodes) as bar:
             # A window shows by itself that something happens.
             on_step = (lambda: None) if command.video is None else bar.advance
             snapshot = trainer.learner.snapshot()
-            names = [f", {agent}" for agent in trainer.spec.agents] or [""]
             lengths: list[int] = []
             for episode in show(snapshot, request, command.video, stop, on_step):
                 own = trainer.learner.rewards.raw_return(episode)
-                who = f"Episode {episode.index}{names[len(lengths)]}"
-                say(f"  {who}: return {own:.1f} in {episode.length} steps")
+                who = f", {agents[len(lengths)]}" if agents else ""
+                say(f"  Episode {episode.index}{who}: return {own:.1f} in {episode.length} steps")
                 lengths.append(episode.length)
-                if len(lengths) == len(names):
+                if len(lengths) == trainer.spec.agent_count:
                     bar.shorten((limit or 0) - max(lengths))
                     lengths.clear()
     if command.video is not None:

@@ -41,16 +41,15 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def why_refused(error: OSError) -> str:
     """The error's text; with the remedy where a folder is gone or belongs to somebody else."""
-    if error.filename is None:
-        return str(error)
-    path = Path(error.filename)
-    with contextlib.suppress(OSError):
-        gone = [parent for parent in path.absolute().parents if not parent.exists()]
-        if isinstance(error, FileNotFoundError) and gone:
-            moved = "if it was moved, --resume goes on under its new name"
-            return f"{error}; {gone[-1]} is gone: {moved}"
-        if isinstance(error, PermissionError):
-            return f"{error}{_about_owner(path.resolve(), Path.cwd().resolve())}"
+    if error.filename is not None:
+        path = Path(error.filename)
+        with contextlib.suppress(OSError):
+            gone = [parent for parent in path.absolute().parents if not parent.exists()]
+            if isinstance(error, FileNotFoundError) and gone:
+                moved = "if it was moved, --resume goes on under its new name"
+                return f"{error}; {gone[-1]} is gone: {moved}"
+            if isinstance(error, PermissionError):
+                return f"{error}{_about_owner(path.resolve(), Path.cwd().resolve())}"
     return str(error)
 
 
@@ -58,21 +57,17 @@ def _about_owner(path: Path, here: Path) -> str:
     """What to add where another user owns `path`, or the folder in which it cannot be made."""
     while not path.exists():
         path = path.parent
-    owner = path.stat().st_uid
-    if owner == os.geteuid():
+    if (owner := path.stat().st_uid) == os.geteuid():
         return ""
-    user = f"user {owner}"
+    user, other = f"user {owner}", "name another folder with --output"
     with contextlib.suppress(KeyError):
         user = pwd.getpwuid(owner).pw_name
     if here not in path.parents:
-        return f"; {path} belongs to {user}: name another folder with --output"
+        return f"; {path} belongs to {user}: {other}"
     # The remedy is for all of it that is below the user's own folder.
     while path.parent != here and path.parent.stat().st_uid == owner:
         path = path.parent
-    name = path.relative_to(here)
+    name = shlex.quote(str(path.relative_to(here)))
     cause = "" if owner else ", as after a run in the cluster's console"
-    return (
-        f"; {name} belongs to {user}{cause}: "
-        f'`sudo chown -R "$(id -u):$(id -g)" {shlex.quote(str(name))}` gives it to you; or name '
-        "another folder with --output"
-    )
+    remedy = f'`sudo chown -R "$(id -u):$(id -g)" {name}` gives it to you'
+    return f"; {name} belongs to {user}{cause}: {remedy}; or {other}"

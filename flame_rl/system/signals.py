@@ -78,9 +78,8 @@ def stoppable(stop: threading.Event) -> Iterator[None]:
         held.append(True)
         stop.set()
 
-    before = signal.getsignal(signal.SIGINT)
     mine = threading.current_thread() is threading.main_thread()
-    mine = mine and before is signal.default_int_handler
+    mine = mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if mine:
         signal.signal(signal.SIGINT, hold)
     try:
@@ -88,7 +87,7 @@ def stoppable(stop: threading.Event) -> Iterator[None]:
     finally:
         _STOP.reset(token)
         if mine:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if held:
             stop.clear()
             raise KeyboardInterrupt
@@ -134,12 +133,10 @@ def in_thread(function: Callable[[], Result]) -> Future[Result]:
 def call_with_timeout(seconds: float, function: Callable[[], Result]) -> Result:
     """Call the function in a thread, which TimeoutError leaves behind if it takes longer."""
     future = in_thread(function)
-    try:
-        return future.result(seconds)
-    except TimeoutError as error:
-        if future.done():  # raised by the function itself
-            raise
-        raise TimeoutError(f"no answer within {seconds:.0f} s") from error
+    wait([future], timeout=seconds)
+    if not future.done():
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return future.result()
 
 
 def close_within(seconds: float, close: Callable[[], None]) -> None:

@@ -1,5 +1,5 @@
-"""Examine an environment: what it is taken for, how fast it is, whether it repeats itself, and what
-a random policy earns.
+"""Examine an environment: its spaces, how fast it is, whether it repeats itself, and what a random
+policy earns.
 
 Everything is played in forks of this process, so that an environment that crashes or hangs is
 described as far as it came.
@@ -15,11 +15,10 @@ import re
 import signal
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.utils.env_checker import check_env
 
@@ -52,15 +51,14 @@ _MORE_SECONDS = 120
 
 @dataclass(frozen=True)
 class Examined:
-    """What was found out about an environment. Nothing is known of what did not come so far.
+    """What was found out about an environment, as far as it came.
 
     Attributes:
         environment: as it was found, with its module.
         package: name and version of what brings it; "" if it is no package.
         spec: its description, with where it has masks.
         layers: the classes of its wrappers, the outermost first, and its own.
-        making_seconds: how long an object takes.
-        bytes: memory that an object takes.
+        making_seconds, bytes: how long an object takes, and how much memory.
         played: what a random policy did; see `random_play`.
         info: names of the entries of `info`.
         differs, beside: how episodes differ that should be the same, in turn and beside another.
@@ -93,10 +91,10 @@ def examine(environment: Environment, seconds: float) -> Examined:
     doing, failures = found.pop("doing", "being made"), found.pop("failures", [])
     failures += [_how_it_ended(doing, ended)] if ended else []
     module, spec, masks = (found.pop(name, None) for name in ("module", "spec", "action_mask"))
-    package = _package_of(module or env_id)
     if spec is not None:
         spec = codec.decode_description(base64.b64decode(spec), env_id)
         spec = replace(spec, action_mask=masks or spec.action_mask)
+    package = _package_of(module or env_id)
     examined = Examined(environment, package, spec, failures=failures, **found)
     if spec is None or failures:
         return examined
@@ -124,9 +122,8 @@ def _how_it_ended(doing: str, ended: str) -> str:
 def _package_of(module: str) -> str:
     """Name and version of the package that a module belongs to, or ""."""
     top = module.partition(":")[0].partition(".")[0]
-    for name in importlib.metadata.packages_distributions().get(top, ()):
-        return f"{name} {importlib.metadata.version(name)}"
-    return ""
+    names = importlib.metadata.packages_distributions().get(top, ())
+    return next((f"{name} {importlib.metadata.version(name)}" for name in names), "")
 
 
 def _play(
@@ -149,9 +146,7 @@ def _play(
         note({"played": random_play(simulator, spec, seconds)})
         note({"action_mask": simulator.masks.found_in})
         note({"doing": "it was played with actions at their bounds"})
-        _play_at_bounds(simulator, spec)
-        note({"doing": "its info was looked at"})
-        note({"info": _names_in_info(simulator)})
+        note({"info": _names_in_info(simulator, spec)})
     except SimulatorError as error:
         note({"failures": [f"{error}{_last_line(error.cause)}"]})
     except Exception as error:
@@ -171,23 +166,19 @@ def random_play(
 
     Returns:
         reset_seconds, steps_per_second: of one environment alone.
-        finished, truncated: episodes, of each agent, that ended, and those that were cut.
-        returns, lengths: `_amounts` of finished episodes.
+        finished, truncated, returns, lengths: of the episodes, of each agent, that ended.
         longest: env steps of the longest episode, finished or not.
-        rewards: `_amounts` of all steps; of a vector, its sum.
-        paid: the share of steps whose reward is not 0.
+        rewards, paid: of all steps, and the share of those whose reward is not 0.
         allowed: the mean share of choices that the masks allow; 1 without masks.
         observed: the least and the greatest number that was observed.
         far: names and greatest absolute values of numbers beyond 100, the farthest first.
         numbers, constant: how many numbers an observation has, and how many never changed.
         grown_bytes: by how much the process has grown since the first episode's end.
     """
-    (actions,) = (column for column in step_columns(spec) if column.name == "actions")
     agents, generator = simulator.agents, np.random.default_rng(SEED)
-    finished: list[tuple[float, int, bool]] = []
-    resets, rewards, allowed = [], [], []
+    returns, lengths, cut, rewards, allowed = [], [], [], [], []
     least, most = np.full(spec.observation_dim, np.inf), np.full(spec.observation_dim, -np.inf)
-    steps, longest, stepping, first_bytes = 0, 0, 0.0, None
+    steps, longest, stepping, resetting, first_bytes = 0, 0, 0.0, 0.0, None
 
     def look(when: str, running: np.ndarray) -> None:
         observations = simulator.observations[running]
@@ -197,44 +188,43 @@ def random_play(
         np.minimum(least, observations.min(axis=0), out=least)
         np.maximum(most, observations.max(axis=0), out=most)
 
-    limit = time.monotonic() + seconds
-    for episode in range(_EPISODES):
-        if episode and time.monotonic() > limit:
-            break
+    limit, episodes = time.monotonic() + seconds, 0
+    while not episodes or (episodes < _EPISODES and time.monotonic() < limit):
         running, began = np.arange(agents), time.monotonic()
-        simulator.reset(running, np.full(agents, SEED + episode))
-        resets.append(time.monotonic() - began)
+        simulator.reset(running, np.full(agents, SEED + episodes))
+        resetting += time.monotonic() - began
         look("reset", running)
-        returns, length = np.zeros(agents), 0
+        earned, length = np.zeros(agents), 0
         while len(running) and (not length or time.monotonic() < limit):
-            chosen = random_actions(simulator, actions, generator, slice(0, agents))
+            actions = _random_actions(simulator, spec, generator)
             if simulator.masks.read:
                 masks = simulator.action_masks[running]
                 allowed.append(np.unpackbits(masks, axis=1, count=sum(spec.choices)).mean())
             began = time.monotonic()
-            simulator.step(chosen, running)
+            simulator.step(actions, running)
             stepping += time.monotonic() - began
             length += 1
             look(f"step {length}", running)
+            # Of a vector, its sum.
             rewards.append(simulator.rewards[running].reshape(len(running), -1).sum(axis=1))
-            returns[running] += rewards[-1]
+            earned[running] += rewards[-1]
             ended = (simulator.terminated | simulator.truncated)[running]
-            for slot in running[ended]:
-                cut = bool(simulator.truncated[slot] and not simulator.terminated[slot])
-                finished.append((float(returns[slot]), length, cut))
+            returns += earned[running[ended]].tolist()
+            cut += (~simulator.terminated[running[ended]]).tolist()
+            lengths += [length] * int(ended.sum())
             running = running[~ended]
-        steps, longest = steps + length, max(longest, length)
+        episodes, steps, longest = episodes + 1, steps + length, max(longest, length)
         first_bytes = own_bytes() if first_bytes is None else first_bytes
     paid = np.concatenate(rewards)
     return {
-        "reset_seconds": float(np.mean(resets)),
+        "reset_seconds": resetting / episodes,
         "steps_per_second": steps / max(stepping, 1e-9),
-        "finished": len(finished),
-        "truncated": sum(cut for *_, cut in finished),
-        "returns": _amounts([each for each, *_ in finished]),
-        "lengths": _amounts([length for _, length, _ in finished]),
+        "finished": len(returns),
+        "truncated": sum(cut),
+        "returns": _spread(returns),
+        "lengths": _spread(lengths),
         "longest": longest,
-        "rewards": _amounts(paid),
+        "rewards": _spread(paid),
         "paid": float((paid != 0).mean()),
         "allowed": float(np.mean(allowed)) if allowed else 1.0,
         "observed": [float(least.min()), float(most.max())],
@@ -243,6 +233,14 @@ def random_play(
         "constant": int((least == most).sum()),
         "grown_bytes": own_bytes() - first_bytes,
     }
+
+
+def _random_actions(
+    simulator: EnvironmentsSimulator, spec: EnvironmentSpec, generator: np.random.Generator
+) -> np.ndarray:
+    """Random actions of all agents of the first environment."""
+    (actions,) = (column for column in step_columns(spec) if column.name == "actions")
+    return random_actions(simulator, actions, generator, slice(0, simulator.agents))
 
 
 def _far(spec: EnvironmentSpec, greatest: np.ndarray) -> list[tuple[str, float]]:
@@ -259,8 +257,8 @@ def _far(spec: EnvironmentSpec, greatest: np.ndarray) -> list[tuple[str, float]]
     return found
 
 
-def _amounts(values: Any) -> dict[str, float] | None:
-    """The spread of a number: how often it came, and its mean, standard deviation and range."""
+def _spread(values: Any) -> dict[str, float] | None:
+    """How often a number came, and its mean, standard deviation and range."""
     if not len(values):
         return None
     array = np.asarray(values, np.float64)
@@ -268,37 +266,30 @@ def _amounts(values: Any) -> dict[str, float] | None:
     return {"count": len(array)} | {name: float(value) for name, value in spread.items()}
 
 
-def _play_at_bounds(simulator: EnvironmentsSimulator, spec: EnvironmentSpec) -> None:
-    """Play an episode whose numbers are the least and the greatest that a policy's become."""
-    (actions,) = (column for column in step_columns(spec) if column.name == "actions")
-    if actions.choices:
-        return
-    agents, generator = simulator.agents, np.random.default_rng(SEED)
-    running = np.arange(agents)
-    simulator.reset(running, np.full(agents, SEED))
-    for _ in range(_STEPS):
-        if not len(running):
-            return
-        chosen = np.sign(random_actions(simulator, actions, generator, slice(0, agents)))
-        simulator.step(chosen, running)
-        running = running[~(simulator.terminated | simulator.truncated)[running]]
-
-
-def _names_in_info(simulator: EnvironmentsSimulator) -> list[str]:
-    """The names of what is in `info` at a reset and, where no mask forbids actions, after steps."""
+def _names_in_info(simulator: EnvironmentsSimulator, spec: EnvironmentSpec) -> list[str]:
+    """The names of what is in `info` during an episode, in which numbers are the least and the
+    greatest that a policy's become, and choices are random."""
+    names: dict[str, None] = {}
     env = simulator.first
-    several = not isinstance(env, gymnasium.Env)
-    infos, ended = [env.reset(seed=SEED)[1]], False
-    while not (ended or simulator.masks.read or len(infos) > _STEPS):
-        if several:
-            actions = {agent: env.action_space(agent).sample() for agent in env.agents}
-        else:
-            actions = env.action_space.sample()
-        _, _, terminated, truncated, info = env.step(actions)
-        infos.append(info)
-        ended = not env.agents if several else terminated or truncated
-    found = [own for info in infos for own in (info.values() if several else (info,))]
-    return list(dict.fromkeys(str(name) for own in found for name in own))[:50]
+
+    def noting(function: Callable[..., tuple]) -> Callable[..., tuple]:
+        def call(*arguments: Any, **options: Any) -> tuple:
+            *returned, info = function(*arguments, **options)
+            for own in info.values() if spec.agents else (info,):
+                names.update(dict.fromkeys(map(str, own)))
+            return *returned, info
+
+        return call
+
+    env.reset, env.step = noting(env.reset), noting(env.step)
+    running, generator = np.arange(simulator.agents), np.random.default_rng(SEED)
+    simulator.reset(running, np.full(len(running), SEED))
+    for _ in range(_STEPS):
+        if len(running):
+            chosen = _random_actions(simulator, spec, generator)
+            simulator.step(chosen if spec.choices else np.sign(chosen), running)
+            running = running[~(simulator.terminated | simulator.truncated)[running]]
+    return list(names)[:50]
 
 
 def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:
@@ -308,7 +299,7 @@ def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:
         signal.alarm(effort.most_seconds)
         simulator = plain_simulator(environment)
         closing.callback(simulator.close)
-        error = []
+        texts = []
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
@@ -316,11 +307,11 @@ def _ask_gymnasium(environment: Environment, effort: Effort) -> list[str]:
             except Exception as raised:
                 # Some of its assertions say nothing.
                 where = "" if str(raised) else _last_line(traceback_of(raised))
-                error = [f"{summary(raised)}{where}"]
-        texts = [str(each.message) for each in said if issubclass(each.category, UserWarning)]
+                texts = [f"{summary(raised)}{where}"]
+        texts += [str(each.message) for each in said if issubclass(each.category, UserWarning)]
         # Without colours and prefix.
         plain = [re.sub(r"\x1b\[[\d;]*m", "", text).removeprefix("WARN: ") for text in texts]
-        note({"texts": list(dict.fromkeys([*error, *plain]))})
+        note({"texts": list(dict.fromkeys(plain))})
 
     found, ended = in_fork(work)
     if ended:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 from flame_rl.run.checks import about_goals, environment_warnings
 from flame_rl.settings.algorithms import ALGORITHMS, settings_class
 from flame_rl.settings.config import TrainConfig, names_of
 from flame_rl.tools.checking import FAR, Examined
-from flame_rl.wire.messages import EnvironmentSpec
 
-# An environment that is reset for longer than it plays so many steps.
-_SLOW_RESET_STEPS = 100
-# Steps a second.
-_SLOW = 100
+# A reset that takes longer than so many steps, and steps a second below which it is slow.
+_SLOW_RESET_STEPS, _SLOW = 100, 100
 # Memory of a process's environments, and of a leak, that is worth a word.
 _MUCH_MEMORY, _LEAK = 1e9, 50e6
 _MOST_OF_CHECKER = 4
@@ -25,15 +21,9 @@ _MOST_OF_CHECKER = 4
 _OF_BOUNDS = re.compile("is -?infinity|symmetric and normalized space")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A sentence with a cause and a remedy.
-
-    Attributes:
-        problem: whether training fails, or its results cannot be repeated; otherwise it is advice.
-        topic: a word for what it is about.
-        text: the sentence.
-    """
+class Finding(NamedTuple):
+    """A sentence with a cause and a remedy. It is a problem where training fails, or its results
+    cannot be repeated, and otherwise advice."""
 
     problem: bool
     topic: str
@@ -45,73 +35,45 @@ def findings(examined: Examined, config: TrainConfig) -> list[Finding]:
     found = [Finding(True, "fails", text) for text in examined.failures]
     differing = [text for text in (examined.differs, examined.beside) if text]
     found += [Finding(True, "repeats", text) for text in differing]
-    return found + [Finding(False, *each) for each in _advice(examined, config)]
-
-
-def _advice(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
-    """Topics and sentences."""
-    spec, played = examined.spec, examined.played
-    yield from (("repeats", text) for text in examined.notes)
-    if spec is not None:
-        yield from (("spaces", text) for text in environment_warnings(config, spec))
-        if spec.time_limit is None or spec.limited_by_default:
-            yield "time limit", _without_limit(spec, played)
-        if text := about_goals(spec):
-            yield "goals", text
-        if spec.reward_shape:
-            yield (
-                "rewards",
-                f"a reward is a vector of {spec.reward_shape[0]} numbers: --reward-weights, with a "
-                "weight for each, says what is learned from",
-            )
-    if played is not None:
-        yield from _of_numbers(played)
-        yield from _of_time(played)
-    making = examined.making_seconds
-    if making is not None and making > 1:
-        yield (
-            "speed",
-            f"making an object takes {making:.1f} s: a process begins with one, and makes more as "
-            "the run goes on (--slots)",
-        )
-    # What is not asked for, training chooses by this memory itself.
-    slots, each = config.execution.slots or 1, examined.bytes or 0
-    if each * slots > _MUCH_MEMORY:
-        noun = "environment takes" if slots == 1 else f"environments of {each / 1e6:,.0f} MB take"
-        yield (
-            "memory",
-            f"{slots} {noun} {each * slots / 1e9:.1f} GB in each worker: fewer --slots or "
-            "--workers take less",
-        )
-    if played is not None and played["grown_bytes"] > _LEAK:
-        yield (
-            "memory",
-            f"the process grew by {played['grown_bytes'] / 1e6:,.0f} MB in "
-            f"{played['rewards']['count']:,} steps: --worker-megabytes replaces a worker that has "
-            "grown",
-        )
+    advice = [("repeats", text) for text in examined.notes]
+    advice += [*_of_spec(examined, config), *_of_play(examined), *_of_objects(examined, config)]
     remarks = [text for text in examined.checker if not _OF_BOUNDS.search(text)]
-    yield from (("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER])
+    advice += [("checker", f"Gymnasium: {text}") for text in remarks[:_MOST_OF_CHECKER]]
+    return found + [Finding(False, *each) for each in advice]
 
 
-def _without_limit(spec: EnvironmentSpec, played: dict[str, Any] | None) -> str:
-    limit = spec.time_limit if spec.limited_by_default else None
-    text = "Gymnasium knows no time limit"
-    if played is not None:
-        longest = played["longest"]
-        if longest != limit and played["truncated"]:
-            text = f"the environment's own code cuts episodes, here by step {longest:,}"
-        elif longest != limit and played["finished"]:
-            text += f"; here episodes ended by step {longest:,}"
-        else:
-            text += f", and none ended within {longest:,} steps"
-    if limit is None:
-        return f"{text}. --max-episode-steps N cuts them"
-    return f"{text}. Episodes are cut after {limit:,}; --max-episode-steps N sets another, 0 none"
+def _of_spec(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Topics and sentences about spaces, the time limit, goals, and rewards that are vectors."""
+    spec, played = examined.spec, examined.played
+    if spec is None:
+        return
+    yield from (("spaces", text) for text in environment_warnings(config, spec))
+    if spec.time_limit is None or spec.limited_by_default:
+        limit, text = spec.time_limit, "Gymnasium knows no time limit"
+        if played is not None:
+            longest = played["longest"]
+            if longest != limit and played["truncated"]:
+                text = f"the environment's own code cuts episodes, here by step {longest:,}"
+            elif longest != limit and played["finished"]:
+                text += f"; here episodes ended by step {longest:,}"
+            else:
+                text += f", and none ended within {longest:,} steps"
+        remedy = "--max-episode-steps N cuts them"
+        if limit is not None:
+            remedy = f"Episodes are cut after {limit:,}; --max-episode-steps N sets another, 0 none"
+        yield "time limit", f"{text}. {remedy}"
+    if text := about_goals(spec):
+        yield "goals", text
+    if spec.reward_shape:
+        text = f"a reward is a vector of {spec.reward_shape[0]} numbers: --reward-weights"
+        yield "rewards", f"{text}, with a weight for each, says what is learned from"
 
 
-def _of_numbers(played: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Numbers that networks learn from badly."""
+def _of_play(examined: Examined) -> Iterator[tuple[str, str]]:
+    """Topics and sentences about what a random policy met."""
+    if (played := examined.played) is None:
+        return
+    rewards, rate = played["rewards"], played["steps_per_second"]
     if played["far"]:
         name, value = played["far"][0]
         kinds = {each: settings_class(each) for each in ALGORITHMS}
@@ -124,7 +86,6 @@ def _of_numbers(played: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f"to {value:,.0f}. Normalised by {by_itself}; by {by_flag} with "
             "--normalize-observations True; for others scale them in a --wrapper of your own",
         )
-    rewards = played["rewards"]
     largest = max(abs(rewards["least"]), abs(rewards["most"]))
     if not played["paid"]:
         yield (
@@ -138,21 +99,35 @@ def _of_numbers(played: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f"a reward of {largest:,.0f} is far from 1: --reward-scale (ddpg, td3, sac), or "
             "scale it in a --wrapper of your own (gymnasium.wrappers.TransformReward)",
         )
-
-
-def _of_time(played: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    rate = played["steps_per_second"]
     if rate < _SLOW:
         yield (
             "speed",
             f"it is slow: 100,000 steps take a worker {100_000 / rate / 3600:,.1f} hours; look for "
-            "a quicker setting of the environment (--env-kwargs), and for --workers that are worth "
-            "it (main.py profile)",
+            "a quicker setting (--env-kwargs), and for --workers that are worth it (main.py "
+            "profile)",
         )
     steps = played["reset_seconds"] * rate
     if steps > _SLOW_RESET_STEPS and steps > played["longest"]:
         yield (
             "speed",
-            f"a reset takes as long as {steps:,.0f} steps, longer than an episode: begin it "
-            "with less work, in the constructor what can be done once",
+            f"a reset takes as long as {steps:,.0f} steps, longer than an episode: do in the "
+            "constructor what can be done once",
         )
+
+
+def _of_objects(examined: Examined, config: TrainConfig) -> Iterator[tuple[str, str]]:
+    """Topics and sentences about the time and the memory that objects take."""
+    making, played = examined.making_seconds, examined.played
+    if making is not None and making > 1:
+        text = f"making an object takes {making:.1f} s: a process begins with one, and makes more"
+        yield "speed", f"{text} as the run goes on (--slots)"
+    # What is not asked for, training chooses by this memory itself.
+    slots, each = config.execution.slots or 1, examined.bytes or 0
+    if each * slots > _MUCH_MEMORY:
+        noun = "environment takes" if slots == 1 else f"environments of {each / 1e6:,.0f} MB take"
+        text = f"{slots} {noun} {each * slots / 1e9:.1f} GB in each worker: fewer --slots or"
+        yield "memory", f"{text} --workers take less"
+    if played is not None and played["grown_bytes"] > _LEAK:
+        grown, steps = played["grown_bytes"] / 1e6, played["rewards"]["count"]
+        text = f"the process grew by {grown:,.0f} MB in {steps:,} steps: --worker-megabytes"
+        yield "memory", f"{text} replaces a worker that has grown"

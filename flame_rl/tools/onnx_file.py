@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -16,9 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from flame_rl.actor.environments.masks import ACTION_MASK
-from flame_rl.learner.learner import Learner
-from flame_rl.modules.layers import Dense
-from flame_rl.modules.networks import ActionValueNetwork
 from flame_rl.nets.acting import ActingPolicy
 from flame_rl.nets.continuous import LOG_STD_RANGE
 from flame_rl.nets.kinds import LAYERS
@@ -26,6 +24,9 @@ from flame_rl.nets.layers import ROW_BLOCK
 from flame_rl.system.errors import RunError
 from flame_rl.wire.masks import ACTION_MASKS, FORBIDDEN_LOGIT, pack_masks
 from flame_rl.wire.messages import Layer, PolicySnapshot
+
+if TYPE_CHECKING:
+    from flame_rl.learner.learner import Learner
 
 # A version that runtimes of 2022 and later read.
 _OPSET = 17
@@ -45,15 +46,8 @@ class ExportedPolicy(nn.Module):
     def __init__(
         self, policy: nn.Module, snapshot: PolicySnapshot, first: nn.Module | None = None
     ) -> None:
-        """
-        Args:
-            policy: the torch module, whose output is that of its last layer.
-            snapshot: its export for actors.
-            first: what normalises observations before `policy` does; None: nothing.
-
-        Raises:
-            RunError: the policy has a memory.
-        """
+        """`policy` outputs what its last layer does, `snapshot` is its export for actors, and
+        `first` normalises observations before. Raises RunError if the policy has a memory."""
         super().__init__()
         for layer in snapshot.layers:
             if LAYERS[layer.kind].state is not None:
@@ -62,13 +56,11 @@ class ExportedPolicy(nn.Module):
                     "only input is one observation"
                 )
         network = [policy]
-        if isinstance(policy, ActionValueNetwork):
+        if snapshot.head.kind.startswith("epsilon_greedy"):
             # The last layer for actors gives the values of actions, whatever the module predicts.
-            arrays = snapshot.layers[-1].arrays
-            last = Dense(*arrays["weight"].shape)
-            last.load_state_dict(
-                {"weight": torch.tensor(arrays["weight"].T), "bias": torch.tensor(arrays["bias"])}
-            )
+            weight, bias = (torch.tensor(snapshot.layers[-1].arrays[n]) for n in ("weight", "bias"))
+            last = nn.Linear(*weight.shape)
+            last.load_state_dict({"weight": weight.T, "bias": bias})
             network = [policy.normalizer, *policy.network[:-1], last]
         self.network = nn.Sequential(*([] if first is None else [first]), *network)
         self.snapshot = snapshot
@@ -118,13 +110,8 @@ def head_outputs(head: Layer, output: Tensor, mask: Tensor | None = None) -> dic
 
 
 def to_onnx(policy: ExportedPolicy, env_id: str, choices: tuple[int, ...] = ()) -> bytes:
-    """The policy as an ONNX model.
-
-    Args:
-        policy: what is exported.
-        env_id: stored in the model's metadata, as is the number of updates.
-        choices: of each factor, where the environment has masks; else empty.
-    """
+    """The policy as an ONNX model, whose metadata has `env_id` and the number of updates; `choices`
+    are those of each factor where the environment has masks, else empty."""
     inputs = {"observation": torch.zeros(2, ActingPolicy(policy.snapshot).observation_dim)}
     if choices:
         inputs[ACTION_MASK] = torch.ones(2, sum(choices), dtype=torch.int8)
@@ -151,14 +138,8 @@ def to_onnx(policy: ExportedPolicy, env_id: str, choices: tuple[int, ...] = ()) 
 
 def check_onnx(model: bytes, snapshot: PolicySnapshot, choices: tuple[int, ...] = ()) -> float:
     """Run the model beside the NumPy policy on random observations and masks; `choices` is as in
-    `to_onnx`.
-
-    Returns:
-        The greatest difference of a number, relative to the greatest number of its output.
-
-    Raises:
-        RunError: the difference is more than float32 explains.
-    """
+    `to_onnx`. Returns the greatest difference of a number, relative to the greatest number of its
+    output. Raises RunError if it is more than float32 explains."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     policy, generator = ActingPolicy(snapshot), np.random.default_rng(0)
     observations = generator.standard_normal((_CHECK_ROWS, policy.observation_dim))
@@ -211,10 +192,9 @@ def _difference(
             np.where(each == np.float32(FORBIDDEN_LOGIT), 0, each)
             for each in (left, right.astype(np.float32))
         )
-        greatest = np.abs(right).max()
-        if "support" in arrays and name != "logits":
-            # A mean of returns that cancel out is as exact as these returns are.
-            greatest = np.abs(arrays["support"]).max()
+        # A mean of returns that cancel out is as exact as these returns are.
+        means = "support" in arrays and name != "logits"
+        greatest = np.abs(arrays["support"] if means else right).max()
         differences.append(np.abs(left - right).max() / (greatest or 1.0))
     # Unlike max, np.max does not lose what is not a number.
     return float(np.max(differences))

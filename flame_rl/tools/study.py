@@ -1,5 +1,5 @@
-"""A study of settings: trials (trials.py), each a run of main.py in a folder of its own, and a
-final in which the settings of the best trials train for longer, with several seeds.
+"""A study of settings: what its trials search, and the command of each, a run of main.py in a
+folder of its own. The settings of the best trials train for longer in a final, with several seeds.
 
 Settings that learn quickest in a short trial need not end best, and the best score of many trials
 with one seed is partly luck (Eimer et al. 2023, "Hyperparameters in Reinforcement Learning and How
@@ -8,55 +8,86 @@ To Tune Them"): the score of a finalist is the mean over seeds that no trial had
 
 from __future__ import annotations
 
-import json
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from flame_rl.run.folder import CONFIG_NAME
-from flame_rl.settings.checks import Span
+from flame_rl.settings.checks import Count, CountOrZero, Span, check_fields, flag
 from flame_rl.settings.config import TrainConfig
-from flame_rl.settings.ranges import Range, Value, value_of, words_of
+from flame_rl.settings.parse import parse
+from flame_rl.settings.ranges import Range, Value, ranges_of, value_of, words_of
 from flame_rl.system.errors import UsageError
 from flame_rl.system.files import open_regular, write_atomically
-from flame_rl.system.signals import StopSignal
-from flame_rl.tools.seeds import SideRun, row_of, share_of, supervise, without
-from flame_rl.wire.fields import Length, WireError, Within, from_data, to_data
+from flame_rl.tools.side_runs import SideRun, share_of, without
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-Pruner = Literal["median", "halving", "none"]
-
-STUDY_NAME = "study.json"
+_STUDY_NAME = "study.json"
 # A run of the final is this many times as long as a trial, by default, and evaluated at its end.
 _LONGER = 4
 _EPISODES = 100
 _ONLY_AT_THE_END = 1_000_000
 
 
-Count = Annotated[int, Within(1, 1 << 40, "at least 1, at most 2**40")]
-CountOrZero = Annotated[int, Within(0, 1 << 40, "0 or more, at most 2**40")]
+@dataclass(frozen=True)
+class TuneFlags:
+    """The flags of `tune` besides those of training."""
+
+    trials: Count = 50
+    """Number of trials. A resumed study may be given more."""
+
+    parallel: Count | None = None
+    """Trials side by side; none: one for each core. It changes which trials a trial learns from."""
+
+    pruner: Literal["median", "halving", "none"] = "median"
+    """Which trials end early: those worse than half of the finished ones, or the worse half."""
+
+    search: tuple[str, ...] = ()
+    """Names of flags to search; none: all that have a range and are not given."""
+
+    finalists: CountOrZero = 4
+    """Number of trials whose settings train again in the end; 0: the best trial is chosen."""
+
+    final_seeds: Count = 3
+    """Seeds with which each of the finalists is trained."""
+
+    final_env_steps: Count | None = None
+    """Env steps of each of these runs; none: four times --env-steps."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
-class Study:
-    """What study.json holds; see `flame_rl.commands.tune.TuneFlags`.
+class Study(TuneFlags):
+    """What study.json holds: these flags, and as `words` the command line without them, --output
+    and --resume."""
 
-    Attributes:
-        words: the command line, without the flags below, --output and --resume.
-    """
+    words: tuple[str, ...] = ()
 
-    words: Annotated[tuple[str, ...], Length(0, 1000)]
-    search: Annotated[tuple[str, ...], Length(0, 1000)]
-    trials: Count
-    parallel: Count
-    pruner: Pruner
-    finalists: CountOrZero = 0
-    final_seeds: Count = 3
-    final_env_steps: Count | None = None
+    @classmethod
+    def read(cls, folder: Path) -> Study:
+        """That of a folder. Raises UsageError if it holds none."""
+        path = folder / _STUDY_NAME
+        try:
+            with open_regular(path) as file:
+                return msgspec.json.decode(file.read(), type=cls)
+        except FileNotFoundError as error:
+            raise UsageError(
+                f"--resume: {folder} holds no study: there is no {_STUDY_NAME}"
+            ) from error
+        except (OSError, ValueError, RecursionError, UsageError) as error:
+            raise UsageError(f"--resume: {path} is no study: {error}") from error
+
+    def write(self, folder: Path) -> None:
+        """Write study.json. Raises OSError."""
+        text = msgspec.json.format(msgspec.json.encode(asdict(self)))
+        write_atomically(folder / _STUDY_NAME, text + b"\n")
 
 
 @dataclass(frozen=True)
@@ -65,6 +96,7 @@ class Search:
 
     Attributes:
         folder: of the study, which this process holds.
+        study: what study.json holds.
         config: of the first trial.
         ranges: of the settings that are searched, by field.
         words: of every trial, without those settings.
@@ -77,6 +109,17 @@ class Search:
     ranges: dict[str, Range]
     words: tuple[str, ...]
     plain: TrainConfig
+
+    @classmethod
+    def of(cls, study: Study, config: TrainConfig, folder: Path = Path()) -> Search:
+        """What follows from a study and the configuration of its words. Raises UsageError."""
+        if config.experiment.env_steps is None:
+            raise UsageError("--env-steps: the env steps of each trial, such as 100000")
+        if config.output.seeds:
+            raise UsageError("--seeds: all trials have the one --seed; train the best with others")
+        ranges = ranges_of(config, flags_of(study.words), study.search)
+        words = without(study.words, list(map(flag, ranges)))
+        return cls(folder, study, config, ranges, tuple(words), parse(words)[0])
 
     @property
     def env_steps(self) -> int:
@@ -115,94 +158,32 @@ class Search:
         if not self.config.experiment.evaluate_every:
             words = without(words, ("--evaluate-every",))
             words += ["--evaluate-every", str(_ONLY_AT_THE_END)]
-        if without(words, ("--evaluate-episodes",)) == words:
+        if "--evaluate-episodes" not in flags_of(words):
             words += ["--evaluate-episodes", str(_EPISODES)]
         return words
 
-    def run(self, name: str, folder: str, words: Sequence[str]) -> SideRun:
-        """A run of the study, which begins, or goes on if it has begun."""
+    def trial_run(self, trial: FrozenTrial) -> SideRun:
+        """The run of a trial, which begins, or goes on if it has begun."""
+        name = f"trial-{trial.number:03}"
+        return self._run(f"trial {trial.number}", name, self.command(trial))
+
+    def final_run(self, trial: FrozenTrial, seed: int) -> SideRun:
+        """The run of the final with a trial's settings and a seed."""
+        name = f"final-{trial.number:03}-seed-{seed}"
+        words = [*self.command(trial, final=True), "--seed", str(seed)]
+        return self._run(f"trial {trial.number} with seed {seed}", name, words)
+
+    def _run(self, name: str, folder: str, words: Sequence[str]) -> SideRun:
         place = self.folder / folder
         begun = ["--resume", str(place)] if (place / CONFIG_NAME).exists() else None
         workers = share_of(self.config.execution.workers, self.study.parallel)
         own = begun or [*words, "--output", str(place)]
-        return SideRun(name, place, (*own, "--workers", str(workers)))
-
-    def trial_run(self, trial: FrozenTrial) -> SideRun:
-        """The run of a trial."""
-        name = f"trial {trial.number}"
-        return self.run(name, f"trial-{trial.number:03}", self.command(trial))
+        return SideRun(name, place, [*own, "--workers", str(workers)])
 
 
-@dataclass(frozen=True)
-class Final:
-    """How good the settings of a trial are in the final.
-
-    Attributes:
-        trial: the trial.
-        scores: of each seed; None where the run is not at its end.
-    """
-
-    trial: FrozenTrial
-    scores: tuple[float | None, ...]
-
-    @property
-    def mean(self) -> float | None:
-        """The mean over the seeds; None if a run is not at its end."""
-        return None if None in self.scores else statistics.fmean(self.scores)
-
-
-def read_study(folder: Path) -> Study:
-    """What study.json of the folder holds. Raises UsageError if it holds none."""
-    path = folder / STUDY_NAME
-    try:
-        with open_regular(path) as file:
-            return from_data(Study, json.loads(file.read()))
-    except FileNotFoundError as error:
-        raise UsageError(f"--resume: {folder} holds no study: there is no {STUDY_NAME}") from error
-    except (OSError, WireError, ValueError, RecursionError) as error:
-        raise UsageError(f"--resume: {path} is no study: {error}") from error
-
-
-def write_study(folder: Path, study: Study) -> None:
-    """Write study.json. Raises OSError."""
-    text = json.dumps(to_data(study), indent=2) + "\n"
-    write_atomically(folder / STUDY_NAME, text.encode())
-
-
-def run_finals(search: Search, best: Sequence[FrozenTrial], stop: StopSignal) -> list[Final]:
-    """Run the final, as far as it is not done.
-
-    Args:
-        search: the study.
-        best: its trials that were trained to their end, the best first.
-        stop: set when the user asks to stop; the runs are then saved.
-
-    Returns:
-        The finalists, the best first.
-    """
-    runs = {
-        trial.number: [_final_run(search, trial, seed) for seed in search.final_seeds]
-        for trial in best[: search.study.finalists]
-    }
-    left = [run for some in runs.values() for run in some if _score_of(run) is None]
-    supervise(left, search.study.parallel, stop)
-    finals = [
-        Final(trial, tuple(map(_score_of, runs[trial.number])))
-        for trial in best[: search.study.finalists]
-    ]
-    # A run that failed counts as the worst that there is.
-    return sorted(finals, key=lambda each: (each.mean is not None, each.mean), reverse=True)
-
-
-def _final_run(search: Search, trial: FrozenTrial, seed: int) -> SideRun:
-    words = [*search.command(trial, final=True), "--seed", str(seed)]
-    name = f"trial {trial.number} with seed {seed}"
-    return search.run(name, f"final-{trial.number:03}-seed-{seed}", words)
-
-
-def _score_of(run: SideRun) -> float | None:
-    row = row_of(run)
-    return row.last if row is not None and row.state == "done" else None
+def flags_of(words: Sequence[str]) -> list[str]:
+    """The names of the flags on a command line, with hyphens."""
+    return [w.partition("=")[0].replace("_", "-") for w in words if w.startswith("--")]
 
 
 def _rounded(value: Value, span: Range) -> Value:

@@ -1,5 +1,5 @@
-"""The trials of a study: Optuna suggests their settings, prunes them, and keeps them in a journal,
-from which a study that was killed goes on.
+"""The trials of a study, and its final: Optuna suggests the trials' settings, prunes them, and
+keeps them in a journal, from which a study that was killed goes on.
 
 Trials side by side are looked at in turn, after every eighth of their env steps. The same seed and
 the same number of them side by side therefore give the same study, however long each trial takes.
@@ -13,55 +13,57 @@ import statistics
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
-from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-from optuna.pruners import MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna import distributions, importance, pruners
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from flame_rl.report.tables import read_columns
-from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME, is_held
+from flame_rl.run.folder import EVALUATIONS_NAME, METRICS_NAME
 from flame_rl.settings.checks import Span
 from flame_rl.settings.ranges import value_of
-from flame_rl.system.errors import Interrupted, RunError, UsageError
+from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.output import say
 from flame_rl.system.signals import StopSignal
-from flame_rl.tools.seeds import errors_in, start_run
+from flame_rl.tools.side_runs import SideRun, supervise
 from flame_rl.tools.study import Search
 
 TRIALS_NAME = "trials.log"
 # A trial is looked at after every eighth of its env steps; halving needs a power of two.
 RUNGS = 8
-PRUNERS = {
+_PRUNERS = {
     # From the second eighth on, beside at least five finished trials (Golovin et al. 2017).
-    "median": MedianPruner(n_startup_trials=5, n_warmup_steps=2),
+    "median": pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=2),
     # After the first, the second and the fourth eighth (Li et al. 2020).
-    "halving": SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
-    "none": NopPruner(),
+    "halving": pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
+    "none": pruners.NopPruner(),
 }
 _POLL_SECONDS = 0.2
 # Trials that fail from the first on, after which the study does not go on.
 _MOST_FAILURES = 3
-# Exit codes of a process that a signal ended: no doing of its trial.
-_KILLED = (*range(-64, 0), 129, 130, 143)
-_MOST_STARTS = 3
-# The exit code of a mistake in the command, which all trials have in common.
+# Exit codes of a process that a signal ended, which is no doing of its trial; how often it starts.
+_KILLED, _MOST_STARTS = (*range(-64, 0), 129, 130, 143), 3
+# The exit code of a mistake in the command.
 _MISTAKE = 2
 _FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _BEGUN = (*_FINISHED, TrialState.RUNNING)
 # Of parts of Optuna that are used here.
 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+
+
+class Final(NamedTuple):
+    """How good the settings of a trial are in the final: the score of each seed, and the mean; None
+    where a run is not at its end."""
+
+    trial: FrozenTrial
+    scores: list[float | None]
+    mean: float | None
 
 
 def open_study(search: Search) -> optuna.Study:
@@ -77,7 +79,7 @@ def open_study(search: Search) -> optuna.Study:
             storage=JournalStorage(JournalFileBackend(str(path))),
             study_name="flame-rl",
             direction="maximize",
-            pruner=PRUNERS[search.study.pruner],
+            pruner=_PRUNERS[search.study.pruner],
             load_if_exists=True,
         )
         wanted = _distributions(search)
@@ -103,54 +105,8 @@ def begin_trial(search: Search, study: optuna.Study) -> optuna.Trial:
     return study.ask(_distributions(search))
 
 
-class _Playing:
-    """A trial whose run is not finished.
-
-    Attributes:
-        trial: the trial.
-        rung: the next one that it comes to.
-        run: its run.
-        process: of its run; None before it begins.
-    """
-
-    def __init__(self, search: Search, trial: optuna.Trial, rung: int = 1) -> None:
-        self.trial, self.rung, self.run = trial, rung, search.trial_run(trial)
-        self.process, self._starts, self._search = None, 0, search
-
-    def wait_for_value(self, stop: StopSignal) -> float | None:
-        """The value of the next rung, as soon as it is known; None: the run failed. Raises
-        Interrupted once `stop` is set."""
-        while not stop.is_set():
-            code = None if self.process is None else self.process.poll()
-            killed = code in _KILLED and self._starts < _MOST_STARTS
-            # The process of a study that was killed may still be at it.
-            if (self.process is None or killed) and not is_held(self.run.folder):
-                self.run = self._search.trial_run(self.trial)
-                self.process = start_run(self.run.words, self.run.prints)
-                self._starts += 1
-            elif code is not None and code != 0 and not killed:
-                return None
-            # What was trained is saved before it counts as finished.
-            elif code == 0 or self.rung < RUNGS:
-                value = _value(self._search, self.run.folder, self.rung, ended=code == 0)
-                if value is not None:
-                    return value
-            time.sleep(_POLL_SECONDS)
-        raise Interrupted
-
-    def end(self) -> None:
-        """End the run, which saves what it has learned."""
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait()
-
-
 def run_trials(search: Search, stop: StopSignal) -> list[FrozenTrial]:
-    """Run the trials that are not finished.
-
-    Args:
-        search: the study.
-        stop: set when the user asks to stop; the runs are then saved.
+    """Run the trials that are not finished, or save them once `stop` is set.
 
     Returns:
         The finished trials, by number.
@@ -160,53 +116,82 @@ def run_trials(search: Search, stop: StopSignal) -> list[FrozenTrial]:
         UsageError: the command has a mistake, which the first trial found; or a file of the study
             is damaged.
     """
-    study, playing = open_study(search), deque()
-    for each in study.get_trials(states=(TrialState.RUNNING,)):
-        live = optuna.Trial(study, each._trial_id)
-        playing.append(_Playing(search, live, len(each.intermediate_values) + 1))
+    study = open_study(search)
+    playing = deque(
+        _play(search, study, optuna.Trial(study, each._trial_id), len(each.intermediate_values))
+        for each in study.get_trials(states=(TrialState.RUNNING,))
+    )
     try:
         while not stop.is_set():
             while len(playing) < search.study.parallel and (
                 len(study.get_trials(states=_BEGUN)) < search.study.trials
             ):
-                playing.append(_Playing(search, begin_trial(search, study)))
+                playing.append(_play(search, study, begin_trial(search, study)))
             if not playing:
                 break
-            # It stays among them, so that it is ended whatever happens.
-            playing.rotate(-1)
-            if _has_ended(study, playing[-1], stop):
-                say(_line(study.trials[playing.pop().trial.number], search))
-    except Interrupted:
-        pass
+            # It stays among them until it has ended, so that its run is saved whatever happens.
+            match next(playing[0], "ended"):
+                case "waits":
+                    time.sleep(_POLL_SECONDS)
+                case "looked at":
+                    playing.rotate(-1)
+                case "ended":
+                    playing.popleft()
     finally:
         for each in playing:
-            each.end()
+            each.close()
     return study.get_trials(states=_FINISHED)
 
 
-def _has_ended(study: optuna.Study, playing: _Playing, stop: StopSignal) -> bool:
-    """Let a trial come to its next rung; whether it has ended there."""
-    value, trial = playing.wait_for_value(stop), playing.trial
-    if value is None:
-        prints = playing.run.prints
-        if trial.number == 0 and playing.process.returncode == _MISTAKE:
-            said = errors_in(prints) or [f"error: {prints} says why"]
-            raise UsageError(said[-1].removeprefix("error: "))
-        study.tell(trial, state=TrialState.FAIL)
-        ends = [each.state for each in study.get_trials(states=_FINISHED)]
-        if ends == _MOST_FAILURES * [TrialState.FAIL]:
-            raise RunError(f"the first {len(ends)} trials failed; {prints} says why")
-        return True
-    trial.report(value, playing.rung)
-    playing.rung += 1
-    if playing.rung > RUNGS:
-        study.tell(trial, value)
-    elif trial.should_prune():
-        playing.end()
-        study.tell(trial, state=TrialState.PRUNED)
-    else:
-        return False
-    return True
+def _play(
+    search: Search, study: optuna.Study, trial: optuna.Trial, reported: int = 0
+) -> Iterator[Literal["waits", "looked at"]]:
+    """Play a trial on from the rungs that are reported, and save its run whatever ends it. Yields
+    "looked at" after each rung but the last, and "waits" until it comes to one."""
+    run, starts, rung = search.trial_run(trial), 0, min(reported, RUNGS - 1) + 1
+    try:
+        while rung <= RUNGS:
+            code = None if run.process is None else run.process.poll()
+            value = None
+            if run.process is None or (code in _KILLED and starts < _MOST_STARTS):
+                again = search.trial_run(trial)
+                if again.start():
+                    run, starts = again, starts + 1
+            elif code:
+                _fail(study, trial, run)
+                break
+            # What was trained is saved before it counts as finished.
+            elif code == 0 or rung < RUNGS:
+                value = _value(search, run.folder, rung, ended=code == 0)
+            if value is None:
+                yield "waits"
+                continue
+            if rung > reported:
+                trial.report(value, rung)
+            rung += 1
+            if rung > RUNGS:
+                study.tell(trial, value)
+            elif trial.should_prune():
+                run.end()
+                study.tell(trial, state=TrialState.PRUNED)
+                break
+            else:
+                yield "looked at"
+        say(f"{run.name}: {_how_it_ended(run, study.trials[trial.number])}")
+    finally:
+        run.end()
+
+
+def _fail(study: optuna.Study, trial: optuna.Trial, run: SideRun) -> None:
+    """End a trial whose run failed. Raises UsageError for a mistake in the command, which all
+    trials have in common, and RunError if no trial has succeeded after some."""
+    if trial.number == 0 and run.process.returncode == _MISTAKE:
+        said = run.errors() or [f"error: {run.prints} says why"]
+        raise UsageError(said[-1].removeprefix("error: "))
+    study.tell(trial, state=TrialState.FAIL)
+    ends = [each.state for each in study.get_trials(states=_FINISHED)]
+    if ends == _MOST_FAILURES * [TrialState.FAIL]:
+        raise RunError(f"the first {len(ends)} trials failed; {run.prints} says why")
 
 
 def _value(search: Search, folder: Path, rung: int, ended: bool) -> float | None:
@@ -232,13 +217,32 @@ def _value(search: Search, folder: Path, rung: int, ended: bool) -> float | None
     return statistics.fmean(value for at, value in pairs if place - total / 10 < at <= until)
 
 
-def _line(trial: FrozenTrial, search: Search) -> str:
+def _how_it_ended(run: SideRun, trial: FrozenTrial) -> str:
     if trial.state == TrialState.FAIL:
-        errors = errors_in(search.trial_run(trial).prints)
-        return "; ".join([f"trial {trial.number}: failed", *errors[-1:]])
+        return "; ".join(["failed", *run.errors()[-1:]])
     rungs = len(trial.intermediate_values)
     how = f", pruned after {rungs}/{RUNGS} of its steps" if rungs < RUNGS else ""
-    return f"trial {trial.number}: {trial.value:.1f}{how}"
+    return f"{trial.value:.1f}{how}"
+
+
+def run_finals(search: Search, best: Sequence[FrozenTrial], stop: StopSignal) -> list[Final]:
+    """Run the final, as far as it is not done, or save its runs once `stop` is set; `best` are the
+    trials that were trained to their end, the best first. Returns the finalists, the best first."""
+    chosen = best[: search.study.finalists]
+    runs = [[search.final_run(trial, seed) for seed in search.final_seeds] for trial in chosen]
+    left = [run for some in runs for run in some if _score_of(run) is None]
+    supervise(left, search.study.parallel, stop)
+    finals = []
+    for trial, some in zip(chosen, runs, strict=True):
+        scores = [_score_of(run) for run in some]
+        finals.append(Final(trial, scores, None if None in scores else statistics.fmean(scores)))
+    # A run that failed counts as the worst that there is.
+    return sorted(finals, key=lambda each: (each.mean is not None, each.mean), reverse=True)
+
+
+def _score_of(run: SideRun) -> float | None:
+    row = run.row()
+    return row.last if row is not None and row.state == "done" else None
 
 
 def best_of(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
@@ -258,18 +262,18 @@ def importances(trials: Sequence[FrozenTrial]) -> Mapping[str, float]:
     for each in scored:
         own = {"params": each.params, "distributions": each.distributions}
         study.add_trial(create_trial(value=each.value, **own))
-    evaluator = PedAnovaImportanceEvaluator(target_quantile=0.5)
-    found = get_param_importances(study, evaluator=evaluator)
+    evaluator = importance.PedAnovaImportanceEvaluator(target_quantile=0.5)
+    found = importance.get_param_importances(study, evaluator=evaluator)
     return {name: share for name, share in found.items() if math.isfinite(share)}
 
 
-def _distributions(search: Search) -> dict[str, BaseDistribution]:
-    found: dict[str, BaseDistribution] = {}
+def _distributions(search: Search) -> dict[str, distributions.BaseDistribution]:
+    found: dict[str, distributions.BaseDistribution] = {}
     for name, span in search.ranges.items():
         if not isinstance(span, Span):
-            found[name] = CategoricalDistribution(span.words)
+            found[name] = distributions.CategoricalDistribution(span.words)
         else:
             whole = isinstance(span.low, int) and isinstance(span.high, int)
-            kind = IntDistribution if whole else FloatDistribution
+            kind = distributions.IntDistribution if whole else distributions.FloatDistribution
             found[name] = kind(span.low, span.high, log=span.log)
     return found

@@ -8,7 +8,6 @@ import math
 import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -38,10 +37,9 @@ from flame_rl.wire.messages import (
 
 GROUP = "video"
 SUFFIXES = (".mp4", ".gif")
-# Pictures per second of an environment that does not say.
-_FPS = 30
-# Viewers play a GIF with more pictures per second at a speed of their own.
-_GIF_FPS = 50
+# Pictures per second of an environment that does not say, and the most of a GIF: viewers play more
+# at a speed of their own.
+_FPS, _GIF_FPS = 30, 50
 # In pixels: a GIF is in memory until it is closed.
 _GIF_WIDTH = 320
 _OPENGL = (
@@ -62,15 +60,14 @@ def show(
     several agents one for each. They equal an evaluation's to the bit.
 
     Args:
-        snapshot: the policy.
-        request: names the episodes.
+        snapshot, request: the policy, and its episodes.
         video: the film to write, .mp4 or .gif; None: a window.
         stop: checked after every step.
         on_step: called after every step is shown.
 
     Raises:
-        UsageError: the policy has layers that actors do not have, the environment cannot be drawn,
-            or the film cannot be written.
+        UsageError: the policy cannot act, the environment cannot be drawn, or the film cannot be
+            written.
         RunError: the environment failed.
         Interrupted: `stop` was set; the film shows what was played until then.
     """
@@ -79,15 +76,17 @@ def show(
         # pygame, which draws Gymnasium's classic control, would look for a display and complain.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     simulator = drawing_simulator(request.environment, "human" if video is None else "rgb_array")
-    fps = float(simulator.first.metadata.get("render_fps") or _FPS)
     film = None
     try:
         if video is not None:
-            film = Film(video, fps, simulator.first)
-        watched = _Watched(simulator, film.add if film else _Clock(fps).wait, on_step)
+            film = Film(video, simulator.first)
+        # A window is drawn by the environment's own reset and step.
+        look = (lambda: None) if film is None else film.add
+        simulator.reset = _shown(simulator.reset, look)
+        simulator.step = _shown(simulator.step, look, on_step)
         for index in request.indices:
             alone = replace(request, indices=(index,))
-            played = collect_episodes(snapshot, alone, watched, stop.is_set)
+            played = collect_episodes(snapshot, alone, simulator, stop.is_set)
             if stop.is_set():
                 raise Interrupted
             if isinstance(played, CollectFailure):
@@ -99,58 +98,27 @@ def show(
         simulator.close()
 
 
-class _Watched:
-    """A simulator that calls `look` after every reset and step, and `on_step` after every step. One
-    episode is played at a time, in the simulator's first environment."""
+def _shown(action: Callable[..., None], *then: Callable[[], None]) -> Callable[..., None]:
+    """A simulator's reset or step, with what is called after it."""
 
-    def __init__(
-        self,
-        simulator: EnvironmentsSimulator,
-        look: Callable[[], None],
-        on_step: Callable[[], None],
-    ) -> None:
-        self._simulator, self._look, self._on_step = simulator, look, on_step
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._simulator, name)
-
-    def reset(self, *arguments: object) -> None:
-        self._do(self._simulator.reset, arguments)
-
-    def step(self, *arguments: object) -> None:
-        self._do(self._simulator.step, arguments)
-        self._on_step()
-
-    def _do(self, action: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    def do(*arguments: object) -> None:
         try:
             action(*arguments)
-            self._look()
         except SimulatorError as error:
-            # A window is drawn by the environment's own reset and step.
             if isinstance(error.__cause__, gymnasium.error.DependencyNotInstalled):
                 raise _cannot_draw(error.__cause__) from error
             raise
+        for each in then:
+            each()
 
-
-class _Clock:
-    """Keeps a window from running faster than real time."""
-
-    def __init__(self, fps: float) -> None:
-        self._seconds, self._next = 1 / fps, time.monotonic()
-
-    def wait(self) -> None:
-        now = time.monotonic()
-        time.sleep(max(0.0, self._next - now))
-        self._next = max(self._next, now) + self._seconds
+    return do
 
 
 class Film:
-    """A film of an environment; complete on disk after `close`.
+    """A film of an environment, complete on disk after `close`: H.264 in an .mp4; a .gif has at
+    most 50 pictures per second, each at most 320 pixels wide."""
 
-    An .mp4 is H.264. A .gif has at most 50 pictures per second, each at most 320 pixels wide.
-    """
-
-    def __init__(self, path: Path, fps: float, env: Any) -> None:
+    def __init__(self, path: Path, env: Any) -> None:
         """Write nothing before the first picture. Raises UsageError if `path` cannot be that of a
         film, or if a package is missing."""
         suffix = path.suffix.lower()
@@ -158,6 +126,7 @@ class Film:
             raise UsageError(f"--video: {path} must end in {' or '.join(SUFFIXES)}")
         if not path.parent.is_dir() or path.is_dir():
             raise UsageError(f"--video: {path}: name a file in a folder that exists")
+        fps = float(env.metadata.get("render_fps") or _FPS)
         self._every, self._max_width = 1, math.inf
         # Colours are stored at half the resolution, so sizes must be even.
         options: dict[str, Any] = {"fps": fps, "macro_block_size": 2}
@@ -222,20 +191,14 @@ def _cannot_draw(error: Exception) -> UsageError:
 def drawing_simulator(environment: Environment, mode: str) -> EnvironmentsSimulator:
     """A simulator whose environment draws itself, in a window ("human") or as pictures
     ("rgb_array"). Raises UsageError if it cannot, or if OpenGL or a display is missing."""
+    remedy = f"it needs a parameter render_mode, and {mode!r} in metadata['render_modes']"
     try:
         simulator = plain_simulator(environment, mode)
     except SimulatorError as error:
-        raise UsageError(
-            f"{error}. An environment that can be shown has a parameter render_mode, and {mode!r} "
-            "in metadata['render_modes']"
-        ) from error
+        raise UsageError(f"{error}. To be shown, {remedy}") from error
     env = simulator.first
     if getattr(env, "render_mode", None) != mode:
-        modes = ", ".join(env.metadata.get("render_modes", [])) or "nothing"
-        raise UsageError(
-            f"{environment.env_id} cannot be shown: metadata['render_modes'] has {modes}, "
-            f"not {mode}"
-        )
+        raise UsageError(f"{environment.env_id} cannot be shown: {remedy}")
     if renderer := getattr(env.unwrapped, "mujoco_renderer", None):
         follow(renderer)
         (_find_display if mode == "human" else _find_opengl)()

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from flame_rl.run.folder import is_held
-from flame_rl.tools import seeds
-from flame_rl.tools.seeds import code_of, share_of, without
+from flame_rl.tools import side_runs
+from flame_rl.tools.side_runs import exit_code, share_of, without
 from tests.helpers import SOON, environment_id, run_here, start_main
 from tests.runs import assert_same_run, assert_saved_weights, rows
 
@@ -21,7 +21,7 @@ QUICK = ("--env", "cartpole", "--algorithm", "ppo", "--iterations", "2", "--step
 def test_each_seed_has_the_same_bytes_as_alone_and_one_that_fails_stops_no_other(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(seeds, "available_cores", lambda: 1)
+    monkeypatch.setattr(side_runs, "available_cores", lambda: 1)
     # Where weights.safetensors is to be written.
     (tmp_path / "all" / "seed-4" / "weights.safetensors").mkdir(parents=True)
     words = (*QUICK, "--seeds", "4", "5", "--output", "all")
@@ -86,7 +86,7 @@ def test_mistakes_are_named(words, message, tmp_path):
 
 
 def test_every_run_gets_its_share_of_the_workers(monkeypatch):
-    monkeypatch.setattr(seeds, "available_cores", lambda: 8)
+    monkeypatch.setattr(side_runs, "available_cores", lambda: 8)
     assert [share_of(None, 4), share_of(6, 4), share_of(2, 4), share_of(0, 4)] == [2, 1, 1, 0]
 
 
@@ -96,7 +96,7 @@ def test_flags_are_left_out_with_their_values():
 
 
 def test_the_exit_code_is_that_of_a_mistake_only_if_all_made_it():
-    assert [code_of(codes) for codes in ([0, 0], [0, 2], [2, 2], [1, 2], [0, -9])] == [
+    assert [exit_code(codes) for codes in ([0, 0], [0, 2], [2, 2], [1, 2], [0, -9])] == [
         0,
         1,
         2,

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("optuna", reason="uv run --group tune pytest")
 
 from flame_rl.run.folder import read_config
-from flame_rl.tools import trials
+from flame_rl.tools import side_runs
 from tests.helpers import SOON, run_here, start_main
 from tests.runs import assert_same_run, rows
 
@@ -127,7 +127,7 @@ def test_a_command_with_a_mistake_can_be_corrected_in_the_same_folder(tmp_path, 
         prints.write_text("error: unknown environment\n")
         return subprocess.Popen([sys.executable, "-IS", "-c", "raise SystemExit(2)"])
 
-    monkeypatch.setattr(trials, "start_run", refused)
+    monkeypatch.setattr(side_runs, "start_process", refused)
     for seed in ("1", "2"):
         done = run_here("tune", *QUICK, "--seed", seed, "--output", "study", cwd=tmp_path)
         assert done.returncode == 2 and done.stderr == "error: unknown environment\n"

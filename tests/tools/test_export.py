@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -244,9 +245,8 @@ def with_another_std(policy):
     "change", [with_nan, with_other_statistics, without_clip, with_relu, with_another_std]
 )
 def test_a_file_of_another_policy_is_refused(change):
-    snapshot, policy = make_policy().snapshot(), make_policy()
-    if change is without_clip:
-        snapshot = policy.snapshot()
+    policy = make_policy()
+    snapshot = copy.deepcopy(policy.snapshot())
     change(policy)
     file = to_onnx(ExportedPolicy(policy, policy.snapshot()), "Some-v0")
     with pytest.raises(RunError, match="nothing was written"):
@@ -255,13 +255,11 @@ def test_a_file_of_another_policy_is_refused(change):
 
 @pytest.mark.parametrize("name", ["values", "distribution", "squashed", "noisy"])
 def test_a_file_of_another_head_is_refused(name):
-    policy = POLICIES[name][0]()
-    module, _ = exported(policy)
-    forward = module.forward
+    module, _ = exported(POLICIES[name][0]())
+    forward, place = module.forward, module.outputs.index("action")
 
     def changed(observation):
         outputs = forward(observation)
-        place = module.outputs.index("action")
         other = outputs[place] - 0.5
         if outputs[place].dtype == torch.int64:
             other = outputs[module.outputs.index("values")].argmin(dim=1)

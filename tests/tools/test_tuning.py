@@ -6,7 +6,6 @@ import fcntl
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +16,21 @@ pytest.importorskip("optuna", reason="uv run --group tune pytest")
 import optuna
 from optuna.trial import TrialState
 
-from flame_rl.commands.tune import search_of
 from flame_rl.run.folder import read_config, write_config
 from flame_rl.settings.parse import parse
 from flame_rl.system.errors import RunError, UsageError
 from flame_rl.system.signals import StopSignal
-from flame_rl.tools import seeds, trials
-from flame_rl.tools.study import Study, run_finals
-from flame_rl.tools.trials import RUNGS, begin_trial, best_of, importances, open_study, run_trials
+from flame_rl.tools import side_runs, trials
+from flame_rl.tools.study import Search, Study
+from flame_rl.tools.trials import (
+    RUNGS,
+    begin_trial,
+    best_of,
+    importances,
+    open_study,
+    run_finals,
+    run_trials,
+)
 
 WORDS = ("--env", "cartpole", "--algorithm", "ppo", "--env-steps", "800", "--seed", "4")
 
@@ -75,7 +81,7 @@ def runs(monkeypatch):
         started.append(process)
         return process
 
-    monkeypatch.setattr(trials, "start_run", start)
+    monkeypatch.setattr(side_runs, "start_process", start)
     monkeypatch.setattr(trials, "_POLL_SECONDS", 0.01)
     yield started
     for process in started:
@@ -87,8 +93,8 @@ def search_in(folder: Path, parallel: int = 2, count: int = 13, words=WORDS, **o
     """A study of a learning rate, as the command makes it."""
     folder.mkdir(exist_ok=True)
     options = {"search": ("learning-rate", "gamma"), "pruner": "median"} | options
-    study = Study(tuple(words), trials=count, parallel=parallel, **options)
-    return replace(search_of(study, parse(words)[0]), folder=folder)
+    study = Study(trials=count, parallel=parallel, words=tuple(words), **options)
+    return Search.of(study, parse(words)[0], folder)
 
 
 def told(found) -> list[tuple]:
@@ -157,7 +163,7 @@ def test_a_value_is_the_mean_of_a_tenth_of_the_steps_before_the_rung(tmp_path):
 def test_a_run_that_a_signal_ended_goes_on_and_one_that_fails_is_a_failed_trial(
     runs, tmp_path, monkeypatch, capsys
 ):
-    start = trials.start_run
+    start = side_runs.start_process
 
     def killed_once(words, prints):
         if len(runs) != 1:
@@ -172,7 +178,7 @@ def test_a_run_that_a_signal_ended_goes_on_and_one_that_fails_is_a_failed_trial(
             process.wait()
         return process
 
-    monkeypatch.setattr(trials, "start_run", killed_once)
+    monkeypatch.setattr(side_runs, "start_process", killed_once)
     words = (*WORDS, "--learning-rate", "1e-7")
     found = run_trials(search_in(tmp_path / "study", 1, 4, words), StopSignal())
     assert len(runs) == 5
@@ -196,7 +202,7 @@ def test_trials_that_fail_from_the_first_on_end_the_study(
         prints.write_text("Trying\nerror: no such environment\n")
         return subprocess.Popen([sys.executable, "-IS", "-c", f"raise SystemExit({code})"])
 
-    monkeypatch.setattr(trials, "start_run", fails)
+    monkeypatch.setattr(side_runs, "start_process", fails)
     with pytest.raises(kind, match=message):
         run_trials(search_in(tmp_path / "study", 1, 5), StopSignal())
 
@@ -267,8 +273,8 @@ def finals(monkeypatch):
         code = int(value is None)
         return subprocess.Popen([sys.executable, "-IS", "-c", f"raise SystemExit({code})"])
 
-    monkeypatch.setattr(seeds, "start_run", start)
-    monkeypatch.setattr(seeds, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(side_runs, "start_process", start)
+    monkeypatch.setattr(side_runs, "_POLL_SECONDS", 0.01)
     return started
 
 
@@ -292,8 +298,8 @@ def test_the_mean_of_seeds_that_no_trial_had_decides(finals, tmp_path):
     search = final_search(tmp_path)
     found = run_finals(search, finished_trials(search), StopSignal())
     assert [(each.trial.number, each.scores) for each in found] == [
-        (3, (60.0, 60.0)),
-        (1, (10.0, 70.0)),
+        (3, [60.0, 60.0]),
+        (1, [10.0, 70.0]),
     ]
     configs = [parse(words)[0] for words in finals]
     assert [(each.experiment.gamma, each.experiment.seed) for each in configs] == [

@@ -123,7 +123,7 @@ def test_ctrl_c_ends_the_film_which_is_still_one(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("ObservationAction", "has a parameter render_mode"),
+        ("ObservationAction", "needs a parameter render_mode"),
         ("WronglyDrawn", "render returned .* where 'rgb_array' promises a picture"),
     ],
 )

@@ -1,0 +1,194 @@
+"""Runs side by side: a process of main.py for each, as if it had been typed alone."""
+
+from __future__ import annotations
+
+import ctypes
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import flame_rl
+from flame_rl.report.runs import RunRow, grid, read_row
+from flame_rl.run.folder import check_output, is_held, make_folder, path_to_show
+from flame_rl.settings.config import TrainConfig
+from flame_rl.system.errors import UsageError
+from flame_rl.system.files import why_refused
+from flame_rl.system.machine import available_cores
+from flame_rl.system.output import say, warn
+from flame_rl.system.signals import StopSignal
+
+# To Linux's prctl: the signal that comes once the parent is gone.
+_PR_SET_PDEATHSIG = 1
+_C = ctypes.CDLL(None)
+_MAIN = Path(flame_rl.__file__).parent.parent / "main.py"
+# Flags whose values each seed has of its own.
+_OWN = ("--seeds", "--output", "--workers")
+_POLL_SECONDS = 0.1
+# A line about all runs this often.
+_LINE_SECONDS = 30.0
+
+
+class SideRun:
+    """One of several runs side by side.
+
+    Attributes:
+        name: in the lines about it.
+        folder: its run folder.
+        words: of its command line.
+        prints: the file with what its process prints.
+        process: None before it begins.
+    """
+
+    def __init__(self, name: str, folder: Path, words: Sequence[str]) -> None:
+        self.name, self.folder, self.words = name, folder, tuple(words)
+        self.prints = folder.with_suffix(".txt")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> bool:
+        """Start its process. Returns False where another one still saves what it has there."""
+        if is_held(self.folder):
+            return False
+        self.process = start_process(self.words, self.prints)
+        return True
+
+    def end(self) -> None:
+        """End its process, which saves what it has learned, and wait for that."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait()
+
+    def row(self) -> RunRow | None:
+        """How far it is; None if it has not begun."""
+        try:
+            return read_row(self.folder)
+        except UsageError:
+            return None
+
+    def how_far(self) -> str:
+        """How far it is, in words, and how its process failed."""
+        row, code = self.row(), self.process.poll()
+        text = "no iteration yet"
+        if row is not None and row.last is not None:
+            text = f"mean return {row.last:.1f} after {row.env_steps:,} env steps"
+        if code is None:
+            return text
+        if code == 0:
+            return f"done; {text}"
+        return "; ".join([f"ended with exit code {code}", text, *self.errors()[-1:]])
+
+    def errors(self) -> list[str]:
+        """The lines with errors that it printed."""
+        lines = self.prints.read_text(errors="replace").split("\n")
+        return [line for line in lines if line.startswith("error: ")]
+
+
+def start_process(words: Sequence[str], prints: Path) -> subprocess.Popen[bytes]:
+    """A process of main.py with these words, which prints into a file. However this process ends,
+    the run is saved and ends, too."""
+    with prints.open("wb") as file:
+        # Ctrl-C in the terminal reaches this process alone, which tells the others once.
+        return subprocess.Popen(
+            [sys.executable, str(_MAIN), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: _C.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+        )
+
+
+def supervise(runs: Sequence[SideRun], at_once: int, stop: StopSignal) -> None:
+    """Run all of them, or stop and save all once `stop` is set."""
+    waiting, playing = list(runs), []
+    said_at, told = time.monotonic(), False
+    while playing or (waiting and not stop.is_set()):
+        while waiting and len(playing) < at_once and not stop.is_set() and waiting[0].start():
+            playing.append(waiting.pop(0))
+        if stop.is_set() and not told:
+            told = True
+            for run in playing:
+                run.process.terminate()
+        for run in [each for each in playing if each.process.poll() is not None]:
+            playing.remove(run)
+            say(f"{run.name}: {run.how_far()}")
+        if time.monotonic() - said_at >= _LINE_SECONDS and (playing or waiting):
+            said_at = time.monotonic()
+            line = "; ".join(f"{run.name}: {run.how_far()}" for run in playing)
+            say(line or f"{waiting[0].name} waits: another process has its folder")
+        # Not `stop.wait`, which returns at once when it is set.
+        time.sleep(_POLL_SECONDS)
+
+
+def train_seeds(config: TrainConfig, stop: StopSignal, arguments: Sequence[str]) -> int:
+    """Train `config.output.seeds`, as many at a time as there are cores, and print how it went. A
+    run that fails does not end the others; once `stop` is set, all are saved.
+
+    Returns the exit code: that of the signal, or `exit_code`. Raises UsageError if the command line
+    has --seed, too, or if a folder cannot be used.
+    """
+    if any(word.partition("=")[0] == "--seed" for word in arguments):
+        raise UsageError("--seed: --seeds takes its place; leave one of the two out")
+    check_output(config)
+    try:
+        folder = make_folder(config)
+    except OSError as error:
+        raise UsageError(f"--output: {why_refused(error)}") from error
+    at_once = min(len(config.output.seeds), available_cores())
+    workers = share_of(config.execution.workers, at_once)
+    runs = []
+    for seed in config.output.seeds:
+        own = folder / f"seed-{seed}"
+        check_output(config.changed(seeds=(), output=own))
+        words = [*without(arguments, _OWN), "--workers", str(workers), "--seed", str(seed)]
+        runs.append(SideRun(f"seed {seed}", own, [*words, "--output", str(own)]))
+    shown = path_to_show(folder.absolute(), Path.cwd())
+    say(
+        f"{len(runs)} seeds in {shown}, {at_once} at a time, --workers {workers} each; what each "
+        "prints is in seed-N.txt"
+    )
+    supervise(runs, at_once, stop)
+    rows = [run.row() for run in runs]
+    table = [
+        (seed, row.env_steps, row.last, row.best, row.state, row.run)
+        if row is not None
+        else (seed, 0, None, None, "not begun", run.folder)
+        for seed, run, row in zip(config.output.seeds, runs, rows, strict=True)
+    ]
+    say(f"\n{grid(('seed', 'env steps', 'last', 'best', 'state', 'run'), table)}\n")
+    failed = [run for run in runs if run.process is not None and run.process.returncode]
+    if failed and not stop.is_set():
+        warn("error: " + "; ".join(f"{run.name}: see {run.prints}" for run in failed))
+    if any(rows):
+        quoted = shlex.quote(str(shown))
+        say(f"Compare and go on:\n  uv run main.py plot {quoted}\n  uv run main.py runs {quoted}")
+    if stop.is_set():
+        return stop.exit_code
+    return exit_code([run.process.returncode for run in runs])
+
+
+def exit_code(codes: Sequence[int]) -> int:
+    """The exit code of several runs with these: that of a mistake only if all made it."""
+    if not any(codes):
+        return 0
+    return 2 if set(codes) == {2} else 1
+
+
+def share_of(workers: int | None, at_once: int) -> int:
+    """The worker processes of each of several runs side by side; 0 stays 0."""
+    wanted = available_cores() if workers is None else workers
+    return max(1, wanted // at_once) if wanted else 0
+
+
+def without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """The words of a command line without these flags and their values."""
+    kept, leaving = [], False
+    for word in words:
+        if word.startswith("--"):
+            leaving = word.partition("=")[0].replace("_", "-") in flags
+        if not leaving:
+            kept.append(word)
+    return kept
