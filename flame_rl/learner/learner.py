@@ -13,7 +13,7 @@ from flame_rl.learner.demonstrations.demonstrations import Demonstrations
 from flame_rl.learner.rewards import OWN, Rewards
 from flame_rl.learner.state import Stateful, arrays_digest, count_in, refuse_unless_finite
 from flame_rl.learner.training.device import reproducible
-from flame_rl.learner.training.flat import modules_in, state_of
+from flame_rl.learner.training.trained import modules_in, state_of
 from flame_rl.settings.config import TrainConfig
 from flame_rl.wire.messages import Episodes, PolicySnapshot
 

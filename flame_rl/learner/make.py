@@ -12,7 +12,7 @@ from flame_rl.learner.learner import Algorithm, Learner
 from flame_rl.learner.rewards import make_rewards
 from flame_rl.learner.training.choose import computing_on
 from flame_rl.learner.training.device import choose_device, device_of, reproducible
-from flame_rl.learner.training.flat import modules_in, refuse_common_parameters
+from flame_rl.learner.training.trained import modules_in, refuse_common_parameters
 from flame_rl.settings.algorithms import BCSettings
 from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import Critics, PolicyGradient, Replay

@@ -227,7 +227,7 @@ def take(learner: Learner, state: State) -> tuple[list[str], list[str]]:
         The names of the parts of which something was taken; and why layers were not. Without parts
         if no weights fit; the learner is then unchanged.
     """
-    from flame_rl.learner.training.flat import modules_in
+    from flame_rl.learner.training.trained import modules_in
 
     modules = modules_in(learner.parts)
     new = {name: array.copy() for name, array in learner.state_dict().items()}

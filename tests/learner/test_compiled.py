@@ -18,8 +18,7 @@ from flame_rl.learner.compiled.network import CompiledNetwork
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import in_training, network_of
-from flame_rl.learner.training.epoch import Epoch, StepConfig
-from flame_rl.learner.training.minibatches import descend, descend_by, runs_alone
+from flame_rl.learner.training.epoch import Epoch, StepConfig, descend, descend_by, runs_alone
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.modules.layers import Activation, Dense, LayerNorm, Select
 from flame_rl.modules.networks import (

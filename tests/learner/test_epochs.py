@@ -16,11 +16,11 @@ from torch import nn
 
 from flame_rl.learner.algorithms.ppo import clipped_loss
 from flame_rl.learner.on_policy import value_epochs
-from flame_rl.learner.on_policy.kl_limit import shrink_until_close
+from flame_rl.learner.on_policy.actor_critic import ValueTraining
 from flame_rl.learner.on_policy.losses import value_loss
-from flame_rl.learner.on_policy.value_epochs import ValueTraining
+from flame_rl.learner.on_policy.update import shrink_until_close
 from flame_rl.learner.training.choose import network_of
-from flame_rl.learner.training.minibatches import Epoch, StepConfig, by_itself, descend, descend_by
+from flame_rl.learner.training.epoch import Epoch, StepConfig, by_itself, descend, descend_by
 from flame_rl.learner.training.network import ElementwiseLoss
 from flame_rl.learner.training.slices import mean_gradient
 from flame_rl.learner.training.trained import TrainedNetwork

@@ -15,8 +15,8 @@ from torch import nn
 
 import model
 from flame_rl.learner.algorithms.ppo import clipped_loss
-from flame_rl.learner.on_policy.kl_limit import log_probs_of
 from flame_rl.learner.on_policy.losses import policy_gradient_loss, value_loss
+from flame_rl.learner.on_policy.update import log_probs_of
 from flame_rl.learner.training import choose, minibatches, slices
 from flame_rl.learner.training.autograd import AutogradNetwork
 from flame_rl.learner.training.choose import network_of

@@ -19,9 +19,8 @@ import numpy as np
 from flame_rl.learner.off_policy.gradient_step import GradientStep
 from flame_rl.learner.off_policy.replay.views import StoredSteps, equal_shares, sequences
 from flame_rl.learner.on_policy.batch import make_batch
-from flame_rl.learner.on_policy.kl_limit import log_probs_of, policy_samples
 from flame_rl.learner.on_policy.returns import discounted_returns
-from flame_rl.learner.on_policy.update import make_actor_critic
+from flame_rl.learner.on_policy.update import log_probs_of, make_actor_critic, policy_samples
 from flame_rl.learner.training.network import Network, Samples
 from flame_rl.learner.training.trained import Train
 from flame_rl.settings.algorithms import ImpalaSettings

@@ -18,7 +18,7 @@ from flame_rl.learner.on_policy.batch import Batch, make_batch
 from flame_rl.learner.on_policy.update import OnPolicyAlgorithm, Update, on_policy
 from flame_rl.learner.state import Counter, Stateful, learning_rate_factor
 from flame_rl.learner.training.choose import in_training
-from flame_rl.learner.training.minibatches import Epoch, StepConfig, descend
+from flame_rl.learner.training.epoch import Epoch, StepConfig, descend
 from flame_rl.learner.training.network import Loss, Samples
 from flame_rl.learner.training.normalize import RunningMoments
 from flame_rl.learner.training.trained import TrainedNetwork
