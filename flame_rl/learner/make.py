@@ -50,7 +50,7 @@ def make_learner(config: TrainConfig, spec: EnvironmentSpec) -> Learner:
     keep_freed_memory()
     with reproducible(device, config.experiment.seed), computing_on(device_of(device)):
         algorithm = _make_algorithm(config, spec, demonstrations)
-    learner = Learner(config, algorithm, rewards, demonstrations)
+    learner = Learner(config, algorithm, rewards)
     refuse_common_parameters(modules_in(learner.parts))
     return learner
 

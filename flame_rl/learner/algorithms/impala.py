@@ -90,12 +90,12 @@ class Impala(GradientStep):
         loss = share * (-advantages * log_pi - c * entropy)
         value_loss = 0.5 * share * errors * errors
 
-        slopes = (-share * advantages).ravel(), (-share * c).ravel()
+        gradients = (-share * advantages).ravel(), (-share * c).ravel()
         rate = settings.learning_rate * decay
-        policy.descend(policy_pass, slopes, rate, settings.max_grad_norm)
-        slopes = ((-share * errors / scale).ravel(),)
+        policy.descend(policy_pass, gradients, rate, settings.max_grad_norm)
+        gradients = ((-share * errors / scale).ravel(),)
         rate = settings.value_learning_rate * decay
-        value.descend(value_pass, slopes, rate, settings.max_grad_norm)
+        value.descend(value_pass, gradients, rate, settings.max_grad_norm)
         return {
             "loss": loss,
             "value_loss": value_loss,

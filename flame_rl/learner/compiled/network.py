@@ -120,8 +120,8 @@ class CompiledNetwork(plain.Network):
         return self._forward(samples, rows, rows)
 
     def _forward(self, samples: plain.Samples, rows: int, slice_rows: int) -> CompiledPass:
-        columns = self._columns(samples, ("actions", "action_masks"), rows)
         policy = self._head.kind in ("gaussian", "categorical")
+        columns = self._columns(samples, ("actions", "action_masks") if policy else (), rows)
         shape = (rows, self._outputs) if self._head.kind == "raw" else (rows,)
         outputs = tuple(np.empty(shape, np.float32) for _ in range(1 + policy))
         workspace = self._workspace(slice_rows)

@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 import model
+from flame_rl.learner.learner import Algorithm
 from flame_rl.learner.on_policy.actor_critic import (
     ActorCritic,
     Computed,
@@ -70,8 +71,8 @@ class Update(Protocol):
 
 
 @dataclass(frozen=True)
-class OnPolicyAlgorithm:
-    """An on-policy algorithm, as `flame_rl.learner.learner.Algorithm` describes it.
+class OnPolicyAlgorithm(Algorithm):
+    """An on-policy algorithm.
 
     Attributes:
         networks: policy and values.
@@ -85,9 +86,6 @@ class OnPolicyAlgorithm:
     config: TrainConfig
     algorithm: Update
     collector: Computed | None
-
-    files = None
-    notice = ""
 
     @property
     def parts(self) -> dict[str, Stateful | nn.Module]:
@@ -108,9 +106,6 @@ class OnPolicyAlgorithm:
 
     def collector_snapshot(self) -> PolicySnapshot:
         return self.snapshot() if self.collector is None else self.collector.module.snapshot()
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def update(
         self, episodes: Episodes, generator: np.random.Generator, progress: float
