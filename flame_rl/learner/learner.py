@@ -121,9 +121,9 @@ class Learner:
             The algorithm's metrics by name.
 
         Raises:
-            RunError: a metric or a part of the state became NaN or infinite. The state is then
-                that of a broken update; see `run_iteration`, which restores it.
-            UsageError: a module has drawn torch's random numbers, with the same remark.
+            RunError: a metric or a part of the state became NaN or infinite.
+            UsageError: a module has drawn torch's random numbers. After both, the state is that of
+                a broken update, which the caller undoes.
         """
         # Spawn keys of episodes have three numbers or more, (iteration, index, …), so no stream of
         # theirs is this one; see `flame_rl.actor.randomness`.

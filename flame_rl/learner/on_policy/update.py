@@ -34,11 +34,9 @@ from flame_rl.settings.config import TrainConfig
 from flame_rl.settings.groups import OnPolicy
 from flame_rl.wire.messages import EnvironmentSpec, Episodes, PolicySnapshot
 
-# Metrics of every algorithm here.
+# Metrics of every algorithm here, of those that train values, and of the KL limit.
 _POLICY = ("loss", "gradient_norm", "policy_entropy")
-# Metrics of those that train a value network.
 _VALUES = ("value_loss", "explained_variance")
-# Metrics of the KL limit; see `policy_metrics` and `shrink_until_close`.
 _LIMIT = ("policy_steps", "kl", "update_scale")
 
 # An update whose divergence is too large after this number of halvings is undone.
@@ -154,9 +152,8 @@ def make_actor_critic(config: TrainConfig, spec: EnvironmentSpec, train: Train) 
         network = in_training(module, every_output)
         policy = Computed(module, network_of(module.policy))
         values = Computed(module, network_of(module, SharedNetwork.values))
-        statistics = Statistics(
-            normalizers_of(module), spec.observation_dim, partial(rescale, module)
-        )
+        scale = partial(rescale, module)
+        statistics = Statistics(normalizers_of(module), spec.observation_dim, scale)
         return OneNetwork(network, policy, values, statistics, settings)
     modules = model.policy(spec, config), model.value(spec, config)
     policy, value = map(train, modules)
